@@ -1,4 +1,4 @@
-"""PipelineClient and its asyncio twin: calls a pipeline server over gRPC."""
+"""PipelineClient and its asyncio twin: calls a pipeline server over gRPC, or over HTTP."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any, Literal, Self, overload
 
 import grpc
 
-from pipeline.errors import ClosedError, InitError
+from pipeline.client_http import AsyncHttpChannel, HttpChannel
+from pipeline.errors import ClosedError, InitError, PipelineError
 from pipeline.proto.channels import MAX_MESSAGE_BYTES, channel_options, close_at_exit
+from pipeline.proto.http_answer import is_http, services_of
 from pipeline.proto.messages import (
     INFERENCE_PATH,
     PROFILE_KEY,
@@ -69,8 +71,8 @@ class PipelineStream:
     """The parts of an answer, which `predict_stream` gives: an iterator, and a context manager.
 
     Behind the last part the iteration ends. An error of the application is a last part, with its
-    `err_no`; grpc.RpcError is raised when the call failed. Whoever reads slowly makes the server
-    wait. One thread reads; another one may close it.
+    `err_no`; grpc.RpcError is raised when the call failed, over HTTP PipelineError. A slow reader
+    makes the server wait. One thread reads; another one may close it.
     """
 
     def __init__(self, call: Any, options: CallOptions) -> None:
@@ -86,7 +88,7 @@ class PipelineStream:
             raise StopIteration
         try:
             answer = next(self._call)
-        except grpc.RpcError:
+        except (grpc.RpcError, PipelineError):
             if self._is_closed:  # meanwhile
                 raise StopIteration from None
             raise
@@ -121,12 +123,12 @@ class AsyncPipelineStream:
             raise StopAsyncIteration
         try:
             answer = await self._call.read()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, PipelineError):
             task = asyncio.current_task()
             if not self._is_closed or task is None or task.cancelling():
                 raise
             raise StopAsyncIteration from None  # another task has closed it meanwhile
-        if answer is grpc.aio.EOF:
+        if not isinstance(answer, Response):  # the end, as gRPC says it, and as HTTP does
             raise StopAsyncIteration
         _show_profile(answer, self._options)
         return cut_answer(answer, self._options)
@@ -164,10 +166,20 @@ class _ClientBase:
         self._stream: Any = None
         self._own_ip = ""
 
-    def _open(self, endpoints: str | Sequence[str], insecure_channel: Callable[..., Any]) -> None:
-        target, peer = grpc_target(endpoints)
-        self._own_ip = own_ip(peer)
-        self._channel = insecure_channel(target, options=channel_options(self._max_message_bytes))
+    def _open(
+        self,
+        endpoints: str | Sequence[str],
+        insecure_channel: Callable[..., Any],
+        http_channel: type[HttpChannel | AsyncHttpChannel],
+    ) -> None:
+        most_bytes = self._max_message_bytes
+        if is_http(endpoints):
+            self._channel = http_channel(services_of(endpoints), most_bytes)
+            self._own_ip = own_ip(None)
+        else:
+            target, peer = grpc_target(endpoints)
+            self._own_ip = own_ip(peer)
+            self._channel = insecure_channel(target, options=channel_options(most_bytes))
         forms: dict[str, Any] = {
             "request_serializer": Request.SerializeToString,
             "response_deserializer": Response.FromString,
@@ -213,12 +225,14 @@ class PipelineClient(_ClientBase):
     def connect(self, endpoints: str | Sequence[str]) -> None:
         """Name the servers, "host:port" each; calls go round robin over those that answer.
 
-        Returns at once: gRPC connects with the first call, and again whenever it has to. Several
-        host names are looked up here, once. A client that is connected already changes over.
-        Raises ConfigError for endpoints that cannot be called.
+        With "http://host:port/<name of the service>" each call is a POST, on a connection of its
+        own; errors of a call are PipelineErrors then, and there is no `asyn`. Returns at once: gRPC
+        connects with the first call, and again whenever it has to. Several host names are looked
+        up here, once. A client that is connected already changes over. Raises ConfigError for
+        endpoints that cannot be called.
         """
         previous = self._channel
-        self._open(endpoints, grpc.insecure_channel)
+        self._open(endpoints, grpc.insecure_channel, HttpChannel)
         close_at_exit(self._channel)
         if previous is not None:
             previous.close()
@@ -336,7 +350,7 @@ class AsyncPipelineClient(_ClientBase):
         """
         if self._channel is not None:
             raise InitError("AsyncPipelineClient is connected already: await close() first")
-        self._open(endpoints, grpc.aio.insecure_channel)
+        self._open(endpoints, grpc.aio.insecure_channel, AsyncHttpChannel)
 
     async def predict(
         self,

@@ -1,4 +1,4 @@
-"""`predict_stream` of both clients, against a real server."""
+"""`predict_stream` of both clients, over gRPC and HTTP, against a real server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from doubles import chain, server_for, wait_until
 from speaking import Stage, speaking
 
 from pipeline import AsyncPipelineClient, PipelineClient, PipelineServer
-from pipeline.errors import ClosedError
+from pipeline.errors import (
+    ClosedError,
+    ConfigError,
+    DeadlineError,
+    NoServiceError,
+    NotImplementedByOpError,
+    PipelineError,
+    TooLargeError,
+)
+
+FAILURES = (grpc.RpcError, PipelineError)
+"""What a call that failed raises over gRPC, and over HTTP."""
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +41,21 @@ def server(
         yield server
 
 
+@pytest.fixture(params=["gRPC", "HTTP"])
+def endpoint(server: PipelineServer, request: pytest.FixtureRequest) -> str:
+    return endpoint_of(server, request.param)
+
+
+def endpoint_of(server: PipelineServer, door: str) -> str:
+    if door == "gRPC":
+        return f"127.0.0.1:{server.rpc_port}"
+    return f"http://127.0.0.1:{server.http_port}/svc"
+
+
 @pytest.fixture
-def client(server: PipelineServer) -> Iterator[PipelineClient]:
+def client(endpoint: str) -> Iterator[PipelineClient]:
     with PipelineClient() as client:
-        client.connect([f"127.0.0.1:{server.rpc_port}"])
+        client.connect([endpoint])
         yield client
 
 
@@ -84,14 +106,14 @@ def test_another_thread_may_close_it(client, stage):
     assert (reading.is_alive(), rest) == (False, [])
 
 
-def test_closing_the_client_ends_its_streams(server, stage):
+def test_closing_the_client_ends_its_streams(endpoint, stage):
     client = PipelineClient()
-    client.connect([f"127.0.0.1:{server.rpc_port}"])
+    client.connect([endpoint])
     closed = stage.closed
     parts = client.predict_stream({"n": str(10**9)})
     next(parts)
     client.close()
-    with pytest.raises(grpc.RpcError):
+    with pytest.raises(FAILURES):
         for _ in parts:
             pass
     wait_until(lambda: stage.closed == closed + 1)
@@ -103,35 +125,37 @@ def test_the_deadline_is_of_the_whole_stream(client):
     ends: list[object] = []
     try:
         ends.append(next(parts).err_no)
-    except grpc.RpcError as error:
-        ends.append(error.code())
+    except FAILURES as error:
+        ends.append(error.code() if isinstance(error, grpc.RpcError) else error.code)
     assert ends[0] in (6000, grpc.StatusCode.DEADLINE_EXCEEDED)  # whichever is quicker
 
 
-def test_a_pipeline_without_a_stream_gives_one_part():
+@pytest.mark.parametrize("door", ["gRPC", "HTTP"])
+def test_a_pipeline_without_a_stream_gives_one_part(door):
     with server_for(chain("a")) as server, PipelineClient() as client:
-        client.connect([f"127.0.0.1:{server.rpc_port}"])
+        client.connect([endpoint_of(server, door)])
         whole = client.predict({"x": "1"})
         with client.predict_stream({"x": "1"}) as parts:
             assert [part.to_dict() for part in parts] == [whole.to_dict()]
 
 
-def test_what_cannot_be_sent_or_reached():
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "http://127.0.0.1:1/svc"])
+def test_what_cannot_be_sent_or_reached(endpoint):
     client = PipelineClient()
     with pytest.raises(ClosedError):
         client.predict_stream({})
-    client.connect(["127.0.0.1:1"])
+    client.connect([endpoint])
     with pytest.raises(TypeError):
         client.predict_stream({"a": object()})
-    with pytest.raises(grpc.RpcError):
+    with pytest.raises(FAILURES):
         next(client.predict_stream({"a": "1"}, timeout=5))
     client.close()
 
 
-def test_asyncio(server, stage):
+def test_asyncio(endpoint, stage):
     async def main() -> None:
         async with AsyncPipelineClient() as client:
-            client.connect([f"127.0.0.1:{server.rpc_port}"])
+            client.connect([endpoint])
             async with client.predict_stream({"n": "3", "hold": "1"}) as parts:
                 assert (await anext(parts))["text"] == 0
                 stage.gate.set()
@@ -141,10 +165,10 @@ def test_asyncio(server, stage):
     asyncio.run(main())
 
 
-def test_asyncio_close_and_cancel(server, stage):
+def test_asyncio_close_and_cancel(endpoint, stage):
     async def main() -> None:
         async with AsyncPipelineClient() as client:
-            client.connect([f"127.0.0.1:{server.rpc_port}"])
+            client.connect([endpoint])
             closed = stage.closed
             async with client.predict_stream({"n": str(10**9)}) as parts:
                 await anext(parts)
@@ -169,3 +193,92 @@ def test_asyncio_close_and_cancel(server, stage):
             await asyncio.to_thread(wait_until, lambda: stage.closed == closed + 3)
 
     asyncio.run(main())
+
+
+def test_asyncio_deadlines_and_closing_the_client(endpoint, stage):
+    async def main() -> None:
+        client = AsyncPipelineClient()
+        client.connect([endpoint])
+        parts = client.predict_stream({"n": "2", "hold": "1"}, timeout=0.5)
+        assert (await anext(parts))["text"] == 0
+        with pytest.raises(FAILURES, match=r"(?i)deadline"):
+            (await anext(parts)).raise_for_error()  # whichever is quicker
+        parts = client.predict_stream({"n": "2", "hold": "0"})
+        reading = asyncio.ensure_future(anext(parts))
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises((*FAILURES, asyncio.CancelledError)):
+            await reading
+
+    asyncio.run(main())
+
+
+# Over HTTP alone ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def web(server: PipelineServer) -> Iterator[PipelineClient]:
+    with PipelineClient() as client:
+        client.connect(endpoint_of(server, "HTTP"))
+        yield client
+
+
+def test_one_answer_over_http(web, server):
+    assert web.predict({"n": "3"})["text"] == "012"
+    assert "no more" in web.predict({"n": "3", "fail": "1"}).err_msg
+    with pytest.raises(NotImplementedByOpError, match="asyn"):
+        web.predict({"n": "3"}, asyn=True)
+
+    async def main() -> None:
+        async with AsyncPipelineClient() as client:
+            client.connect(endpoint_of(server, "HTTP"))
+            assert (await client.predict({"n": "3"}))["text"] == "012"
+
+    asyncio.run(main())
+
+
+def test_tensors_and_large_parts_over_http(web):
+    with web.predict_stream({"n": 2, "size": 300_000}, pack_tensor_format=True) as parts:
+        assert [len(part.value[0]) for part in parts] == [300_001] * 2
+
+
+def test_another_service_than_the_server_s_is_told_as_an_answer(server):
+    with PipelineClient() as client:
+        client.connect(f"http://127.0.0.1:{server.http_port}/other")
+        (told,) = client.predict_stream({"n": "1"})
+        for answer in (told, client.predict({"n": "1"})):
+            with pytest.raises(NoServiceError):
+                answer.raise_for_error()
+
+
+def test_a_deadline_that_is_over_asks_nobody(web):
+    with pytest.raises(DeadlineError):
+        web.predict_stream({"n": "1"}, timeout=-1.0)
+
+
+def test_both_limits_of_a_client_over_http(server):
+    with PipelineClient(max_message_bytes=1000) as client:
+        client.connect(endpoint_of(server, "HTTP"))
+        with pytest.raises(TooLargeError):
+            client.predict_stream({"n": "1", "x": "y" * 1000})
+        with (
+            client.predict_stream({"n": "1", "size": "5000"}) as parts,
+            pytest.raises(TooLargeError),
+        ):
+            next(parts)
+
+
+def test_another_server_is_asked_where_one_is_not_there(server):
+    with PipelineClient() as client:
+        client.connect(["http://127.0.0.1:1/svc", endpoint_of(server, "HTTP")])
+        assert [client.predict({"n": "1"}).err_no for _ in range(3)] == [0] * 3
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["http://127.0.0.1:80", "http:///svc", "https://127.0.0.1:80/svc", "http://127.0.0.1:80/a b"],
+)
+def test_endpoints_of_http_that_name_nobody(endpoint):
+    for endpoints in (endpoint, ["http://127.0.0.1:80/svc", endpoint], [endpoint, "127.0.0.1:80"]):
+        with pytest.raises(ConfigError):
+            PipelineClient().connect(endpoints)

@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "data", "routes", "system", "tracing", "dropin.names"),
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
-    ("client",),  # what a client's install needs: see ONLY
+    ("client", "client_http"),  # what a client's install needs: see ONLY
     ("config",),
     ("schema",),
     ("op", "predictors"),
@@ -34,7 +34,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 # Rules that are stricter than the layers: nothing of the package but this.
 ONLY: dict[str, set[str]] = {
-    "client": {"errors", "data", "proto", "tracing"},
+    "client": {"errors", "data", "proto", "tracing", "client_http"},
+    "client_http": {"errors", "proto"},
     "channel": {"errors", "data", "dropin.names"},
     "error_catch": {"errors", "data", "dropin.names"},
     "dropin.names": {"errors", "data"},
@@ -75,7 +76,7 @@ AT_HOME: dict[str, set[str]] = {
     "prometheus_client": {"observe.metrics"},
     "grpc_reflection": {"frontends.grpc.server"},
     "uvicorn": {"frontends.http.connection", "frontends.http.listener"},
-    "httptools": {"frontends.http.connection", "frontends.http.heads"},
+    "httptools": {"frontends.http.connection", "frontends.http.heads", "proto.http_answer"},
     "uvloop": {"system.event_loop"},
     "yaml": {"config.yaml"},
     "onnxruntime": {"predictors.onnx.predictor"},

@@ -36,6 +36,7 @@ from pipeline.proto.slices import SHORT_BYTES, Limits, breathe, sliced
 
 _REQUEST_FIELDS = fields_of(Request)
 _TENSOR_FIELDS = fields_of(Tensor)
+_RESPONSE_FIELDS = fields_of(Response)
 _REQUEST_STRUCT = struct_of([*_REQUEST_FIELDS, "tensors"])
 _TENSOR_STRUCT = struct_of([*_TENSOR_FIELDS])
 _FLOAT_FIELDS = frozenset(PACKED_DTYPES) - {"bool_data"}
@@ -67,6 +68,16 @@ def request_from_json(body: bytes, name: str, method: str) -> Request:
     if tensors is not None:
         _add_tensors(request, tensors)
     return request
+
+
+def response_from_json(body: bytes) -> Response:
+    """Return the response that a server wrote. Raises PackageError, as `request_from_json`."""
+    fields = object_of(body)
+    response = Response()
+    fill(response, fields, _RESPONSE_FIELDS, "")
+    if fields.get("tensors") is not None:
+        _add_tensors(response, fields["tensors"])
+    return response
 
 
 def object_of(body: bytes) -> dict[str, Any]:
@@ -143,7 +154,7 @@ def _add_large_tensors(request: Request, text: memoryview, limits: Limits) -> No
         breathe()
 
 
-def _add_tensors(request: Request, tensors: Any) -> None:
+def _add_tensors(request: Request | Response, tensors: Any) -> None:
     if type(tensors) is not list:
         raise _misfit("tensors", "an array", tensors)
     for at, fields in enumerate(tensors):
@@ -249,6 +260,20 @@ def _misfit(place: str, expected: str, value: Any) -> PackageError:
 
 
 # --- message to JSON ------------------------------------------------------------------------
+
+
+def request_to_json(request: Request) -> bytes:
+    """Return the JSON object of a request, whose name and method its path says."""
+    return orjson.dumps(
+        {
+            "key": request.key[:],
+            "value": request.value[:],
+            "logid": f"{request.logid}",
+            "clientip": request.clientip,
+            "tensors": [_tensor_to_json(tensor) for tensor in request.tensors],
+        },
+        option=orjson.OPT_SERIALIZE_NUMPY,
+    )
 
 
 def response_to_json(response: Response) -> bytes:

@@ -1,0 +1,370 @@
+"""Calls over HTTP for both clients, in the form of gRPC's channels: a connection for each call.
+
+The answer in parts is read as server-sent events, whose last one says that all came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+from pipeline.errors import (
+    ClosedError,
+    DeadlineError,
+    NotImplementedByOpError,
+    PipelineError,
+    TooLargeError,
+)
+from pipeline.proto.http_answer import EVENTS, SCHEME, HttpAnswer, HttpService
+from pipeline.proto.pipeline.json import request_to_json
+from pipeline.proto.pipeline_service_pb2 import Request, Response
+
+_JSON = "application/json"
+_RECEIVED_BYTES = 65536
+_CONNECT_TIMEOUT_S = 20.0  # gRPC's
+_CLOCKS_DIFFER_S = 0.1
+_MOST_MS = 10**8 - 1  # a Grpc-Timeout has 8 digits
+
+Metadata = Iterable[tuple[str, str]] | None
+
+
+class _Channel:
+    """Base of both kinds of channel: services that are asked in turn, and their open calls."""
+
+    def __init__(self, services: Sequence[HttpService], most_bytes: int) -> None:
+        self._services = services
+        self._most_bytes = most_bytes
+        self._turn = itertools.count()
+        self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def _begun(self, call: Any, accept: str, request: Request, metadata: Metadata) -> Any:
+        """Have `call` begin; returns it."""
+        first = next(self._turn) % len(self._services)
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("the client was closed")
+            self._calls.add(call)
+        body = request_to_json(request)
+        if len(body) > self._most_bytes:
+            raise TooLargeError(f"the request is larger than max_message_bytes, {self._most_bytes}")
+        call.services = [*self._services[first:], *self._services[:first]]
+        call.head = _head_of(accept, len(body), call.left_s(), metadata)
+        call.body = body
+        call.most_bytes = self._most_bytes
+        return call
+
+    def _end(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+
+
+class _Call:
+    """Base of both kinds of call: a request, who may be asked, and until when."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self.services: list[HttpService] = []
+        self.head = self.body = b""
+        self.most_bytes = 0
+        self._ends = math.inf if timeout is None else time.monotonic() + timeout
+        self._is_cancelled = False
+        self._answer: HttpAnswer | None = None
+
+    def left_s(self) -> float | None:
+        """Return the time left, in s; None: there is no deadline. Raises DeadlineError."""
+        if self._ends == math.inf:
+            return None
+        left_s = self._ends - time.monotonic()
+        if left_s <= 0:
+            raise _too_late()
+        return left_s
+
+    def _asking(self, service: HttpService) -> bytes:
+        """Return what is sent to `service`, which now is the one that answers."""
+        self._answer = HttpAnswer(service, self.most_bytes)
+        return b"POST %b HTTP/1.1\r\nhost: %b\r\n%b%b" % (
+            service.path.encode(),
+            str(service)[len(SCHEME) :].partition("/")[0].encode(),
+            self.head,
+            self.body,
+        )
+
+    def _failed(self, error: Exception) -> Exception:
+        """Return what a caller is told."""
+        if self._is_cancelled:
+            return ClosedError("the call was cancelled")
+        if isinstance(error, TimeoutError) and self._ends - time.monotonic() < _CLOCKS_DIFFER_S:
+            return _too_late()
+        if isinstance(error, OSError):
+            return ClosedError(f"{self.services[0]} cannot be reached, or went away: {error}")
+        return error
+
+
+def _too_late() -> DeadlineError:
+    return DeadlineError("Deadline Exceeded: the answer did not come in the time given")
+
+
+def _head_of(accept: str, length: int, left_s: float | None, metadata: Metadata) -> bytes:
+    """Return the header fields of a request, and the line behind them."""
+    fields = [("accept", accept), ("content-type", _JSON), ("content-length", str(length))]
+    fields += [("connection", "close"), *(metadata or ())]
+    if left_s is not None:
+        left_ms = math.ceil(left_s * 1000)
+        text = f"{left_ms}m" if left_ms <= _MOST_MS else f"{min(left_ms // 1000, _MOST_MS)}S"
+        fields.append(("grpc-timeout", text))
+    return "".join(f"{name}: {value}\r\n" for name, value in fields).encode("latin-1") + b"\r\n"
+
+
+# With threads -------------------------------------------------------------------------------
+
+
+class HttpChannel(_Channel):
+    """A channel whose calls wait in their caller's thread."""
+
+    def unary_unary(self, path: str, **forms: Any) -> HttpUnary:
+        """Return what makes calls with one answer."""
+        return HttpUnary(self._call)
+
+    def unary_stream(self, path: str, **forms: Any) -> Callable[..., HttpCall]:
+        """Return what makes calls whose answer comes in parts."""
+        return self._stream
+
+    def close(self) -> None:
+        """End all calls under way."""
+        self._end()
+
+    def _stream(self, request: Request, timeout: float | None, metadata: Metadata) -> HttpCall:
+        return self._call(EVENTS, request, timeout, metadata)
+
+    def _call(
+        self, accept: str, request: Request, timeout: float | None, metadata: Metadata
+    ) -> HttpCall:
+        call: HttpCall = self._begun(HttpCall(timeout), accept, request, metadata)
+        call.begin()
+        return call
+
+
+class HttpUnary:
+    """Makes calls with one answer."""
+
+    def __init__(self, call: Callable[..., HttpCall]) -> None:
+        self._call = call
+
+    def __call__(self, request: Request, timeout: float | None, metadata: Metadata) -> Response:
+        with contextlib.closing(self._call(_JSON, request, timeout, metadata)) as call:
+            return next(call)
+
+    def future(self, request: Request, timeout: float | None, metadata: Metadata) -> Any:
+        """Refuse: nobody would wait for the answer."""
+        raise NotImplementedByOpError(
+            "asyn=True is for gRPC's endpoints: over HTTP there is AsyncPipelineClient, or a thread"
+        )
+
+
+class HttpCall(_Call):
+    """An iterator of the parts of an answer."""
+
+    def __init__(self, timeout: float | None) -> None:
+        super().__init__(timeout)
+        self._socket: socket.socket | None = None
+        self._failure: Exception | None = None
+        self._reading = threading.Lock()
+
+    def begin(self) -> None:
+        """Send the request to the first service that is there. What fails is raised by `next`."""
+        try:
+            service, self._socket = self._connected()
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            asking = self._asking(service)
+            self._socket.settimeout(self.left_s())
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._socket.sendall(asking)  # it may be refused before all of it was read
+        except (OSError, PipelineError) as error:
+            self._failure = error
+
+    def _connected(self) -> tuple[HttpService, socket.socket]:
+        failure: OSError | None = None
+        for service in self.services:
+            most_s = min(self.left_s() or _CONNECT_TIMEOUT_S, _CONNECT_TIMEOUT_S)
+            try:
+                return service, socket.create_connection((service.host, service.port), most_s)
+            except OSError as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Response:
+        with self._reading:
+            try:
+                return self._next()
+            except (OSError, PipelineError) as error:
+                self._close()
+                raise self._failed(error) from None
+            except StopIteration:
+                self._close()
+                raise
+
+    def _next(self) -> Response:
+        if self._failure is not None:
+            raise self._failure
+        answer = self._answer
+        assert answer is not None
+        while not answer.parts:
+            if answer.is_over:
+                raise StopIteration
+            if self._socket is None or self._is_cancelled:
+                raise ClosedError("the call has ended")
+            self._socket.settimeout(self.left_s())
+            answer.take(self._socket.recv(_RECEIVED_BYTES))
+            if answer.is_over:
+                self._close()
+        return answer.parts.popleft()
+
+    def cancel(self) -> None:
+        """Hang up; who reads meanwhile gets an error."""
+        self._is_cancelled = True
+        connected = self._socket
+        if connected is not None:
+            with contextlib.suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
+        if self._reading.acquire(blocking=False):  # else the one who reads closes it
+            self._close()
+            self._reading.release()
+
+    close = cancel
+
+    def _close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+# With asyncio -------------------------------------------------------------------------------
+
+
+class AsyncHttpChannel(_Channel):
+    """A channel whose calls are awaited."""
+
+    def unary_unary(self, path: str, **forms: Any) -> Callable[..., Any]:
+        """Return what makes calls with one answer."""
+        return self._unary
+
+    def unary_stream(self, path: str, **forms: Any) -> Callable[..., AsyncHttpCall]:
+        """Return what makes calls whose answer comes in parts."""
+        return self._stream
+
+    async def close(self) -> None:
+        """End all calls under way."""
+        self._end()
+
+    async def _unary(
+        self,
+        request: Request,
+        timeout: float | None,  # noqa: ASYNC109 - the call's deadline
+        metadata: Metadata,
+    ) -> Response | None:
+        call = self._call(_JSON, request, timeout, metadata)
+        try:
+            return await call.read()
+        finally:
+            call.cancel()
+
+    def _stream(self, request: Request, timeout: float | None, metadata: Metadata) -> AsyncHttpCall:
+        return self._call(EVENTS, request, timeout, metadata)
+
+    def _call(
+        self, accept: str, request: Request, timeout: float | None, metadata: Metadata
+    ) -> AsyncHttpCall:
+        call: AsyncHttpCall = self._begun(AsyncHttpCall(timeout), accept, request, metadata)
+        call.begin()
+        return call
+
+
+class AsyncHttpCall(_Call):
+    """The parts of an answer, each by `read`."""
+
+    def __init__(self, timeout: float | None) -> None:
+        super().__init__(timeout)
+        self._opened: asyncio.Task[asyncio.StreamReader] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    def begin(self) -> None:
+        """Begin to send the request. What fails is raised by `read`."""
+        self._opened = asyncio.ensure_future(self._open())
+        self._opened.add_done_callback(_note)
+
+    async def _open(self) -> asyncio.StreamReader:
+        failure: Exception | None = None
+        for service in self.services:
+            try:
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    reader, writer = await asyncio.open_connection(service.host, service.port)
+            except OSError as error:
+                failure = failure or error
+                continue
+            self._writer = writer
+            writer.write(self._asking(service))
+            return reader
+        assert failure is not None
+        raise failure
+
+    async def read(self) -> Response | None:
+        """Return the next part; None: there is none."""
+        try:
+            async with asyncio.timeout(self.left_s()):
+                return await self._next()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            is_ours = self._is_cancelled and not (task and task.cancelling())
+            self.cancel()
+            if is_ours:  # another task has cancelled the call meanwhile
+                raise ClosedError("the call was cancelled") from None
+            raise
+        except (OSError, PipelineError) as error:
+            told = self._failed(error)
+            self.cancel()
+            raise told from None
+
+    async def _next(self) -> Response | None:
+        assert self._opened is not None
+        reader = await self._opened
+        answer = self._answer
+        assert answer is not None
+        while not answer.parts:
+            if answer.is_over:
+                return None
+            if self._is_cancelled:
+                raise ClosedError("the call has ended")
+            answer.take(await reader.read(_RECEIVED_BYTES))
+            if answer.is_over and self._writer is not None:
+                self._writer.transport.abort()
+        return answer.parts.popleft()
+
+    def cancel(self) -> None:
+        """Hang up; who reads meanwhile gets an error."""
+        self._is_cancelled = True
+        if self._writer is not None:
+            self._writer.transport.abort()
+        elif self._opened is not None:
+            self._opened.cancel()
+
+
+def _note(opened: asyncio.Task[Any]) -> None:
+    """Take note of what a task ended with, lest asyncio logs it where nobody reads."""
+    if not opened.cancelled():
+        opened.exception()

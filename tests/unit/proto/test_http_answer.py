@@ -1,0 +1,88 @@
+"""Answers over HTTP, as bytes come."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.errors import ClosedError, OverloadedError, PackageError, TooLargeError
+from pipeline.proto.http_answer import HttpAnswer, HttpService, services_of
+
+SERVICE = HttpService("::1", 80, "/svc/prediction")
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
+CHUNKED = EVENTS + b"Transfer-Encoding: chunked\r\n\r\n"
+PART = b'data: {"err_no":0,"key":["a"],"value":["1"]}\n\n'
+END = b"event: end\ndata: {}\n\n"
+FULL = b'{"err_no":3004,"err_msg":"full"}'
+ERROR = b'event: error\ndata: {"err_no":3001,"err_msg":"stop"}\n\n'
+
+
+def chunks(*pieces: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+
+
+def answer(most_bytes: int = 1000) -> HttpAnswer:
+    return HttpAnswer(SERVICE, most_bytes)
+
+
+def body(status: bytes, kind: bytes, text: bytes) -> bytes:
+    head = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
+    return head % (status, kind, len(text), text)
+
+
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+def test_events_however_they_are_cut(step):
+    came = CHUNKED + chunks(b": heartbeat\n\n", PART, PART[:9], PART[9:] + ERROR)
+    taken = answer()
+    for at in range(0, len(came), step):
+        taken.take(came[at : at + step])
+    assert [part.err_no for part in taken.parts] == [0, 0, 3001]
+    assert taken.is_over
+
+
+def test_the_end_is_no_part():
+    taken = answer()
+    taken.take(CHUNKED + chunks(PART + END + PART))
+    assert (len(taken.parts), taken.is_over) == (1, True)
+
+
+@pytest.mark.parametrize("last", [b"", b"0\r\n\r\n"])
+def test_an_answer_without_its_end_was_cut_off(last):
+    taken = answer()
+    taken.take(CHUNKED + chunks(PART))
+    with pytest.raises(ClosedError, match=r"\[::1\]:80/svc.* cut off"):
+        taken.take(last)
+    assert len(taken.parts) == 1
+
+
+def test_one_answer():
+    taken = answer()
+    came = body(b"200 OK", b"application/json", b'{"key":["a"],"value":["1"]}')
+    taken.take(came[:-1])
+    assert (list(taken.parts), taken.is_over) == ([], False)
+    taken.take(came[-1:])
+    assert (taken.parts[0].value, taken.is_over) == (["1"], True)
+
+
+@pytest.mark.parametrize(
+    ("came", "kind", "text"),
+    [
+        (body(b"503 Busy", b"application/json", FULL), OverloadedError, "full"),
+        (body(b"502 Bad", b"text/html", b"<p>no"), ClosedError, "502: <p>no"),
+        (body(b"404 No", b"application/json", b"{}"), ClosedError, "404: {}"),
+        (body(b"200 OK", b"application/json", b"[1]"), PackageError, "no Response"),
+        (EVENTS + b"Content-Length: 9\r\n\r\ndata: 1\n\n", PackageError, "no Response"),
+        (b"SSH-2.0\r\n", ClosedError, "no HTTP"),
+        (CHUNKED + chunks(b"data: " + b"x" * 2000), TooLargeError, "max_message_bytes"),
+        (body(b"200 OK", b"application/json", b"x" * 2000), TooLargeError, "max_message"),
+    ],
+)
+def test_what_is_no_answer(came, kind, text):
+    with pytest.raises(kind, match=text):
+        answer().take(came)
+
+
+def test_the_method_may_be_named():
+    assert [service.path for service in services_of(["http://a:1/s", "http://a:1/s/m/"])] == [
+        "/s/prediction",
+        "/s/m/",
+    ]
