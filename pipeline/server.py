@@ -16,6 +16,7 @@ from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.hooks import check_hooks
 from pipeline.errors import ConfigError, GraphError, InitError
+from pipeline.frontends.api.pipelines import check_name
 from pipeline.frontends.registry import pipeline_frontends
 from pipeline.gateway.ingress import Gateway, taken_by_gateway
 from pipeline.op import ResponseOp, configure_op
@@ -62,11 +63,13 @@ class PipelineServer:
         """Read the configuration, from a file or a mapping, and give it to the Ops.
 
         Raises:
-            ConfigError: file, line and key of everything that is wrong.
+            ConfigError: file, line and key of everything that is wrong; the name cannot be one.
         """
         if self._graph is None:
             raise GraphError("no graph yet: call set_response_op before prepare_server.")
         config = load_config(yml_file, yml_dict)
+        if config.http_port is not None:
+            check_name(self.name)
         self._base_dir = Path(yml_file).resolve().parent if yml_file else Path.cwd()
         for op in self._graph.all_ops:
             configure_op(op, resolve_op(op.name, op.pipeline_given, config))

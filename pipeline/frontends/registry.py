@@ -12,6 +12,10 @@ from pathlib import Path
 
 from pipeline.config.registry import find
 from pipeline.errors import ConfigError
+from pipeline.frontends.api.answers import AnswerWriter
+from pipeline.frontends.api.lane import ApiLane
+from pipeline.frontends.api.pipelines import Pipelines
+from pipeline.frontends.api.routes import ApiRoutes
 from pipeline.frontends.base import Frontend, FrontendContext
 from pipeline.frontends.dashboard.routes import Dashboard
 from pipeline.frontends.grpc.inference import pipeline_service
@@ -30,7 +34,12 @@ from pipeline.frontends.v2.lane import InferLane
 from pipeline.frontends.wire import PipelineWire
 from pipeline.op import overrides
 
-_PARTS = ("v2", "metrics_routes", "dashboard")  # routes and services, in the order of their paths
+_PARTS = (
+    "v2",
+    "api",
+    "metrics_routes",
+    "dashboard",
+)  # routes and services, in the order of their paths
 _LISTENERS = {"grpc": "gRPC", "http": "HTTP", "link": "link", "metrics": "metrics"}
 
 
@@ -66,6 +75,16 @@ def v2(context: FrontendContext, options: None) -> None:
     context.lanes.append(
         InferLane(models, context.offload, config.limits, config.max_message_bytes)
     )
+
+
+def api(context: FrontendContext, options: None) -> None:
+    """Add plain JSON to the HTTP port."""
+    config = context.config
+    pipelines = Pipelines(context.models, context.forwarding, config.opentelemetry)
+    writer = AnswerWriter(context.offload, config.limits)
+    most = min(config.limits.json_bytes, config.max_message_bytes)
+    context.routes.append(ApiRoutes(pipelines, context.offload, config.limits))
+    context.lanes.append(ApiLane(pipelines, writer, most))
 
 
 def metrics_routes(context: FrontendContext, options: None) -> None:

@@ -147,6 +147,7 @@ def readme_service(place: Place) -> Iterator[Place]:
         "clients.py",
         pytest.param("ask.sh", marks=needs_curl),
         pytest.param("curl.sh", marks=needs_curl),
+        pytest.param("plain.sh", marks=needs_curl),
         pytest.param("look.sh", marks=needs_curl),
         "graph.sh",
     ],
@@ -215,6 +216,7 @@ def test_every_named_file_is_run_by_a_test_here():
     run |= {
         "clients.py",
         "curl.sh",
+        "plain.sh",
         "conditions.py",
         "jump.py",
         "finder.py",

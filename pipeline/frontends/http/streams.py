@@ -95,6 +95,7 @@ def stream_of(
     form: StreamForm,
     write: Callable[[Any], Awaitable[bytes]],
     heartbeat_s: float,
+    write_error: Callable[[PipelineError], bytes] = error_body,
 ) -> WebStream:
     """Return the answer that a reader is given, as a stream.
 
@@ -102,10 +103,12 @@ def stream_of(
         reader: of a request that has begun; it is cancelled if the caller leaves.
         form: of the body.
         write: makes the JSON of an answer; raises PipelineError for one that is too large, and
-            HttpError for one that is none.
+            HttpError for one that is none, or whose error has a status.
         heartbeat_s: how long nothing may be sent, in s.
+        write_error: makes the JSON of an error.
     """
-    return WebStream(_pieces(reader, form, write, heartbeat_s), form.content_type, _PATH_HEADERS)
+    pieces = _pieces(reader, form, write, heartbeat_s, write_error)
+    return WebStream(pieces, form.content_type, _PATH_HEADERS)
 
 
 def stream_of_error(error: PipelineError, form: StreamForm) -> WebStream:
@@ -123,6 +126,7 @@ async def _pieces(
     form: StreamForm,
     write: Callable[[Any], Awaitable[bytes]],
     heartbeat_s: float,
+    write_error: Callable[[PipelineError], bytes],
 ) -> AsyncGenerator[bytes, None]:
     """Yield the body: a part counts as taken when the piece behind it is asked for."""
     patience_s = heartbeat_s if form.heartbeat else None
@@ -145,7 +149,7 @@ async def _pieces(
             if not has_begun:  # it has a status of its own
                 raise
             error = error.error
-        for piece in form.error(error_body(error)):
+        for piece in form.error(write_error(error)):
             yield piece
     finally:
         reader.cancel()

@@ -1,0 +1,138 @@
+"""Answers of engines as what `/api` writes: a JSON object, or a picture as it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from pipeline.data import ChannelData
+from pipeline.engine.offload import Offload
+from pipeline.errors import PayloadTypeError, error_from_wire
+from pipeline.frontends.base import no_response
+from pipeline.frontends.http.routes import WebResponse
+from pipeline.op import PROFILE_KEY
+from pipeline.proto.codec import decode_tensors
+from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.proto.plain_json import write_large_object, write_object
+from pipeline.proto.slices import SHORT_BYTES, Limits, is_short
+
+CONTENT_TYPE: Final = "content_type"
+"""The key beside bytes that are answered as they are, with this type."""
+
+_FEW = 64  # values of a list that are not looked at one by one
+_SCALARS = frozenset({int, float, bool, type(None)})
+_BYTES = (bytes, bytearray, memoryview)
+_MEDIA_TYPE = re.compile(r"[a-z]+/[A-Za-z0-9.+-]+(?:; ?[a-z]+=[A-Za-z0-9-]+)?")
+
+Payload = Mapping[str, Any]
+
+
+def payload_of(answer: Any) -> Payload:
+    """Return the fields of an engine's answer: a ChannelData, or what a ResponseOp made of it.
+
+    Raises:
+        PipelineError: the error in its place, or it is no answer.
+    """
+    if isinstance(answer, ChannelData):
+        if answer.error is not None:
+            raise answer.error
+        if not isinstance(answer.payload, Mapping):
+            kind = type(answer.payload).__name__
+            raise PayloadTypeError(f"the last Op answered with {kind}, not with a dict")
+        return answer.payload
+    message = answer.message if isinstance(answer, LargeResponse) else answer
+    if not isinstance(message, Response):
+        raise no_response(message)
+    if message.err_no:
+        raise error_from_wire(message.err_no, message.err_msg)
+    fields: dict[str, Any] = dict(zip(message.key, message.value, strict=False))
+    fields.pop(PROFILE_KEY, None)
+    fields.update(decode_tensors(message.tensors))
+    return fields
+
+
+def is_short_answer(answer: Any) -> bool:
+    """Return whether an answer can be looked into and written on the event loop."""
+    if isinstance(answer, LargeResponse):
+        return False
+    if not isinstance(answer, ChannelData) or not isinstance(answer.payload, Mapping):
+        return True
+    return is_quick(answer.payload) or is_short(answer.payload)
+
+
+def is_quick(payload: Payload) -> bool:
+    """Return whether the fields are a few short texts, numbers, and lists of numbers."""
+    if len(payload) > _FEW:
+        return False
+    size = 0
+    for value in payload.values():
+        kind = type(value)
+        if kind is str:
+            size += len(value)
+        elif kind is list:
+            if len(value) > _FEW or not _SCALARS.issuperset(map(type, value)):
+                return False
+        elif kind not in _SCALARS:
+            return False
+    return size <= SHORT_BYTES // 2
+
+
+def written(payload: Payload) -> bytes | WebResponse:
+    """Return the body of an answer that is not large, or the bytes that it is.
+
+    Raises PayloadTypeError: a value has no form in JSON.
+    """
+    if CONTENT_TYPE in payload and (media := _media(payload)) is not None:
+        return media
+    return write_object(payload)
+
+
+def _media(payload: Payload) -> WebResponse | None:
+    """Return the answer that is bytes beside their type; None: it is another one."""
+    kind, others = payload[CONTENT_TYPE], [*payload.values()]
+    if len(others) != 2 or not isinstance(kind, str) or not _MEDIA_TYPE.fullmatch(kind):
+        return None
+    for value in others:
+        if isinstance(value, _BYTES):
+            return WebResponse(200, bytes(value), kind.encode())
+    return None
+
+
+class AnswerWriter:
+    """Writer of what is too large to be written on the event loop.
+
+    Args:
+        offload: where it is written; its owner stops it.
+        limits: of JSON.
+    """
+
+    def __init__(self, offload: Offload, limits: Limits) -> None:
+        self._offload = offload
+        self._limits = limits
+
+    async def write(self, answer: Any, left_s: float | None = None) -> WebResponse:
+        """Return the reply to a request. Raises PipelineError."""
+        if is_short_answer(answer):
+            found = written(payload_of(answer))
+        else:
+            found, _ = await self._offload.run(partial(self._written, answer), left_s)
+        return found if isinstance(found, WebResponse) else WebResponse(body=found)
+
+    async def write_part(self, answer: Any) -> bytes:
+        """Return the JSON of a part of an answer. Raises PipelineError."""
+        if is_short_answer(answer):
+            return write_object(payload_of(answer))
+        body, _ = await self._offload.run(partial(self._json_of, answer))
+        return body
+
+    def _written(self, answer: Any) -> bytes | WebResponse:
+        payload = payload_of(answer)
+        if CONTENT_TYPE in payload and (media := _media(payload)) is not None:
+            return media
+        return write_large_object(payload, self._limits)
+
+    def _json_of(self, answer: Any) -> bytes:
+        return write_large_object(payload_of(answer), self._limits)

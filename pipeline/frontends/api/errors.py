@@ -1,0 +1,89 @@
+"""Errors of `/api`: the status and the object that a PipelineError becomes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import orjson
+
+from pipeline.errors import (
+    ErrorCode,
+    OverloadedError,
+    PipelineError,
+    PredictorUnavailableError,
+    ProductError,
+    TooLargeError,
+    shortened,
+    utf8_text,
+)
+from pipeline.frontends.http.routes import Header, HttpError, WebResponse
+
+_INTERNAL = 500
+_STATUS: dict[int, int] = {
+    ErrorCode.INPUT_PARAMS_ERROR: 400,
+    ErrorCode.RPC_PACKAGE_ERROR: 400,
+    ErrorCode.NO_SERVICE: 404,
+    ErrorCode.NOT_IMPLEMENTED: 501,
+    ErrorCode.CLOSED_ERROR: 503,
+    ErrorCode.INIT_ERROR: 503,
+    ErrorCode.OVERLOADED: 503,
+    ErrorCode.TIMEOUT: 504,
+}
+
+
+class Failure(NamedTuple):
+    """An error as a caller sees it: the status, the body and what else the head says."""
+
+    status: int
+    body: bytes
+    headers: tuple[Header, ...] = ()
+
+
+def failure_of(error: PipelineError | HttpError) -> Failure:
+    """Return what is answered in the place of an answer."""
+    if isinstance(error, HttpError):
+        return Failure(error.status, error_body(error.error), error.headers)
+    headers: tuple[Header, ...] = ()
+    if isinstance(error, OverloadedError):
+        headers = ((b"retry-after", b"%d" % error.retry_after_s),)
+    return Failure(status_of(error), error_body(error), headers)
+
+
+def reply_to(error: PipelineError | HttpError) -> WebResponse:
+    """Return the answer to a request that ended in an error."""
+    found = failure_of(error)
+    return WebResponse(found.status, found.body, headers=found.headers)
+
+
+def status_of(error: PipelineError) -> int:
+    """Return the HTTP status of an error: a product's own is about what its caller sent."""
+    if isinstance(error, ProductError) or error.is_callers:
+        return 400
+    if isinstance(error, TooLargeError):
+        return 413
+    if isinstance(error, PredictorUnavailableError):
+        return 503
+    return _STATUS.get(error.code, _INTERNAL)
+
+
+def error_body(error: PipelineError) -> bytes:
+    """Return `{"error": {...}}`: the code, its name, what is wrong, and the Op where it was."""
+    code = int(error.code)
+    said = {
+        "code": code if code.bit_length() < 64 else int(ErrorCode.PRODUCT_ERROR),
+        "name": _name_of(error, code),
+        "message": utf8_text(shortened(str(error))),
+        "op": None,
+    }
+    return orjson.dumps({"error": said})
+
+
+def _name_of(error: PipelineError, code: int) -> str:
+    if isinstance(error, ProductError):
+        return ErrorCode.PRODUCT_ERROR.name
+    if code == ErrorCode.UNKNOWN:  # its other name is the predecessor's
+        return "UNKNOWN"
+    with contextlib.suppress(ValueError):
+        return ErrorCode(code).name
+    return ErrorCode.PRODUCT_ERROR.name

@@ -1,0 +1,107 @@
+"""ApiLane: plain JSON in the lane of the HTTP frontend, from bytes to fields and back."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pipeline.data import ChannelData
+from pipeline.engine.request import RequestHandle, ResponseSink
+from pipeline.errors import PipelineError
+from pipeline.frontends.api.answers import (
+    CONTENT_TYPE,
+    AnswerWriter,
+    is_quick,
+    is_short_answer,
+    payload_of,
+    written,
+)
+from pipeline.frontends.api.bodies import is_json
+from pipeline.frontends.api.errors import reply_to
+from pipeline.frontends.api.pipelines import Pipelines
+from pipeline.frontends.base import seconds_of
+from pipeline.frontends.http.routes import Headers, LaneReply, WebResponse
+from pipeline.frontends.http.streams import stream_form
+from pipeline.proto.plain_json import read_object, write_object
+
+_PATH = re.compile("/api/([^/]+)")
+
+
+class ApiLane:
+    """`POST /api/<name>` with JSON, as far as nothing about it is unusual.
+
+    All else is left to ApiRoutes.
+
+    Args:
+        pipelines: who is asked.
+        writer: of large answers.
+        max_bytes: limit of a request's body.
+    """
+
+    def __init__(self, pipelines: Pipelines, writer: AnswerWriter, max_bytes: int) -> None:
+        self._pipelines = pipelines
+        self._writer = writer
+        self._max_bytes = max_bytes
+
+    def endpoint(self, path: str, headers: Headers) -> ApiEndpoint | None:
+        """Return what answers `POST path`; None: it is left to the routes."""
+        match = _PATH.fullmatch(path)
+        if match is None or not is_json(headers.get(b"content-type", b"")):
+            return None
+        if int(headers[b"content-length"]) > self._max_bytes:
+            return None
+        if stream_form([headers.get(b"accept", b"")]) is not None:
+            return None
+        try:
+            self._pipelines.find(match[1])
+            timeout = headers.get(b"grpc-timeout")
+            left_s = None if timeout is None else seconds_of(timeout.decode("latin-1"), "")
+        except PipelineError:
+            return None
+        return ApiEndpoint(self._pipelines, self._writer, match[1], left_s, headers)
+
+
+class ApiEndpoint:
+    """Requests to one pipeline, whose heads are the same; see `LaneEndpoint`."""
+
+    def __init__(
+        self,
+        pipelines: Pipelines,
+        writer: AnswerWriter,
+        name: str,
+        left_s: float | None,
+        headers: Headers,
+    ) -> None:
+        self._pipelines = pipelines
+        self._writer = writer
+        self._name = name
+        self._left_s = left_s
+        self._headers = headers
+
+    def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
+        """Have the engine begin a request. Raises PipelineError, which `reply` is given."""
+        served = self._pipelines.find(self._name)
+        raw, target = self._pipelines.asked(served, read_object(body), self._headers)
+        return served.engine.begin(raw, self._left_s, target, sink)
+
+    def reply(self, answer: Any) -> LaneReply:
+        """Return what is written for the answer of an engine, or for what `begin` raised."""
+        try:
+            if type(answer) is ChannelData:
+                payload = answer.payload
+                if type(payload) is dict and CONTENT_TYPE not in payload and is_quick(payload):
+                    return write_object(payload)
+            elif isinstance(answer, Exception):
+                raise answer
+            if is_short_answer(answer):
+                return written(payload_of(answer))
+        except PipelineError as error:
+            return reply_to(error)
+        return self._beside(answer)
+
+    async def _beside(self, answer: Any) -> WebResponse:
+        """Have a large answer written beside the event loop."""
+        try:
+            return await self._writer.write(answer, self._left_s)
+        except PipelineError as error:
+            return reply_to(error)

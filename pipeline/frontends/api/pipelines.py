@@ -1,0 +1,128 @@
+"""Pipelines: those of a server by the names in `/api/<name>`, and what their engines are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pipeline.engine.models import FIRST_VERSION, ModelRegistry, Served
+from pipeline.engine.request import RequestTarget
+from pipeline.errors import ClosedError, ConfigError, NoServiceError, PayloadTypeError
+from pipeline.frontends.base import HeaderForwarding
+from pipeline.op import overrides
+from pipeline.proto.codec import numpy_to_tensor
+from pipeline.proto.pipeline_service_pb2 import Request
+
+RESERVED = "api"
+"""The first part of this frontend's paths, which is no pipeline's name."""
+
+_EMPTY = Request()  # for what looks at a request that has not come as one
+_NUMERIC = (bool, int, float, list)
+
+Asked = tuple[Any, RequestTarget]
+"""What an engine takes: the request, and what is to be done with it."""
+
+
+class Pipelines:
+    """The pipelines of a server.
+
+    Args:
+        registry: has them.
+        forwarding: the headers that hooks and filters get; None: none.
+        takes_trace: the engine is told the caller's traceparent.
+    """
+
+    def __init__(
+        self, registry: ModelRegistry, forwarding: HeaderForwarding | None, takes_trace: bool
+    ) -> None:
+        self._registry = registry
+        self._forwarding = forwarding
+        self._takes_trace = takes_trace
+
+    def names(self) -> list[str]:
+        """Return the names of all pipelines that are there now."""
+        return [served.names[0] for served in self._registry.graphs()]
+
+    def find(self, name: str) -> Served:
+        """Return a pipeline. Raises NoServiceError, or ClosedError for one that is unloaded."""
+        entry = self._registry.versions(name).get(FIRST_VERSION)
+        if entry is None or entry.op is not None:
+            there = ", ".join(f"/api/{each}" for each in self.names())
+            raise NoServiceError(f"there is no pipeline {name!r} here: POST {there}")
+        if entry.is_unloaded:
+            raise ClosedError(f"the pipeline {name!r} is unloaded")
+        return entry.served
+
+    def asked(
+        self, served: Served, fields: dict[str, Any], headers: Mapping[bytes, bytes]
+    ) -> Asked:
+        """Return what the engine takes. Raises PackageError, PayloadTypeError.
+
+        A RequestOp that reads requests itself is given a Request that says the same, see
+        `request_of`; of all others the fields take the place of what they would have read.
+        """
+        trace = ""
+        if self._takes_trace:
+            trace = headers.get(b"traceparent", b"").decode("latin-1")
+        info = None if self._forwarding is None else self._forwarding.info(headers.items())
+        read, write = served.graph.request_op, served.graph.response_op
+        packs = overrides(write, "pack_response_package")
+        if overrides(read, "unpack_request_package"):
+            raw = request_of(fields)
+            return raw, RequestTarget(wants_response=packs, traceparent=trace, info=info)
+        return _EMPTY, RequestTarget(
+            payload=fields, wants_response=packs, traceparent=trace, info=info
+        )
+
+
+def check_name(name: str | None) -> None:
+    """Raise ConfigError for a pipeline's name that the paths of plain JSON begin with."""
+    if name == RESERVED:
+        raise ConfigError(
+            f"a pipeline cannot be called {name!r}: over HTTP its paths are those of plain JSON "
+            "(POST /api/<name>); give PipelineServer another name, or set http_port: null"
+        )
+
+
+def request_of(fields: Mapping[str, Any]) -> Request:
+    """Return the Request that says the same as the fields, as one of the v2 protocol would.
+
+    Text is a pair; numbers, evenly nested lists of them or of text, and bytes are tensors; what is
+    neither is a pair with its JSON.
+    """
+    request = Request()
+    for name, value in fields.items():
+        if isinstance(value, str):
+            _add_pair(request, name, value)
+            continue
+        try:
+            request.tensors.append(numpy_to_tensor(name, _array(value)))
+        except (PayloadTypeError, TypeError, ValueError, OverflowError):
+            _add_pair(request, name, msgspec.json.encode(value).decode())
+    return request
+
+
+def _array(value: Any) -> Any:
+    """Return a value that may be a tensor. Raises ValueError, TypeError: it is none."""
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, _NUMERIC):
+        raise TypeError("neither a number nor a list")
+    array = np.array(value)
+    if array.dtype.kind in "iufb":
+        return array
+    if array.dtype.kind == "U" and _texts(value):
+        return np.array(value, dtype=object)
+    raise TypeError("no numbers alone")
+
+
+def _texts(value: Any) -> bool:
+    return all(_texts(each) if isinstance(each, list) else type(each) is str for each in value)
+
+
+def _add_pair(request: Request, name: str, text: str) -> None:
+    request.key.append(name)
+    request.value.append(text)

@@ -1,0 +1,150 @@
+"""ApiRoutes: the paths of plain JSON, below `/api` and beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+from pipeline.engine.offload import Offload
+from pipeline.engine.request import ask
+from pipeline.errors import NoServiceError, PipelineError, TooLargeError
+from pipeline.frontends.api.answers import AnswerWriter
+from pipeline.frontends.api.bodies import fields_of, is_large
+from pipeline.frontends.api.errors import error_body, failure_of, reply_to
+from pipeline.frontends.api.pipelines import Asked, Pipelines
+from pipeline.frontends.http.routes import (
+    Endpoint,
+    HttpError,
+    WebRequest,
+    WebResponse,
+    WebStream,
+    not_allowed,
+)
+from pipeline.frontends.http.streams import StreamForm, stream_form, stream_of
+from pipeline.frontends.parts import PartsReader
+from pipeline.proto.slices import Limits
+
+_HEARTBEAT_S = 15.0  # that a stream of events may be silent
+
+Answer = Callable[[WebRequest, str], Awaitable[WebResponse | WebStream]]
+"""Answers a request whose path has this name in it, or "" where it has none."""
+
+
+class ApiRoutes:
+    """`/api/<name>` and what describes it.
+
+    Args:
+        pipelines: who is asked.
+        offload: where large requests and answers are read and written; its owner stops it.
+        limits: of JSON.
+        more: other paths of this frontend, as (pattern, method, answer); a group `name` of the
+            pattern is what the answer is given.
+    """
+
+    def __init__(
+        self,
+        pipelines: Pipelines,
+        offload: Offload,
+        limits: Limits,
+        more: Mapping[str, tuple[str, Answer]] | None = None,
+    ) -> None:
+        self._pipelines = pipelines
+        self._offload = offload
+        self._limits = limits
+        self._writer = AnswerWriter(offload, limits)
+        endpoints = {r"/api/(?P<name>[^/]+)": ("POST", self._infer), **(more or {})}
+        self._endpoints = [
+            (re.compile(path), method, answer) for path, (method, answer) in endpoints.items()
+        ]
+
+    def endpoint(self, request: WebRequest) -> Endpoint | None:
+        """Return the endpoint that answers it: one for each path below `/api`, known or not."""
+        for pattern, method, answer in self._endpoints:
+            found = pattern.fullmatch(request.raw_path)
+            if found is not None:
+                name = unquote(found.groupdict().get("name", ""))
+                refused = request.method != method
+                return _guarded(partial(_refuse, method=method) if refused else answer, name)
+        if request.path == "/api" or request.path.startswith("/api/"):
+            return _guarded(self._refuse_path, "")
+        return None
+
+    async def _refuse_path(self, request: WebRequest, name: str) -> WebResponse:
+        there = ", ".join(f"/api/{each}" for each in self._pipelines.names())
+        raise NoServiceError(f"no such path: {request.path}; POST {there}")
+
+    # Inference ------------------------------------------------------------------------------
+
+    async def _infer(self, request: WebRequest, name: str) -> WebResponse | WebStream:
+        """Answer with the last Op's fields, at once or part by part."""
+        served = self._pipelines.find(name)  # 404 without reading
+        form = stream_form([request.headers.get(b"accept", b"")])
+        asked, left_s = await self._asked(request, name)
+        if form is not None:
+            return await self._streamed(served.engine.begin, asked, left_s, form)
+        answer = await ask(served.engine.begin, asked[0], left_s, asked[1])
+        return await self._writer.write(answer, left_s)
+
+    async def _asked(self, request: WebRequest, name: str) -> tuple[Asked, float | None]:
+        """Return what the engine takes, and how long the caller waits for it."""
+        body, left_s = await request.read(), request.timeout_s
+        read = partial(self._read, request, name, body)
+        if not is_large(body):
+            return read(), left_s
+        try:
+            return await self._offload.run(read, left_s)
+        except TooLargeError as error:
+            raise HttpError(413, error) from error
+
+    def _read(self, request: WebRequest, name: str, body: bytes) -> Asked:
+        fields = fields_of(body, request.headers, request.query, self._limits)
+        return self._pipelines.asked(self._pipelines.find(name), fields, request.headers)
+
+    async def _streamed(
+        self, begin: Any, asked: Asked, left_s: float | None, form: StreamForm
+    ) -> WebStream:
+        """Answer part by part; the first is awaited, to tell its status."""
+        reader = PartsReader()
+        reader.begin(begin, asked[0], left_s, asked[1])
+        stream = stream_of(reader, form, self._written_part, _HEARTBEAT_S, error_body)
+        try:
+            first = await anext(stream.pieces, b"")
+        except BaseException:
+            reader.cancel()
+            raise
+        return WebStream(_behind(first, stream.pieces), stream.content_type, stream.headers)
+
+    async def _written_part(self, answer: Any) -> bytes:
+        """Return the JSON of a part. Raises HttpError for an error, which has a status here."""
+        try:
+            return await self._writer.write_part(answer)
+        except PipelineError as error:
+            found = failure_of(error)
+            raise HttpError(found.status, error, *found.headers) from error
+
+
+async def _behind(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(pieces):
+        yield first
+        async for piece in pieces:
+            yield piece
+
+
+async def _refuse(request: WebRequest, name: str, method: str) -> WebResponse:
+    raise not_allowed(request.method, method.encode())
+
+
+def _guarded(answer: Answer, name: str) -> Endpoint:
+    """Return `answer`, in whose replies errors have this frontend's form."""
+
+    async def endpoint(request: WebRequest) -> WebResponse | WebStream:
+        try:
+            return await answer(request, name)
+        except (HttpError, PipelineError) as error:
+            return reply_to(error)
+
+    return endpoint

@@ -1,0 +1,371 @@
+"""Plain JSON: a request's fields and an answer's as one object, with values as JSON has them.
+
+A request's values are what `json.loads` would make of them, whole numbers of any size included;
+what an answer has beyond JSON becomes the nearest that JSON has: arrays nested lists, NaN and the
+infinities null, bytes base64.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+import orjson
+
+from pipeline.errors import PackageError, PayloadTypeError, utf8_text
+from pipeline.proto.pipeline.json_long import LongArray
+from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, weight
+
+MAX_DEPTH = 100
+"""Lists and objects that may stand in each other."""
+
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NOT_SHAPE = bytes(set(range(256)) - set(b"[]{}:"))
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_MAX_EXPLAINED_BYTES = 2**20  # of a body that is read again to say where it is wrong
+_PIECE_BYTES = 128 * 1024  # of JSON that is read in one go
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+_EXAMPLE = '{"x": [0.1, 0.2]}'
+
+_decode = msgspec.json.Decoder().decode
+_raw_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_raw_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+_dumps = orjson.dumps
+
+
+# --- in ---------------------------------------------------------------------------------------
+
+
+def read_object(body: bytes, what: str = "the request") -> dict[str, Any]:
+    """Return the fields of a JSON object of up to SHORT_BYTES; `what` it is.
+
+    Raises:
+        PackageError: it is no JSON or no object, a key stands there twice, it is nested too deeply,
+            or has a number that nothing can hold; where, and what to do.
+    """
+    nested = body.count(b"[") + body.count(b"{")
+    if nested > MAX_DEPTH and _is_too_deep(_shape_of(body)):
+        raise _too_deep(what)
+    try:
+        fields = _decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        _explain(body, what)
+    if type(fields) is not dict:
+        raise PackageError(f"{what} must be a JSON object like {_EXAMPLE}, not {_kind(fields)}")
+    colons = body.count(b":")
+    if colons != len(fields) and _shape_of(body).count(b":") != _keys_in(fields):
+        _explain(body, what)
+    return fields
+
+
+def read_large_object(body: bytes, limits: Limits, what: str = "the request") -> dict[str, Any]:
+    """Return what `read_object` does, in slices between which others run.
+
+    Raises TooLargeError besides, for more strings than `limits` has.
+    """
+    limits.check_json(len(body), "send less at once")
+    limits.check_texts(body.count(b'"') // 2)
+    view = memoryview(body.strip())
+    if bytes(view[:1]) not in (b"{", b"["):
+        return read_object(body, what)
+    try:
+        shape = _large_shape(view)
+        if _is_too_deep(shape):
+            raise _too_deep(what)
+        fields = _read(view)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        _explain(body, what)
+    if type(fields) is not dict:
+        raise PackageError(f"{what} must be a JSON object like {_EXAMPLE}, not {_kind(fields)}")
+    if shape.count(b":") != _keys_in(fields):
+        _explain(body, what)
+    return fields
+
+
+def _read(view: memoryview) -> Any:
+    """Return the value of a text, of which no more than a piece is read in one go."""
+    if len(view) <= _PIECE_BYTES:
+        breathe()
+        return _decode(view)
+    kind = bytes(view[:1])
+    if kind == b"{":
+        return {name: _read(memoryview(raw)) for name, raw in _raw_members(view).items()}
+    if kind != b"[":
+        return _decode(view)
+    if bytes(view[1:64]).lstrip()[:1] not in (b"[", b"{"):
+        try:
+            return _flat(view)
+        except msgspec.DecodeError:  # a list or object stands behind the first elements
+            pass
+    return [_read(memoryview(raw)) for raw in _raw_elements(view)]
+
+
+def _flat(view: memoryview) -> list[Any]:
+    """Return the elements of a list in which there are neither lists nor objects."""
+    elements: list[Any] = []
+    for window in LongArray(view).windows():
+        elements += _decode(b"[%b]" % window)
+    return elements
+
+
+def _shape_of(text: bytes) -> bytes:
+    """Return the brackets and colons of a text, without those in its strings."""
+    return _STRING.sub(b"", text).translate(None, _NOT_SHAPE)
+
+
+def _large_shape(view: memoryview) -> bytes:
+    windows = b"".join(_shape_of(window) for window in LongArray(view).windows())
+    return bytes(view[:1]) + windows + bytes(view[-1:])
+
+
+def _is_too_deep(shape: bytes) -> bool:
+    """Return whether more than MAX_DEPTH brackets stand in each other."""
+    brackets = shape.translate(_ONE_KIND, b":")
+    for _ in range(MAX_DEPTH):
+        breathe()
+        fewer = brackets.replace(b"[]", b"")  # a level less
+        if len(fewer) == len(brackets):  # none is left; or it is no JSON, as the parser says
+            return fewer.count(b"[") > MAX_DEPTH
+        brackets = fewer
+    return bool(brackets)
+
+
+def _too_deep(what: str) -> PackageError:
+    text = f"{what} is nested too deeply: {MAX_DEPTH} lists and objects may stand in each other"
+    return PackageError(text)
+
+
+def _keys_in(value: Any) -> int:
+    """Return how many keys all objects in a value have."""
+    if type(value) is dict:
+        return len(value) + sum(
+            _keys_in(each) for each in value.values() if type(each) in (dict, list)
+        )
+    return sum(_keys_in(each) for each in value if type(each) in (dict, list))
+
+
+# --- what is wrong with it --------------------------------------------------------------------
+
+
+class _TwiceError(Exception):
+    """A key that stands in an object twice."""
+
+
+def _explain(body: bytes, what: str) -> NoReturn:
+    """Raise the PackageError for a text that cannot be read, or has a key twice."""
+    if not body.strip():
+        raise PackageError(f"{what} is empty: send a JSON object like {_EXAMPLE}")
+    if len(body) > _MAX_EXPLAINED_BYTES:
+        raise PackageError(f"{what} is not JSON, or has a key twice or a number that is too large")
+    try:
+        text = body.decode()
+        found = json.loads(text, object_pairs_hook=_once, parse_int=_whole, parse_constant=_mark)
+    except UnicodeDecodeError as error:
+        raise PackageError(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
+    except _TwiceError as error:
+        raise PackageError(
+            f"{what} has the key {error} twice in one object: send it once"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise PackageError(f"{what} is not JSON: {error}") from None
+    place, number = _odd_number(found, "") or ("", "")
+    if number:
+        raise PackageError(
+            f"{what}'s {place or 'value'} is {number}, which JSON cannot hold: send null, or a "
+            "number within the range of a double; whole ones may have 4300 digits"
+        )
+    try:  # half of a surrogate pair, say
+        orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise PackageError(f"{what} is not JSON: {error}") from None
+    raise PackageError(f"{what} is not JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(repr(name) for name in names if names.count(name) > 1))
+    return fields
+
+
+class _Odd(str):
+    """A number as it stood there, which cannot be read."""
+
+
+def _mark(text: str) -> Any:
+    return _Odd(text)
+
+
+def _whole(text: str) -> Any:
+    return 0 if len(text) < 4000 else _Odd(f"a number of {len(text)} digits")
+
+
+def _odd_number(value: Any, path: str) -> tuple[str, str] | None:
+    """Return the path of a number that cannot be read, and how it is written."""
+    if type(value) is _Odd:
+        return path, str(value)
+    if type(value) is float and math.isinf(value):
+        return path, "a number beyond the range of a double"
+    items: Any = ()
+    if type(value) is dict:
+        items = ((_below(path, name), each) for name, each in value.items())
+    elif type(value) is list:
+        items = ((f"{path}[{at}]", each) for at, each in enumerate(value))
+    return next(filter(None, (_odd_number(each, where) for where, each in items)), None)
+
+
+def _below(path: str, name: object) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def _kind(value: object) -> str:
+    """Return what a value of JSON is, in words."""
+    kinds = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+# --- out --------------------------------------------------------------------------------------
+
+
+def write_object(payload: Mapping[Any, Any]) -> bytes:
+    """Return the JSON of an answer that is not large.
+
+    Raises:
+        PayloadTypeError: a value has no form in JSON; its path, and what it is.
+    """
+    try:
+        return _dumps(payload, _default, _OPTIONS)
+    except (TypeError, ValueError):
+        return msgspec.json.encode(_plain(payload, ""))
+
+
+def write_large_object(payload: Mapping[Any, Any], limits: Limits) -> bytes:
+    """Return what `write_object` does, in slices between which others run.
+
+    Raises TooLargeError besides, for JSON that is larger than `limits` has.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    for at, (name, value) in enumerate(payload.items()):
+        pieces.append(b"%b%b:" % (b"," if at else b"{", _key(name)))
+        for piece in _written(value, str(name)):
+            breathe()
+            pieces.append(piece)
+            size += len(piece)
+            limits.check_json(size, "answer with less, or ask for tensors over the v2 protocol")
+    pieces.append(b"}" if payload else b"{}")
+    return b"".join(pieces)
+
+
+def _written(value: Any, path: str) -> Any:
+    """Yield the JSON of a value in pieces, none of which takes long to make."""
+    if isinstance(value, np.ndarray) and value.ndim and value.size > SLICE:
+        rows = max(1, SLICE * len(value) // value.size)
+        yield from _listed(value, rows, path)
+    elif isinstance(value, list | tuple) and len(value) > SLICE:
+        yield from _listed(value, SLICE, path)
+    elif isinstance(value, list | tuple) and weight(value) > SHORT_BYTES:
+        yield from _listed(value, 1, path)
+    else:
+        yield _one(value, path)
+
+
+def _listed(values: Any, size: int, path: str) -> Any:
+    for at in range(0, len(values), size):
+        yield b"," if at else b"["
+        if size == 1:
+            yield from _written(values[at], f"{path}[{at}]")
+        else:
+            yield _one(values[at : at + size], path, at)[1:-1]
+    yield b"]"
+
+
+def _one(value: Any, path: str, first: int = 0) -> bytes:
+    """Return the JSON of a value; `first`: the index of its first element, if it is a slice."""
+    try:
+        return _dumps(value, _default, _OPTIONS)
+    except (TypeError, ValueError):
+        return msgspec.json.encode(_plain(value, path, first))
+
+
+def _key(name: Any) -> bytes:
+    return _dumps(utf8_text(str(name)))
+
+
+def _default(value: Any) -> Any:
+    """Return a value that orjson knows, for one that it does not."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    if isinstance(value, np.ndarray):
+        return _elements(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
+    if isinstance(value, set | frozenset):
+        return list(value)
+    dump = getattr(value, "model_dump", None)  # of pydantic, which need not be there
+    if dump is not None:
+        return dump()
+    raise TypeError
+
+
+def _elements(array: np.ndarray[Any, Any]) -> Any:
+    """Return an array as orjson takes it, or its elements."""
+    if array.dtype.kind in "iufb" and array.ndim:
+        native = array.dtype.newbyteorder("=")
+        return np.ascontiguousarray(array, native).reshape(array.shape)
+    if array.dtype.name == "bfloat16":
+        return array.astype(np.float32) if array.ndim else float(array)
+    return array.tolist()
+
+
+_AS_IS = (str, bool, int, type(None))
+
+
+def _plain(value: Any, path: str, first: int = 0, depth: int = 0) -> Any:
+    """Return a value of what JSON has alone. Raises PayloadTypeError, with the path in it."""
+    if depth > MAX_DEPTH:
+        raise PayloadTypeError(f"the answer's {_shown(path)} is nested too deeply for JSON")
+    if type(value) is str:
+        return utf8_text(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, _AS_IS):
+        return str(value) if isinstance(value, str) else value
+    if isinstance(value, Mapping):
+        return {
+            utf8_text(str(name)): _plain(each, _below(path, name), 0, depth + 1)
+            for name, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [
+            _plain(each, f"{path}[{first + at}]", 0, depth + 1) for at, each in enumerate(value)
+        ]
+    try:
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iufb":
+            return _plain(value.tolist(), path, first, depth)
+        try:
+            known = _default(value)
+        except TypeError:
+            known = orjson.loads(_dumps(value))  # a date, say
+    except Exception as error:
+        raise PayloadTypeError(
+            f"the answer's {_shown(path)} is of type {type(value).__name__}, which has no form in "
+            "JSON: answer with numbers, text, bytes, lists, dicts or arrays"
+        ) from error
+    return _plain(known, path, first, depth + 1)
+
+
+def _shown(path: str) -> str:
+    return path or "value"
