@@ -5,6 +5,7 @@ What an Op does with a text is told by the text and its name: so the model knows
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from collections.abc import Sequence
@@ -57,7 +58,9 @@ class FuzzedOp(Op):
         return text
 
     def crash(self, text: str) -> None:
-        """Ends the process, in cases with real ones."""
+        """Ends the process; `crashes` is above 0 in real ones only."""
+        if chance("crash" + text, self.crashes):
+            os._exit(3)
 
     def way(self, text: str) -> tuple[str, ...] | None:
         """Who gets an answer; None: all that read it."""
@@ -173,6 +176,7 @@ class Case:
     def __init__(self, rng: random.Random, is_real: bool = False) -> None:
         self.rng = rng
         self.is_real = is_real
+        self.is_crashing = False
         self.read = RequestOp()
         self.ops: list[FuzzedOp] = []
         self.open: Any = [0]
@@ -279,11 +283,18 @@ class Model:
         answers: texts of Answers; one of them ends it before its parts do.
     """
 
-    def __init__(self, case: Case, text: str, is_one: bool) -> None:
+    def __init__(self, case: Case, text: str, is_one: bool, alone: FuzzedOp | None = None) -> None:
         self.case = case
         self.parts: list[str] = []
         self.has_failed = False
         self.answers: list[str] = []
+        if alone is not None:
+            found = self._answers(alone, given_alone(case, alone, text))
+            kept = [{**part, "to": None} if isinstance(part, dict) else part for part in found]
+            is_maker = isinstance(alone, MAKERS)
+            whole = kept if is_maker else Failed if kept[0] is ERROR else kept[0]
+            self._end(whole, is_one)
+            return
         values: dict[Op, Any] = {case.read: {"text": text}}
         place = 0
         while place < len(case.ops):
@@ -394,6 +405,15 @@ class Model:
             self.answers.append(text + "!")
             return ABSENT
         return {"text": text, "to": op.way(text)}
+
+
+def given_alone(case: Case, op: FuzzedOp, text: str) -> dict[str, Any]:
+    """What an Op reads of a request that is for it alone."""
+    given: dict[str, Any] = {}
+    for one in op.get_input_ops():
+        is_whole = op.pipeline_gathers and one in case.streams
+        given[one.name] = [{"text": text}] if is_whole else {"text": text}
+    return given
 
 
 def _seen_by(op: Op, value: Any) -> Any:

@@ -18,13 +18,13 @@ from typing import Any
 
 from doubles import ScriptedWorkers, VirtualLoop
 
-from fuzz.stream_cases import MOST_REQUESTS, Case, Model, made_case
+from fuzz.stream_cases import MAKERS, MOST_REQUESTS, Case, FuzzedOp, Model, given_alone, made_case
 from pipeline import ResponseOp
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import EngineObservers, Journal
-from pipeline.engine.request import StreamSink, UnarySink
+from pipeline.engine.request import RequestTarget, StreamSink, UnarySink
 from pipeline.errors import ErrorCode, OverloadedError
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
@@ -71,6 +71,7 @@ class Caller:
     def __init__(self, rng: random.Random, number: int) -> None:
         self.text = f"r{number}"
         self.kind = rng.choice(["quick", "slow", "one"])
+        self.op: FuzzedOp | None = None  # it is for this one alone
         self.begins_s = rng.choice([0.0, 0.0, rng.random() * 0.2])
         self.leaves_s = rng.choice([None, None, rng.random() * 0.3])
         self.pause_s = rng.choice([0.001, 0.05])
@@ -113,11 +114,19 @@ class One(UnarySink):
         self.caller.last = answer
 
 
+def made_callers(case: Case, rng: random.Random) -> list[Caller]:
+    """The callers of a case; few of them are for one Op alone."""
+    callers = [Caller(rng, number) for number in range(rng.randint(1, MOST_REQUESTS))]
+    for caller in callers:
+        caller.op = rng.choice([None] * 8 + [rng.choice(case.ops)])
+    return callers
+
+
 def run(seed: int) -> list[str]:
     """Run a case; return what is wrong."""
     rng = random.Random(seed)
     case = made_case(rng)
-    callers = [Caller(rng, number) for number in range(rng.randint(1, MOST_REQUESTS))]
+    callers = made_callers(case, rng)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         try:
             return runner.run(_run(case, callers, rng))
@@ -146,27 +155,33 @@ async def _run(case: Case, callers: list[Caller], rng: random.Random) -> list[st
     )
     await engine.start()
     for caller in callers:
-        loop.call_later(caller.begins_s, _begin, engine, caller, loop)
+        loop.call_later(caller.begins_s, begin, engine, case, caller, loop)
     await asyncio.sleep(_OVER_S)
     for caller in callers:
-        wrong += _compared(case, caller)
-    wrong += _left_over(engine)
+        wrong += compared(case, caller)
+    wrong += left_over(engine)
     if case.open[0]:
         wrong.append(f"{case.open[0]} generators are open")
     await engine.stop(0.0)
     return wrong
 
 
-def _begin(engine: Engine, caller: Caller, loop: asyncio.AbstractEventLoop) -> None:
+def begin(engine: Engine, case: Case, caller: Caller, loop: asyncio.AbstractEventLoop) -> None:
     raw = pipeline_service_pb2.Request(key=["text"], value=[caller.text])
     sink = One(caller) if caller.kind == "one" else Parts(caller, loop)
     try:
-        caller.request = engine.begin(raw, caller.timeout_s, None, sink)
+        caller.request = engine.begin(raw, caller.timeout_s, _target(case, caller), sink)
     except OverloadedError:  # it could not be answered in its time
         caller.has_left = True
         return
     if caller.leaves_s is not None:
         loop.call_later(caller.leaves_s, _leave, caller)
+
+
+def _target(case: Case, caller: Caller) -> RequestTarget | None:
+    if caller.op is None:
+        return None
+    return RequestTarget(op=caller.op, payload=given_alone(case, caller.op, caller.text))
 
 
 def _leave(caller: Caller) -> None:
@@ -175,8 +190,8 @@ def _leave(caller: Caller) -> None:
         caller.request.cancel()
 
 
-def _compared(case: Case, caller: Caller) -> list[str]:
-    model = Model(case, caller.text, caller.kind == "one")
+def compared(case: Case, caller: Caller) -> list[str]:
+    model = Model(case, caller.text, caller.kind == "one", caller.op)
     problem = problem_with(case, caller, model)
     return [f"{caller.text} ({caller.kind}): {problem}"] if problem else []
 
@@ -197,11 +212,15 @@ def problem_with(case: Case, caller: Caller, model: Model) -> str:
     if is_error and (answer.err_no == ErrorCode.TIMEOUT and is_limited):
         return "" if begins else f"{caller.parts} begins not as {parts}"
     if is_error:
-        is_right = model.has_failed and (begins or bool(model.answers))
+        may_fail = model.has_failed or case.is_crashing
+        is_right = may_fail and (begins or bool(model.answers))
         return "" if is_right else f"ended with {answer!r:.200} behind {caller.parts}: {parts}"
     got = [*caller.parts, *(answer.value if answer is not None else ())]
+    is_one = caller.kind == "one" or (
+        case.last not in case.streams if caller.op is None else not isinstance(caller.op, MAKERS)
+    )
     if model.answers:
-        if caller.kind == "one" or case.last not in case.streams:
+        if is_one:
             texts = ["".join(parts[:count]) for count in range(len(parts) + 1)]
             is_right = "".join(got) in [text + last for text in texts for last in model.answers]
         else:
@@ -210,12 +229,12 @@ def problem_with(case: Case, caller: Caller, model: Model) -> str:
         return "" if is_right else f"{got} is not {parts} cut off by one of {model.answers}"
     if model.has_failed:
         return f"ended well with {got}, expected an error behind {parts}"
-    if caller.kind == "one" or case.last not in case.streams:
+    if is_one:
         return "" if "".join(got) == "".join(parts) else f"{got} is not {parts} in one"
     return "" if got == parts else f"{got} is not {parts}"
 
 
-def _left_over(engine: Engine) -> list[str]:
+def left_over(engine: Engine) -> list[str]:
     found = []
     for node in engine.executor.nodes.values():
         found += [

@@ -152,6 +152,12 @@ def _check_loop(
             f"{target.name!r}, which has what they are made of run again meanwhile. Read "
             f"{op.name!r}, too: that waits until it loops no more."
         )
+    once = [each for each in reads if each in again and not again.issuperset(each.get_input_ops())]
+    if once:
+        raise GraphError(
+            f"{names_of(once)}: a stream is read in the loop of {op.name!r} to {target.name!r}, "
+            "together with what comes once only, from outside of it."
+        )
 
 
 def _check_waits(graph: Graph, sources: Mapping[Op, Op], makers: frozenset[Op]) -> None:

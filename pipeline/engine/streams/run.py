@@ -86,10 +86,14 @@ class StreamRun(BatchRun, eq=False):
 
     @property
     def has_work(self) -> bool:
-        """Return whether a slice is worth its way: for several parts, or to close a generator."""
+        """Return whether a slice is worth its way: for several parts, or to close a generator.
+
+        One that its time cut off had room left, so any room is.
+        """
         if self.is_finished or self.is_superseded:
             return False
-        return any(self._room(group) >= self.least for group in self.groups or ())
+        least = 1 if self.busy_ns > _SLICE_NS else self.least
+        return any(self._room(group) >= least for group in self.groups or ())
 
     def live(self) -> list[int]:
         """Return the places of the items that wait for more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -304,6 +305,24 @@ async def test_a_reader_who_takes_nothing_stops_the_generator():
 
 
 @on_loop
+async def test_a_slice_that_was_cut_off_goes_on_while_there_is_room_for_one():
+    """Its reader has taken nothing: it waits for a whole window."""
+
+    class Stalls(Op):
+        def process(self, feed_batch, log_id):
+            for number in range(100):
+                if number == 9:
+                    time.sleep(0.03)  # longer than a slice
+                yield {"text": f"{number}"}
+
+    async with serving(Stalls("stalls", RequestOp()), dag={"stream_window": 16}) as streams:
+        sink = streams.begin(PartsSink(False))
+        assert await sink.until(16) == numbers(16)
+        sink.request.cancel()
+        await streams.idle()
+
+
+@on_loop
 async def test_a_join_behind_a_gathering_branch_holds_the_generator_back():
     """The slower of two ends counts."""
 
@@ -342,6 +361,26 @@ async def test_endless_streams_leave_a_worker_for_others():
 
 
 # Ends ---------------------------------------------------------------------------------------------
+
+
+@on_loop
+async def test_a_new_stream_waits_for_few_turns_of_each_of_the_others():
+    """In parts, not in seconds: its first one is not behind all that others make."""
+    count, window = 20, 4
+    op = Endless("endless", RequestOp())
+    async with serving(op, worker_num=count + 1, dag={"stream_window": window}) as streams:
+        others = [streams.begin() for _ in range(count)]
+        for other in others:
+            await other.until(3 * window)
+        for _ in range(10):
+            before = sum(len(other.answers) for other in others)
+            new = streams.begin()
+            await new.until(1)
+            assert sum(len(other.answers) for other in others) - before <= 5 * count * window
+            new.request.cancel()
+        for other in others:
+            other.request.cancel()
+        await streams.idle()
 
 
 @on_loop

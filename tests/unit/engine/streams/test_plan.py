@@ -121,3 +121,10 @@ def test_a_stream_behind_a_loop_or_gathered_in_it_is_none_of_its_business():
     assert plan(Count("count", [first, again])) is not None
     whole = Mark("whole", Count("count", Mark("first", RequestOp())), gather=True)
     assert plan(Mark("again", whole, loop_to=["first"])) is not None
+
+
+def test_who_reads_a_stream_in_a_loop_reads_nothing_that_comes_once():
+    read = RequestOp()
+    whole = Mark("whole", [Count("count", Mark("first", read)), read], gather=True)
+    with pytest.raises(GraphError, match="'whole': a stream is read in the loop of 'again'"):
+        plan(Mark("again", whole, loop_to=["first"]))

@@ -1,0 +1,130 @@
+"""`python -m fuzz.streams_real`: the cases of `fuzz.streams` on threads and processes.
+
+The clock is the machine's, so a seed is the same case, but not the same order of things. Quick Ops
+run in one go where they may. Some generators end their process: then any request may fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+from streaming import Streams, serving
+
+from fuzz.stream_cases import Case, made_case
+from fuzz.streams import Caller, begin, compared, left_over, made_callers
+
+_PATIENCE_S = 30.0
+
+
+class Tally:
+    """Counts generators that are open, in any process: `tally[0] += 1`, and `-= 1`."""
+
+    def __init__(self) -> None:
+        handle, path = tempfile.mkstemp()
+        os.close(handle)
+        self._handle = os.open(path, os.O_RDWR | os.O_APPEND)
+        os.unlink(path)
+
+    def __getitem__(self, _: int) -> int:
+        return 0
+
+    def __setitem__(self, _: int, change: int) -> None:
+        os.write(self._handle, b"+" if change > 0 else b"-")
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+    def count(self) -> int:
+        text = os.pread(self._handle, 2**20, 0)
+        return text.count(b"+") - text.count(b"-")
+
+
+def run(seed: int) -> list[str]:
+    """Run a case; return what is wrong."""
+    rng = random.Random(seed)
+    case = made_case(rng, is_real=True)
+    case.open = Tally()
+    crashes = rng.choice([0.0, 0.0, 0.0, 0.1])
+    workers = {op.name: rng.choice(["thread", "process"]) for op in case.ops}
+    for op in case.ops:
+        op.open = case.open
+        op.crashes = crashes if workers[op.name] == "process" else 0.0
+    case.is_crashing = any(op.crashes for op in case.ops)
+    callers = made_callers(case, rng)
+    settings = {name: {"workers": kind} for name, kind in workers.items()}
+    try:
+        return asyncio.run(_run(case, callers, {**case.config, "op": settings}))
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+    finally:
+        case.open.close()
+
+
+async def _run(case: Case, callers: list[Caller], config: dict[str, object]) -> list[str]:
+    loop = asyncio.get_running_loop()
+    wrong: list[str] = []
+    loop.set_exception_handler(lambda _, context: wrong.append(f"on the loop: {context}"))
+    async with serving(case.last, **config) as streams:
+        for caller in callers:
+            loop.call_later(caller.begins_s, begin, streams.engine, case, caller, loop)
+        await _until(lambda: not any(caller.is_open for caller in callers))
+        for caller in callers:
+            wrong += compared(case, caller)
+        wrong += await _settled(case, streams)
+    return wrong
+
+
+async def _settled(case: Case, streams: Streams) -> list[str]:
+    """What is left, once there was time for it to go."""
+
+    def left() -> list[str]:
+        found = left_over(streams.engine)
+        if not case.is_crashing and case.open.count():
+            found.append(f"{case.open.count()} generators are open")
+        return found
+
+    await _until(lambda: not left())
+    return left()
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    """Wait for something, for so long as one has patience; and for callers to come."""
+    ends = time.monotonic() + _PATIENCE_S
+    await asyncio.sleep(0.25)
+    while not is_so() and time.monotonic() < ends:  # noqa: ASYNC110  # nobody tells
+        await asyncio.sleep(0.02)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fuzz.streams_real", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, help="of the first case")
+    parser.add_argument("--cases", type=int)
+    given = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    seed = given.seed if given.seed is not None else time.time_ns() % 10**9
+    ends, count, bad = time.monotonic() + given.seconds, 0, 0
+    while count < given.cases if given.cases is not None else time.monotonic() < ends:
+        findings = run(seed + count)
+        count += 1
+        if findings:
+            bad += 1
+            print(f"python -m fuzz.streams_real --cases 1 --seed {seed + count - 1}")
+            for finding in findings[:4]:
+                print(f"    {finding[:600]}", flush=True)
+            if bad >= 10:
+                break
+    print(f"{'FOUND' if bad else 'nothing found'}: {count} cases from seed {seed}, {bad} bad")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
