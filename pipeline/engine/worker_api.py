@@ -94,6 +94,9 @@ class Workers(Protocol):
     def submit(self, jobs: Sequence[Any]) -> None:
         """Queue jobs; the pool's owner is told on the loop when each is done, or lost."""
 
+    def joined(self, run: Any) -> None:
+        """Take note that requests have joined a SteppedRun that a worker is at."""
+
     def busy(self) -> Iterable[Worker]:
         """Return the workers that have a job now."""
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
+
+_LOOK_S = 0.001
 
 
 class LoopInbox:
@@ -19,6 +22,7 @@ class LoopInbox:
         self._after = after
         self._messages: deque[tuple[Callable[..., None], object, object]] = deque()
         self._is_scheduled = False
+        self._is_looking = False  # every now and then, without being woken
 
     def post(self, callback: Callable[..., None], first: object, second: object) -> None:
         """Have `callback(first, second)` called on the loop.
@@ -32,6 +36,27 @@ class LoopInbox:
                 self._loop.call_soon_threadsafe(self._drain)
             except RuntimeError:  # the loop is closed: a thread that was stuck came back late
                 self._messages.clear()
+
+    def post_soon(self, callback: Callable[..., None], first: object, second: object) -> None:
+        """Have `callback(first, second)` called on the loop, within a few milliseconds.
+
+        For who has much to say: a thread that wakes the loop hands it the interpreter at once, and
+        waits until it is done; a loop that looks by itself works while the thread's model runs.
+        """
+        self._messages.append((callback, first, second))
+        if not (self._is_looking or self._is_scheduled):
+            self._is_looking = True
+            with contextlib.suppress(RuntimeError):  # as in `post`
+                self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        """Look for messages, until there are none for a while."""
+        self._is_looking = False
+        if self._messages:
+            self._is_looking = True
+            self._loop.call_later(_LOOK_S, self._look)
+            if not self._is_scheduled:
+                self._drain()
 
     def _drain(self) -> None:
         # First the flag, then the messages: one posted in between schedules another drain.

@@ -76,6 +76,7 @@ class ThreadWorkers:
     ) -> None:
         self.name: str = op.name
         self.post: Callable[..., None] = inbox.post
+        self.post_soon: Callable[..., None] = inbox.post_soon
         self.memory_domain: MemoryDomain = LOCAL
         self.keeps_progress: bool = True
         self.addressable: bool = True
@@ -221,6 +222,9 @@ class ThreadWorkers:
             return self.backlog.popleft()
         except IndexError:
             return worker.addressed.popleft() if worker.addressed else None
+
+    def joined(self, run: StreamRun) -> None:
+        """Threads see those who join a run themselves."""
 
     def on_parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         cast(StreamOwner, self._owner).parts(run, entries)

@@ -58,7 +58,8 @@ class ThreadWorker:
         self.call_started = None
 
     def yielded(self, run: StreamRun, entries: Sequence[Entry]) -> None:
-        self.pool.post(self.pool.on_parts, run, entries)
+        post = self.pool.post_soon if getattr(entries, "may_wait", False) else self.pool.post
+        post(self.pool.on_parts, run, entries)
 
     def perform(self, run: Any, clock_ns: Callable[[], int]) -> None:
         """Run a step, in whatever thread; `job` is set, and may have become another one."""

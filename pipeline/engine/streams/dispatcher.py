@@ -150,7 +150,7 @@ class StreamDispatcher(OpDispatcher):
             run.least = max(1, self._window // 2)
             for place, item in enumerate(run.items):
                 flow = self._flow(item.request)
-                run.allowed.append(_allowed(flow, flow.slowest + self._window - flow.sent))
+                run.allowed.append(allowed_of(flow, flow.slowest + self._window - flow.sent))
                 if not item.is_over:
                     self._runs[item.request] = run, place
         return run
@@ -187,7 +187,7 @@ class StreamDispatcher(OpDispatcher):
         found = self._runs.get(request)
         if found is not None and flow.slowest > before:
             run, place = found
-            run.allowed[place] = _allowed(flow, run.allowed[place] + flow.slowest - before)
+            run.allowed[place] = allowed_of(flow, run.allowed[place] + flow.slowest - before)
             self._resume(run)
 
     def _resume(self, run: StreamRun) -> None:
@@ -371,7 +371,7 @@ class StreamDispatcher(OpDispatcher):
         return maker
 
 
-def _allowed(flow: Flow, count: int) -> int:
+def allowed_of(flow: Flow, count: int) -> int:
     """Return how many parts there may be: `count`, unless nobody takes any more."""
     return UNWANTED if flow.slowest >= ALL else count
 

@@ -106,9 +106,13 @@ def cut(result: Any, items: Sequence[int], spans: list[list[int]]) -> list[Piece
         result = dict(result)
         done = result.pop(DONE)
     parts = split_result(result, spans) if spans else [result]
+    ends = _ends(done, len(items), spans)
+    values = result.values() if isinstance(result, Mapping) else [result]
+    if not any(isinstance(value, list | Mapping) for value in values):  # there is no None in it
+        return list(map(Piece, items, parts, ends))
     return [
         Piece(index, part, end, not _is_none(part))
-        for index, part, end in zip(items, parts, _ends(done, len(items), spans), strict=True)
+        for index, part, end in zip(items, parts, ends, strict=True)
     ]
 
 
@@ -123,6 +127,8 @@ def _ends(done: Any, count: int, spans: list[list[int]]) -> list[bool]:
             f"process yielded {DONE!r} with {len(done)} rows for {sum(spans[0])} rows "
             "that go on: give one for each."
         )
+    if spans[0].count(1) == count:  # a row each, as nearly always
+        return list(map(bool, done))
     return [bool(np.all(rows)) for rows in slices(done, spans[0])]
 
 

@@ -34,7 +34,7 @@ from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
 
 _LOGGER = logging.getLogger(__name__)
 
-_SLICE_NS = 20_000_000  # after which others have their turn
+SLICE_NS = 20_000_000  # after which others have their turn
 
 UNWANTED = -1
 """Stands in `StreamRun.allowed` for an item whose stream has failed elsewhere."""
@@ -130,7 +130,7 @@ class StreamRun(BatchRun, eq=False):
         try:
             if self.groups is None:
                 self._begin(op, teller, clock_ns)
-            self._go_on(op, teller, clock_ns, began_ns + _SLICE_NS)
+            self._go_on(op, teller, clock_ns, began_ns + SLICE_NS)
         except BaseException as error:  # ours, on data of any type: the worker must survive it
             failed = stage_error(error, op, "process", 0)
             self._tell(teller, [(place, failed) for place in self.live()])

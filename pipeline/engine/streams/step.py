@@ -1,11 +1,12 @@
-"""StepRun: one step of an Op with `batching: iterative`, for whatever requests are under way.
+"""Step: one step of an Op with `batching: iterative`, for whatever requests are under way.
 
 Plain code for any worker, as `engine.batch_run`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -18,7 +19,12 @@ from pipeline.engine.collate import Call, rows_brought
 from pipeline.engine.op_state import keep_changes
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.pull import cut
-from pipeline.errors import PayloadTypeError, PipelineError
+from pipeline.errors import PayloadTypeError
+
+_GROWING = (list, dict, set, bytearray, deque)
+
+Kept = tuple[dict[str, Any], list[int]]
+"""(a state, sizes of what in it may have others)"""
 
 
 class Progress(msgspec.Struct, eq=False):
@@ -39,7 +45,7 @@ class Progress(msgspec.Struct, eq=False):
     stored: dict[str, Any] | None = None
 
 
-class StepRun(BatchRun, eq=False):
+class Step(BatchRun, eq=False):
     """A batch of requests that go on, or begin; `preprocess` runs of those that begin only.
 
     A call of `process` that failed is made again, for each of its requests alone, unless it has
@@ -54,12 +60,8 @@ class StepRun(BatchRun, eq=False):
 
     progress: list[Progress] = field(default_factory=list)
     ends: list[bool] = field(default_factory=list)
-    before: list[dict[str, tuple[Any, int]]] = field(default_factory=list)
+    before: list[Kept] = field(default_factory=list)
     changed: set[int] = field(default_factory=set)
-
-    def again(self, error: PipelineError, attempts: int) -> list[BatchRun]:
-        """Return no runs: what the Op keeps of them may have changed."""
-        return []
 
     def prepare(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
         """Preprocess those that begin, and plan the calls of `process`."""
@@ -132,11 +134,12 @@ class StepRun(BatchRun, eq=False):
                 self.outcomes[piece.item] = ENDED
         return [piece.data for piece in pieces]
 
-    def _kept(self, call: Call) -> list[dict[str, tuple[Any, int]]]:
+    def _kept(self, call: Call) -> list[Kept]:
         """Return what the Op keeps of a call's items, as far as a change of it is seen later."""
+        states = [self.contexts[place].state for place in call.items] if self.contexts else []
         return [
-            {name: (value, _size(value)) for name, value in self.contexts[place].state.items()}
-            for place in (call.items if self.contexts else ())
+            (state.copy(), [len(value) for value in state.values() if isinstance(value, _GROWING)])
+            for state in states
         ]
 
 
@@ -146,16 +149,11 @@ def _context(item: Any, progress: Progress) -> RequestContext:
     return progress.context
 
 
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, Sized) and not hasattr(value, "shape") else 0
-
-
-def _are_same(
-    before: list[dict[str, tuple[Any, int]]], after: list[dict[str, tuple[Any, int]]]
-) -> bool:
+def _are_same(before: list[Kept], after: list[Kept]) -> bool:
     """Return whether all states have the same values, of the same sizes, as before."""
     return all(
         was.keys() == now.keys()
-        and all(was[name][0] is now[name][0] and was[name][1] == now[name][1] for name in was)
-        for was, now in zip(before, after, strict=True)
+        and sizes == sizes_now
+        and all(value is now[name] for name, value in was.items())
+        for (was, sizes), (now, sizes_now) in zip(before, after, strict=True)
     )

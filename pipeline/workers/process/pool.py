@@ -217,6 +217,10 @@ class ProcessWorkers:
                 worker.give(run)
                 worker.flush()
 
+    def joined(self, run: StreamRun) -> None:
+        """Refuse it, as nothing is stepped in processes yet."""
+        raise NotImplementedError
+
     def _unsent(self, worker: ProcessWorker, run: BatchRun) -> None:
         """Take note that a run was over, or failed, before it was sent."""
         if isinstance(run, StreamRun):

@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from doubles import on_loop
+from doubles import on_loop, wait_until
 from streaming import Mark, OneSink, PartsSink, serving
 
 from pipeline import Answer, Op, RequestOp
@@ -80,6 +80,12 @@ async def entered(op):
     op.entered.clear()
 
 
+async def joined(streams, count):
+    """Wait until so many requests have a seat, and are in the next step."""
+    seated = streams.node("Steps").scheduler
+    await asyncio.to_thread(wait_until, lambda: seated.under_way >= count)
+
+
 @on_loop
 async def test_each_step_makes_a_part_and_preprocess_runs_once():
     async with serving(steps(), **BATCHED) as streams:
@@ -90,7 +96,7 @@ async def test_each_step_makes_a_part_and_preprocess_runs_once():
         assert len(op.prepared) == 1
         assert op.sizes == [1, 1, 1]
         assert streams.engine.executor.is_decoupled()
-        assert not streams.node("Steps")._progress
+        assert not streams.node("Steps")._runs
 
 
 @on_loop
@@ -105,6 +111,7 @@ async def test_others_join_between_steps_and_finished_ones_leave():
         long = streams.begin(n=5)
         await entered(op)
         short = [streams.begin(n=2), streams.begin(n=1)]
+        await joined(streams, 3)
         op.gate.set()
         for sink in (long, *short):
             assert await sink.ended() is None
@@ -145,9 +152,10 @@ async def test_a_request_that_is_cancelled_leaves_and_its_state_goes():
         gone = streams.begin(PartsSink(takes_at_once=False), n=10**9)
         await gone.until(2)
         node = streams.node("Steps")
-        assert len(node._progress) == 1
+        assert len(node._runs) == 1
         gone.request.cancel()
-        assert not node._progress
+        assert not node._runs
+        await streams.idle()
         assert not node.scheduler.under_way
         sink = streams.begin(n=3)
         assert await sink.ended() is None
@@ -164,6 +172,7 @@ async def test_a_request_that_is_cancelled_in_a_step_is_not_in_the_next_one():
         gone = streams.begin(n=10**9)
         await entered(op)
         stays = streams.begin(n=2)
+        await joined(streams, 2)
         gone.request.cancel()
         op.gate.set()
         assert await stays.ended() is None
@@ -202,6 +211,7 @@ async def test_a_step_that_failed_and_changed_a_state_is_not_made_again():
         first = streams.begin(n=3)
         await entered(op)
         second = streams.begin(n=3)
+        await joined(streams, 2)
         op.gate.set()
         for sink in (first, second):
             assert "too late" in (await sink.ended()).err_msg
@@ -326,7 +336,7 @@ async def test_deadlines_hold_between_parts():
         assert (await asyncio.wait_for(late, 20)).err_no == ErrorCode.TIMEOUT
         op.gate.set()
         await sink.ended()
-        assert not streams.node("Steps")._progress
+        assert not streams.node("Steps")._runs
 
 
 class Generates(Op):
@@ -385,5 +395,5 @@ async def test_whatever_callers_do_every_request_ends_and_nothing_is_left():
             assert sink.texts == [f"{at}" for at in range(2 if ends_badly else count)]
         await streams.idle()
         node = streams.node("Steps")
-        assert not node._progress
+        assert not node._runs
         assert node.scheduler.under_way == len(node.scheduler) == 0
