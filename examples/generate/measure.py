@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from itertools import count
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -32,7 +34,8 @@ PROMPT, MOST, SECONDS, ROUNDS = "this movie is", 60, 3.0, 5
 def main() -> None:
     given = _arguments()
     if given.port:
-        print(asyncio.run(ask(given.port, given.callers, given.stream)))
+        ask = {"events": events, "messages": messages, "answers": answers}[given.way]
+        print(asyncio.run(ask(given.port, given.callers)))
         return
     from web_server import HERE, server
 
@@ -40,7 +43,7 @@ def main() -> None:
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(HERE / "models" / "step.onnx", options)
     vocabulary = Vocabulary.load(HERE / "models" / "words.txt")
-    ways = ("plain loop", "one answer", "a message a word")
+    ways = ("plain loop", "one answer", "events (SSE)", "gRPC messages")
     print("words a second, and us of processor time of the loop, or the server, for each")
     print("| callers | " + " | ".join(f"{way} | us" for way in ways) + " |")
     with server:
@@ -49,8 +52,9 @@ def main() -> None:
             for _ in range(ROUNDS):
                 tries = (
                     partial(loop, session, vocabulary, callers),
-                    partial(asked, server.rpc_port, callers, stream=False),
-                    partial(asked, server.rpc_port, callers, stream=True),
+                    partial(asked, server.rpc_port, callers, "answers"),
+                    partial(asked, server.http_port, callers, "events"),
+                    partial(asked, server.rpc_port, callers, "messages"),
                 )
                 rounds.append([timed(write) for write in tries])
             cells = []
@@ -88,15 +92,40 @@ def loop(session: onnxruntime.InferenceSession, vocabulary: Vocabulary, texts: i
     return written / (time.perf_counter() - began)
 
 
-def asked(port: int, callers: int, stream: bool) -> float:
+def asked(port: int, callers: int, way: str) -> float:
     """Return the words a second that callers get, who are another process."""
     command = [sys.executable, __file__, "--port", f"{port}", "--callers", f"{callers}"]
-    command += ["--stream"] if stream else []
+    command += ["--way", way]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-async def ask(port: int, callers: int, stream: bool) -> float:
-    """Ask again and again; return the words a second that came."""
+async def answers(port: int, callers: int) -> float:
+    """Ask for one answer again and again, over gRPC; return the words a second that came."""
+
+    async def ask(stub: Any, request: Any) -> int:
+        answer = await stub.inference(request)
+        assert not answer.err_no, answer.err_msg
+        return min(MOST, len(words_of(answer.value[0])) + 1)
+
+    return await _over_grpc(port, callers, ask)
+
+
+async def messages(port: int, callers: int) -> float:
+    """Ask for a stream again and again, over gRPC; return the words a second that came."""
+
+    async def ask(stub: Any, request: Any) -> int:
+        written = 0
+        async for part in stub.inference_stream(request):
+            assert not part.err_no, part.err_msg
+            written += 1
+        return written
+
+    return await _over_grpc(port, callers, ask)
+
+
+async def _over_grpc(
+    port: int, callers: int, ask: Callable[[Any, Any], Coroutine[Any, Any, int]]
+) -> float:
     seeds = count()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = pipeline_service_pb2_grpc.PipelineServiceStub(channel)
@@ -107,25 +136,70 @@ async def ask(port: int, callers: int, stream: bool) -> float:
             while time.perf_counter() - began < SECONDS:
                 texts = [PROMPT, f"{MOST}", f"{next(seeds)}"]
                 request = pipeline_service_pb2.Request(key=["prompt", "most", "seed"], value=texts)
-                if stream:
-                    async for part in stub.inference_stream(request):
-                        written += 1
-                        assert not part.err_no, part.err_msg
-                else:
-                    answer = await stub.inference(request)
-                    assert not answer.err_no, answer.err_msg
-                    written += min(MOST, len(words_of(answer.value[0])) + 1)
+                written += await ask(stub, request)
             return written
 
         written = sum(await asyncio.gather(*(caller() for _ in range(callers))))
         return written / (time.perf_counter() - began)
 
 
+async def events(port: int, callers: int) -> float:
+    """Ask for server-sent events again and again; return the words a second that came.
+
+    The client only counts the events, so that it takes little of the processor's time.
+    """
+    seeds, loop = count(), asyncio.get_running_loop()
+    began = time.perf_counter()
+
+    async def caller() -> int:
+        ended: asyncio.Future[int] = loop.create_future()
+        await loop.create_connection(lambda: EventCounter(seeds, began, ended), "127.0.0.1", port)
+        return await ended
+
+    written = sum(await asyncio.gather(*(caller() for _ in range(callers))))
+    return written / (time.perf_counter() - began)
+
+
+class EventCounter(asyncio.Protocol):
+    """A connection that asks for one stream behind the other, and counts the words that come."""
+
+    END = b"event: end"
+
+    def __init__(self, seeds: Iterator[int], began: float, ended: asyncio.Future[int]) -> None:
+        self._seeds, self._began, self._ended = seeds, began, ended
+        self._written = 0
+        self._tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._ask()
+
+    def data_received(self, data: bytes) -> None:
+        self._written += data.count(b'data: {"')  # a short event is never cut
+        self._tail = (self._tail + data)[-64:]
+        if self._tail.endswith(b"0\r\n\r\n"):
+            assert self.END in self._tail, "an error has ended it"
+            self._tail = b""
+            if time.perf_counter() - self._began < SECONDS:
+                self._ask()
+            else:
+                self._transport.close()
+                self._ended.set_result(self._written)
+
+    def _ask(self) -> None:
+        texts = [PROMPT, f"{MOST}", f"{next(self._seeds)}"]
+        body = json.dumps({"key": ["prompt", "most", "seed"], "value": texts})
+        self._transport.write(
+            "POST /generate/prediction HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            f"Accept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure words a second.")
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--callers", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--stream", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--way", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

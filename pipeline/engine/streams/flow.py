@@ -72,7 +72,8 @@ class Flow(msgspec.Struct, eq=False):
     @property
     def slowest(self) -> int:
         """Return how many parts all have taken."""
-        return min(self.taken.values())
+        taken = self.taken
+        return min(taken.values()) if len(taken) > 1 else next(iter(taken.values()))
 
 
 class RequestStream(msgspec.Struct, eq=False):

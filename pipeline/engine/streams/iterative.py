@@ -10,9 +10,10 @@ from pipeline.engine.channel import Item
 from pipeline.engine.journal import PartKind
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.payload import LOCAL
+from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.iterative import IterativeScheduler
 from pipeline.engine.streams.dispatcher import StreamDispatcher, allowed_of
-from pipeline.engine.streams.flow import ENDED
+from pipeline.engine.streams.flow import ENDED, OUT, End
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.spans import note_made
 from pipeline.engine.streams.stepped import ENDS, Made, SteppedRun
@@ -77,9 +78,11 @@ class IterativeDispatcher(StreamDispatcher):
             self.load.served((step.end_ns - step.start_ns) / 1e9)
             if self.spans.is_wanted:
                 self.spans.batch(cast(Worker, run), step)
+        items, runs = run.items, self._runs
         for place, outcome in entries:
-            item = run.items[place]
-            if self._runs.get(item.request) == (run, place):
+            item = items[place]
+            found = runs.get(item.request)
+            if found is not None and found[0] is run and found[1] == place:
                 self._tell(run, item, outcome)
             if outcome is ENDED or (type(outcome) is not dict and isinstance(outcome, ENDS)):
                 self._leave(run, place)
@@ -101,6 +104,16 @@ class IterativeDispatcher(StreamDispatcher):
             self._send_part(request, flow.sent - 1, outcome)
             if isinstance(outcome, Answer):
                 self._runs.pop(request, None)
+
+    def took(self, request: RequestState, end: End = OUT, count: int = 1) -> None:
+        found, stream = self._runs.get(request), request.stream
+        flow = stream.flows.get(self) if stream is not None else None
+        if found is None or flow is None or len(flow.taken) > 1 or not found[0].is_out:
+            super().took(request, end, count)
+            return
+        run, place = found  # as nearly always: it goes on by itself
+        flow.taken[end] += count
+        run.allowed[place] = allowed_of(flow, run.allowed[place] + count)
 
     def _leave(self, run: SteppedRun, place: int) -> None:
         """Give a place to whoever comes next."""

@@ -1,4 +1,4 @@
-"""Step: one step of an Op with `batching: iterative`, for whatever requests are under way.
+"""StepRun: one step of an Op with `batching: iterative`, for whatever requests are under way.
 
 Plain code for any worker, as `engine.batch_run`.
 """
@@ -45,7 +45,7 @@ class Progress(msgspec.Struct, eq=False):
     stored: dict[str, Any] | None = None
 
 
-class Step(BatchRun, eq=False):
+class StepRun(BatchRun, eq=False):
     """A batch of requests that go on, or begin; `preprocess` runs of those that begin only.
 
     A call of `process` that failed is made again, for each of its requests alone, unless it has

@@ -17,7 +17,7 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.stage_errors import stage_error
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import SLICE_NS, UNWANTED, Entry, StreamRun, StreamWatch
-from pipeline.engine.streams.step import Progress, Step
+from pipeline.engine.streams.step import Progress, StepRun
 from pipeline.errors import PipelineError
 from pipeline.routes import Answer
 
@@ -30,6 +30,7 @@ _QUICK_NS = 2_000_000  # a step of less: the loop looks by itself for what was m
 class Vacant:
     """Item of a place that nobody has."""
 
+    request = None
     data_id = -1
     log_id = 0
     deadline = None
@@ -51,7 +52,7 @@ class Made(list[Entry]):
             are many of them, and a step takes no time.
     """
 
-    step: Step | None = None
+    step: StepRun | None = None
     may_wait: bool = False
 
 
@@ -149,7 +150,7 @@ class SteppedRun(StreamRun, eq=False):
         """Run a slice: until nobody has room, or others are to have a turn. Raises nothing."""
         began_ns = clock_ns()
         teller = cast(StreamWatch, watch)
-        self.groups = []
+        self.groups: list[list[int]] | None = []
         try:
             while not self.is_superseded:
                 self._seat()
@@ -165,7 +166,7 @@ class SteppedRun(StreamRun, eq=False):
             self.seated = []
         self.stepping = []
         self.end_ns: int = clock_ns()
-        self.busy_ns = self.end_ns - began_ns
+        self.busy_ns: int = self.end_ns - began_ns
 
     def _seat(self) -> None:
         """Have those begin who have joined."""
@@ -192,7 +193,7 @@ class SteppedRun(StreamRun, eq=False):
 
     def _step(self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int]) -> None:
         places = self.stepping
-        step = Step(
+        step = StepRun(
             [self.items[place] for place in places],
             progress=[self.progress[place] for place in places],
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -137,10 +137,14 @@ async def _pieces(
                 has_begun = True
                 yield form.heartbeat
             while reader.parts:
-                for piece in form.part(await write(reader.parts.popleft())):
+                pieces, count, error = await _written(reader, form, write)
+                for piece in pieces:
                     has_begun = True
                     yield piece
-                reader.took_part()
+                if error is not None:
+                    raise error
+                for _ in range(count):
+                    reader.took_part()
         for piece in await _last(reader.last, form, write):
             has_begun = True
             yield piece
@@ -153,6 +157,26 @@ async def _pieces(
             yield piece
     finally:
         reader.cancel()
+
+
+async def _written(
+    reader: PartsReader, form: StreamForm, write: Callable[[Any], Awaitable[bytes]]
+) -> tuple[Sequence[bytes], int, PipelineError | HttpError | None]:
+    """Write the parts that are there, which go together if they are small.
+
+    Returns their pieces, how many parts these are, and why the next one cannot be written.
+    """
+    pieces: list[bytes] = []
+    size = count = 0
+    try:
+        while reader.parts and size <= SHORT_BYTES:
+            body = await write(reader.parts.popleft())
+            pieces += form.part(body)
+            size += len(body)
+            count += 1
+    except (PipelineError, HttpError) as error:
+        return pieces, count, error
+    return [b"".join(pieces)] if size <= SHORT_BYTES else pieces, count, None
 
 
 async def _last(
