@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 
-_LOOK_S = 0.001
+_LOOK_S = 0.002
 
 
 class LoopInbox:
