@@ -92,7 +92,7 @@ class StreamRun(BatchRun, eq=False):
         """
         if self.is_finished or self.is_superseded:
             return False
-        least = 1 if self.busy_ns > _SLICE_NS else self.least
+        least = 1 if self.busy_ns > SLICE_NS else self.least
         return any(self._room(group) >= least for group in self.groups or ())
 
     def live(self) -> list[int]:

@@ -116,8 +116,9 @@ class SteppedRun(StreamRun, eq=False):
     def has_work(self) -> bool:
         if self.is_superseded:
             return False
+        least = 1 if self.busy_ns > SLICE_NS else self.least
         return bool(self.joining) or any(
-            self._room([place]) >= self.least
+            self._room([place]) >= least
             for place, has_ended in enumerate(self.ended)
             if not has_ended
         )
