@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from pipeline.errors import PackageError, PayloadTypeError, utf8_text
+from pipeline.errors import PackageError, PayloadTypeError, TooLargeError, utf8_text
 from pipeline.proto.pipeline.json_long import LongArray
 from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, weight
 
@@ -50,19 +50,7 @@ def read_object(body: bytes, what: str = "the request") -> dict[str, Any]:
         PackageError: it is no JSON or no object, a key stands there twice, it is nested too deeply,
             or has a number that nothing can hold; where, and what to do.
     """
-    nested = body.count(b"[") + body.count(b"{")
-    if nested > MAX_DEPTH and _is_too_deep(_shape_of(body)):
-        raise _too_deep(what)
-    try:
-        fields = _decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        _explain(body, what)
-    if type(fields) is not dict:
-        raise PackageError(f"{what} must be a JSON object like {_EXAMPLE}, not {_kind(fields)}")
-    colons = body.count(b":")
-    if colons != len(fields) and _shape_of(body).count(b":") != _keys_in(fields):
-        _explain(body, what)
-    return fields
+    return _object(read_value(body, what), what)
 
 
 def read_large_object(body: bytes, limits: Limits, what: str = "the request") -> dict[str, Any]:
@@ -70,23 +58,51 @@ def read_large_object(body: bytes, limits: Limits, what: str = "the request") ->
 
     Raises TooLargeError besides, for more strings than `limits` has.
     """
-    limits.check_json(len(body), "send less at once")
+    return _object(read_large_value(body, limits, what), what)
+
+
+def read_value(body: bytes, what: str) -> Any:
+    """Return any value of JSON, as `read_object` does."""
+    nested = body.count(b"[") + body.count(b"{")
+    if nested > MAX_DEPTH and _is_too_deep(_shape_of(body)):
+        raise _too_deep(what)
+    try:
+        value = _decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        _explain(body, what)
+    colons = body.count(b":")
+    has_all = type(value) is dict and colons == len(value)  # as mostly
+    if not has_all and colons and _shape_of(body).count(b":") != _keys_in(value):
+        _explain(body, what)
+    return value
+
+
+def read_large_value(body: bytes, limits: Limits, what: str) -> Any:
+    """Return any value of JSON, as `read_large_object` does."""
+    if len(body) > limits.json_bytes:
+        raise TooLargeError(
+            f"{what} is larger than max_json_bytes ({limits.json_bytes} bytes): send less at once"
+        )
     limits.check_texts(body.count(b'"') // 2)
     view = memoryview(body.strip())
     if bytes(view[:1]) not in (b"{", b"["):
-        return read_object(body, what)
+        return read_value(body, what)
     try:
         shape = _large_shape(view)
         if _is_too_deep(shape):
             raise _too_deep(what)
-        fields = _read(view)
+        value = _read(view)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         _explain(body, what)
-    if type(fields) is not dict:
-        raise PackageError(f"{what} must be a JSON object like {_EXAMPLE}, not {_kind(fields)}")
-    if shape.count(b":") != _keys_in(fields):
+    if shape.count(b":") != _keys_in(value):
         _explain(body, what)
-    return fields
+    return value
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise PackageError(f"{what} must be a JSON object like {_EXAMPLE}, not {_kind(value)}")
+    return value
 
 
 def _read(view: memoryview) -> Any:
@@ -148,6 +164,8 @@ def _keys_in(value: Any) -> int:
         return len(value) + sum(
             _keys_in(each) for each in value.values() if type(each) in (dict, list)
         )
+    if type(value) is not list:
+        return 0
     return sum(_keys_in(each) for each in value if type(each) in (dict, list))
 
 

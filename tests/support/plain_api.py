@@ -17,7 +17,7 @@ PATIENCE_S = 60.0
 
 
 class Does(Op):
-    """Answers with the request, or as its `do` says; `n` of it is how many parts there are."""
+    """Answers with the request, or as its `do` says; with a `picture` as it is."""
 
     def __init__(self, **config: Any) -> None:
         super().__init__(OP, [RequestOp()], **config)
@@ -40,6 +40,8 @@ class Does(Op):
             "picture": {"picture": PICTURE, "content_type": "image/png"},
             "types": {name: type(value).__name__ for name, value in fields.items()},
         }
+        if "picture" in fields:
+            fields = {**fields, "content_type": "image/png"}
         return answers.get(do, fields), False, None, ""
 
     def postprocess(self, input_data: Any, fetch_data: Any, *args: Any) -> Any:

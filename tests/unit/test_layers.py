@@ -78,6 +78,7 @@ AT_HOME: dict[str, set[str]] = {
     "uvicorn": {"frontends.http.connection", "frontends.http.listener"},
     "httptools": {"frontends.http.connection", "frontends.http.heads", "proto.http_answer"},
     "uvloop": {"system.event_loop"},
+    "python_multipart": {"frontends.api.multipart"},
     "yaml": {"config.yaml"},
     "onnxruntime": {"predictors.onnx.predictor"},
     "paddle": {"predictors.paddle.predictor"},

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import parse_qsl
 
-from pipeline.errors import PackageError
+from pipeline.errors import PackageError, TooLargeError
+from pipeline.frontends.api.multipart import fields_of_form
 from pipeline.frontends.http.routes import HttpError
 from pipeline.proto.plain_json import read_large_object, read_object
 from pipeline.proto.slices import SHORT_BYTES, Limits
 
 _JSON = "application/json"
+_MULTIPART = "multipart/form-data"
 _FORM = "application/x-www-form-urlencoded"  # what curl says of all that it is given
+_TEXT = "text/plain"
+_DATA = "application/octet-stream"
+_KEYS = {"image": "image", "audio": "audio", "video": "video"}
+"""Keys of bodies that are bytes, by the first part of their content type."""
+
+TAKEN = (_JSON, _MULTIPART, "image/*", "audio/*", "video/*", _DATA, _TEXT)
+"""Content types of bodies."""
 
 
 def is_large(body: bytes) -> bool:
@@ -30,6 +40,9 @@ def fields_of(
 ) -> dict[str, Any]:
     """Return the fields of a request; large ones in slices between which others run.
 
+    A body that is one value has the key that `key=...` in the query says, or one by its type:
+    `image`, `audio`, `video`, `text` and `data`.
+
     Raises:
         PackageError: the body is not what its content type says.
         HttpError: 415: there is nothing to be made of that type.
@@ -37,15 +50,40 @@ def fields_of(
     content_type = headers.get(b"content-type", b"")
     if is_json(content_type):
         return read_large_object(body, limits) if is_large(body) else read_object(body)
-    raise _unknown(_kind_of(content_type))
+    kind = _kind_of(content_type)
+    if kind == _MULTIPART:
+        return fields_of_form(body, content_type, limits)
+    key = dict(parse_qsl(query)).get("key")
+    if kind == _TEXT:
+        return {key or "text": _text_of(body, content_type, limits)}
+    if kind == _DATA:
+        return {key or "data": body}
+    family = kind.partition("/")[0]
+    if family in _KEYS:
+        return {key or _KEYS[family]: body}
+    raise _unknown(kind)
 
 
 def _kind_of(content_type: bytes) -> str:
     return content_type.decode("latin-1").partition(";")[0].strip(" \t").lower()
 
 
+def _text_of(body: bytes, content_type: bytes, limits: Limits) -> str:
+    if len(body) > limits.json_bytes:
+        text = f"the request is larger than max_json_bytes ({limits.json_bytes} bytes)"
+        raise TooLargeError(f"{text}: send it as {_DATA}")
+    charset = content_type.decode("latin-1").lower().partition("charset=")[2]
+    if charset.partition(";")[0].strip(" \t\"'") not in ("", "utf-8", "utf8", "us-ascii"):
+        raise HttpError(415, PackageError("text is taken in UTF-8: send charset=utf-8 or none"))
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        text = f"the request is not UTF-8: {error.reason} at byte {error.start}; or send {_DATA}"
+        raise PackageError(text) from None
+
+
 def _unknown(kind: str) -> HttpError:
-    mend = "send application/json"
+    mend = f"send {', '.join(TAKEN[:-1])} or {TAKEN[-1]}"
     if kind == _FORM:
-        mend += " (curl: -H 'content-type: application/json')"
+        mend = f"send {_JSON} (curl: -H 'content-type: {_JSON}')"
     return HttpError(415, PackageError(f"the content-type {kind[:100]!r} is not taken: {mend}"))

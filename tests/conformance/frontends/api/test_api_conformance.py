@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 from collections.abc import Iterator
@@ -100,6 +101,65 @@ CASES = (
 )  # fmt: skip
 
 
+def form(*parts: tuple[str, bytes]) -> bytes:
+    """A form of parts, each with what its head says."""
+    pieces = [
+        b"--b0\r\nContent-Disposition: form-data; %b\r\n\r\n%b\r\n" % (head.encode(), content)
+        for head, content in parts
+    ]
+    return b"".join(pieces) + b"--b0--\r\n"
+
+
+def typed(kind: str) -> tuple[str]:
+    return (f"Content-Type: {kind}",)
+
+
+FORM = typed("multipart/form-data; boundary=b0")
+BYTES = bytes(range(256)) * 400
+OTHER_BODIES = (
+    Case("a picture in, a picture out", BYTES, 200, BYTES, typed("image/png"),
+         path="/api/plain?key=picture", content_type="image/png"),
+    Case("bytes", b"\xff\0", 200, {"data": "/wA="}, typed("application/octet-stream")),
+    Case("an image", b"\xff\0", 200, {"image": "/wA="}, typed("image/jpeg")),
+    Case("a sound", b"\xff\0", 200, {"audio": "/wA="}, typed("audio/wav")),
+    Case("a film", b"\xff\0", 200, {"video": "/wA="}, typed("Video/mp4; x=y")),
+    Case("text", "ü\n".encode(), 200, {"text": "ü\n"}, typed("text/plain; charset=UTF-8")),
+    Case("a key", b"a", 200, {"my key": "a"}, typed("text/plain"), path="/api/plain?key=my%20key"),
+    Case("a form",
+         form(('name="a"', b"1"), ('name="b"; filename="x.png"', b"\xff\0"),
+              ('name="c"\r\nContent-Type: application/json', b'{"x": [1, null]}'),
+              ('name="d"\r\nContent-Type: image/png', b"\xff"),
+              ('name="a"', "ü".encode()), ('name="\u00fc"', b"")),
+         200,
+         {"a": ["1", "ü"], "b": "/wA=", "c": {"x": [1, None]}, "d": "/w==", "ü": ""}, FORM),
+    Case("a large form", form(('name="a"; filename="x"', b"\r\n--b1 --\r" * 20_000)), 200,
+         {"a": base64.b64encode(b"\r\n--b1 --\r" * 20_000).decode()}, FORM),
+    Case("an empty form", b"--b0--\r\n", 200, {}, FORM),
+    package("text that is none", b"\xff", "not UTF-8: invalid start byte at byte 0; or send "
+            "application/octet-stream", headers=typed("text/plain")),
+    package("text of another charset", b"a", "send charset=utf-8 or none", 415,
+            headers=typed("text/plain; charset=latin-1")),
+    package("no boundary", form(), "has no boundary: leave the header",
+            headers=typed("multipart/form-data")),
+    package("another boundary", form(('name="a"', b"1")), "the form is broken",
+            headers=typed("multipart/form-data; boundary=other")),
+    package("a form that is cut short", form(('name="a"', b"1"))[:-8], "the form is cut short",
+            headers=FORM),
+    package("a form of nothing", b"", "the form is cut short", headers=FORM),
+    package("a part without a name", form(("x=y", b"1")), "part 1 of the form has no name",
+            headers=FORM),
+    package("a part that is no text", form(('name="a"', b"\xff")), "the form's a is not UTF-8",
+            headers=FORM),
+    package("a part that is no JSON",
+            form(('name="a"\r\nContent-Type: application/json', b'{"b": [NaN]}')),
+            "the form's a's b[0] is NaN", headers=FORM),
+    package("a part in base64", form(('name="a"\r\nContent-Transfer-Encoding: base64', b"YQ==")),
+            "the transfer encoding 'base64': send its bytes as they are", headers=FORM),
+    package("too many parts", form(*[('name="a"', b"")] * 1001), "more than 1000 parts", 413,
+            headers=FORM),
+)  # fmt: skip
+
+
 @contextlib.contextmanager
 def without_lane() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
@@ -126,7 +186,7 @@ def asked(port: int, case: Case) -> Answer:
         return connection.answer(case.method)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *OTHER_BODIES], ids=lambda case: case.name)
 @pytest.mark.parametrize("place", PLACES)
 def test_all_answer_as_the_table_says(ports: dict[str, int], place: str, case: Case):
     answer = asked(ports[place], case)

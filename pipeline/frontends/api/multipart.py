@@ -1,0 +1,132 @@
+"""Forms: a body of `multipart/form-data` as the fields of a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from pipeline.errors import PackageError, TooLargeError
+from pipeline.proto.plain_json import read_large_value, read_value
+from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe
+
+_MAX_PARTS = 1000
+_PLAIN = ("", "7bit", "8bit", "binary")
+
+
+def fields_of_form(body: bytes, content_type: bytes, limits: Limits) -> dict[str, Any]:
+    """Return the parts of a form by their names, in slices between which others run.
+
+    A file (a part with a `filename`), and what has a content type of its own, is `bytes`; a part of
+    `application/json` its value, any other one text. Parts of one name are a list, in order.
+
+    Raises:
+        PackageError: the form is broken or cut short, or a part is not what it says.
+        TooLargeError: it has more parts than a form may have.
+    """
+    _, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary")
+    if not boundary:
+        raise PackageError(
+            "the content-type multipart/form-data has no boundary: leave the header to what makes "
+            "the form, which sets it"
+        )
+    parts = _Parts()
+    try:
+        parser = MultipartParser(boundary, parts.callbacks())
+        for at in range(0, len(body), SLICE_BYTES):
+            breathe()
+            parser.write(body[at : at + SLICE_BYTES])
+    except FormParserError as error:
+        raise PackageError(f"the form is broken: {error}") from None
+    if not parts.has_ended:
+        raise PackageError("the form is cut short: there is no end, a last line --boundary--")
+    fields: dict[str, list[Any]] = {}
+    for number, (headers, pieces) in enumerate(parts.found, 1):
+        name, value = _field(number, headers, b"".join(pieces), limits)
+        fields.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
+
+
+class _Parts:
+    """The parts of a form, as the parser tells them.
+
+    Attributes:
+        found: (headers by their lower-case names, pieces of the content) of each.
+        has_ended: the end of the form was there.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[tuple[dict[bytes, bytes], list[bytes]]] = []
+        self.has_ended = False
+        self._name = self._value = b""
+
+    def callbacks(self) -> Any:
+        """Return what the parser calls."""
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": self._add_to_name,
+            "on_header_value": self._add_to_value,
+            "on_header_end": self._end_header,
+            "on_part_data": self._add_content,
+            "on_end": self._end,
+        }
+
+    def _begin(self) -> None:
+        if len(self.found) == _MAX_PARTS:
+            raise TooLargeError(f"the form has more than {_MAX_PARTS} parts")
+        self.found.append(({}, []))
+
+    def _add_to_name(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _add_to_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _end_header(self) -> None:
+        self.found[-1][0][self._name.lower()] = self._value
+        self._name = self._value = b""
+
+    def _add_content(self, data: bytes, start: int, end: int) -> None:
+        self.found[-1][1].append(data[start:end])
+
+    def _end(self) -> None:
+        self.has_ended = True
+
+
+def _field(
+    number: int, headers: dict[bytes, bytes], content: bytes, limits: Limits
+) -> tuple[str, Any]:
+    """Return the name and the value of a part."""
+    kind, options = parse_options_header(headers.get(b"content-disposition"))
+    if kind != b"form-data" or b"name" not in options:
+        raise PackageError(
+            f"part {number} of the form has no name: begin it with "
+            'Content-Disposition: form-data; name="..."'
+        )
+    name = options[b"name"].decode("utf-8", "replace")
+    encoding = headers.get(b"content-transfer-encoding", b"").decode("latin-1").strip().lower()
+    if encoding not in _PLAIN:
+        text = (
+            f"the form's {name} has the transfer encoding {encoding!r}: send its bytes as they are"
+        )
+        raise PackageError(text)
+    content_type, _ = parse_options_header(headers.get(b"content-type"))
+    if content_type == b"application/json" and b"filename" not in options:
+        what = f"the form's {name}"
+        if len(content) <= SHORT_BYTES:
+            return name, read_value(content, what)
+        return name, read_large_value(content, limits, what)
+    if b"filename" in options or content_type not in (b"", b"text/plain"):
+        return name, content
+    return name, _text(content, f"the form's {name}")
+
+
+def _text(content: bytes, what: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        where = f"{error.reason} at byte {error.start}"
+        text = f"{what} is not UTF-8: {where}; send bytes as a file, with a filename"
+        raise PackageError(text) from None

@@ -1,0 +1,53 @@
+"""Forms: what is put in comes out, however it is cut, and what is broken is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import PackageError, TooLargeError
+from pipeline.frontends.api.multipart import fields_of_form
+from pipeline.proto.slices import Limits
+
+TYPE = b'multipart/form-data; boundary="a b"'
+NAMES = st.text("abcü_[]", min_size=1, max_size=4)
+
+
+def form(parts):
+    pieces = [
+        b'--a b\r\nContent-Disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
+        % (name.encode(), more, content)
+        for name, more, content in parts
+    ]
+    return b"".join(pieces) + b"--a b--"
+
+
+@given(st.dictionaries(NAMES, st.binary(max_size=60), max_size=4), NAMES.map(str.strip))
+def test_files_come_out_as_they_are(files, name):
+    parts = [(key, b'; filename="%b"' % name.encode(), content) for key, content in files.items()]
+    assert fields_of_form(form(parts), TYPE, Limits()) == files
+
+
+@given(st.dictionaries(NAMES, st.text("aü\r\n-", max_size=20), max_size=4))
+def test_texts_come_out_as_they_are(texts):
+    parts = [(key, b"", text.encode()) for key, text in texts.items()]
+    assert fields_of_form(form(parts), TYPE, Limits()) == texts
+
+
+@given(st.binary(max_size=80))
+def test_what_is_broken_is_refused(body):
+    with pytest.raises(PackageError):
+        fields_of_form(body, TYPE, Limits())
+
+
+def test_a_form_that_is_cut_anywhere_is_refused():
+    whole = form([("x", b'; filename="a"', b"1" * 20), ("y", b"", b"2")])
+    for at in range(len(whole) - 1):
+        with pytest.raises(PackageError):
+            fields_of_form(whole[:at], TYPE, Limits())
+
+
+def test_a_form_has_so_many_parts_and_no_more():
+    with pytest.raises(TooLargeError, match="more than 1000 parts"):
+        fields_of_form(form([("x", b"", b"")] * 1001), TYPE, Limits())
