@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import mmap
+import os
+import signal
 import tempfile
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from doubles import server_for, wait_until
+from streaming import Event
 
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.data import ANY, Tensor
@@ -23,8 +26,8 @@ EDGES = ("embedded", "gateway")
 class Parts(Op):
     """Yields `n` texts "0", "1", ..., of `size` characters at least; the request says more.
 
-    `fail`: raise before that one. `hold`: wait before that one until `go` is set. Without "n" there
-    is no end. `SEEN` tells what became of them.
+    `fail`: raise before that one. `hold`: wait before that one until `go` is set. `die`: end the
+    worker's process before that one. Without "n" there is no end. `SEEN` tells what became of them.
     """
 
     @classmethod
@@ -42,6 +45,8 @@ class Parts(Op):
                     raise ValueError("broken in the middle")
                 if number == hold:
                     SEEN.go.wait(30)
+                if number == int(asked.get("die", -1)):
+                    os.kill(os.getpid(), signal.SIGKILL)
                 SEEN.made += 1
                 yield {"text": f"{number}".ljust(int(asked.get("size", 0)), ".")}
                 number += 1
@@ -50,13 +55,21 @@ class Parts(Op):
 
 
 class Seen:
-    """What has become of the generators of `Parts` since `clear`."""
+    """What has become of the generators of `Parts` since `clear`, in threads or processes."""
 
     def __init__(self) -> None:
-        self.begun = threading.Event()
-        self.closed = threading.Event()
-        self.go = threading.Event()
-        self.made = 0
+        self.begun = Event()
+        self.closed = Event()
+        self.go = Event()
+        self._made = memoryview(mmap.mmap(-1, 8)).cast("q")
+
+    @property
+    def made(self) -> int:
+        return self._made[0]
+
+    @made.setter
+    def made(self, count: int) -> None:
+        self._made[0] = count
 
     def clear(self) -> None:
         for event in (self.begun, self.closed, self.go):
@@ -86,6 +99,19 @@ def seen() -> Iterator[Seen]:
     SEEN.clear()
     yield SEEN
     SEEN.go.set()
+
+
+class AskedByName(RequestOp):
+    """Declares what `Parts` reads, for callers of v2."""
+
+    input_tensors = tuple(Tensor(name, "BYTES", (1,)) for name in ("n", "fail", "die", "size"))
+
+
+class NamedParts(Parts):
+    """`Parts` as a model of v2, too."""
+
+    input_tensors = AskedByName.input_tensors
+    output_tensors = (Tensor("text", "BYTES", (1,)),)
 
 
 def streaming_server(edge: str, last_op: Op | None = None, **config: Any) -> PipelineServer:

@@ -38,6 +38,9 @@ class Event:
     def set(self) -> None:
         self._flag[0] = 1
 
+    def clear(self) -> None:
+        self._flag[0] = 0
+
     def is_set(self) -> bool:
         return self._flag[0] == 1
 
