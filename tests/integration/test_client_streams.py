@@ -121,13 +121,13 @@ def test_closing_the_client_ends_its_streams(endpoint, stage):
 
 def test_the_deadline_is_of_the_whole_stream(client):
     parts = client.predict_stream({"n": "2", "hold": "1"}, timeout=0.5)
-    assert next(parts)["text"] == 0
-    ends: list[object] = []
+    heard: list[object] = []
     try:
-        ends.append(next(parts).err_no)
+        heard += [part.err_no or part["text"] for part in parts]
     except FAILURES as error:
-        ends.append(error.code() if isinstance(error, grpc.RpcError) else error.code)
-    assert ends[0] in (6000, grpc.StatusCode.DEADLINE_EXCEEDED)  # whichever is quicker
+        heard.append(error.code() if isinstance(error, grpc.RpcError) else error.code)
+    assert heard.pop() in (6000, grpc.StatusCode.DEADLINE_EXCEEDED)  # whichever is quicker
+    assert heard in ([0], []), "on a busy machine it may pass before the first part"
 
 
 @pytest.mark.parametrize("door", ["gRPC", "HTTP"])

@@ -45,7 +45,7 @@ def release():
 
 def test_a_service_goes_on_after_dag_retry_met_a_timeout(release):
     """2: the second attempt was an error that ended the thread which answers all requests."""
-    op = Hangs("hangs", RequestOp(), timeout=50)
+    op = Hangs("hangs", RequestOp(), timeout=500)
     op.release = release
     with server_for(op, dag={"retry": 3}) as server, client_of(server) as client:
         assert client.predict({"how": "hang"}).err_no == 6000

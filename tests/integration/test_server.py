@@ -207,7 +207,7 @@ def test_a_caller_is_answered_on_time_while_user_code_hangs_and_the_op_goes_on()
                 release.wait(60)
             return feed_batch[0]
 
-    op = Hangs("hangs", [RequestOp()], timeout=50)
+    op = Hangs("hangs", [RequestOp()], timeout=500)
     with server_for(op) as server, client_of(server) as client:
         try:
             assert client.predict({"how": "hang"}).err_no == 6000

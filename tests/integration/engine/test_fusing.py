@@ -315,7 +315,7 @@ async def test_a_call_that_hangs_ends_by_its_timeout_and_is_tried_again(attempts
         if len(calls) == 1:
             assert release.wait(PATIENCE_S)
 
-    config = {"op": {"b": {"timeout": 100, "retry": attempts}}}
+    config = {"op": {"b": {"timeout": 500, "retry": attempts}}}
     async with serving(chain(Calls, Processes, Calls, b=act), **config) as server:
         answer = await ask(server)
         if attempts == 2:
@@ -339,7 +339,7 @@ async def test_the_leader_itself_may_hang():
         if len(calls) == 1:
             assert release.wait(PATIENCE_S)
 
-    config = {"op": {"a": {"timeout": 100, "retry": 2}}}
+    config = {"op": {"a": {"timeout": 500, "retry": 2}}}
     async with serving(chain(Processes, Calls, a=act), **config) as server:
         assert value_of(await ask(server)) == "1"
         assert state_of(server, "a").workers.stuck == 1

@@ -269,7 +269,7 @@ async def test_a_step_that_hangs_ends_those_in_it_and_others_go_on():
     HANG.clear()
     config = {
         "dag": {"stream_window": 1},
-        "op": {"Steps": {**BATCHED["op"]["Steps"], "timeout": 200}},
+        "op": {"Steps": {**BATCHED["op"]["Steps"], "timeout": 500}},
     }
     try:
         async with serving(Hangs("Steps", input_ops=[RequestOp()]), **config) as streams:

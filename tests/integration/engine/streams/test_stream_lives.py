@@ -106,7 +106,7 @@ async def test_a_generator_that_hangs_before_its_first_part_is_begun_anew(where)
                 release.wait(20)
             yield {"text": "a"}
 
-    op = Hangs("hangs", RequestOp(), timeout=50, retry=2 if where == "op" else 0)
+    op = Hangs("hangs", RequestOp(), timeout=500, retry=2 if where == "op" else 0)
     op.calls = []
     try:
         async with serving(op, dag={"retry": 2 if where == "dag" else 1}) as streams:

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 import streaming
-from doubles import on_loop, settle, wait_until
+from doubles import on_loop, settle, skip, wait_until
 from streaming import Count, Event, Mark, Noted, OneSink, PartsSink, serving
 
 from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp
@@ -491,7 +491,7 @@ async def test_a_generator_that_hangs_is_given_up(workers):
                 release.wait(20)
             yield {"text": "b"}
 
-    op = Hangs("hangs", RequestOp(), timeout=50)
+    op = Hangs("hangs", RequestOp(), timeout=500)
     try:
         async with serving(op, dag={"stream_window": 1}) as streams:
             other = streams.begin(PartsSink(False), n="x")
@@ -650,11 +650,11 @@ async def test_a_part_that_is_overdue_ends_the_stream(before, key):
 @on_loop
 async def test_a_reader_who_takes_its_time_is_not_overdue():
     async with serving(
-        Endless("endless", RequestOp()), dag={"part_timeout": 20, "stream_window": 2}
+        Endless("endless", RequestOp()), dag={"part_timeout": 20_000, "stream_window": 2}
     ) as streams:
         sink = streams.begin(PartsSink(False))
         await sink.until(2)
-        await asyncio.sleep(0.06)
+        await skip(60)
         sink.take(2)
         assert await sink.until(4) == numbers(4)
         sink.request.cancel()

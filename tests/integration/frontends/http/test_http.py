@@ -481,7 +481,7 @@ def test_a_worker_that_got_stuck_and_was_replaced_leaves_the_server_ready():
                 release.wait(60)
             return feed_batch[0]
 
-    with server_for(Hangs("h", [RequestOp()], timeout=20)) as server:
+    with server_for(Hangs("h", [RequestOp()], timeout=500)) as server:
         try:
             assert ask(server, request(body_of(hang="1"))).json["err_no"] == 6000
             assert status_of(server.http_port, "/health/ready") == 200
