@@ -329,7 +329,7 @@ class Model:
         kept = [part for part in found if part not in (ERROR, ABSENT) and part["to"] is None]
         self.parts = [part["text"] for part in kept]
         is_nowhere = bool(found) and not kept and ERROR not in found
-        is_too_much = is_one and len(kept) > self.case.dag["max_parts"]
+        is_too_much = is_one and len(kept) + bool(self.answers) > self.case.dag["max_parts"]
         self.has_failed = ERROR in found or is_nowhere or is_too_much
 
     def _value(self, op: FuzzedOp, values: dict[Op, Any]) -> Any:

@@ -54,7 +54,7 @@ class Analyst:
             spans["worker"][of_spans & (spans["worker"] != NO_WORKER)] += number * _REPLICA_WORKERS
             spans["data_id"][of_spans & (spans["data_id"] >= 0)] += number * _REPLICA_IDS
             requests["data_id"][of_requests] += number * _REPLICA_IDS
-        return figures_of(spans, requests, profile.names, profile.sample)
+        return figures_of(spans, requests, profile.names, profile.sample, profile.streams)
 
     def get_trace(self) -> list[Event]:
         """Return events for chrome://tracing and ui.perfetto.dev, see `chrome_trace.events`."""

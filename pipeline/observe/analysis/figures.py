@@ -25,6 +25,7 @@ from pipeline.observe.analysis.weighted import (
     ratio,
     weighted,
 )
+from pipeline.observe.open_streams import NO_STREAMS
 from pipeline.observe.tables import batches, covered_ns, covered_until, merged
 
 _MIN_FITTED = 10  # batches, for a line through their times
@@ -134,6 +135,20 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamFigures:
+    """Streams of an Op, or of the answers, whose `name` is "": times in ms.
+
+    `first` is the time until the first part, `gap_ms` the mean from one part to the next.
+    """
+
+    name: str
+    streams: int
+    parts: int
+    first: Latency
+    gap_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """A whole record. `seconds` is the time in which at least one request was there.
 
@@ -157,6 +172,7 @@ class Figures:
     pack_ms: float
     path: Path | None
     ops: tuple[OpFigures, ...]
+    streams: tuple[StreamFigures, ...] = ()
 
     @property
     def per_s(self) -> float:
@@ -164,8 +180,26 @@ class Figures:
         return self.requests / self.seconds if self.seconds else math.nan
 
 
+def _streams_of(streams: Rows, names: Sequence[str]) -> StreamFigures:
+    target, weights = int(streams["target"][0]), streams["weight"].astype(float)
+    took = Durations(np.maximum(streams["first_ns"] - streams["begin_ns"], 0), weights)
+    gaps = ((streams["parts"] - 1) * weights).sum()
+    between_ns = ((streams["last_ns"] - streams["first_ns"]) * weights).sum()
+    return StreamFigures(
+        name="" if target == PIPELINE else names[target],
+        streams=int(weights.sum()),
+        parts=int((streams["parts"] * weights).sum()),
+        first=Latency(took.mean_ms, *map(took.percentile_ms, (50, 95, 99))),
+        gap_ms=ratio(between_ns, gaps) / 1e6,
+    )
+
+
 def figures_of(
-    spans: Rows, requests: Rows, names: Sequence[str], sample: Sample | None = None
+    spans: Rows,
+    requests: Rows,
+    names: Sequence[str],
+    sample: Sample | None = None,
+    streams: Rows = NO_STREAMS,
 ) -> Figures:
     """Add up a record, of which the rows are all, or a `sample`.
 
@@ -198,6 +232,10 @@ def figures_of(
         pack_ms=durations(whole, "completed_ns", "end_ns").mean_ms,
         path=critical_path(_of_requests(spans, answered) if answered.size else spans, names),
         ops=_ops(spans, whole, names, seconds),
+        streams=tuple(
+            _streams_of(streams[streams["target"] == target], names)
+            for target in np.unique(streams["target"]).tolist()
+        ),
     )
 
 

@@ -70,6 +70,14 @@ def _lines(name: str, figures: Figures, advice: Advice, damaged: int) -> Iterato
         )
     yield ""
     yield from _table([_COLUMNS, *map(_row, figures.ops)])
+    for streams in figures.streams:
+        of = f"of {streams.name}" if streams.name else "to callers"
+        several = "s" * (streams.streams > 1)
+        yield (
+            f"{streams.streams:,} stream{several} {of}, {streams.parts:,} parts: the first one after "
+            f"{_text(streams.first.mean)} ms (p50 {_text(streams.first.p50)}, "
+            f"p95 {_text(streams.first.p95)}), then every {_text(streams.gap_ms)} ms"
+        )
     yield ""
     if (path := figures.path) is not None:
         yield (

@@ -16,7 +16,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -27,6 +27,7 @@ import numpy.typing as npt
 from pipeline.engine.journal import PIPELINE, REQUEST, SPAN, OpSpan, Outcome, Rows, wall_offset_ns
 from pipeline.errors import utf8_text
 from pipeline.observe.analysis.sampling import LOAD, Sample, Strides
+from pipeline.observe.open_streams import NO_STREAMS, STREAM
 from pipeline.observe.tables import columns
 
 _MARK = "PROFILE\tpid:"
@@ -74,6 +75,18 @@ class _RequestLine(msgspec.Struct, tag_field="kind", tag="request", omit_default
     stands_for: Weight = 1
 
 
+class _StreamLine(msgspec.Struct, tag_field="kind", tag="stream", omit_defaults=True):
+    """Fourth field: one stream of a request. `op`: whose it is, None: the answer's."""
+
+    op: str | None
+    data_id: DataId
+    parts: Weight
+    begin: Time
+    first: Time
+    last: Time
+    stands_for: Weight = 1
+
+
 class _LoadLine(msgspec.Struct, tag_field="kind", tag="load"):
     """Fourth field: for how long of an interval a request was there, told or not."""
 
@@ -82,7 +95,7 @@ class _LoadLine(msgspec.Struct, tag_field="kind", tag="load"):
     busy: Duration
 
 
-_Line = _BatchLine | _RequestLine | _LoadLine
+_Line = _BatchLine | _RequestLine | _StreamLine | _LoadLine
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Line).decode
 
@@ -113,6 +126,15 @@ def profile_lines(
         name = None if target == PIPELINE else names[target]
         request = _RequestLine(name, data_id, tuple(row), stride)
         yield _line(pid, _request_events(data_id, row), request)
+
+
+def stream_lines(streams: Rows, names: Sequence[str], offset_ns: int = 0) -> Iterator[str]:
+    """Yield the lines of STREAM rows; `offset_ns` as of `profile_lines`."""
+    for data_id, target, parts, *times, weight in streams.tolist():
+        name = None if target == PIPELINE else utf8_text(names[target])
+        begin_ns, first_ns, last_ns = (at + offset_ns if at > 0 else at for at in times)
+        line = _StreamLine(name, data_id, parts, begin_ns, first_ns, last_ns, weight)
+        yield _line(os.getpid(), [], line)
 
 
 def load_lines(loads: Rows, offset_ns: int = 0) -> Iterator[str]:
@@ -216,6 +238,7 @@ class Profile:
             apart, whose workers and batches have the same numbers; so `request_pids`.
         damaged: lines that began as a PROFILE line and could not be read.
         sample: what the rows stand for.
+        streams: STREAM rows; `target` as that of requests.
 
     The predecessor's lines tell of batches, not of their requests: such a span has -1 as data_id,
     rows, ready_ns and result_received_ns, its `batch` is made up. Of a request they do not tell how
@@ -229,6 +252,7 @@ class Profile:
     request_pids: npt.NDArray[np.int64]
     damaged: int
     sample: Sample
+    streams: Rows = field(default_factory=lambda: NO_STREAMS)
 
 
 def read_profile(path: str | os.PathLike[str]) -> Profile:
@@ -270,6 +294,7 @@ class _LineReader:
         self._spans: list[_Weighted] = []
         self._requests: list[_Weighted] = []
         self._loads: list[tuple[int, int, int]] = []
+        self._streams: list[tuple[int, ...]] = []
         self._names: dict[str, int] = {}
         self._old_requests: dict[tuple[int, int], Stamps] = {}
         self._old_batches = 0
@@ -282,7 +307,8 @@ class _LineReader:
         request_pids, request_weights, requests = _table(self._requests, REQUEST)
         sample = Sample(span_weights, request_weights, np.array(self._loads, LOAD))
         names = tuple(self._names)
-        return Profile(spans, requests, names, span_pids, request_pids, self._damaged, sample)
+        pids, streams = (span_pids, request_pids), np.array(self._streams, STREAM)
+        return Profile(spans, requests, names, *pids, self._damaged, sample, streams)
 
     def read(self, line: str) -> None:
         marks = list(_MARKS.finditer(line))
@@ -308,6 +334,10 @@ class _LineReader:
             for data_id, rows, outcome, ready in line.requests:
                 row = (op, line.worker, line.batch, data_id, rows, outcome, ready, *line.times)
                 self._spans.append((pid, weight, row))
+        elif isinstance(line, _StreamLine):
+            target = PIPELINE if line.op is None else self._index(line.op)
+            times = (line.begin, line.first, line.last, line.stands_for)
+            self._streams.append((line.data_id, target, line.parts, *times))
         elif isinstance(line, _LoadLine):
             self._loads.append((line.begin, line.end, line.busy))
         else:

@@ -13,7 +13,8 @@ import numpy as np
 from pipeline.engine.journal import REQUEST, SPAN, Rows, wall_offset_ns
 from pipeline.observe.analysis.sampling import NO_LOADS, SampledRows, Sampler
 from pipeline.observe.background import Background
-from pipeline.observe.paddle.profile import load_lines, profile_lines
+from pipeline.observe.open_streams import NO_STREAMS, OpenStreams
+from pipeline.observe.paddle.profile import load_lines, profile_lines, stream_lines
 from pipeline.observe.sink import SinkContext
 from pipeline.system.stdio import write_out
 
@@ -37,6 +38,7 @@ class ProfileWriter:
         self._names = list(names)
         self._stream = stream
         self._sampler = Sampler(per_s, id_step) if per_s else None
+        self._streams = OpenStreams()
         self._background = Background("profile", _PIECES_LIMIT)
         self._is_broken = False
 
@@ -47,26 +49,33 @@ class ProfileWriter:
         """Write what was taken in, end the thread. May be called again."""
         if self._sampler is not None and (loads := self._sampler.end()).size:
             nothing = np.empty(0, SPAN), np.empty(0, REQUEST)
-            self._submit(SampledRows(*nothing, None, loads))
+            self._submit(SampledRows(*nothing, None, loads), NO_STREAMS)
         self._background.close()
 
     def notify(self, spans: Rows, requests: Rows) -> None:
         if self._sampler is None:
-            self._submit(SampledRows(spans, requests, None, NO_LOADS))
+            chosen, strides = SampledRows(spans, requests, None, NO_LOADS), None
         else:
-            self._submit(self._sampler.choose(spans, requests))
+            chosen = self._sampler.choose(spans, requests)
+            strides = None if chosen.strides is None else chosen.strides.requests.tolist()
+        self._submit(chosen, self._streams.take(requests, chosen.requests, strides))
 
-    def _submit(self, chosen: SampledRows) -> None:
+    def notify_parts(self, parts: Rows) -> None:
+        """Note parts of streams; they are told of when their requests are."""
+        self._streams.note(parts)
+
+    def _submit(self, chosen: SampledRows, streams: Rows) -> None:
         if chosen.spans.size or chosen.requests.size or chosen.loads.size:
             offset_ns = wall_offset_ns()
-            self._background.submit(lambda: self._write(chosen, offset_ns))
+            self._background.submit(lambda: self._write(chosen, streams, offset_ns))
 
-    def _write(self, chosen: SampledRows, offset_ns: int) -> None:
+    def _write(self, chosen: SampledRows, streams: Rows, offset_ns: int) -> None:
         stream: Any = sys.stderr if self._stream is None else self._stream
         if self._is_broken or stream is None:
             return
         lines = itertools.chain(
             profile_lines(chosen.spans, chosen.requests, self._names, offset_ns, chosen.strides),
+            stream_lines(streams, self._names, offset_ns),
             load_lines(chosen.loads, offset_ns),
         )
         try:

@@ -14,7 +14,7 @@ import pytest
 from doubles import Engine, chain, run_virtual
 from played_service import PlayedOp, play, request, requests_of, turn, turns_of
 
-from pipeline.engine.journal import PIPELINE, REQUEST, SPAN, Outcome, Rows
+from pipeline.engine.journal import PART, PIPELINE, REQUEST, SPAN, Outcome, PartKind, Rows
 from pipeline.observe.analysis.advice import advise
 from pipeline.observe.analysis.figures import Figures, figures_of
 from pipeline.observe.analysis.report import report_text
@@ -48,6 +48,39 @@ def test_the_sink_writes_to_what_stderr_is_when_it_writes(capfd: pytest.CaptureF
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith(f"PROFILE\tpid:{os.getpid()}\tprep#[bow|0]_0:")
+
+
+def parts_of(data_id, target, *ends_ns):
+    rows = [
+        (data_id, target, number, PartKind.GIVEN, 1_000_000, end_ns, end_ns)
+        for number, end_ns in enumerate(ends_ns)
+    ]
+    return np.array([*rows, (data_id, target, len(rows), PartKind.EMPTY, 1, 1, 1)], PART)
+
+
+def test_streams_are_told_of_with_their_requests_and_add_up():
+    stream = io.StringIO()
+    writer = ProfileWriter(["bow"], stream=stream)
+    writer.start()
+    writer.notify_parts(parts_of(7, PIPELINE, 5_000_000, 6_000_000))
+    writer.notify_parts(parts_of(8, PIPELINE, 3_000_000))  # under way still
+    writer.notify_parts(parts_of(7, PIPELINE, 10_000_000))
+    writer.notify_parts(parts_of(7, 0, 2_000_000, 4_000_000))
+    writer.notify(turns_of(turn()), requests_of(request()))
+    writer.notify(NO_TURNS, requests_of(request()))
+    writer.close()
+    found = parse_profile(stream.getvalue().split("\n"))
+    assert found.damaged == 0
+    assert found.streams["data_id"].tolist() == [7, 7]
+    figures = figures_of(found.spans, found.requests, found.names, found.sample, found.streams)
+    whole, made = figures.streams
+    assert (whole.name, whole.streams, whole.parts, whole.gap_ms) == ("", 1, 3, 2.5)
+    assert whole.first.p50 == 4.0
+    assert (made.name, made.parts, made.first.mean, made.gap_ms) == ("bow", 2, 1.0, 2.0)
+    text = report_text("record", figures, advise(figures))
+    assert "1 stream to callers, 3 parts: the first one after 4.000 ms" in text
+    assert "1 stream of bow, 2 parts: " in text
+    assert "then every 2.500 ms" in text
 
 
 class Pieces(io.StringIO):
