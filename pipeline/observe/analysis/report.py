@@ -74,7 +74,7 @@ def _lines(name: str, figures: Figures, advice: Advice, damaged: int) -> Iterato
         of = f"of {streams.name}" if streams.name else "to callers"
         several = "s" * (streams.streams > 1)
         yield (
-            f"{streams.streams:,} stream{several} {of}, {streams.parts:,} parts: the first one after "
+            f"{streams.streams:,} stream{several} {of}, {streams.parts:,} parts: the first after "
             f"{_text(streams.first.mean)} ms (p50 {_text(streams.first.p50)}, "
             f"p95 {_text(streams.first.p95)}), then every {_text(streams.gap_ms)} ms"
         )

@@ -78,7 +78,7 @@ def test_streams_are_told_of_with_their_requests_and_add_up():
     assert whole.first.p50 == 4.0
     assert (made.name, made.parts, made.first.mean, made.gap_ms) == ("bow", 2, 1.0, 2.0)
     text = report_text("record", figures, advise(figures))
-    assert "1 stream to callers, 3 parts: the first one after 4.000 ms" in text
+    assert "1 stream to callers, 3 parts: the first after 4.000 ms" in text
     assert "1 stream of bow, 2 parts: " in text
     assert "then every 2.500 ms" in text
 
