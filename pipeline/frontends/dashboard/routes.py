@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import importlib
 import time
 import urllib.parse
@@ -27,6 +26,7 @@ from pipeline.frontends.http.routes import (
     WebStream,
     not_allowed,
 )
+from pipeline.frontends.http.static_files import files_in, safe_headers, unless_known
 from pipeline.observe.analysis.chrome_trace import Event, events, trace_json
 from pipeline.observe.snapshot import AskAll
 
@@ -36,23 +36,7 @@ _DEFAULT_SECONDS, _MIN_SECONDS, _MAX_SECONDS = "3", 0.1, 30.0
 _MAX_RECORDINGS = 2  # at a time; each may hold some 300 MB while its trace is made
 _CACHE_S = 0.4  # pages that are open at the same time share a status: they ask once a second
 _STATIC = Path(__file__).with_name("static")
-_TYPES = {
-    ".html": b"text/html; charset=utf-8",
-    ".css": b"text/css; charset=utf-8",
-    ".js": b"text/javascript; charset=utf-8",
-    ".svg": b"image/svg+xml",
-}
-# Everything comes from this server, nothing is inline, and nobody may put it into a frame.
-_POLICY = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_SAFE = (
-    (b"content-security-policy", _POLICY),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-)
+_SAFE = safe_headers()
 _ALWAYS_NEW = ((b"cache-control", b"no-store"), *_SAFE)
 
 
@@ -183,21 +167,11 @@ def _seconds(query: str) -> float:
 
 @functools.cache
 def _files() -> dict[str, WebResponse]:
-    """Return the page's files by path. They are small, and read once: at the first request."""
-    found = {f"/{path.name}": _read(path) for path in _STATIC.iterdir() if path.suffix in _TYPES}
+    """Return the page's files by path. They are read once: at the first request."""
+    found = {f"/{name}": file for name, file in files_in(_STATIC, _SAFE).items()}
     found["/"] = found.pop("/page.html")
     return found
 
 
-def _read(path: Path) -> WebResponse:
-    body = path.read_bytes()
-    tag = b'"%s"' % hashlib.sha256(body).hexdigest()[:16].encode()
-    headers = ((b"cache-control", b"no-cache"), (b"etag", tag), *_SAFE)
-    return WebResponse(200, body, _TYPES[path.suffix], headers)
-
-
 async def _file(request: WebRequest) -> WebResponse:
-    file = _files()[request.path]
-    if (b"etag", request.headers.get(b"if-none-match")) in file.headers:
-        return msgspec.structs.replace(file, status=304, body=b"")
-    return file
+    return unless_known(_files()[request.path], request)

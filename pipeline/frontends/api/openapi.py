@@ -1,0 +1,162 @@
+"""OpenAPI 3.1: the document that says what `/api` takes and answers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from pipeline.frontends.api.examples import example_of
+from pipeline.schema.bound import BoundSchema
+from pipeline.schema.models import REFERENCE
+
+_LOGGER = logging.getLogger(__name__)
+
+VERSION = "3.1.0"
+STREAMS = "x-streams"
+"""True of a path whose pipeline answers in parts."""
+
+_ERROR = "Error"
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
+_ANYTHING = {"type": "object", "additionalProperties": True}
+_PROBLEMS = {
+    "400": "What was sent does not fit, or an Op refuses it.",
+    "404": "There is no such pipeline.",
+    "413": "The request is larger than this server takes.",
+    "415": "The content type is not taken.",
+    "500": "An Op failed.",
+    "503": "The server cannot take the request now: try again later.",
+    "504": "The deadline passed.",
+}
+_ERROR_SCHEMA = {
+    "title": _ERROR,
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "title": "What",
+            "type": "object",
+            "required": ["code", "name", "message"],
+            "properties": {
+                "code": {"type": "integer", "description": "err_no of the pipeline's own form"},
+                "name": {"type": "string"},
+                "message": {"type": "string", "description": "what is wrong, and where"},
+                "op": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_ERROR_EXAMPLE = {
+    "error": {
+        "code": 8000,
+        "name": "RPC_PACKAGE_ERROR",
+        "message": "inputs[3].x: expected float, found str 'n'",
+        "op": None,
+    }
+}
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """A pipeline: its name, the types of its requests and answers, whether it answers in parts."""
+
+    name: str
+    request: BoundSchema | None = None
+    answer: BoundSchema | None = None
+    streams: bool = False
+
+
+def document(title: str, operations: Iterable[Operation]) -> dict[str, Any]:
+    """Return the OpenAPI document of pipelines."""
+    components: dict[str, Any] = {_ERROR: _ERROR_SCHEMA}
+    paths = {f"/api/{one.name}": {"post": _post(one, components)} for one in operations}
+    return {
+        "openapi": VERSION,
+        "info": {"title": title, "version": "1", "description": "POST a JSON object, get one."},
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _post(operation: Operation, components: dict[str, Any]) -> dict[str, Any]:
+    name = operation.name
+    request, summary = _schema_of(operation.request, name, components)
+    answer, said = _schema_of(operation.answer, name, components)
+    answered: dict[str, Any] = {
+        "application/json": {"schema": answer, "example": example_of(answer, components)}
+    }
+    if operation.streams:
+        text = {"type": "string", "description": "each part is an object as of application/json"}
+        answered |= {
+            "text/event-stream": {"schema": text},
+            "application/x-ndjson": {"schema": text},
+        }
+    content: dict[str, Any] = {
+        "application/json": {"schema": request, "example": example_of(request, components)}
+    }
+    body = {"required": True, "content": content}
+    problem = {"schema": {"$ref": REFERENCE + _ERROR}, "example": _ERROR_EXAMPLE}
+    problems = {
+        status: {"description": text, "content": {"application/json": problem}}
+        for status, text in _PROBLEMS.items()
+    }
+    return {
+        "operationId": "ask_" + _NO_NAME.sub("_", name),
+        "summary": f"Ask the pipeline {name}",
+        **({"description": summary} if summary else {}),
+        "tags": [name],
+        STREAMS: operation.streams,
+        "requestBody": body,
+        "responses": {
+            "200": {"description": said or "The answer of the last Op.", "content": answered},
+            **problems,
+        },
+    }
+
+
+def _schema_of(
+    bound: BoundSchema | None, pipeline: str, components: dict[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """Return a type's JSON schema, whose components join the others, and what it says of itself."""
+    if bound is None:
+        return dict(_ANYTHING), ""
+    try:
+        schema, more = bound.json_schema()
+    except Exception:  # of the user's types: the rest of the document is as good as ever
+        _LOGGER.exception("schema %s cannot be described", bound.name)
+        return dict(_ANYTHING), ""
+    names = _names(components, more, pipeline)
+    components |= {names[name]: _renamed(one, names) for name, one in more.items()}
+    found = _renamed(schema, names)
+    described = components.get(str(found.get("$ref", "")).removeprefix(REFERENCE), found)
+    return found, str(described.get("description", ""))
+
+
+def _names(components: Mapping[str, Any], more: Mapping[str, Any], pipeline: str) -> dict[str, str]:
+    """Return names for more components; those that stand for something else already are changed."""
+    names = {name: _NO_NAME.sub("_", name) for name in more}
+    before, number = _NO_NAME.sub("_", pipeline), 1
+    for name, new in list(names.items()):
+        while components.get(names[name], more[name]) not in (
+            more[name],
+            _renamed(more[name], names),
+        ):
+            number += 1
+            names[name] = f"{before}_{new}" if number == 2 else f"{before}_{new}_{number}"
+    return names
+
+
+def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Return a JSON schema with other names in its references."""
+    if isinstance(value, Mapping):
+        reference = value.get("$ref")
+        if isinstance(reference, str) and reference.startswith(REFERENCE):
+            name = reference.removeprefix(REFERENCE)
+            value = {**value, "$ref": REFERENCE + names.get(name, name)}
+        return {key: _renamed(one, names) for key, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_renamed(one, names) for one in value]
+    return value
