@@ -13,6 +13,7 @@ from pathlib import Path
 from pipeline.config.registry import find
 from pipeline.errors import ConfigError
 from pipeline.frontends.api.answers import AnswerWriter
+from pipeline.frontends.api.describing import Description
 from pipeline.frontends.api.lane import ApiLane
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.api.routes import ApiRoutes
@@ -83,7 +84,8 @@ def api(context: FrontendContext, options: None) -> None:
     pipelines = Pipelines(context.models, context.forwarding, config.opentelemetry)
     writer = AnswerWriter(context.offload, config.limits)
     most = min(config.limits.json_bytes, config.max_message_bytes)
-    context.routes.append(ApiRoutes(pipelines, context.offload, config.limits))
+    paths = Description(context.name, pipelines).paths()
+    context.routes.append(ApiRoutes(pipelines, context.offload, config.limits, paths))
     context.lanes.append(ApiLane(pipelines, writer, most))
 
 

@@ -23,11 +23,20 @@ def components_of(schema: Any, kind: inspect.Type) -> tuple[dict[str, Any], dict
     (found,), components = msgspec.json.schema_components(
         [schema], schema_hook=_array_schema, ref_template=REFERENCE + "{name}"
     )
+    components = _without_false(components)
     for one in within(kind):
         described = components.get(getattr(getattr(one, "cls", None), "__name__", ""))
         if described is not None and hasattr(one, "fields"):
             _say_tensors(one, described)
-    return found, components
+    return _without_false(found), components
+
+
+def _without_false(value: Any) -> Any:
+    """Return a schema without `items: false` of tuples, whose length says the same: tools trip."""
+    if isinstance(value, dict):
+        kept = {key: one for key, one in value.items() if not (key == "items" and one is False)}
+        return {key: _without_false(one) for key, one in kept.items()}
+    return [_without_false(one) for one in value] if isinstance(value, list) else value
 
 
 def _array_schema(kind: Any) -> dict[str, Any]:

@@ -1,0 +1,71 @@
+"""Description: `GET /openapi.json`, and `GET /docs`, a page to try requests on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import orjson
+
+from pipeline.engine.models import Served
+from pipeline.frontends.api.openapi import Operation, document
+from pipeline.frontends.api.pipelines import Pipelines
+from pipeline.frontends.api.routes import Answer
+from pipeline.frontends.http.routes import WebRequest, WebResponse
+from pipeline.frontends.http.static_files import files_in, safe_headers, unless_known
+
+_STATIC = Path(__file__).with_name("static")
+_PAGE = "docs.html"
+_PICTURES = b"'self' blob: data:"  # those that a reader uploads, or an Op answers
+
+
+class Description:
+    """Documents of the pipelines of a server.
+
+    Args:
+        name: of the service; None shows it as "pipeline".
+        pipelines: are described, as they are when somebody asks.
+    """
+
+    def __init__(self, name: str | None, pipelines: Pipelines) -> None:
+        self._name = name or "pipeline"
+        self._pipelines = pipelines
+        self._described: tuple[Served, ...] = ()
+        self._body = b""
+
+    def paths(self) -> Mapping[str, tuple[str, Answer]]:
+        """Return the paths and their answers, for ApiRoutes."""
+        files = (name.replace(".", r"\.") for name in _files() if name != _PAGE)
+        found: dict[str, tuple[str, Answer]] = {f"/{name}": ("GET", _file) for name in files}
+        return {r"/openapi\.json": ("GET", self._document), "/docs": ("GET", _file), **found}
+
+    async def _document(self, request: WebRequest, name: str) -> WebResponse:
+        """Answer with the OpenAPI document."""
+        there = tuple(self._pipelines.find(each) for each in self._pipelines.names())
+        if there != self._described or not self._body:
+            self._body = orjson.dumps(document(self._name, map(_operation, there)))
+            self._described = there
+        return WebResponse(body=self._body, headers=((b"cache-control", b"no-cache"),))
+
+
+def _operation(served: Served) -> Operation:
+    graph = served.graph
+    return Operation(
+        served.names[0],
+        graph.request_op.pipeline_schema,
+        graph.response_op.pipeline_schema,
+        served.engine.executor.is_decoupled(),
+    )
+
+
+@functools.cache
+def _files() -> Mapping[str, WebResponse]:
+    """Return the page's files by name. They are read once: when a server is made."""
+    return files_in(_STATIC, safe_headers(_PICTURES))
+
+
+async def _file(request: WebRequest, name: str) -> WebResponse:
+    """Answer with the page, or one of its files."""
+    found = _files().get(request.path.removeprefix("/")) or _files()[_PAGE]
+    return unless_known(found, request)
