@@ -17,7 +17,7 @@ _MULTIPART = "multipart/form-data"
 _FORM = "application/x-www-form-urlencoded"  # what curl says of all that it is given
 _TEXT = "text/plain"
 _DATA = "application/octet-stream"
-_KEYS = {"image": "image", "audio": "audio", "video": "video"}
+KEYS = {"image": "image", "audio": "audio", "video": "video"}
 """Keys of bodies that are bytes, by the first part of their content type."""
 
 TAKEN = (_JSON, _MULTIPART, "image/*", "audio/*", "video/*", _DATA, _TEXT)
@@ -59,8 +59,8 @@ def fields_of(
     if kind == _DATA:
         return {key or "data": body}
     family = kind.partition("/")[0]
-    if family in _KEYS:
-        return {key or _KEYS[family]: body}
+    if family in KEYS:
+        return {key or KEYS[family]: body}
     raise _unknown(kind)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from pipeline.frontends.api.bodies import KEYS
 from pipeline.frontends.api.examples import example_of
 from pipeline.schema.bound import BoundSchema
 from pipeline.schema.models import REFERENCE
@@ -22,6 +23,7 @@ STREAMS = "x-streams"
 _ERROR = "Error"
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _ANYTHING = {"type": "object", "additionalProperties": True}
+_FILE = {"type": "string", "format": "binary"}
 _PROBLEMS = {
     "400": "What was sent does not fit, or an Op refuses it.",
     "404": "There is no such pipeline.",
@@ -95,7 +97,8 @@ def _post(operation: Operation, components: dict[str, Any]) -> dict[str, Any]:
             "application/x-ndjson": {"schema": text},
         }
     content: dict[str, Any] = {
-        "application/json": {"schema": request, "example": example_of(request, components)}
+        "application/json": {"schema": request, "example": example_of(request, components)},
+        **_other_bodies(request, components),
     }
     body = {"required": True, "content": content}
     problem = {"schema": {"$ref": REFERENCE + _ERROR}, "example": _ERROR_EXAMPLE}
@@ -115,6 +118,23 @@ def _post(operation: Operation, components: dict[str, Any]) -> dict[str, Any]:
             **problems,
         },
     }
+
+
+def _other_bodies(schema: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what may be sent instead of JSON, where a key is bytes: a form, or those alone."""
+    whole = components.get(str(schema.get("$ref", "")).removeprefix(REFERENCE), schema)
+    properties: Mapping[str, Any] = whole.get("properties", {})
+    files = [name for name, one in properties.items() if one.get("contentEncoding") == "base64"]
+    if not files:
+        return {}
+    parts = {name: _FILE if name in files else one for name, one in properties.items()}
+    form = {"type": "object", "properties": parts, "required": whole.get("required", [])}
+    alone = {
+        f"{family}/*": {"schema": _FILE}
+        for family, key in KEYS.items()
+        if key in files and {*form["required"]} <= {key}
+    }
+    return {"multipart/form-data": {"schema": form}, **alone}
 
 
 def _schema_of(

@@ -57,9 +57,15 @@ class Pipelines:
         return entry.served
 
     def asked(
-        self, served: Served, fields: dict[str, Any], headers: Mapping[bytes, bytes]
+        self,
+        served: Served,
+        fields: dict[str, Any],
+        headers: Mapping[bytes, bytes],
+        is_text: bool = False,
     ) -> Asked:
         """Return what the engine takes. Raises PackageError, PayloadTypeError.
+
+        `is_text`: numbers in the fields came as text, as those of a form do.
 
         A RequestOp that reads requests itself is given a Request that says the same, see
         `request_of`; of all others the fields take the place of what they would have read.
@@ -74,7 +80,11 @@ class Pipelines:
             raw = request_of(fields)
             return raw, RequestTarget(wants_response=packs, traceparent=trace, info=info)
         return _EMPTY, RequestTarget(
-            payload=fields, wants_response=packs, traceparent=trace, info=info
+            payload=fields,
+            wants_response=packs,
+            traceparent=trace,
+            info=info,
+            is_text=is_text,
         )
 
 

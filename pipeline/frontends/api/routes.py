@@ -13,7 +13,7 @@ from pipeline.engine.offload import Offload
 from pipeline.engine.request import ask
 from pipeline.errors import NoServiceError, PipelineError, TooLargeError
 from pipeline.frontends.api.answers import AnswerWriter
-from pipeline.frontends.api.bodies import fields_of, is_large
+from pipeline.frontends.api.bodies import fields_of, is_json, is_large
 from pipeline.frontends.api.errors import error_body, failure_of, reply_to
 from pipeline.frontends.api.pipelines import Asked, Pipelines
 from pipeline.frontends.http.routes import (
@@ -102,7 +102,8 @@ class ApiRoutes:
 
     def _read(self, request: WebRequest, name: str, body: bytes) -> Asked:
         fields = fields_of(body, request.headers, request.query, self._limits)
-        return self._pipelines.asked(self._pipelines.find(name), fields, request.headers)
+        is_text = not is_json(request.headers.get(b"content-type", b""))
+        return self._pipelines.asked(self._pipelines.find(name), fields, request.headers, is_text)
 
     async def _streamed(
         self, begin: Any, asked: Asked, left_s: float | None, form: StreamForm

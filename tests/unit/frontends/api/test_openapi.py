@@ -83,6 +83,19 @@ def test_a_pipeline_is_a_path_with_its_types():
     assert components["Ask"]["required"] == ["words", "colour"]
 
 
+def test_what_has_bytes_may_be_sent_as_a_form_or_alone():
+    class Seen(pipeline.Schema):
+        image: bytes
+        top: int = 1
+
+    found = document("shop", [Operation("look", bind(Ask)), Operation("see", bind(Seen))])
+    form = post_of(found, "look")["requestBody"]["content"]["multipart/form-data"]["schema"]
+    assert form["properties"]["picture"] == {"type": "string", "format": "binary"}
+    assert form["required"] == ["words", "colour"]
+    assert "image/*" not in post_of(found, "look")["requestBody"]["content"]
+    assert "image/*" in post_of(found, "see")["requestBody"]["content"]
+
+
 def test_without_types_a_pipeline_takes_any_object():
     post = post_of(document("shop", [Operation("any")]), "any")
     assert request_of(post)["schema"] == {"type": "object", "additionalProperties": True}

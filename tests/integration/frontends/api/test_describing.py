@@ -1,0 +1,110 @@
+"""What describes `/api`: the document, the page, and that both say what the server does."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from typed_api import Told, typed_server
+
+from pipeline.frontends.api.examples import example_of
+from pipeline.schema.bound import bind
+
+
+@pytest.fixture(scope="module")
+def base():
+    with typed_server() as server:
+        yield f"http://127.0.0.1:{server.http_port}"
+
+
+def ask(url: str, body: bytes | None = None, kind: str = "application/json", **headers: str) -> Any:
+    """(status, headers, body)."""
+    request = urllib.request.Request(url, body, {"content-type": kind, **headers})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+def references_in(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+        return own.union(*map(references_in, value.values()))
+    return set().union(*map(references_in, value)) if isinstance(value, list) else set()
+
+
+def test_the_document_says_what_the_server_takes_and_answers(base):
+    status, headers, body = ask(f"{base}/openapi.json")
+    assert status == 200
+    assert headers["content-type"] == "application/json"
+    document = json.loads(body)
+    assert document["openapi"] == "3.1.0"
+    components = document["components"]["schemas"]
+    known = {f"#/components/schemas/{name}" for name in components}
+    assert references_in(document) <= known
+    post = document["paths"]["/api/says"]["post"]
+    asked = post["requestBody"]["content"]["application/json"]
+    assert asked["example"] == example_of(asked["schema"], components) == {"words": "well"}
+    status, _, answer = ask(f"{base}/api/says", json.dumps(asked["example"]).encode())
+    assert status == 200
+    answered = bind(Told).check(json.loads(answer))
+    assert answered["said"] == "wellwell"
+    status, _, answer = ask(f"{base}/api/says", b'{"words": "x", "marks": [1, "x"]}')
+    assert status == 400
+    said = json.loads(answer)["error"]
+    assert said["message"] == "marks[1]: expected int, found str 'x'"
+    error = components["Error"]["properties"]["error"]
+    assert set(said) == set(error["properties"])
+
+
+def test_fields_of_a_form_are_text_that_the_schema_converts(base):
+    parts = {"words": "x", "times": "3", "loud": "true", "marks": "[1]"}
+    body = b"".join(
+        f'--b\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in parts.items()
+    )
+    body += b'--b\r\ncontent-disposition: form-data; name="picture"; filename="p.png"\r\n'
+    body += b"content-type: image/png\r\n\r\n\x89PNG\r\n--b--\r\n"
+    status, _, answer = ask(f"{base}/api/says", body, "multipart/form-data; boundary=b")
+    assert (status, json.loads(answer)["said"]) == (200, "XXX!"), answer
+    assert json.loads(answer)["lines"]
+    status, _, answer = ask(f"{base}/api/says?key=words", b"hm", "text/plain")
+    assert json.loads(answer)["said"] == "hmhm"
+
+
+def test_the_page_comes_with_its_files_and_from_nowhere_else(base):
+    status, headers, body = ask(f"{base}/docs")
+    assert status == 200
+    assert headers["content-type"] == "text/html; charset=utf-8"
+    policy = headers["content-security-policy"]
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    text = body.decode()
+    assert "http://" not in text.replace("http://127", "")
+    assert "https://" not in text
+    for name in ("docs.css", "docs.js", "docs_form.js", "docs_code.js"):
+        status, headers, body = ask(f"{base}/{name}")
+        assert status == 200
+        assert body
+        status, _, body = ask(f"{base}/{name}", **{"if-none-match": headers["etag"]})
+        assert (status, body) == (304, b"")
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
+def test_other_methods_are_refused(base, path):
+    status, headers, body = ask(f"{base}{path}", b"{}")
+    assert status == 405
+    assert headers["allow"] == "GET"
+    assert "error" in json.loads(body)
+
+
+def test_a_pipeline_that_streams_is_described_so():
+    with typed_server(streams=True) as server:
+        _, _, body = ask(f"http://127.0.0.1:{server.http_port}/openapi.json")
+        post = json.loads(body)["paths"]["/api/says"]["post"]
+        assert post["x-streams"] is True
+        assert "text/event-stream" in post["responses"]["200"]["content"]
