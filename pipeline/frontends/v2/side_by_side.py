@@ -7,7 +7,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 AHEAD = 64
-"""Requests of one stream that are worked on at a time; then the next one is not read."""
+"""Requests of one stream that are worked on at a time; those behind wait."""
+
+WAITING_BYTES = 4 * 2**20
+"""What may wait of one stream; then no more of it is read. A caller who writes all of its requests
+before it reads an answer would wait for ever behind fewer."""
+
+_TASK_BYTES = 2048  # what a waiting request takes beside its message
 
 
 class Place:
@@ -58,33 +64,41 @@ async def side_by_side(
     """
     said: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(1)
     room = asyncio.Semaphore(AHEAD)
+    has_begun = asyncio.Event()
+    waiting_bytes = 0
     working: set[asyncio.Task[None]] = set()
 
     async def work(message: bytes, place: Place) -> None:
-        found = answers(message, place)
-        del message
-        try:
-            async with aclosing(found):
-                async for answer in found:
-                    await said.put(answer)
-        except Exception as error:
-            await place.come()
-            await said.put(error)
-        finally:
-            place.leave()
-            room.release()
+        nonlocal waiting_bytes
+        async with room:
+            waiting_bytes -= len(message) + _TASK_BYTES
+            has_begun.set()
+            found = answers(message, place)
+            del message
+            try:
+                async with aclosing(found):
+                    async for answer in found:
+                        await said.put(answer)
+            except Exception as error:
+                await place.come()
+                await said.put(error)
+            finally:
+                place.leave()
 
     async def read() -> None:
+        nonlocal waiting_bytes
         last: Place | None = None
         failure: Exception | None = None
-        await room.acquire()
         try:
             async for message in messages:
                 last = Place(last)
+                waiting_bytes += len(message) + _TASK_BYTES
                 task = asyncio.ensure_future(work(message, last))
                 working.add(task)
                 task.add_done_callback(working.discard)
-                await room.acquire()
+                while waiting_bytes > WAITING_BYTES:
+                    has_begun.clear()
+                    await has_begun.wait()
         except Exception as error:
             failure = error
         if working:

@@ -149,6 +149,9 @@ def test_paths_and_methods(server):
     assert (status, answer) == (404, {"error": "Request for unknown model: 'nope' is not found"})
     assert ask(server, "GET", "/v2/models/repeat/generate")[0] == 405
     assert ask(server, "GET", "/v2/models/repeat/generate_stream")[0] == 405
+    for accept in (EVENTS, "application/x-ndjson", "*/*"):
+        head = ask(server, "HEAD", "/v2/models/repeat/generate_stream", None, {"Accept": accept})
+        assert (head[0], head[2]) == (405, None)
 
 
 def test_the_connection_goes_on_behind_a_stream(server):

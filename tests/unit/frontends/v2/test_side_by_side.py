@@ -8,17 +8,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.frontends.v2.side_by_side import AHEAD, Place, side_by_side
+from pipeline.frontends.v2.side_by_side import AHEAD, WAITING_BYTES, Place, side_by_side
 
 
 async def sent(*messages: bytes) -> AsyncIterator[bytes]:
     for message in messages:
         yield message
-
-
-async def endless() -> AsyncIterator[bytes]:
-    while True:
-        yield b"x"
 
 
 async def taken(*args: Any) -> list[bytes]:
@@ -111,8 +106,15 @@ def test_a_message_that_cannot_be_read_ends_the_stream_behind_the_answers_before
     asyncio.run(main())
 
 
-def test_only_so_many_are_worked_on_at_a_time():
-    begun = 0
+@pytest.mark.parametrize("size", [1, 2**20])
+def test_only_so_many_are_worked_on_at_a_time_and_those_behind_are_bounded(size):
+    begun = read = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal read
+        while True:
+            read += 1
+            yield b"x" * size
 
     async def answers(message: bytes, place: Place) -> AsyncIterator[bytes]:
         nonlocal begun
@@ -123,9 +125,13 @@ def test_only_so_many_are_worked_on_at_a_time():
     async def main() -> None:
         found = side_by_side(endless(), answers)
         waiting = asyncio.ensure_future(anext(found))
-        for _ in range(10 * AHEAD):
-            await asyncio.sleep(0)
+        before = -1
+        while read != before:
+            before = read
+            for _ in range(10):
+                await asyncio.sleep(0)
         assert begun == AHEAD
+        assert 1 <= read - AHEAD <= WAITING_BYTES // size
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await found.aclose()
@@ -152,3 +158,25 @@ def test_who_stops_reading_has_all_closed():
 
     asyncio.run(main())
     assert closed == 2
+
+
+def test_who_writes_a_thousand_requests_before_reading_gets_all_answers_in_order():
+    written = asyncio.Event()
+
+    async def messages() -> AsyncIterator[bytes]:
+        for number in range(1000):
+            yield b"%d" % number
+            await asyncio.sleep(0)
+        written.set()
+
+    async def answers(message: bytes, place: Place) -> AsyncIterator[bytes]:
+        await place.come()
+        yield message
+
+    async def main() -> list[bytes]:
+        found = side_by_side(messages(), answers)
+        first = await anext(found)
+        await asyncio.wait_for(written.wait(), 30)
+        return [first, *[answer async for answer in found]]
+
+    assert asyncio.run(main()) == [b"%d" % number for number in range(1000)]
