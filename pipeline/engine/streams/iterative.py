@@ -9,7 +9,6 @@ from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
 from pipeline.engine.journal import PartKind
 from pipeline.engine.lone_run import LoneRun
-from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.iterative import IterativeScheduler
 from pipeline.engine.streams.dispatcher import StreamDispatcher, allowed_of
@@ -19,7 +18,7 @@ from pipeline.engine.streams.spans import note_made
 from pipeline.engine.streams.stepped import ENDS, Made, SteppedRun
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Worker
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import PipelineError
 from pipeline.routes import Answer
 
 
@@ -34,12 +33,6 @@ class IterativeDispatcher(StreamDispatcher):
         self.run_type: type[BatchRun] = BatchRun  # what the scheduler cuts: those who join
         self._seated: IterativeScheduler = cast(IterativeScheduler, self.scheduler)
         self._at: dict[int, SteppedRun] = {}
-        if self.workers.memory_domain is not LOCAL:
-            kind = self.op.pipeline_config.workers
-            raise ConfigError(
-                f"op.{self.name}.workers: {kind}: batching: iterative keeps its requests' states "
-                "in threads of the server; expected thread"
-            )
 
     def count(self, run: BatchRun) -> BatchRun:
         self.load.items += len(run.items)
@@ -127,19 +120,12 @@ class IterativeDispatcher(StreamDispatcher):
         elif len(self.scheduler):
             self._router.mark_dirty(self)
 
-    def done(self, worker: Worker, job: BatchRun | LoneRun | Walk) -> None:
-        super().done(worker, job)
-        assert isinstance(job, SteppedRun), "nothing else is submitted"
-        number = job.ran_at
-        if not (job.is_out or job.taken) and self._at.get(number) is job:
-            del self._at[number]
-
     def _give_up(self, worker: Worker, run: BatchRun | LoneRun) -> None:
         """Replace a worker that hangs in a step: those in it end, others go on."""
         assert isinstance(run, SteppedRun), "nothing else is submitted"
         run.is_superseded = True
         error = run.timed_out(self.name, worker.number)
-        stuck = list(run.stepping) if self.workers.keeps_progress else run.taken
+        stuck = list(run.stepping) if self.workers.keeps_progress else run.begun()
         self.workers.replace(worker, None)
         self._end(run, stuck, error)
 

@@ -93,6 +93,28 @@ class SteppedRun(StreamRun, eq=False):
         self.joining.append(place)
         return place
 
+    def joined(self) -> list[int]:
+        """Take the places of those who are told to a worker elsewhere, and begin there."""
+        places = list(self.joining)
+        self.joining.clear()
+        for place in places:
+            self.made[place], self.ended[place] = 0, False
+        return places
+
+    def begin_anew(self) -> None:
+        """Have all join again: the worker that was told of them has not begun."""
+        self.joining = deque(self.taken)
+
+    def join_at(self, place: int, item: Any) -> None:
+        """Have an item, whose place was chosen elsewhere, be in the next step."""
+        while len(self.items) <= place:
+            self._items.append(VACANT)
+            self.allowed.append(0)
+            self.made.append(0)
+            self.ended.append(True)
+        self._items[place] = item
+        self.joining.append(place)
+
     @property
     def _items(self) -> list[Any]:
         return cast(list[Any], self.items)
@@ -184,10 +206,13 @@ class SteppedRun(StreamRun, eq=False):
         ready, over = [], []
         for place in self.seated:
             allowed = self.allowed[place]
+            if self.ended[place]:  # what it made could not be sent
+                continue
             if allowed == UNWANTED or self.items[place].is_over:
                 over.append(place)
             elif self.made[place] < allowed:
                 ready.append(place)
+        self.seated = [place for place in self.seated if not self.ended[place]]
         if over:
             self._say(watch, Made((place, ENDED) for place in over))
         return ready

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
 from pipeline.engine.hooks import asking
-from pipeline.engine.streams.run import StreamRun
+from pipeline.engine.streams.flow import ENDED
+from pipeline.engine.streams.run import Entry, StreamRun
+from pipeline.engine.streams.stepped import SteppedRun
 from pipeline.engine.worker_api import Job
 from pipeline.errors import (
     OverloadedError,
@@ -23,7 +25,15 @@ from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.routes import Answer, Goto, Routed
 from pipeline.workers.process.pages import StatusPage
-from pipeline.workers.process.sent import Sent, begin, entries_of, slice_of, take_slice, unsent_of
+from pipeline.workers.process.sent import (
+    Sent,
+    begin,
+    entries_of,
+    slice_of,
+    steps_of,
+    take_slice,
+    unsent_of,
+)
 from pipeline.workers.process.wire import (
     ErrorFields,
     Init,
@@ -147,6 +157,9 @@ class ProcessWorker:
 
     def give(self, run: BatchRun) -> bool:
         """Queue a run for the next `flush`; False if no item of it can, or need, be sent."""
+        if isinstance(run, SteppedRun):
+            self._step(run)
+            return True
         if run in self.streams:
             self._go_on(self.streams[run])
             return True
@@ -182,6 +195,49 @@ class ProcessWorker:
         self._last_number += 1
         self.sent[self._last_number] = sent
         self._slices.append(slice_of(self._last_number, sent))
+
+    def _step(self, run: SteppedRun) -> None:
+        """Queue a slice of a run, and those who have joined it."""
+        if not self.sent:
+            self._head_since = self._pool.loop.time()
+        self._last_number = number = self._last_number + 1
+        sent = self.streams.get(run)
+        if sent is not None:
+            self.sent[number] = sent
+            self._slices.append(steps_of(number, sent, self._joining(sent, run)))
+            return
+        run.begin_anew()
+        sent = self.sent[number] = Sent(run, [], [], number)
+        self._unsent.append(WireJob(number, [], []))
+        self._slices.append(steps_of(0, sent, self._joining(sent, run)))
+
+    def join(self, run: SteppedRun) -> None:
+        """Queue those who have joined a run that it is at, if it is."""
+        sent = next((sent for sent in self.sent.values() if sent.run is run), None)
+        if sent is not None:
+            self._slices.append(steps_of(0, sent, self._joining(sent, run)))
+
+    def _joining(self, sent: Sent, run: SteppedRun) -> list[tuple[int, WireItem]]:
+        """Take those who join; who cannot be sent, or is over, ends."""
+        items: list[tuple[int, WireItem]] = []
+        ends: list[Entry] = []
+        for place in run.joined():
+            item = run.items[place]
+            if item.is_over:
+                ends.append((place, ENDED))
+                continue
+            payloads: list[SharedPayload] = []
+            try:
+                items.append((place, self._item(item, payloads)))
+            except PipelineError as error:
+                ends.append((place, error))
+                continue
+            sent.joined[place] = payloads
+        if ends:
+            for place, _ in ends:
+                run.ended[place] = True
+            self._pool.loop.call_soon(self._pool.parts, run, ends)
+        return items
 
     def _item(self, item: Item, payloads: list[SharedPayload]) -> WireItem:
         if not _MIN_INT <= item.log_id <= _MAX_INT:
@@ -287,6 +343,9 @@ class ProcessWorker:
     def _take_parts(self, parts: WireParts) -> None:
         outcomes = [(place, self._taken(part)) for place, part in parts.entries]
         sent = self.sent.get(parts.number)
+        if sent is None:  # of a SteppedRun, perhaps
+            streams = self.streams.values()
+            sent = next((sent for sent in streams if sent.number == parts.number), None)
         if sent is not None:
             entries = entries_of(sent, parts, outcomes)
             self._pool.parts(cast(StreamRun, sent.run), entries)

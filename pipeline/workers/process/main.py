@@ -19,6 +19,7 @@ from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.init_op import run_init_op
+from pipeline.engine.streams.plan import is_iterative
 from pipeline.errors import (
     OverloadedError,
     PayloadTypeError,
@@ -170,7 +171,9 @@ class _Worker:
         self._jobs: deque[WireJob] = deque()
         self._pieces: deque[WireSlice] = deque()  # which have turns with the jobs
         self._ran_piece = False
-        self._slices = Slices(op, self._status, self._forgotten, self._stream_outcome, self._report)
+        self._slices = Slices(
+            op, self._status, self._forgotten, self._stream_outcome, self._report, self._look
+        )
         self._results: list[Result] = []
         self._skipped: list[int] = []
         ops = [op] if walker is None else walker.ops
@@ -200,6 +203,7 @@ class _Worker:
         job = self._jobs.popleft()
         if not self._status.begins(job.number):
             self._skipped.append(job.number)
+            self._slices.runs.pop(job.number, None)
             return
         result = self._work_on(job) if self._walker is None else self._walk(job, self._walker)
         self._look_at_states()
@@ -221,15 +225,24 @@ class _Worker:
                 self._status.ends()
                 work = self._link.next()
             self._queue(work)
-        while self._slices.runs and (work := self._link.next_if_there()) is not None:
-            self._queue(work)  # which may have its turn before what is here already
+        if self._slices.runs:
+            self._look()  # it may have its turn before what is here already
+
+    def _look(self) -> None:
+        """Take in what has arrived."""
+        while (work := self._link.next_if_there()) is not None:
+            self._queue(work)
 
     def _queue(self, work: Jobs) -> None:
         for block in work.freed:
             self._memory.free(block)
         self._jobs.extend(work.jobs)
-        if work.slices:
-            self._pieces.extend(work.slices)
+        for piece in work.slices:
+            if is_iterative(self._op.op):
+                joining = [(place, self._open(item)) for place, item in piece.joining]
+                self._slices.join(piece, joining)
+            if piece.number:
+                self._pieces.append(piece)
 
     def _look_at_states(self) -> None:
         """Find out which Ops keep something from job to job."""

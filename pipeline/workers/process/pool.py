@@ -17,6 +17,7 @@ from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.payload import MemoryDomain
 from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.run import Entry, StreamRun
+from pipeline.engine.streams.stepped import SteppedRun
 from pipeline.engine.worker_api import Owner, StreamOwner, Worker
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
@@ -217,9 +218,11 @@ class ProcessWorkers:
                 worker.give(run)
                 worker.flush()
 
-    def joined(self, run: StreamRun) -> None:
-        """Refuse it, as nothing is stepped in processes yet."""
-        raise NotImplementedError
+    def joined(self, run: SteppedRun) -> None:
+        """Tell the worker that is at a run who has joined it."""
+        for worker in self._up:
+            worker.join(run)
+            worker.flush()
 
     def _unsent(self, worker: ProcessWorker, run: BatchRun) -> None:
         """Take note that a run was over, or failed, before it was sent."""

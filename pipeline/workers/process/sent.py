@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import Entry, StreamRun
+from pipeline.engine.streams.step import StepRun
+from pipeline.engine.streams.stepped import Made, SteppedRun
 from pipeline.errors import PipelineError
 from pipeline.routes import Answer
-from pipeline.workers.process.wire import Result, SliceEnd, WireParts, WireSlice
+from pipeline.workers.process.wire import (
+    Result,
+    SliceEnd,
+    StepTimes,
+    WireItem,
+    WireParts,
+    WireSlice,
+)
 from pipeline.workers.shm.payload import SharedPayload
 
 
@@ -23,12 +32,14 @@ class Sent:
         indexes: of the items that were sent.
         payloads: keeps in memory what was serialized for it.
         number: of its first job there.
+        joined: the same of those at each place of a SteppedRun, whose indexes are its places.
     """
 
     run: BatchRun
     indexes: list[int]
     payloads: list[SharedPayload]
     number: int
+    joined: dict[int, list[SharedPayload]] = field(default_factory=dict)
 
 
 def begin(run: StreamRun, indexes: Sequence[int]) -> list[int]:
@@ -54,24 +65,55 @@ def slice_of(number: int, sent: Sent) -> WireSlice:
     return WireSlice(number, sent.number, allowed, over)
 
 
+def steps_of(number: int, sent: Sent, joining: list[tuple[int, WireItem]]) -> WireSlice:
+    """Return a slice of a SteppedRun as the job with this number, 0: what it is told meanwhile."""
+    run = cast(SteppedRun, sent.run)
+    over = [place for place in run.taken if run.items[place].is_over]
+    return WireSlice(number, sent.number, list(run.allowed), over, joining)
+
+
 def entries_of(sent: Sent, parts: WireParts, outcomes: Sequence[tuple[int, Any]]) -> list[Entry]:
     """Return parts as a StreamRun's owner takes them, and count them: its worker may die."""
     run = cast(StreamRun, sent.run)
     run.start_ns, run.preprocess_end_ns = parts.start_ns, parts.preprocess_end_ns
     entries: list[Entry] = []
     for place, outcome in outcomes:
-        index = sent.indexes[place]
+        index = sent.indexes[place] if sent.indexes else place
         if outcome is None or isinstance(outcome, PipelineError | Answer):
             run.ended[index] = True
         else:
             run.made[index] += 1
         entries.append((index, ENDED if outcome is None else outcome))
-    return entries
+    return entries if parts.step is None else _made(run, entries, parts, parts.step)
+
+
+def _made(run: StreamRun, entries: list[Entry], parts: WireParts, times: StepTimes) -> Made:
+    """Return the parts of a step with what is known of that."""
+    first: dict[int, Any] = {}
+    for place, outcome in entries:
+        first.setdefault(place, outcome)
+    made = Made(entries)
+    made.step = StepRun(
+        [run.items[place] for place in first],
+        run.worker,
+        parts.start_ns,
+        times.end_ns,
+        outcomes=list(first.values()),
+        rows=times.rows,
+        executions=times.executions,
+        execution_ends_ns=times.execution_ends_ns,
+        preprocess_end_ns=parts.preprocess_end_ns,
+        process_end_ns=times.process_end_ns,
+    )
+    return made
 
 
 def take_slice(sent: Sent, result: Result, end: SliceEnd, worker: int) -> bool:
     """Take what a slice has come to; return whether its generators live on."""
     run = cast(StreamRun, sent.run)
+    if isinstance(run, SteppedRun):  # its parts have said who has ended
+        run.groups, run.busy_ns = [], end.busy_ns
+        return True
     for place, index in enumerate(sent.indexes):
         run.made[index], run.ended[index] = end.made[place], end.ended[place]
     run.groups = [[sent.indexes[place] for place in group] for group in end.groups]

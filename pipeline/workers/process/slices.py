@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.data import RequestInfo
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.streams.flow import ENDED
+from pipeline.engine.streams.plan import is_iterative
 from pipeline.engine.streams.run import Entry, StreamRun
+from pipeline.engine.streams.step import StepRun
+from pipeline.engine.streams.stepped import Made, SteppedRun
 from pipeline.workers.process.pages import ForgottenRequests, StatusPage
 from pipeline.workers.process.wire import (
     ItemOutcome,
     Result,
     SliceEnd,
+    StepTimes,
     WireJob,
     WireParts,
     WireSlice,
@@ -22,6 +26,8 @@ from pipeline.workers.process.wire import (
 
 if TYPE_CHECKING:
     from pipeline.workers.process.main import OpenedItem
+
+_HOLD_NS = 2_000_000  # for what may wait, see `Made`
 
 
 class StreamedItem:
@@ -57,6 +63,7 @@ class Slices:
         op: the worker's copy.
         outcome: returns a part, or an error, as it goes over the wire.
         report: sends what there is to report.
+        look: takes in what the server has sent meanwhile.
 
     Attributes:
         parts: that were not sent yet.
@@ -70,6 +77,7 @@ class Slices:
         forgotten: ForgottenRequests,
         outcome: Callable[[Any], ItemOutcome],
         report: Callable[[], None],
+        look: Callable[[], None],
     ) -> None:
         self.parts: list[WireParts] = []
         self.runs: dict[int, StreamRun] = {}
@@ -79,10 +87,15 @@ class Slices:
         self._forgotten = forgotten
         self._outcome = outcome
         self._report = report
+        self._look = look
+        self._told_ns = 0
         self._number = 0  # of the job that runs
 
     def begin(self, job: WireJob, items: Sequence[OpenedItem]) -> Result:
         """Run the first slice of a job."""
+        if is_iterative(self._op.op):
+            run = self.runs.setdefault(job.number, SteppedRun([], ran_at=job.number))
+            return self._run(run, job.number, job.number, run.allowed)
         run = self.runs[job.number] = StreamRun(
             [StreamedItem(item, self._forgotten) for item in items]
         )
@@ -95,13 +108,31 @@ class Slices:
     def go_on(self, piece: WireSlice) -> Result:
         """Run a further one."""
         run = self.runs[piece.stream]
+        if isinstance(run, SteppedRun):  # it was told when the slice came
+            return self._run(run, piece.number, piece.stream, run.allowed)
         for place in piece.over:
             run.items[place].is_left = True
         return self._run(run, piece.number, piece.stream, piece.allowed)
 
+    def join(self, piece: WireSlice, items: Sequence[tuple[int, OpenedItem]]) -> None:
+        """Take who joins a SteppedRun, and what else is new there, between two steps."""
+        made = self.runs.setdefault(piece.stream, SteppedRun([], ran_at=piece.stream))
+        run = cast(SteppedRun, made)
+        for place, item in items:
+            run.join_at(place, StreamedItem(item, self._forgotten))
+            if item.failure:
+                run.joining.pop()
+                self._keep(run, [(place, item.failure)])
+        run.allowed[: len(piece.allowed)] = piece.allowed
+        for place in piece.over:
+            if isinstance(run.items[place], StreamedItem):
+                run.items[place].is_left = True
+
     def close(self) -> None:
         """End all generators: nobody waits any more."""
         for run in self.runs.values():
+            if isinstance(run, SteppedRun):  # it has none
+                continue
             for item in run.items:
                 item.is_left = True
             run.run(self._op, self, time.monotonic_ns)
@@ -111,14 +142,23 @@ class Slices:
         run.run(self._op, self, time.monotonic_ns)
         if run.is_finished:
             del self.runs[stream]
-        end = SliceEnd(run.made, run.ended, run.groups or [], run.is_finished, run.busy_ns)
+        if isinstance(run, SteppedRun):
+            end = SliceEnd([], [], [], False, run.busy_ns)
+        else:
+            end = SliceEnd(run.made, run.ended, run.groups or [], run.is_finished, run.busy_ns)
         began, prepared, ended = run.start_ns, run.preprocess_end_ns, run.end_ns
         return Result(number, [], False, began, prepared, ended, ended, slice_end=end)
 
     def yielded(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         """Send parts, at once unless the slice is over with them: then with its result."""
         self._keep(run, entries)
-        if run.goes_on:
+        now = time.monotonic_ns()
+        if isinstance(entries, Made):
+            if not entries.may_wait or now - self._told_ns > _HOLD_NS:
+                self._told_ns = now
+                self._report()
+            self._look()
+        elif run.goes_on:
             self._report()
 
     def _keep(self, run: StreamRun, entries: Sequence[Entry]) -> None:
@@ -132,4 +172,20 @@ class Slices:
                 run.ended[place] = True
                 unsent.add(place)
             told.append((place, sent))
-        self.parts.append(WireParts(self._number, told, run.start_ns, run.preprocess_end_ns))
+        if not isinstance(run, SteppedRun):
+            self.parts.append(WireParts(self._number, told, run.start_ns, run.preprocess_end_ns))
+            return
+        step = entries.step if isinstance(entries, Made) else None
+        parts = WireParts(run.ran_at, told)
+        if step is not None:
+            parts.start_ns, parts.preprocess_end_ns = step.start_ns, step.preprocess_end_ns
+            parts.step = _times(step)
+        self.parts.append(parts)
+
+
+def _times(step: StepRun) -> StepTimes:
+    """Return the times of a step; the rows and calls are of those who were in it to the end."""
+    there = [place for place, outcome in enumerate(step.outcomes) if outcome is not None]
+    rows = [step.rows[place] for place in there] if step.rows else []
+    calls = [step.executions[place] for place in there] if step.executions else []
+    return StepTimes(step.process_end_ns, step.end_ns, rows, calls, step.execution_ends_ns)

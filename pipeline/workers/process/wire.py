@@ -64,13 +64,15 @@ class WireSlice(msgspec.Struct, array_like=True):
     """A further slice of the job `stream`, as a job with a number of its own.
 
     `allowed` as in its WireJob, of all slices together; `over` are the places of the items that
-    nobody waits for.
+    nobody waits for, `joining` those who join a SteppedRun, and their places. Number 0: it tells
+    a SteppedRun this, and is no slice.
     """
 
     number: int
     stream: int
     allowed: list[int]
     over: list[int]
+    joining: list[tuple[int, WireItem]] = []
 
 
 class WireStep(msgspec.Struct, array_like=True):
@@ -143,13 +145,27 @@ class LeftStep(msgspec.Struct, array_like=True):
     inputs: dict[str, ItemOutcome]
 
 
+class StepTimes(msgspec.Struct, array_like=True):
+    """What is to be known, beside what it made, of one step; see `BatchRun`."""
+
+    process_end_ns: int
+    end_ns: int
+    rows: list[int]
+    executions: list[int]
+    execution_ends_ns: list[int]
+
+
 class WireParts(msgspec.Struct, array_like=True):
-    """Parts that the job `number`, which runs, has made: (place of the item, part), in order."""
+    """Parts that the job `number`, which runs, has made: (place of the item, part), in order.
+
+    Of a SteppedRun the number is that of its first job, and `step` what made them.
+    """
 
     number: int
     entries: list[tuple[int, ItemOutcome]]
     start_ns: int = 0
     preprocess_end_ns: int = 0
+    step: StepTimes | None = None
 
 
 class SliceEnd(msgspec.Struct, array_like=True):

@@ -356,18 +356,6 @@ async def test_what_cannot_be_stepped_is_refused_at_the_start():
                 pass
 
 
-def test_processes_are_refused_at_the_start():
-    config = {"op": {"Steps": {**BATCHED["op"]["Steps"], "workers": "process"}}}
-
-    @on_loop
-    async def start():
-        async with serving(steps(), **config):
-            pass
-
-    with pytest.raises(ConfigError, match=r"op\.Steps\.workers: process.*expected thread"):
-        start()
-
-
 @on_loop
 async def test_whatever_callers_do_every_request_ends_and_nothing_is_left():
     random = Random(7)
