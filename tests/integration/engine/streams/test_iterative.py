@@ -14,7 +14,7 @@ from streaming import Mark, OneSink, PartsSink, serving
 
 from pipeline import Answer, Op, RequestOp
 from pipeline.engine.request import RequestState
-from pipeline.errors import ConfigError, ErrorCode, GraphError
+from pipeline.errors import ErrorCode, GraphError
 
 
 class Steps(Op):

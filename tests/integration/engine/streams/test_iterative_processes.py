@@ -1,4 +1,4 @@
-"""`batching: iterative` in worker processes: the states of requests are in the one that steps them."""
+"""`batching: iterative` in processes: a request's state is in the one that makes its steps."""
 
 from __future__ import annotations
 
