@@ -146,7 +146,7 @@ class LeftStep(msgspec.Struct, array_like=True):
 
 
 class StepTimes(msgspec.Struct, array_like=True):
-    """What is to be known, beside what it made, of one step; see `BatchRun`."""
+    """Times and rows of one step; see `BatchRun`."""
 
     process_end_ns: int
     end_ns: int
