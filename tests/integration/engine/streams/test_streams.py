@@ -590,8 +590,17 @@ async def test_what_an_op_that_gathers_too_much_reads_is_closed_at_once():
             may_go.wait(20)
             return super().preprocess(input_dicts, data_id, log_id)
 
+    begun = {"one": Event(), "two": Event()}
+
+    class Together(Endless):
+        def process(self, feed_batch, log_id):
+            begun[self.name].set()
+            for each in begun.values():  # else the other one might not be there to be closed
+                each.wait(20)
+            yield from super().process(feed_batch, log_id)
+
     read = RequestOp()
-    streaming = [Endless("one", read), Endless("two", read)]
+    streaming = [Together(name, read) for name in begun]
     words = Words("words", streaming, gather=True)
     last = Mark("last", [words, Held("held", read)])
     async with serving(last, dag={"max_parts": 20}) as streams:
