@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.services.ports import GRPC_PORT, HTTP_PORT
 from pipeline import Op, PipelineServer, ResponseOp
-from pipeline.engine import fusing, pace, walk
+from pipeline.engine import pace, walk, walks
 from pipeline.runtime.observation import ObservabilityStack
 
 PROCESSES, UNFUSED = "processes", "unfused"
@@ -83,7 +83,7 @@ def _bear_with(times: float) -> None:
     """Have Ops count as quick that take so many times longer, and a second last as long."""
     pace._QUICK_NS = int(pace._QUICK_NS * times)
     pace._SLOW_NS = int(pace._SLOW_NS * times)
-    fusing._STEP_S *= times
+    walks._STEP_S *= times
     every = ObservabilityStack._every
 
     def less_often(self: Any, name: str, interval_s: float, action: Any) -> None:

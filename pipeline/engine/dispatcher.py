@@ -351,11 +351,12 @@ class OpDispatcher:
             self._fail(job.items, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
         self._router.mark_dirty(self)
 
-    def release(self, run: BatchRun) -> None:
+    def release(self, run: BatchRun | LoneRun) -> None:
         """Take note that a batch is no longer at the workers."""
         self.load.running -= 1
         self.load.items -= len(run.items)
-        self.scheduler.done(run, self._router.loop.time())
+        if isinstance(run, BatchRun):  # else the scheduler never had it
+            self.scheduler.done(run, self._router.loop.time())
         if self.room.size:
             self.room.release(run.items)
             self._places_freed()

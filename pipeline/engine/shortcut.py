@@ -63,10 +63,13 @@ class Shortcut:
             spans.is_wanted = True
         ready_ns = spans.clock_ns() if spans.is_wanted else 0
         generation, data_id, log_id = request.generation, request.data_id, request.log_id
-        job: Any
-        if self._is_plain and not entered and not self._has_walks():
+        job: Any = None
+        if self._is_plain:
             job = LoneRun(request, generation, data_id, log_id, inputs, 0.0, ready_ns)
-        else:
+            job.entered = entered
+            if node.pace.was_fusable:
+                job = self._router.fusing.begin_alone(node, job)
+        if job is None:
             now = self._loop.time()
             item = Item(request, generation, data_id, log_id, inputs, now, ready_ns)
             item.entered = entered
@@ -84,10 +87,6 @@ class Shortcut:
         else:
             self._submit([job])
         return True
-
-    def _has_walks(self) -> bool:
-        node = self._node
-        return node.pace.is_fusable and self._router.fusing.plan(node) is not None
 
     def _hand_over(self) -> None:
         jobs, self._waiting = self._waiting, []

@@ -13,7 +13,6 @@ from msgspec import field
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Receiver, first_error, own_dict
-from pipeline.engine.plain_step import PlainStep, PlainTimes
 from pipeline.engine.walk_api import Host, Lender, Stepper
 from pipeline.errors import PipelineError
 from pipeline.routes import Routed
@@ -31,9 +30,6 @@ _LONGER_NS = 100_000  # ... and for each further request of a batch
 def longest_ns(requests: int) -> int:
     """Return how long a walk of so many requests may have lasted when a step begins."""
     return _LONGEST_NS + (requests - 1) * _LONGER_NS
-
-
-_LONE = [0]  # the items of a batch of one
 
 
 class Step(msgspec.Struct, frozen=True, eq=False):
@@ -76,7 +72,8 @@ class WalkPlan(msgspec.Struct, eq=False):
         own: makes the copy that a further reader of the same answer gets.
         edges: what unpacks requests before the first step, and packs answers behind the last.
         only_readers: for each step the place of the one step that reads its answer, where nobody
-            else does; else 0.
+            else does; -1 where it is read outside alone; else 0.
+        parts: for each step how many parts it waits for, where they come in its own order; else 0.
         recorders: of the spans of each step.
         watches: of those workers that have a timeout.
     """
@@ -90,16 +87,24 @@ class WalkPlan(msgspec.Struct, eq=False):
     own: Callable[[Any], Any] = own_dict
     edges: Edges | None = None
     only_readers: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
     recorders: tuple[SpanRecorder, ...] = ()
     watches: tuple[WorkerWatch, ...] = ()
 
     def __post_init__(self) -> None:
         self.only_readers = tuple(map(self._only_reader, self.steps))
+        names = [step.name for step in self.steps]
+        self.parts = tuple(
+            len(step.producers)
+            if not step.is_join or [*step.producers] == [n for n in names if n in step.producers]
+            else 0
+            for step in self.steps
+        )
 
     def _only_reader(self, step: Step) -> int:
-        if step.is_read_outside or len(step.readers) != 1:
-            return 0
-        return step.readers[0][0]
+        if step.is_read_outside:
+            return 0 if step.readers else -1
+        return step.readers[0][0] if len(step.readers) == 1 else 0
 
 
 class Walk(msgspec.Struct, eq=False):
@@ -114,12 +119,11 @@ class Walk(msgspec.Struct, eq=False):
     of item i at step s of a batch of n is s * n + i.
 
     Attributes:
-        lead: the batch.
+        lead: the batch, a BatchRun.
         began_ns: when it began; 0 before.
         failure: of ours, on data of any type: what is told to the requests.
         step_ns: when the step began that runs.
         finished: (place of the step, worker, run) of each run that came to its end.
-        plain: the same of each PlainStep, with its outcome and times.
         outs: (step, place of the item, answer) of the answers that somebody else reads.
         moved: the Op, and its run, that it counts as, if no longer as one of the first Op.
         came: what came for the steps and was not taken; None: nothing.
@@ -130,13 +134,12 @@ class Walk(msgspec.Struct, eq=False):
     """
 
     plan: WalkPlan
-    lead: BatchRun
+    lead: Any
     failure: BaseException | None = None
     began_ns: int = 0
     step_ns: int = 0
     held: list[tuple[int, Any, Any]] = field(default_factory=list)
     finished: list[tuple[int, Any, Any]] = field(default_factory=list)
-    plain: list[PlainTimes] = field(default_factory=list)
     outs: list[tuple[Step, int, Any]] = field(default_factory=list)
     moved: tuple[OpDispatcher, BatchRun] | None = None
     came: list[dict[str, Any] | None] = field(default_factory=list)
@@ -148,13 +151,13 @@ class Walk(msgspec.Struct, eq=False):
     @property
     def worker(self) -> int | None:
         """The number of the worker that has to run it, as of any job."""
-        return self.lead.worker
+        number: int | None = self.lead.worker
+        return number
 
     @property
     def end_ns(self) -> int:
-        """Return the end of its last step; 0: there was none."""
-        runs, plain = self.finished[-1:], self.plain[-1:]
-        return max([*(run.end_ns for _, _, run in runs), *(step[-1] for step in plain)], default=0)
+        """The end of its last step; 0: there was none."""
+        return max((run.end_ns for _, _, run in self.finished[-1:]), default=0)
 
     def go(self, walker: Stepper, clock_ns: Callable[[], int]) -> bool:
         """Run all steps, or those that can be run in one go.
@@ -175,64 +178,26 @@ class Walk(msgspec.Struct, eq=False):
             return True
 
     def _steps(self, walker: Any, clock_ns: Callable[[], int]) -> bool:
-        """Run the steps; return whether none of them was taken out.
-
-        A lone item at an Op without `process`, as nearly all are, is passed on right here.
-        """
-        plan, lead, held, plain = self.plan, self.lead, self.held, self.plain
-        item, is_lone = lead.items[0], len(lead.items) == 1
-        is_usual = is_lone and not (item.is_feed or item.is_alone or item.is_over)
-        run = PlainStep(item.data_id, item.log_id)
+        """Run the steps; return whether none of them was taken out."""
+        plan, lead = self.plan, self.lead
         self._enter()
-        came, ready_ns, only_readers = self.came, self.ready_ns, plan.only_readers
         self.began_ns = clock_ns()
         latest_ns = self.began_ns + longest_ns(len(lead.items))
         worker: Any = None
         place = 0
         try:
             for place, step in enumerate(plan.steps):
-                if not is_lone or step.is_join or self.has_failed:
-                    if not (waiting := self._waiting(place, step)):
-                        continue
-                elif came[place] is None:
+                if not (waiting := self._waiting(place, step)):
                     continue
-                else:
-                    waiting = _LONE
                 if not place:
                     worker = walker
-                elif is_lone and item.is_cancelled():
-                    break
                 elif (worker := step.lender.borrow()) is None:
                     continue
                 self.step_ns = now_ns = clock_ns()
                 if now_ns > latest_ns and place:
                     step.lender.give_back(worker)
                     break
-                if is_usual and worker.op.is_plain:
-                    run.inputs, run.ready_ns, run.start_ns = came[place], ready_ns[place], now_ns
-                    came[place] = run.outcome = None
-                    worker.began_ns, worker.job = now_ns, run  # before others may take it out
-                    held.append((place, worker, run))
-                    worker.perform(run, clock_ns)
-                    try:
-                        held.pop()
-                    except IndexError:
-                        run.tell()
-                        return False
-                    answer, end_ns = run.outcome, run.end_ns
-                    plain.append(
-                        (place, worker, answer, run.ready_ns, now_ns, run.preprocess_end_ns, end_ns)
-                    )
-                    reader = only_readers[place]
-                    if not reader or type(answer) is not dict:
-                        self._hand_on(step, 0, answer, end_ns)
-                    else:
-                        ready_ns[reader] = end_ns
-                        if (inputs := came[reader]) is None:
-                            came[reader] = {step.name: answer}
-                        else:
-                            inputs[step.name] = answer
-                elif not self._run(place, waiting, worker, clock_ns):
+                if not self._run(place, waiting, worker, clock_ns):
                     return False
                 if place:
                     step.lender.give_back(worker)
@@ -346,18 +311,17 @@ class Walk(msgspec.Struct, eq=False):
         """
         for entry in self.held[:]:
             place, worker, run = entry
-            if isinstance(run, PlainStep):
-                item = self.lead.items[0]
-                batch = BatchRun([item.following(run.inputs, run.ready_ns)]) if place else self.lead
-                run.apart = batch
-            else:
-                batch = run
+            batch = self._as_batch(place, run)
             try:
                 self.held.remove(entry)
             except ValueError:
                 break
             return place, worker, batch
         return None
+
+    def _as_batch(self, place: int, run: Any) -> Any:
+        """Return the batch that a step becomes, if it is none, which is to be taken out."""
+        return run
 
     def left(self) -> list[tuple[Step, int, dict[str, Any]]]:
         """Return what nothing was done with: (step, place of the item, what came for it)."""

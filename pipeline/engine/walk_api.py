@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.plain_step import PlainStep
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
     from pipeline.engine.walk import Walk, WalkPlan
 
-Run = BatchRun | PlainStep
-"""Work of one step of a walk."""
+Run = Any
+"""Work of one step of a walk: a BatchRun, or what runs as a PlainStep does."""
 
 
 class Stepper(Worker, Protocol):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine import pace
 from pipeline.engine.fusable import goes, is_bound_after_all
+from pipeline.engine.journal import Outcome
+from pipeline.engine.lone_walk import LoneWalk
+from pipeline.engine.plain_step import PlainTimes
 from pipeline.engine.span_recorder import take_down_plain
 from pipeline.errors import PipelineError
 
@@ -18,42 +21,45 @@ if TYPE_CHECKING:
 
 def take_down(walk: Walk, clock_ns: Callable[[], int]) -> bool:
     """Take down what a walk has done; return whether the groups have to be formed anew."""
-    has_steps = walk.plain or walk.finished
-    if has_steps and walk.plan.steps[0].node.spans.is_wanted:
-        _take_down_spans(walk, clock_ns())
-    return _take_down_pace(walk)
-
-
-def _take_down_spans(walk: Walk, now_ns: int) -> None:
-    """Take down the spans, in the order of the steps."""
-    recorders = walk.plan.recorders
-    if not walk.finished:
-        take_down_plain(recorders, walk.plain, walk.lead.items[0], now_ns)
-        return
-    runs = walk.finished + [(times[0], times[1], times) for times in walk.plain]
-    for place, worker, run in sorted(runs, key=itemgetter(0)):
-        if type(run) is tuple:
-            take_down_plain(recorders, [run], walk.lead.items[0], now_ns)
-        else:
-            recorders[place].batch(worker, run, now_ns)
-
-
-def _take_down_pace(walk: Walk) -> bool:
-    steps, is_other = walk.plan.steps, False
-    is_slow = walk.end_ns - walk.began_ns > pace._SLOW_NS  # so that a step may be
-    for place, _, outcome, _, start_ns, _, end_ns in walk.plain:
+    plan, finished = walk.plan, walk.finished
+    plain = walk.plain if isinstance(walk, LoneWalk) else []
+    if not plan.steps[0].node.spans.is_wanted:
+        pass
+    elif finished:
+        _take_down_spans(walk, plain, clock_ns())
+    elif plain:
+        take_down_plain(plan.recorders, plain, walk.lead.items[0], clock_ns())
+    elif isinstance(walk, LoneWalk) and walk.is_void:
+        plan.recorders[0].unfinished(walk.lead.items, Outcome.OTHER)
+    steps, is_slow = (
+        plan.steps,
+        walk.end_ns - walk.began_ns > pace._SLOW_NS,
+    )  # so that a step may be
+    is_other = False
+    for place, _, outcome, _, start_ns, _, end_ns in plain:
         node = steps[place].node
         node.links.answered += 1
         if is_slow or node.pace.slow_share > pace._NONE:
             is_other |= node.pace.took(end_ns - start_ns)
         if type(outcome) is not dict:
             is_other |= _is_bound(node, outcome, end_ns)
-    for place, _, run in walk.finished:
+    for place, _, run in finished:
         node, outcome = steps[place].node, run.outcomes[0] if run.outcomes else None
         node.links.answered += len(run.items)
         is_other |= node.pace.took(run.end_ns - run.start_ns, len(run.items))
         is_other |= _is_bound(node, outcome, run.end_ns)
     return is_other
+
+
+def _take_down_spans(walk: Walk, plain: Sequence[PlainTimes], now_ns: int) -> None:
+    """Take down the spans, in the order of the steps."""
+    recorders = walk.plan.recorders
+    runs = walk.finished + [(times[0], times[1], times) for times in plain]
+    for place, worker, run in sorted(runs, key=itemgetter(0)):
+        if type(run) is tuple:
+            take_down_plain(recorders, [run], walk.lead.items[0], now_ns)
+        else:
+            recorders[place].batch(worker, run, now_ns)
 
 
 def _is_bound(node: OpDispatcher, outcome: Any, now_ns: int) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from doubles import answers
 
 from pipeline import PipelineServer, ResponseOp
-from pipeline.engine import fusing, walk
+from pipeline.engine import walk, walks
 from pipeline.engine.request import RequestTarget
 from pipeline.proto.pipeline_service_pb2 import Request
 
@@ -29,7 +29,7 @@ def a_walk_may_last(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def steps_may_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """No step is taken out of its walk."""
-    monkeypatch.setattr(fusing, "_STEP_S", 60.0)
+    monkeypatch.setattr(walks, "_STEP_S", 60.0)
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ import msgspec
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.plain_step import PlainStep
+from pipeline.engine.lone_walk import LoneWalk, walk_of
 from pipeline.engine.walk import Step, Walk, WalkPlan
 from pipeline.engine.walk_api import Run
 from pipeline.errors import PipelineError, described, error_to_fields
@@ -103,7 +103,7 @@ class Walker:
             failed = StepResult(0, now_ns, now_ns, now_ns, now_ns, -1, _fields(item.failure))
             return Walked(now_ns, now_ns, [failed], [(-1, item.failure)], [])
         lead = BatchRun([item])
-        walk = Walk(self._plan, lead)
+        walk = walk_of(self._plan, lead)
         walk.go(self._leader, clock_ns)
         steps = _results(walk)
         if walk.failure is not None:  # ours, on data of any type
@@ -124,15 +124,16 @@ def own(payload: Any) -> Any:
 
 
 def _times(run: Run) -> StepTimes:
-    if isinstance(run, PlainStep):
-        return run.start_ns, run.preprocess_end_ns, run.preprocess_end_ns, run.end_ns
-    return run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns
+    middle_ns = run.process_end_ns if isinstance(run, BatchRun) else run.preprocess_end_ns
+    return run.start_ns, run.preprocess_end_ns, middle_ns, run.end_ns
 
 
 def _results(walk: Walk) -> list[StepResult]:
     found = [
         StepResult(place, start_ns, middle_ns, middle_ns, end_ns, -1, _error(outcome))
-        for place, _, outcome, _, start_ns, middle_ns, end_ns in walk.plain
+        for place, _, outcome, _, start_ns, middle_ns, end_ns in (
+            walk.plain if isinstance(walk, LoneWalk) else ()
+        )
     ]
     for place, _, run in walk.finished:
         rows = run.rows[0] if run.rows else -1

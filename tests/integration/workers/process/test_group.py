@@ -17,7 +17,7 @@ from fused import TIMED_OUT, ask, groups, quick_server, set_pace, value_of
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import RequestInfo
-from pipeline.engine import fusing, hosting, pace, walk
+from pipeline.engine import hosting, pace, walk, walks
 from pipeline.engine.journal import SPAN, Journal, OpSpan, Outcome
 from pipeline.engine.request import RequestTarget
 from pipeline.workers.process import group
@@ -240,7 +240,7 @@ async def test_who_dies_is_blamed_and_nobody_runs_twice(tmp_path, place):
 
 @on_loop
 async def test_the_others_go_on_when_a_process_dies(tmp_path, monkeypatch):
-    monkeypatch.setattr(fusing, "_STEP_S", 60.0)  # they wait behind it, however long they take
+    monkeypatch.setattr(walks, "_STEP_S", 60.0)  # they wait behind it, however long they take
     go = tmp_path / "go"
 
     def act(op, x):
