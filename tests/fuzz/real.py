@@ -334,14 +334,17 @@ def _left(before: dict[str, Any]) -> list[str]:
     return [f"left behind by a server that stopped: {more}"]
 
 
-def _open_files(most: int) -> int:
-    """Count the descriptors; of more than `most` gRPC's threads may still close some."""
+def _open_files(most: int) -> dict[str, str]:
+    """Where each descriptor leads; of more than `most` gRPC's threads may still close some."""
     for _ in range(150):
-        count = len(os.listdir("/proc/self/fd"))
-        if count <= most:
+        links = {}
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # that of the folder itself
+                links[number] = os.readlink(f"/proc/self/fd/{number}")
+        if len(links) <= most:
             break
         time.sleep(0.02)
-    return count
+    return links
 
 
 def main() -> int:
@@ -356,17 +359,18 @@ def main() -> int:
     logging.disable(logging.CRITICAL)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     features = Features(scale="real").without(*filter(None, given.without.split(",")))
-    files: list[int] = []
+    files: list[dict[str, str]] = []
     for seed in range(given.seed, given.seed + given.count * given.step, given.step):
         case = generator.generate(seed, features)
         if given.only:
             case = case.only([int(each) for each in given.only.split(",")])
         findings = run(case)
         # gRPC keeps a few descriptors from its first use on.
-        most = max(files[:2]) + 2 if len(files) > 1 else sys.maxsize
+        most = max(map(len, files[:2])) + 2 if len(files) > 1 else sys.maxsize
         files.append(_open_files(most))
-        if files[-1] > most:
-            findings.append(f"file descriptors grow: {files}")
+        if len(files[-1]) > most:
+            new = dict(files[-1].items() - files[0].items())
+            findings.append(f"file descriptors grow: {[*map(len, files)]}, new: {new}")
         told = {"seed": seed, "requests": len(case.requests), "findings": findings}
         print(json.dumps(told), flush=True)
     return 0

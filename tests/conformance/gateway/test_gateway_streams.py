@@ -263,9 +263,10 @@ def test_a_slow_reader_stops_the_generator(port, stage):
 def test_heartbeats(port, gate, monkeypatch, at):
     monkeypatch.setattr(HttpFrontend, "heartbeat_s", 0.01)
     with asked(port, EVENTS, n=2, hold=at) as heard:
-        if at:
-            heard.line()
-        assert [heard.line() for _ in range(3)] == [": heartbeat"] * 3
+        found: list[str] = []
+        while found.count(": heartbeat") < 3:  # some may come before the part
+            found.append(heard.line())
+        assert len(found) <= 3 + at
         gate()
         assert heard.events()[-1] == END
 
@@ -275,7 +276,7 @@ def test_lines_have_no_heartbeats(port, gate, monkeypatch):
     with asked(port, LINES, n=2, hold=1) as heard:
         heard.line()
         with asked(port, EVENTS, n=2, hold=1) as other:
-            other.line()
-            assert other.line() == ": heartbeat"
+            while other.line() != ": heartbeat":
+                pass
             gate()
         assert texts([json.loads(line) for line in heard.lines()]) == ["1"]
