@@ -5,6 +5,7 @@ import { Form } from "./docs_form.js";
 
 const byId = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
+const NUMBERS = /\[[-+.,\deE\s]*\]/g; // lists of numbers alone go on one line
 const LONGEST = 400; // characters of a text in an answer that are shown
 
 let api = null;
@@ -143,7 +144,8 @@ function print(found) {
     typeof value === "string" && value.length > LONGEST
       ? `${value.slice(0, LONGEST)}... (${value.length} characters)` : value
   );
-  byId("answer").textContent = JSON.stringify(found, short, 2).slice(0, 100000);
+  const text = JSON.stringify(found, short, 2).slice(0, 100000);
+  byId("answer").textContent = text.replace(NUMBERS, (list) => list.replace(/\s+/g, " "));
 }
 
 /** Show the parts of a stream as they come: their text put together, and the last part whole. */

@@ -14,9 +14,11 @@ from pipeline.frontends.api.examples import example_of
 from pipeline.schema.bound import bind
 
 
-@pytest.fixture(scope="module")
-def base():
-    with typed_server() as server:
+@pytest.fixture(scope="module", params=["embedded", "gateway"])
+def base(request):
+    if request.param == "gateway":
+        request.getfixturevalue("gateway_binary")
+    with typed_server(edge=request.param) as server:
         yield f"http://127.0.0.1:{server.http_port}"
 
 
@@ -59,6 +61,11 @@ def test_the_document_says_what_the_server_takes_and_answers(base):
     assert said["message"] == "marks[1]: expected int, found str 'x'"
     error = components["Error"]["properties"]["error"]
     assert set(said) == set(error["properties"])
+
+
+def test_the_document_passes_a_validator(base):
+    validator = pytest.importorskip("openapi_spec_validator")
+    validator.validate(json.loads(ask(f"{base}/openapi.json")[2]))
 
 
 def test_fields_of_a_form_are_text_that_the_schema_converts(base):
