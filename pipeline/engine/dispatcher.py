@@ -16,6 +16,7 @@ from pipeline.engine.pace import Pace
 from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState, RequestTarget
 from pipeline.engine.schedulers.base import Batch, Load, Scheduler
+from pipeline.engine.schedulers.guarded import SchedulerError, guarded
 from pipeline.engine.shortcut import Shortcut
 from pipeline.engine.span_recorder import SpanRecorder
 from pipeline.engine.state import OpState
@@ -61,9 +62,9 @@ class OpDispatcher:
         self.name: str = op.name
         self.channel: Channel = Channel(producers, bool(config.channel_recv_first_arrive))
         options = registry.options_of("schedulers", config.batching)
-        self.scheduler: Scheduler = registry.find("schedulers", config.batching)(
-            config, options and options(**config.scheduler_options)
-        )
+        make = registry.find("schedulers", config.batching)
+        given = options and options(**config.scheduler_options)
+        self.scheduler: Scheduler = guarded(make(config, given), op.name)
         self.workers: Workers = make_workers(op, self)
         most = max_batch_size_of(op)
         # Samples that one execution may get: before the model is loaded, and after.
@@ -226,7 +227,11 @@ class OpDispatcher:
         while True:
             if room.size:
                 load.max_items, load.is_full = room.places(), self.is_full
-            batch = scheduler.next(load, now)
+            try:
+                batch = scheduler.next(load, now)
+            except SchedulerError as failed:
+                self._fail(failed.items, failed.error, Outcome.OTHER)
+                batch = None
             if not isinstance(batch, Batch):
                 left = len(scheduler)
                 break

@@ -1,0 +1,106 @@
+"""GuardedScheduler: a user's scheduler, whose errors end requests instead of the loop's turn."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pipeline.engine.channel import Item
+from pipeline.engine.request import RequestState
+from pipeline.engine.schedulers.base import Batch, Load, Scheduler
+from pipeline.errors import UserCodeError, described, printable
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class SchedulerError(Exception):
+    """A scheduler has raised.
+
+    Args:
+        items: all that was ready, which it will not cut batches of any more.
+        error: what their requests are told.
+    """
+
+    def __init__(self, items: list[Item], error: UserCodeError) -> None:
+        super().__init__(str(error))
+        self.items: list[Item] = items
+        self.error: UserCodeError = error
+
+
+class GuardedScheduler:
+    """Passes everything on to a scheduler, and remembers what is ready there.
+
+    What any of its methods raises is logged, and where anything is ready, raised by the next call
+    of `next`, once.
+
+    Args:
+        scheduler: the user's.
+        op_name: of the Op that it is for.
+    """
+
+    def __init__(self, scheduler: Scheduler, op_name: str) -> None:
+        self._scheduler = scheduler
+        self._op_name = op_name
+        self._ready: dict[Item, None] = {}
+        self._error: UserCodeError | None = None
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def add(self, item: Item, now: float) -> None:
+        self._ready[item] = None
+        self._call("add", item, now)
+
+    def next(self, load: Load, now: float) -> Batch | float | None:
+        """Return what the scheduler does.
+
+        Raises:
+            SchedulerError: it has raised since the last call, or does so now.
+        """
+        batch = None if self._error else self._call("next", load, now)
+        if self._error is not None:
+            error, self._error = self._error, None
+            items = list(self._ready)
+            self._ready.clear()
+            self._call("clear")
+            self._error = None  # it is logged, and nobody is left to be told
+            raise SchedulerError(items, error)
+        if isinstance(batch, Batch):
+            for item in batch.items:
+                self._ready.pop(item, None)
+        found: Batch | float | None = batch
+        return found
+
+    def done(self, batch: Batch, now: float) -> None:
+        self._call("done", batch, now)
+
+    def drop(self, request: RequestState) -> list[Item]:
+        self._call("drop", request)
+        dropped = [item for item in self._ready if item.request is request]
+        for item in dropped:
+            del self._ready[item]
+        return dropped
+
+    def clear(self) -> list[Item]:
+        cleared = self._call("clear")
+        items = list(self._ready)
+        if isinstance(cleared, list) and set(cleared) == self._ready.keys():
+            items = cleared  # in its order
+        self._ready.clear()
+        return items
+
+    def _call(self, method: str, *args: Any) -> Any:
+        try:
+            return getattr(self._scheduler, method)(*args)
+        except Exception as error:  # user code: it costs nobody else their turn
+            what = f"{type(self._scheduler).__name__}.{method} raised {described(error)}"
+            _LOGGER.exception("[%s] its scheduler failed: %s", self._op_name, printable(what))
+            if self._ready:
+                self._error = UserCodeError(f"[{self._op_name}] its scheduler failed: {what}")
+            return None
+
+
+def guarded(scheduler: Scheduler, op_name: str) -> Scheduler:
+    """Return one of ours as it is, any other with a guard."""
+    is_ours = type(scheduler).__module__.startswith("pipeline.engine.")
+    return scheduler if is_ours else GuardedScheduler(scheduler, op_name)
