@@ -3,19 +3,26 @@
 One process, an Op of two threads whose generator never ends. `--readers` callers take a part each
 every `--pause` seconds: the server's memory has to stay as it is. Then some take parts as fast as
 they come, and new callers are timed from their request to their first part.
+
+With `--door` the readers are real callers of a server in a process of its own, whose memory counts,
+with that of its gateway if `--edge` says so; what is timed is a new caller at the same door.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from benchmarks.stream_readers import OPENS, Readers, endpoint_of, first_parts
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp, Tensor
 from pipeline.engine.request import RequestState, StreamSink
 from pipeline.proto import pipeline_service_pb2
 
@@ -23,8 +30,17 @@ _PART = "x" * 1000
 _PROBES = 20
 
 
+class Reads(RequestOp):
+    """Declares what a caller of v2 says."""
+
+    input_tensors = (Tensor("a", "BYTES", (1,)),)
+
+
 class Endless(Op):
     """Yields 1 KB for ever."""
+
+    input_tensors = Reads.input_tensors
+    output_tensors = (Tensor("text", "BYTES", (1,)), Tensor("number", "BYTES", (1,)))
 
     def process(self, feed_batch: Any, log_id: Any) -> Any:
         number = 0
@@ -69,21 +85,81 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=1.0, help="s between two parts of a reader")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--processes", action="store_true", help="in place of threads")
-    asyncio.run(_measure(parser.parse_args()))
+    parser.add_argument("--door", choices=sorted(OPENS), help="where the readers call")
+    parser.add_argument("--edge", choices=("embedded", "gateway"), default="embedded")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    said = parser.parse_args()
+    if said.serve:
+        _serve(said)
+    else:
+        with _child(said) if said.door else contextlib.nullcontext() as child:
+            asyncio.run(_measure_door(said, child) if child else _measure(said))
     return 0
 
 
-async def _measure(said: argparse.Namespace) -> None:
+def _server(said: argparse.Namespace) -> PipelineServer:
     server = PipelineServer("streams")
-    server.set_response_op(ResponseOp([Endless("endless", RequestOp(), concurrency=2)]))
+    server.set_response_op(ResponseOp([Endless("endless", Reads(), concurrency=2)]))
     server.prepare_server(
         yml_dict={
             "rpc_port": 0,
+            "http_port": 0,
+            "edge": said.edge,
             "worker_num": said.readers + 100,
             "queue_size": said.readers,
             "dag": {"is_thread_op": not said.processes},
         }
     )
+    return server
+
+
+def _serve(said: argparse.Namespace) -> None:
+    """Serve until stdin ends; the ports go to stdout."""
+    with _server(said) as server:
+        print(server.rpc_port, server.http_port, flush=True)
+        sys.stdin.read()
+
+
+@contextlib.contextmanager
+def _child(said: argparse.Namespace) -> Iterator[subprocess.Popen[str]]:
+    """Run the server in a process of its own."""
+    words = [sys.executable, "-m", "benchmarks.streams", "--serve", "--edge", said.edge]
+    words += ["--readers", str(said.readers), *(["--processes"] if said.processes else [])]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield child
+    finally:
+        child.communicate()
+
+
+async def _measure_door(said: argparse.Namespace, child: subprocess.Popen[str]) -> None:
+    assert child.stdout is not None
+    rpc_port, http_port = map(int, child.stdout.readline().split())
+    endpoint = endpoint_of(said.door, rpc_port, http_port)
+    async with OPENS[said.door](endpoint, said.readers) as streams:
+        readers = Readers(streams, said.pause)
+        while readers.parts < 3 * said.readers:
+            readers.check()
+            await asyncio.sleep(0.1)
+        before, parts, started = _rss_mib(child.pid), readers.parts, time.perf_counter()
+        most = before
+        while time.perf_counter() - started < said.seconds:
+            await asyncio.sleep(1.0)
+            readers.check()
+            most = max(most, _rss_mib(child.pid))
+        rate = (readers.parts - parts) / (time.perf_counter() - started)
+        print(
+            f"{said.door}, {said.edge}: {said.readers} readers that take a part every "
+            f"{said.pause:g} s, for {said.seconds:g} s: {rate:.0f} parts/s, RSS {before:.1f} "
+            f"MiB before, {most:.1f} at most"
+        )
+        first = await first_parts(said.door, endpoint, _PROBES)
+        print(f"first part of one more: {_figures(first)}")
+        await readers.stop()
+
+
+async def _measure(said: argparse.Namespace) -> None:
+    server = _server(said)
     async with server:
         begin = server._running().models.begin
         slow = [_begin(begin, said.pause) for _ in range(said.readers)]
@@ -138,10 +214,10 @@ def _figures(seconds: list[float]) -> str:
     return f"{statistics.median(seconds) * 1e3:.1f} ms, {max(seconds) * 1e3:.1f} at most"
 
 
-def _rss_mib() -> float:
-    """Return the RSS of this process and of all below it, its workers."""
+def _rss_mib(pid: int | str = "self") -> float:
+    """Return the RSS of a process and of all below it, its workers."""
     kib = 0
-    below = ["self"]
+    below = [str(pid)]
     for pid in below:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
         kib += next(int(line.split()[1]) for line in status.splitlines() if "VmRSS" in line)

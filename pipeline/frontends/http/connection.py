@@ -336,6 +336,7 @@ class HttpConnection(HttpToolsProtocol):
     def break_off(self) -> None:
         """Hang up in the middle of an answer, so that its caller sees that it is not whole."""
         self.cycle_served.keep_alive = False
+        self.cycle_served.disconnected = True  # else uvicorn complains that the answer is not whole
         self._raw.close()
 
     def _complete(self) -> None:

@@ -11,6 +11,8 @@ from doubles import chain, server_for, wait_until
 from raw_http import Connection, request
 from speaking import EVENTS, LINES, Stage, asked, body_of, speaking, texts
 
+from pipeline.frontends.http import connection
+
 
 def test_a_pipeline_without_a_stream_gives_one_part():
     with server_for(chain("a")) as server:
@@ -81,7 +83,9 @@ def is_ready(port: int | None) -> bool:
         return False
 
 
-def test_a_caller_who_does_not_read_does_not_keep_the_server_from_stopping():
+def test_a_caller_who_does_not_read_does_not_keep_the_server_from_stopping(monkeypatch):
+    complaints: list[object] = []
+    monkeypatch.setattr(connection._LOGGER, "error", lambda *said, **_: complaints.append(said))
     stage = Stage()
     with contextlib.ExitStack() as stack:
         with speaking(stage, stop_grace_period=0) as server:
@@ -92,3 +96,4 @@ def test_a_caller_who_does_not_read_does_not_keep_the_server_from_stopping():
         with contextlib.suppress(IncompleteRead, ConnectionResetError):
             last = heard.events()[-1][0]
         assert last in ("error", "cut off")
+    assert complaints == []
