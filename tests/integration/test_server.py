@@ -131,7 +131,8 @@ def test_a_text_answer_is_the_repr_of_the_whole_array():
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ({"a": "ok", "n": 5}, "@DAGExecutor fetch var type must be str(<class 'int'>)."),
+        ({"a": "ok", "n": None}, "@DAGExecutor fetch var type must be str(<class 'NoneType'>)."),
+        ({"a": "ok", "n": [5]}, "@DAGExecutor fetch var type must be str(<class 'list'>)."),
         ({"a": np.zeros(1), "n": "x"}, "@DAGExecutor fetch var type must be str("),
     ],
 )
@@ -144,6 +145,22 @@ def test_a_mixed_text_answer_is_a_type_error(value, text):
         response = client.predict({})
         assert response.err_no == 7000
         assert response.err_msg.startswith(text)
+
+
+def test_numbers_are_answered_as_their_text():
+    class Numbers(Op):
+        def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
+            given = next(iter(input_dicts.values()))
+            beside = {"label": "zh"} if given["beside"] == "text" else {"array": np.zeros(1)}
+            numbers = {"prob": 0.86, "f4": np.float32(0.86), "n": 7, "i8": np.int64(-7)}
+            return {**beside, **numbers, "yes": True, "no": np.bool_(False)}, None, ""
+
+    with server_for(Numbers("n", [RequestOp()])) as server:
+        for beside, text in (("text", "zh"), ("array", "array([0.])")):
+            body = {"key": ["beside"], "value": [beside]}
+            status, answer = post(server, body)
+            assert (status, answer["err_no"]) == (200, 0)
+            assert answer["value"] == [text, "0.86", "0.86", "7", "-7", "True", "False"]
 
 
 def test_empty_answers_are_answers():

@@ -15,6 +15,7 @@ from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import Limits, is_short
 
 _ARRAYS = frozenset({np.ndarray})
+_NUMBERS = (int, float, np.bool_, np.integer, np.floating)
 _TEXT_LIMIT = 1000  # elements an answer may have to be turned into text on the event loop
 
 
@@ -78,12 +79,19 @@ def pack_large(
 def _pack_text(
     payload: Mapping[str, Any], response: Response, limits: Limits | None = None
 ) -> None:
-    """All values are str, or all are arrays and lists of str; refuse a mixture as documented."""
+    """All values but numbers are str, or all are arrays and lists of str; refuse a mixture."""
     values = payload.values()
     if _are_arrays(payload):
         texts = [codec.numpy_to_text(value, limits) for value in values]
+    elif _are_arrays({name: value for name, value in payload.items() if not is_number(value)}):
+        texts = [
+            number_text(value) if is_number(value) else codec.numpy_to_text(value, limits)
+            for value in values
+        ]
     else:
-        texts = [_checked_str(value) for value in values]
+        texts = [
+            number_text(value) if is_number(value) else _checked_str(value) for value in values
+        ]
     response.key.extend(map(str, payload))
     response.value.extend(texts)
 
@@ -95,17 +103,33 @@ def _are_arrays(payload: Mapping[str, Any]) -> bool:
     return ChannelData.check_npdata(payload)[0] == ErrorCode.OK
 
 
+def is_number(value: object) -> bool:
+    """Return whether a value is a number, or true or false, of Python or numpy."""
+    return isinstance(value, _NUMBERS)
+
+
+def number_text(value: Any) -> str:
+    """Return the text of a number: as numpy prints a scalar, in the fewest digits of its type.
+
+    Raises PayloadTypeError: it has more digits than Python writes.
+    """
+    try:
+        return str(value)
+    except ValueError as error:
+        raise PayloadTypeError(f"a number of the answer has no text: {error}") from None
+
+
 def _checked_str(value: object) -> str:
     if not isinstance(value, str):
         raise PayloadTypeError(
-            f"@DAGExecutor fetch var type must be str({type(value)}). Answer with str values "
-            "only, or with ndarrays and lists of str only, or ask for tensors (set_pack_format)."
+            f"@DAGExecutor fetch var type must be str({type(value)}). Answer with str and numbers, "
+            "or with ndarrays, lists of str and numbers, or ask for tensors (set_pack_format)."
         )
     return value
 
 
 def _is_short(value: object) -> bool:
-    if type(value) is str:
+    if type(value) is str or is_number(value):
         return True
     if isinstance(value, np.ndarray):
         return value.size <= _TEXT_LIMIT
