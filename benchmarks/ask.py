@@ -73,6 +73,18 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainQuestion(Question):
+    """A request in plain JSON, over HTTP only; the value is any that JSON has."""
+
+    def as_body(self) -> bytes:
+        return json.dumps({self.key: self.value}).encode()
+
+    def check_body(self, body: bytes, headers: Mapping[str, str]) -> None:
+        answer = json.loads(body)
+        self.check(answer, str(answer.get("error")), "error" not in answer)
+
+
+@dataclass(frozen=True, slots=True)
 class V2Question(Question):
     """A float32 array for a model of the v2 protocol: raw bytes there and back."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.ask import Question, V2Question
+from benchmarks.ask import PlainQuestion, Question, V2Question
 from benchmarks.process import ROOT
 from benchmarks.services.common import (
     BLIND,
@@ -130,6 +130,7 @@ def _is_array(found: Any, array: npt.NDArray[Any]) -> bool:
 
 
 _ROW = np.array(NUMBERS, np.float32)
+_PLAIN_ECHO = PlainQuestion("x", list(NUMBERS), lambda found: found == {"x": list(NUMBERS)})
 _V2_ECHO = V2Question("x", _ROW, lambda found: _is_array(found.get("x"), _ROW), model="echo")
 _V2_DIAMOND = V2Question(
     "x", _ROW, lambda found: found["result"].tolist() == [2 * sum(NUMBERS)], model="diamond_v2"
@@ -166,6 +167,10 @@ def _v2(name: str, transport: Transport, question: V2Question, *command: str) ->
     path = f"/v2/models/{question.model}/infer"
     is_ours = command[0] != "triton"
     return Case(name, command, transport, question, path, is_counted=is_ours)
+
+
+def plain_echo_case(name: str) -> Case:
+    return Case(name, ("echo",), _HTTP, _PLAIN_ECHO, "/api/echo", is_counted=True)
 
 
 def v2_echo_case(name: str) -> Case:

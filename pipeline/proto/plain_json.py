@@ -50,6 +50,13 @@ def read_object(body: bytes, what: str = "the request") -> dict[str, Any]:
         PackageError: it is no JSON or no object, a key stands there twice, it is nested too deeply,
             or has a number that nothing can hold; where, and what to do.
     """
+    if len(body) <= MAX_DEPTH:  # too short to be too deep, as most are
+        try:
+            fields = _decode(body)
+        except (msgspec.MsgspecError, ValueError):
+            _explain(body, what)
+        if type(fields) is dict and body.count(b":") == len(fields):  # no key is there twice
+            return fields
     return _object(read_value(body, what), what)
 
 

@@ -24,6 +24,8 @@ CONTENT_TYPE: Final = "content_type"
 
 _FEW = 64  # values of a list that are not looked at one by one
 _SCALARS = frozenset({int, float, bool, type(None)})
+_NUMERIC = (float, int)
+_SHORT = SHORT_BYTES // _FEW // 2  # characters of a text of which there may be a few
 _BYTES = (bytes, bytearray, memoryview)
 _MEDIA_TYPE = re.compile(r"[a-z]+/[A-Za-z0-9.+-]+(?:; ?[a-z]+=[A-Za-z0-9-]+)?")
 
@@ -67,17 +69,27 @@ def is_quick(payload: Payload) -> bool:
     """Return whether the fields are a few short texts, numbers, and lists of numbers."""
     if len(payload) > _FEW:
         return False
-    size = 0
     for value in payload.values():
         kind = type(value)
-        if kind is str:
-            size += len(value)
-        elif kind is list:
-            if len(value) > _FEW or not _SCALARS.issuperset(map(type, value)):
+        if kind is list:
+            if len(value) > _FEW or not _are_numbers(value):
+                return False
+        elif kind is str:
+            if len(value) > _SHORT:
                 return False
         elif kind not in _SCALARS:
             return False
-    return size <= SHORT_BYTES // 2
+    return True
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    """Return whether a list has numbers alone, which is so if they have a sum: that takes C."""
+    if not values or type(values[0]) not in _NUMERIC:
+        return not values
+    try:
+        return type(sum(values)) in _NUMERIC
+    except TypeError:
+        return False
 
 
 def written(payload: Payload) -> bytes | WebResponse:

@@ -6,7 +6,8 @@ import re
 from typing import Any
 
 from pipeline.data import ChannelData
-from pipeline.engine.request import RequestHandle, ResponseSink
+from pipeline.engine.models import ModelEntry
+from pipeline.engine.request import RequestHandle, RequestTarget, ResponseSink
 from pipeline.errors import PipelineError
 from pipeline.frontends.api.answers import (
     CONTENT_TYPE,
@@ -18,7 +19,7 @@ from pipeline.frontends.api.answers import (
 )
 from pipeline.frontends.api.bodies import is_json
 from pipeline.frontends.api.errors import reply_to
-from pipeline.frontends.api.pipelines import Pipelines
+from pipeline.frontends.api.pipelines import EMPTY, Pipelines, served_by
 from pipeline.frontends.base import seconds_of
 from pipeline.frontends.http.routes import Headers, LaneReply, WebResponse
 from pipeline.frontends.http.streams import stream_form
@@ -53,12 +54,12 @@ class ApiLane:
         if stream_form([headers.get(b"accept", b"")]) is not None:
             return None
         try:
-            self._pipelines.find(match[1])
+            entry = self._pipelines.entry(match[1])
             timeout = headers.get(b"grpc-timeout")
             left_s = None if timeout is None else seconds_of(timeout.decode("latin-1"), "")
         except PipelineError:
             return None
-        return ApiEndpoint(self._pipelines, self._writer, match[1], left_s, headers)
+        return ApiEndpoint(self._pipelines, self._writer, entry, left_s, headers)
 
 
 class ApiEndpoint:
@@ -68,20 +69,24 @@ class ApiEndpoint:
         self,
         pipelines: Pipelines,
         writer: AnswerWriter,
-        name: str,
+        entry: ModelEntry,
         left_s: float | None,
         headers: Headers,
     ) -> None:
         self._pipelines = pipelines
         self._writer = writer
-        self._name = name
+        self._entry = entry
+        self._is_plain = pipelines.is_plain(entry.served)
         self._left_s = left_s
         self._headers = headers
 
     def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
         """Have the engine begin a request. Raises PipelineError, which `reply` is given."""
-        served = self._pipelines.find(self._name)
-        raw, target = self._pipelines.asked(served, read_object(body), self._headers)
+        served, fields = served_by(self._entry), read_object(body)
+        if self._is_plain:
+            target = RequestTarget(payload=fields, wants_response=False)
+            return served.engine.begin(EMPTY, self._left_s, target, sink)
+        raw, target = self._pipelines.asked(served, fields, self._headers)
         return served.engine.begin(raw, self._left_s, target, sink)
 
     def reply(self, answer: Any) -> LaneReply:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from pipeline.engine.models import FIRST_VERSION, ModelRegistry, Served
+from pipeline.engine.models import FIRST_VERSION, ModelEntry, ModelRegistry, Served
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import ClosedError, ConfigError, NoServiceError, PayloadTypeError
 from pipeline.frontends.base import HeaderForwarding
@@ -19,7 +19,9 @@ from pipeline.proto.pipeline_service_pb2 import Request
 RESERVED = "api"
 """The first part of this frontend's paths, which is no pipeline's name."""
 
-_EMPTY = Request()  # for what looks at a request that has not come as one
+EMPTY = Request()
+"""Request that is seen in the place of one that has not come as such."""
+
 _NUMERIC = (bool, int, float, list)
 
 Asked = tuple[Any, RequestTarget]
@@ -46,15 +48,22 @@ class Pipelines:
         """Return the names of all pipelines that are there now."""
         return [served.names[0] for served in self._registry.graphs()]
 
-    def find(self, name: str) -> Served:
-        """Return a pipeline. Raises NoServiceError, or ClosedError for one that is unloaded."""
+    def entry(self, name: str) -> ModelEntry:
+        """Return a pipeline's place in the registry, which it keeps. Raises NoServiceError."""
         entry = self._registry.versions(name).get(FIRST_VERSION)
         if entry is None or entry.op is not None:
             there = ", ".join(f"/api/{each}" for each in self.names())
             raise NoServiceError(f"there is no pipeline {name!r} here: POST {there}")
-        if entry.is_unloaded:
-            raise ClosedError(f"the pipeline {name!r} is unloaded")
-        return entry.served
+        return entry
+
+    def find(self, name: str) -> Served:
+        """Return a pipeline. Raises NoServiceError, or ClosedError for one that is unloaded."""
+        return served_by(self.entry(name))
+
+    def is_plain(self, served: Served) -> bool:
+        """Return whether an engine is told nothing but fields, and answers with such."""
+        methods = _own_methods(served)
+        return not (methods.unpacks or methods.packs or self._takes_trace or self._forwarding)
 
     def asked(
         self,
@@ -74,18 +83,34 @@ class Pipelines:
         if self._takes_trace:
             trace = headers.get(b"traceparent", b"").decode("latin-1")
         info = None if self._forwarding is None else self._forwarding.info(headers.items())
-        read, write = served.graph.request_op, served.graph.response_op
-        packs = overrides(write, "pack_response_package")
-        if overrides(read, "unpack_request_package"):
-            raw = request_of(fields)
-            return raw, RequestTarget(wants_response=packs, traceparent=trace, info=info)
-        return _EMPTY, RequestTarget(
-            payload=fields,
-            wants_response=packs,
-            traceparent=trace,
-            info=info,
-            is_text=is_text,
+        unpacks, packs = _own_methods(served)
+        raw = request_of(fields) if unpacks else EMPTY
+        payload = None if unpacks else fields
+        return raw, RequestTarget(
+            payload=payload, wants_response=packs, traceparent=trace, info=info, is_text=is_text
         )
+
+
+class _OwnMethods(NamedTuple):
+    """Methods of a pipeline that are, or are not, its user's own."""
+
+    unpacks: bool
+    packs: bool
+
+
+def _own_methods(served: Served) -> _OwnMethods:
+    graph = served.graph
+    return _OwnMethods(
+        overrides(graph.request_op, "unpack_request_package"),
+        overrides(graph.response_op, "pack_response_package"),
+    )
+
+
+def served_by(entry: ModelEntry) -> Served:
+    """Return the pipeline of an entry. Raises ClosedError: it is unloaded."""
+    if entry.is_unloaded:
+        raise ClosedError(f"the pipeline {entry.name!r} is unloaded")
+    return entry.served
 
 
 def check_name(name: str | None) -> None:
