@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-from msgspec import field
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.plain_step import PlainStep, PlainTimes
 from pipeline.engine.walk import Walk, WalkPlan, longest_ns
@@ -16,7 +14,8 @@ from pipeline.engine.walk import Walk, WalkPlan, longest_ns
 _LONE = [0]  # the items of a batch of one
 
 
-class LoneWalk(Walk, eq=False):
+@dataclass(slots=True, eq=False)
+class LoneWalk(Walk):
     """A walk of one request. At each Op that `is_plain` it is the run itself, as a PlainStep is.
 
     Attributes:
@@ -44,9 +43,7 @@ class LoneWalk(Walk, eq=False):
     is_void: bool = False
     is_through: bool = False
 
-    def run(self, op: BoundOp, watch: object, clock_ns: Callable[[], int]) -> None:
-        """Run the step at which it is."""
-        PlainStep.run(self, op, watch, clock_ns)  # type: ignore[arg-type]  # it has all of it
+    run: ClassVar[Callable[..., None]] = PlainStep.run  # it has all that is asked for there
 
     def _steps(self, walker: Any, clock_ns: Callable[[], int]) -> bool:
         plan, held, plain = self.plan, self.held, self.plain
@@ -91,7 +88,7 @@ class LoneWalk(Walk, eq=False):
                     try:
                         held.pop()
                     except IndexError:
-                        PlainStep.tell(self)  # type: ignore[arg-type]  # see `run`
+                        PlainStep.tell(self)  # type: ignore[arg-type]  # as with `run`
                         return False
                     answer, end_ns = self.outcome, self.end_ns
                     middle_ns = self.preprocess_end_ns

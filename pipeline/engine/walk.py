@@ -6,10 +6,10 @@ Plain code for whoever runs the Ops: it knows neither threads nor the event loop
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import field
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Receiver, first_error, own_dict
@@ -107,7 +107,8 @@ class WalkPlan(msgspec.Struct, eq=False):
         return step.readers[0][0] if len(step.readers) == 1 else 0
 
 
-class Walk(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Walk:
     """A batch of the plan's first Op, and what comes of it behind that Op.
 
     Whoever runs it borrows an idle worker for each step, and leaves those for which there is none;
