@@ -78,8 +78,7 @@ def read_value(body: bytes, what: str) -> Any:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         _explain(body, what)
     colons = body.count(b":")
-    has_all = type(value) is dict and colons == len(value)  # as mostly
-    if not has_all and colons and _shape_of(body).count(b":") != _keys_in(value):
+    if not _has_all(value, colons) and _shape_of(body).count(b":") != _keys_in(value):
         _explain(body, what)
     return value
 
@@ -101,9 +100,15 @@ def read_large_value(body: bytes, limits: Limits, what: str) -> Any:
         value = _read(view)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         _explain(body, what)
-    if shape.count(b":") != _keys_in(value):
+    colons = shape.count(b":")
+    if not _has_all(value, colons) and colons != _keys_in(value):
         _explain(body, what)
     return value
+
+
+def _has_all(value: Any, colons: int) -> bool:
+    """Return whether a value has as many keys as colons at first sight, as most have."""
+    return not colons or (type(value) is dict and colons == len(value))
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:
