@@ -95,7 +95,8 @@ class RequestState(msgspec.Struct, eq=False):
     whatever still carries an older number is dropped. `timeout_s` is what its caller gives;
     `asked_at`, which is known if there is a deadline, and `deadline` are in `time.monotonic`. The
     times are `time.monotonic_ns`, see `engine.journal.REQUEST`; the last three are sums over its
-    spans. `spans` has these, packed, where its caller asked for a profile. `trace` is its own
+    spans. `spans` has these, packed, where its caller asked for a profile; `lone` the only one that
+    it can have, with all but what the request says itself, until it has ended. `trace` is its own
     traceparent; "" if it is not traced. `settled`: the targets of jumps that have answered, or
     for which a jump stood in. `laps`: how often jumps back and loops have had an Op run again;
     `loops`: how often each Op has looped. `stream`: where the graph has streams, how far
@@ -131,6 +132,7 @@ class RequestState(msgspec.Struct, eq=False):
     infer_ns: int = 0
     output_ns: int = 0
     spans: list[bytes] | None = None
+    lone: tuple[int, ...] | None = None
     trace: str = ""
     settled: frozenset[OpDispatcher] = frozenset()
     laps: dict[OpDispatcher, int] | None = None

@@ -38,6 +38,7 @@ class Shortcut:
         self._router = router
         self._loop = loop
         self._is_plain = False  # as far as is known before the workers are there
+        self._is_only = False  # Op of its graph
         self._waiting: list[Any] = []
         self._is_rush = False  # several came in the last round
 
@@ -96,6 +97,7 @@ class Shortcut:
     def workers_are_there(self) -> None:
         """Find out what kind of runs they take."""
         self._is_plain = OpFacts(self._node.op).is_plain
+        self._is_only = len(self._router.nodes) == 1
 
     def _submit(self, jobs: list[Any]) -> None:
         node = self._node
@@ -119,8 +121,7 @@ class Shortcut:
             if pace.is_fusable and pace.took(took_ns):
                 router.fusing.changed()
             if spans.is_wanted:
-                times = job.ready_ns, job.start_ns, job.preprocess_end_ns, job.end_ns
-                take_down_plain([spans], [(0, worker, outcome, *times)], job, spans.clock_ns())
+                self._take_down(worker, job)
             node.links.answered += 1
             if job.generation == request.generation:
                 if request.laps is None or not request.laps.get(node):  # it was made in the first
@@ -129,3 +130,15 @@ class Shortcut:
                     router.gone(job)
         if len(node.scheduler):
             router.mark_dirty(node)
+
+    def _take_down(self, worker: Worker, job: Any) -> None:
+        """Take down its span: in its request, if this can have no other, and has not ended."""
+        spans, request = self._node.spans, job.request
+        now_ns = spans.clock_ns()
+        times = job.ready_ns, job.start_ns, job.preprocess_end_ns, job.end_ns
+        is_good = type(job.outcome) is dict and job.generation == request.generation
+        if is_good and self._is_only and request.spans is None and request.lone is None:
+            spans.batches = batch = spans.batches + 1
+            request.lone = (spans.index, worker.number, batch, *times, now_ns)
+        else:
+            take_down_plain([spans], [(0, worker, job.outcome, *times)], job, now_ns)

@@ -8,8 +8,9 @@ import doubles
 import pytest
 from doubles import Engine, ScriptedWorkers, Tag, answers, run_virtual, settle
 
-from pipeline import Op, RequestOp
+from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.journal import Outcome
 from pipeline.engine.lone_run import LoneRun
 
 
@@ -82,6 +83,34 @@ def test_what_comes_alone_goes_at_once_and_what_comes_together_goes_together():
             assert {answers(each)["path"] for each in await asyncio.gather(*asked)} == {"a"}
             engine.journal.flush()
             assert sorted(span["data_id"] for span in engine.spans) == [*range(len(asked))]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("goes_well", [True, False])
+def test_a_request_and_its_only_span_are_one_row_if_it_goes_well(goes_well):
+    class Packs(ResponseOp):
+        def pack_response_package(self, channeldata):
+            if not goes_well:
+                raise KeyError("x")
+            return super().pack_response_package(channeldata)
+
+    async def main():
+        last = Tag("a", [RequestOp()])
+        async with Engine(last, response_op=Packs(input_ops=[last])) as engine:
+            await engine.ask()
+            engine.journal.flush()
+            await engine.ask()
+            assert len(engine.journal.lone) == goes_well
+            assert len(engine.journal.spans) == len(engine.journal.requests) == (not goes_well)
+            engine.journal.flush()
+            (first, span), (_, record) = engine.spans, engine.requests
+            assert (span["data_id"], span["batch"]) == (record["data_id"], first["batch"] + 1)
+            assert record["outcome"] == (Outcome.OK if goes_well else Outcome.BACKEND)
+            assert span["outcome"] == Outcome.OK
+            assert record["input_ns"] == span["preprocess_end_ns"] - span["start_ns"]
+            assert record["output_ns"] == span["end_ns"] - span["process_end_ns"]
+            assert record["start_ns"] <= span["ready_ns"] <= span["end_ns"] <= record["end_ns"]
 
     run_virtual(main())
 
