@@ -17,6 +17,7 @@ from pipeline import PipelineServer, RequestOp
 from pipeline.data import Tensor
 from pipeline.frontends.grpc.server import GrpcError
 from pipeline.frontends.v2.grpc import inference_service
+from pipeline.frontends.v2.side_by_side import AHEAD, WAITING_BYTES
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.v2.codec import SERVICE, add_tensor, tensors_to_arrays
 
@@ -274,7 +275,12 @@ async def test_requests_of_a_stream_are_worked_on_side_by_side_but_not_without_l
         answers = Service(server).stream(endless())
         first = asyncio.ensure_future(anext(answers))
         await settle(1000)
-        assert 1 < read < 100
+        assert server.engine.executor.inside + server.engine.executor.waiting == AHEAD
+        most = AHEAD + WAITING_BYTES // len(infer_message(1).SerializeToString())
+        assert AHEAD < read < most, "those behind wait, 4 MiB of them"
+        before = read
+        await settle()
+        assert read == before
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         await settle()
