@@ -19,9 +19,12 @@ from pipeline.predictors.paddle import PaddleModel
 from pipeline.predictors.paddle.predictor import load
 from pipeline.predictors.paddle.program import read_program
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("paddle") is None, reason="paddlepaddle is not installed"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("paddle") is None, reason="paddlepaddle is not installed"
+    ),
+    pytest.mark.timeout(600),  # to import Paddle takes a busy machine minutes
+]
 CPU = Device(DeviceType.CPU)
 TOYS = TESTS / "support" / "paddle_toys.py"
 
