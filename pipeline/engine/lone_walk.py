@@ -56,7 +56,9 @@ class LoneWalk(Walk):
             plan.only_readers,
             plan.parts,
         )
-        self.began_ns = self.step_ns = now_ns = clock_ns()
+        now_ns = clock_ns()
+        self.began_ns: int = now_ns
+        self.step_ns: int = now_ns
         latest_ns = now_ns + longest_ns(1)
         if (is_over := item.is_over) and isinstance(self.lead, LoneRun):
             self.is_void = True

@@ -76,7 +76,7 @@ class Awkward(Op):
 
     def postprocess(self, input_dicts, fetch_data):
         how = input_dicts["@DAGExecutor"]["how"]
-        answers = {"empty": {"x": []}, "none": None, "number": {"x": 1}}
+        answers = {"empty": {"x": []}, "none": None, "number": {"x": 1}, "dict": {"x": {"y": 1}}}
         return answers.get(how, {"how": how})
 
 
@@ -89,7 +89,8 @@ class Awkward(Op):
         ("empty", 0),
         ("text", 7000),
         ("none", 7000),
-        ("number", 7000),
+        ("number", 0),
+        ("dict", 7000),
     ],
 )
 def test_no_feed_and_no_answer_ends_a_worker(how, code):
