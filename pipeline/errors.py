@@ -42,12 +42,14 @@ class PipelineError(Exception):
     """Base of all errors of this library. `code` is the `err_no` that a caller sees.
 
     `was_logged`: what caused it is in the log, with its traceback. `is_callers`: it is for the
-    caller to mend; the service did what it should.
+    caller to mend; the service did what it should. `op`: the name of the Op where it came from, set
+    where the engine passes it on; None: no Op is to blame.
     """
 
     code: int = ErrorCode.UNKNOW
     was_logged: bool = False
     is_callers: bool = False
+    op: str | None = None
 
 
 class ProductError(PipelineError):
@@ -200,6 +202,12 @@ def error_to_fields(error: PipelineError) -> tuple[str, int, str]:
     if code.bit_length() > 63:
         code, text = ErrorCode.PRODUCT_ERROR, f"[{code}] {text}"
     return kind.__name__, int(code), utf8_text(text)
+
+
+def note_op(outcome: object, name: str) -> None:
+    """Note in an error, unless it says so already, at which Op it came to be."""
+    if isinstance(outcome, PipelineError) and outcome.op is None:
+        outcome.op = name
 
 
 def utf8_text(text: str) -> str:

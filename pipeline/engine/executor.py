@@ -23,7 +23,7 @@ from pipeline.engine.streams.iterative import IterativeDispatcher
 from pipeline.engine.streams.plan import StreamPlan, is_iterative
 from pipeline.engine.walk import Step
 from pipeline.engine.worker_api import Loop, WorkersFactory
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, note_op
 from pipeline.op import EXECUTOR_NAME, Op
 from pipeline.routes import Answer, Goto, Routed
 
@@ -192,6 +192,8 @@ class Executor:
         That is a payload, perhaps in a Goto or Answer, or an Absent or PipelineError.
         """
         is_plain = type(answer) is dict
+        if not is_plain:
+            note_op(answer, source.name)
         if not is_plain and isinstance(answer, Answer):
             source.links.withheld.update(source.links.successors)
             self.complete(request, answer.answer)
@@ -217,6 +219,8 @@ class Executor:
 
     def leave(self, step: Step, item: Item, answer: Any) -> None:
         """Pass on the answer of a step of a walk to those who are not in it."""
+        if type(answer) is not dict:
+            note_op(answer, step.name)
         if item.is_alone or (type(answer) is not dict and isinstance(answer, Routed)):
             self.route(step.node, item.request, answer)
         elif step.node is self.last:

@@ -14,7 +14,7 @@ import msgspec
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Receiver, first_error, own_dict
 from pipeline.engine.walk_api import Host, Lender, Stepper
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, note_op
 from pipeline.routes import Routed
 
 if TYPE_CHECKING:
@@ -288,6 +288,7 @@ class Walk:
         is_error = is_routed = False
         if type(answer) is not dict:
             is_error, is_routed = isinstance(answer, PipelineError), isinstance(answer, Routed)
+            note_op(answer, step.name)
         if is_routed or (
             step is plan.steps[0] and items[index].is_alone
         ):  # the loop knows where to

@@ -21,7 +21,7 @@ from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun
 from pipeline.engine.streams.spans import note_made, note_stream
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Loop, Worker, WorkersFactory
-from pipeline.errors import ConfigError, GraphError, PipelineError
+from pipeline.errors import ConfigError, GraphError, PipelineError, note_op
 from pipeline.op import Op
 from pipeline.routes import Answer, Goto, Routed
 
@@ -293,6 +293,7 @@ class StreamDispatcher(OpDispatcher):
 
     def _fail_stream(self, request: RequestState, error: PipelineError) -> None:
         """Send an error behind the parts that were sent: the stream ends with it."""
+        note_op(error, self.name)
         inlet = self._inlets.get(request)
         if inlet is not None:
             inlet.has_failed = True

@@ -74,7 +74,7 @@ def error_body(error: PipelineError) -> bytes:
         "code": code if code.bit_length() < 64 else int(ErrorCode.PRODUCT_ERROR),
         "name": _name_of(error, code),
         "message": utf8_text(shortened(str(error))),
-        "op": None,
+        "op": error.op,
     }
     return orjson.dumps({"error": said})
 

@@ -12,7 +12,7 @@ from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.walk import Step, Walk, WalkPlan
 from pipeline.engine.walk_api import WalkOwner
 from pipeline.engine.worker_api import Owner, Worker
-from pipeline.errors import InitError, PipelineError
+from pipeline.errors import InitError, PipelineError, note_op
 from pipeline.op import Op
 from pipeline.workers.process.handle import ProcessContext, ProcessWorker, error_of
 from pipeline.workers.process.pages import StepTimes
@@ -299,6 +299,8 @@ class GroupWorkers(ProcessWorkers):
             return
         walk.finished = [(0, worker, run)]
         walk.began_ns = run.start_ns
+        for outcome in run.outcomes:
+            note_op(outcome, walk.plan.steps[0].name)
         walk.outs = [(walk.plan.steps[-1], 0, each) for each in run.outcomes if each is not None]
         self._owner.done(worker, walk)
 

@@ -406,7 +406,12 @@ class ProcessWorker:
 
 def error_of(fields: ErrorFields | None) -> PipelineError | None:
     """Return the error that came over the wire, if any did."""
-    return None if fields is None else error_from_fields(fields.name, fields.code, fields.text)
+    if fields is None:
+        return None
+    error = error_from_fields(fields.name, fields.code, fields.text)
+    if fields.op is not None:
+        error.op = fields.op
+    return error
 
 
 def _spread(found: list[int], indexes: Sequence[int], values: list[int]) -> list[int]:

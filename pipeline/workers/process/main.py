@@ -347,7 +347,7 @@ class _Worker:
                 return ItemOutcome(payload, None, to, isinstance(outcome, Answer), place)
             except (PayloadTypeError, OverloadedError) as error:
                 outcome = type(error)(f"[{maker}] {error}")
-        return ItemOutcome(error=ErrorFields(*error_to_fields(outcome)), place=place)
+        return ItemOutcome(error=ErrorFields(*error_to_fields(outcome), outcome.op), place=place)
 
 
 def _is_async(method: Any) -> bool:

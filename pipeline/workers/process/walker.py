@@ -15,7 +15,7 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.lone_walk import LoneWalk, walk_of
 from pipeline.engine.walk import Step, Walk, WalkPlan
 from pipeline.engine.walk_api import Run
-from pipeline.errors import PipelineError, described, error_to_fields
+from pipeline.errors import PipelineError, described, error_to_fields, note_op
 from pipeline.workers.process.pages import StatusPage, StepTimes
 from pipeline.workers.process.wire import ErrorFields, Init, StepResult
 
@@ -100,6 +100,7 @@ class Walker:
         clock_ns = time.monotonic_ns
         now_ns = clock_ns()
         if item.failure is not None:
+            note_op(item.failure, self._plan.steps[0].name)
             failed = StepResult(0, now_ns, now_ns, now_ns, now_ns, -1, _fields(item.failure))
             return Walked(now_ns, now_ns, [failed], [(-1, item.failure)], [])
         lead = BatchRun([item])
@@ -146,4 +147,4 @@ def _error(outcome: Any) -> ErrorFields | None:
 
 
 def _fields(error: PipelineError) -> ErrorFields:
-    return ErrorFields(*error_to_fields(error))
+    return ErrorFields(*error_to_fields(error), error.op)

@@ -105,11 +105,12 @@ class Jobs(msgspec.Struct, array_like=True):
 
 
 class ErrorFields(msgspec.Struct, array_like=True):
-    """See `errors.error_to_fields`."""
+    """See `errors.error_to_fields`; `op` is that of a step of a walk."""
 
     name: str
     code: int
     text: str
+    op: str | None = None
 
 
 class ItemOutcome(msgspec.Struct, array_like=True):

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_api import PICTURE, Speaks, plain_server
+from plain_api import OP, PICTURE, Speaks, plain_server
 from raw_http import Answer, Connection, request
 
 from pipeline.frontends.http.server import HttpFrontend
 
 JSON = "Content-Type: application/json"
 EVENTS, LINES = "Accept: text/event-stream", "Accept: application/x-ndjson"
+OF_THE_OP = ("a product's error", "an Op's error", "an error before events")
 PLACES = ("lane", "routes", "gateway")
 
 
@@ -198,6 +199,7 @@ def test_all_answer_as_the_table_says(ports: dict[str, int], place: str, case: C
         error = answer.json.pop("error")
         assert error.keys() == {"code", "name", "message", "op"}
         assert (error["code"], error["name"]) == (code, name)
+        assert error["op"] == (OP if case.name in OF_THE_OP else None)
         assert text in error["message"]
     else:
         assert answer.json == case.answer
@@ -232,6 +234,7 @@ class TestStreams:
         part, error, rest = answer.body.split(b"\n\n")
         assert (part, rest) == (b'data: {"at":0}', b"")
         assert error.startswith(b'event: error\ndata: {"error":{"code":52,"name":"PRODUCT_ERROR"')
+        assert error.endswith(b'"op":"does"}}')
 
     def test_an_error_before_the_first_part_has_its_status(self, speaking, place: str):
         case = ok("", {"n": 2, "fails_at": 0}, None, headers=(JSON, EVENTS))
