@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.engine.executor import Executor
     from pipeline.engine.request import RequestState
 
-_AHEAD_S = 0.001  # work that may wait at busy workers, so that they never wait for the loop
+_AHEAD_S = 0.004  # work that may wait at busy workers, so that they never wait for the loop
 
 
 class Shortcut:
