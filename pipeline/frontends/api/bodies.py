@@ -30,9 +30,9 @@ def is_large(body: bytes) -> bool:
 
 
 def is_json(content_type: bytes) -> bool:
-    """Return whether a body of this type is JSON: b"", for none, too."""
+    """Return whether a body of this type is JSON: b"", for none, and what `curl -d` says, too."""
     kind = _kind_of(content_type)
-    return kind in ("", _JSON) or kind.endswith("+json")
+    return kind in ("", _JSON, _FORM) or kind.endswith("+json")
 
 
 def fields_of(
@@ -84,6 +84,4 @@ def _text_of(body: bytes, content_type: bytes, limits: Limits) -> str:
 
 def _unknown(kind: str) -> HttpError:
     mend = f"send {', '.join(TAKEN[:-1])} or {TAKEN[-1]}"
-    if kind == _FORM:
-        mend = f"send {_JSON} (curl: -H 'content-type: {_JSON}')"
     return HttpError(415, PackageError(f"the content-type {kind[:100]!r} is not taken: {mend}"))
