@@ -17,6 +17,14 @@ def no_json(name: str, sent: str | bytes) -> Case:
     return body(name, sent, refused(NOT_JSON))
 
 
+def _no_data(found: str) -> str:
+    return (
+        f"the request has {found} and none of key, value and tensors; expected pairs, like "
+        '{"key": ["x"], "value": ["0.1"]}, or tensors; POST /api/<name> takes plain JSON, '
+        'like {"x": 0.1}'
+    )
+
+
 # Fields -------------------------------------------------------------------------------------
 
 _NULLS = dict.fromkeys(EMPTY_TENSOR)
@@ -39,11 +47,28 @@ _FIELDS = (
     body("an empty tensor", '{"tensors": [{}]}', one_tensor()),
     body("two tensors", '{"tensors": [{}, {}]}', answers(tensors=[EMPTY_TENSOR] * 2)),
     body("no tensors", '{"tensors": []}', answers()),
-    body("unknown fields", '{"appid": "x", "Key": [1], "err_no": 5, "": {}}', answers()),
-    body("unknown fields that are deep", '{"u": {"a": [{"b": null}, [[{}]]]}}', answers()),
+    body("unknown fields", '{"appid": "x", "key": [], "Key": [1], "err_no": 5, "": {}}', answers()),
+    body("unknown fields that are deep", '{"u": {"a": [{"b": null}, [[{}]]]}, "value": null}',
+         answers()),
+    *(
+        body(f"no data in {sent[:40]}", sent, refused(_no_data(found)))
+        for sent, found in (
+            ('{"label": "zh", "prob": 0.86}', 'the field "label"'),
+            ('{"logid": 1, "": {}, "clientip": "x", "u": [1]}', 'the field ""'),
+            ('{"Key": ["x"], "Value": ["1"]}', 'the field "Key"'),
+            ('{"\\u8bcd": 1}', 'the field "词"'), ('{"a\\"b": 1}', "other fields"),
+            (json.dumps({"u" * 40: 1}), f'the field "{"u" * 40}"'),
+            (json.dumps({"u" * 41: 1}), "other fields"),
+            (json.dumps({"u": "x" * 70_000}), 'the field "u"'),
+        )
+    ),
+    *(
+        body(f"empty: {sent}", sent, answers())
+        for sent in ('{"logid": 1}', '{"name": "x", "clientip": null}')
+    ),
     body("an unknown field of a tensor", '{"tensors": [{"u": [{}]}]}', one_tensor()),
     body("an unknown field in brackets", '{"[a.b]": 1, "tensors": [{"[a.b]": []}]}', one_tensor()),
-    body("an unknown field twice", '{"u": 1, "u": {"u": 1, "u": 2}}', answers()),
+    body("an unknown field twice", '{"u": 1, "tensors": [], "u": {"u": 1, "u": 2}}', answers()),
     body("a name with an escape", '{"\\u006bey": ["a"]}', answers(key=["a"])),
     body("null for every field of a tensor", json.dumps({"tensors": [_NULLS]}), one_tensor()),
     body("null for every field", json.dumps(dict.fromkeys(
@@ -121,7 +146,7 @@ _TOO_DEEP = (1024, 1025, 9000, 100_000)
 
 
 def _deep(opening: str, closing: str, depth: int) -> str:
-    return '{"u": ' + opening * depth + "1" + closing * depth + "}"
+    return '{"key": [], "u": ' + opening * depth + "1" + closing * depth + "}"
 
 
 def _as_deep_as_it_goes(kind: str, sent: str, depth: int) -> Case:
@@ -151,10 +176,10 @@ _DOCUMENTS = (
         )
     ),
     no_json("UTF-16", "{}".encode("utf-16")),
-    body("a number without end", '{"u": 0.' + "9" * 5000 + "}", answers()),
+    body("a number without end", '{"key": [], "u": 0.' + "9" * 5000 + "}", answers()),
     no_json("an unknown number without bounds", '{"u": 1e999}'),
     no_json("an unknown number of many digits", '{"u": ' + "9" * 5000 + "}"),
-    body("an unknown number that is nearly 0", '{"u": 1e-999}', answers()),
+    body("an unknown number that is nearly 0", '{"key": [], "u": 1e-999}', answers()),
     body("a number of many digits in text", '{"logid": "' + "9" * 5000 + '"}', refused(MISFIT)),
     no_json("a number of many digits", '{"logid": ' + "9" * 5000 + "}"),
     *(body(f"arrays, {depth} deep", _deep("[", "]", depth), answers()) for depth in _DEPTHS),

@@ -18,13 +18,14 @@ import orjson
 from google.protobuf.message import Message
 
 from pipeline.errors import PackageError
-from pipeline.proto.pipeline.json_fields import JsonField, fields_of, shown
+from pipeline.proto.pipeline.json_fields import JsonField, fields_of, no_data_error, shown
 from pipeline.proto.pipeline.json_long import (
     LongArray,
     NotJsonError,
     UnevenError,
     check_utf8,
     elements_of,
+    first_other,
     members_of,
     struct_of,
     value_of,
@@ -39,6 +40,8 @@ _TENSOR_FIELDS = fields_of(Tensor)
 _RESPONSE_FIELDS = fields_of(Response)
 _REQUEST_STRUCT = struct_of([*_REQUEST_FIELDS, "tensors"])
 _TENSOR_STRUCT = struct_of([*_TENSOR_FIELDS])
+_KNOWN_STRUCT = struct_of([*_REQUEST_FIELDS, "tensors"], forbids_others=True)
+_DATA_FIELDS = frozenset({"key", "value", "tensors"})
 _FLOAT_FIELDS = frozenset(PACKED_DTYPES) - {"bool_data"}
 
 
@@ -54,7 +57,8 @@ def request_from_json(body: bytes, name: str, method: str) -> Request:
 
     Raises:
         PackageError: the body is no JSON, or a value is not of its field's type: with the field's
-            path and what is expected there. A number that no double can hold, like 1e999, is no
+            path and what is expected there. Or all that could be data is in fields that are
+            unknown, as in plain JSON. A number that no double can hold, like 1e999, is no
             JSON wherever it stands, also in a field that is unknown.
     """
     if not body:
@@ -67,6 +71,10 @@ def request_from_json(body: bytes, name: str, method: str) -> Request:
     tensors = fields.get("tensors")
     if tensors is not None:
         _add_tensors(request, tensors)
+    elif "key" not in fields and "value" not in fields and "tensors" not in fields:
+        for spelling in fields:
+            if spelling not in _REQUEST_FIELDS:
+                raise no_data_error(spelling)
     return request
 
 
@@ -109,6 +117,7 @@ def large_request_from_json(bodies: list[bytes], name: str, method: str, limits:
         raise PackageError(f"the request must be a JSON object, not {what}") from None
     except NotJsonError as error:
         raise _not_json(error) from None
+    unknown = None if _DATA_FIELDS & members.keys() else first_other(body, _KNOWN_STRUCT)
     del body
     tensors = members.pop("tensors", None)
     request = Request()
@@ -116,6 +125,8 @@ def large_request_from_json(bodies: list[bytes], name: str, method: str, limits:
     request.name = name
     request.method = method
     del members
+    if unknown is not None:
+        raise no_data_error(unknown)
     if tensors is not None:
         _add_large_tensors(request, tensors, limits)
     texts = len(request.key) + len(request.value) + sum(len(t.str_data) for t in request.tensors)

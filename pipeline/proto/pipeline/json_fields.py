@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import binascii
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,14 @@ import orjson
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from pipeline.errors import PackageError
+
 _INEXACT = 2.0**53  # the first double that stands for more than one integer
 _FLOAT32_END = 2.0**128 - 2.0**103  # the first number that no float32 is the nearest to
 _SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FROM_URL_SAFE = str.maketrans("-_+/", "+/!!")  # one alphabet or the other
 _MAX_SHOWN = 40  # characters
+_NOT_SHOWN = re.compile(r'[\x00-\x1f"\\\x7f]')  # in the name of a field
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +82,17 @@ def shown(value: Any) -> str:
     if type(value) is str and len(value) > _MAX_SHOWN:
         return f"a string of {len(value)} characters"
     return orjson.dumps(value).decode()
+
+
+def no_data_error(spelling: str) -> PackageError:
+    """Return what is told who sent fields of their own; gateways say the same (nodata.go)."""
+    is_shown = len(spelling) <= _MAX_SHOWN and not _NOT_SHOWN.search(spelling)
+    found = f'the field "{spelling}"' if is_shown else "other fields"
+    return PackageError(
+        f"the request has {found} and none of key, value and tensors; expected pairs, like "
+        '{"key": ["x"], "value": ["0.1"]}, or tensors; POST /api/<name> takes plain JSON, '
+        'like {"x": 0.1}'
+    )
 
 
 # Readers ------------------------------------------------------------------------------------

@@ -150,11 +150,22 @@ def _parsed(elements: bytes) -> list[Any]:
 # --- structure --------------------------------------------------------------------------------
 
 
-def struct_of(names: list[str]) -> type[msgspec.Struct]:
+def struct_of(names: list[str], forbids_others: bool = False) -> type[msgspec.Struct]:
     """Return a Struct whose members of these names are left as text; `members_of` reads it."""
     return msgspec.defstruct(
-        "Members", [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in names]
+        "Members",
+        [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in names],
+        forbid_unknown_fields=forbids_others,
     )
+
+
+def first_other(text: bytes, kind: type[msgspec.Struct]) -> str | None:
+    """Return the first name in a JSON object that is none of a Struct which forbids others."""
+    try:
+        msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        return str(error).partition("`")[2].rpartition("`")[0]
+    return None
 
 
 def members_of(

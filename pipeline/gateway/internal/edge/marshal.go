@@ -95,7 +95,8 @@ func (m *marshaler) decode(asked *call, value any) error {
 	if len(asked.plain) == 0 { // an empty body is an empty request
 		return nil
 	}
-	if request, isRequest := value.(*pipelinepb.Request); isRequest && codec.ReadPlain(asked.plain, request) {
+	request, isRequest := value.(*pipelinepb.Request)
+	if isRequest && codec.ReadPlain(asked.plain, request) {
 		return nil
 	}
 	if codec.IsOdd(asked.plain) {
@@ -106,6 +107,12 @@ func (m *marshaler) decode(asked *call, value any) error {
 	if err := m.Unmarshal(asked.plain, value); err != nil {
 		asked.fallback = &fallback{"json", badRequest("the request does not fit its message: %v", err)}
 		return errHandedOver
+	}
+	if isRequest && len(request.Key)+len(request.Value)+len(request.Tensors) == 0 {
+		if text := codec.NoData(asked.plain); text != "" {
+			asked.fallback = &fallback{"json", badRequest("%s", text)}
+			return errHandedOver
+		}
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ func TestRequestsAreReadFromJSON(t *testing.T) {
 		` {"key": null, "logid": null}` + "\n": {},
 		`{"key":["a"],"value":["1"],"logid":"7"}`:                      {Key: []string{"a"}, Value: []string{"1"}, Logid: 7},
 		`{"logid":-9007199254740993,"clientip":"é\u0000"}`:             {Logid: -9007199254740993, Clientip: "é\x00"},
-		`{"unknown":{"deep":[1,{}]},"name":"n"}`:                       {Name: "n"},
+		`{"unknown":{"deep":[1,{}]},"name":"n","key":[]}`:              {Name: "n"},
 		`{"tensors":[{"elemType":13,"byteData":"AP8="}]}`:              {Tensors: []*pipelinepb.Tensor{{ElemType: 13, ByteData: []byte{0, 255}}}},
 		`{"tensors":[{"elem_type":1,"float_data":[1.5,"-Infinity"]}]}`: {Tensors: []*pipelinepb.Tensor{{ElemType: 1, FloatData: []float32{1.5, float32(math.Inf(-1))}}}},
 	} {

@@ -21,7 +21,7 @@ func limited(maxBytes int64) func(*config.Config) {
 
 func TestABodyAtTheLimitIsTakenAndOneAboveItIsNot(t *testing.T) {
 	g, backend := startEcho(t, limited(1000))
-	most := `{"x":"` + strings.Repeat("x", 1000-8) + `"}`
+	most := `{"key":[],"x":"` + strings.Repeat("x", 1000-17) + `"}`
 	if got := g.post(t, most); got.status != 200 {
 		t.Errorf("%d bytes: %d %s", len(most), got.status, got.body)
 	}

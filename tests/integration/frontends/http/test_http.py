@@ -103,6 +103,15 @@ def test_unknown_fields_are_ignored(echo):
     assert post(echo, body) == (200, {**EMPTY, "key": ["a"], "value": ["1"]})
 
 
+def test_fields_of_ones_own_alone_are_refused(echo):
+    status, answer = post(echo, {"label": "zh", "prob": 0.86})
+    assert (status, answer["err_no"]) == (400, 8000)
+    assert 'the field "label" and none of key, value and tensors' in answer["err_msg"]
+    assert post(echo, {"label": "zh", "prob": 0.86}, "/api/svc") == (
+        200, {"label": "zh", "prob": 0.86},
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b' {"key": null, "value": null, "logid": null}\n'])
 def test_what_is_empty_or_null_is_the_default(echo, body):
     assert post(echo, body) == (200, EMPTY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,13 @@ from hypothesis import strategies as st
 
 from pipeline.errors import PackageError
 from pipeline.proto.codec import numpy_to_tensor
-from pipeline.proto.pipeline.json import request_from_json, response_to_json
+from pipeline.proto.pipeline.json import (
+    large_request_from_json,
+    request_from_json,
+    response_to_json,
+)
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
+from pipeline.proto.slices import Limits
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -150,6 +156,15 @@ def test_null_is_the_default_and_unknown_fields_are_ignored():
 def test_a_field_of_any_unknown_name_is_ignored(name: str):
     body = json.dumps({name: {"deep": [1]}, "tensors": [{name: [None]}]}).encode()
     assert request_from_json(body, "a", "b") == Request(name="a", method="b", tensors=[Tensor()])
+
+
+@pytest.mark.parametrize("name", ["[a.b]", "", "Key", "`", "] `"])
+def test_fields_of_ones_own_alone_are_refused_at_any_size(name: str):
+    body = json.dumps({"logid": 1, name: "x", "other": 1}).encode()
+    with pytest.raises(PackageError, match=re.escape(f'the field "{name}" and none of key')):
+        request_from_json(body, "a", "b")
+    with pytest.raises(PackageError, match=re.escape(f'the field "{name}" and none of key')):
+        large_request_from_json([body], "a", "b", Limits(10**6, 10**6))
 
 
 def read(field: str, sent: str) -> Any:
