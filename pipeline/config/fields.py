@@ -438,6 +438,8 @@ def _words(info: inspect.Type) -> str:
             return "true or false"
         case inspect.VarTupleType(item_type=item):
             return f"list of {_words(item)}"
+        case inspect.DictType(value_type=inspect.StrType()):
+            return "mapping of str to str"
         case inspect.IntType(ge=least, le=most):
             return f"int{_range(least, most)}"
         case inspect.FloatType(ge=least, le=most):

@@ -51,6 +51,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "frontends": {
         "v2": "pipeline.frontends.registry:v2",
         "api": "pipeline.frontends.registry:api",
+        "openai": "pipeline.frontends.openai.routes:openai",
         "metrics_routes": "pipeline.frontends.registry:metrics_routes",
         "dashboard": "pipeline.frontends.registry:dashboard",
         "grpc": "pipeline.frontends.registry:grpc",

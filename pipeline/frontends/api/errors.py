@@ -44,10 +44,14 @@ def failure_of(error: PipelineError | HttpError) -> Failure:
     """Return what is answered in the place of an answer."""
     if isinstance(error, HttpError):
         return Failure(error.status, error_body(error.error), error.headers)
-    headers: tuple[Header, ...] = ()
+    return Failure(status_of(error), error_body(error), retry_headers(error))
+
+
+def retry_headers(error: PipelineError) -> tuple[Header, ...]:
+    """Return the header that says when to ask again, for an error of overload."""
     if isinstance(error, OverloadedError):
-        headers = ((b"retry-after", b"%d" % error.retry_after_s),)
-    return Failure(status_of(error), error_body(error), headers)
+        return ((b"retry-after", b"%d" % error.retry_after_s),)
+    return ()
 
 
 def reply_to(error: PipelineError | HttpError) -> WebResponse:
@@ -72,14 +76,16 @@ def error_body(error: PipelineError) -> bytes:
     code = int(error.code)
     said = {
         "code": code if code.bit_length() < 64 else int(ErrorCode.PRODUCT_ERROR),
-        "name": _name_of(error, code),
+        "name": error_name(error),
         "message": utf8_text(shortened(str(error))),
         "op": error.op,
     }
     return orjson.dumps({"error": said})
 
 
-def _name_of(error: PipelineError, code: int) -> str:
+def error_name(error: PipelineError) -> str:
+    """Return the name of an error's code."""
+    code = int(error.code)
     if isinstance(error, ProductError):
         return ErrorCode.PRODUCT_ERROR.name
     if code == ErrorCode.UNKNOWN:  # its other name is the predecessor's

@@ -16,8 +16,8 @@ from pipeline.op import overrides
 from pipeline.proto.codec import numpy_to_tensor
 from pipeline.proto.pipeline_service_pb2 import Request
 
-RESERVED = "api"
-"""The first part of this frontend's paths, which is no pipeline's name."""
+RESERVED = {"api": "those of plain JSON (POST /api/<name>)", "v1": "those of OpenAI's API"}
+"""First parts of paths that are no pipeline's name, and whose they are."""
 
 EMPTY = Request()
 """Request that is seen in the place of one that has not come as such."""
@@ -114,11 +114,11 @@ def served_by(entry: ModelEntry) -> Served:
 
 
 def check_name(name: str | None) -> None:
-    """Raise ConfigError for a pipeline's name that the paths of plain JSON begin with."""
-    if name == RESERVED:
+    """Raise ConfigError for a pipeline's name that paths of other frontends begin with."""
+    if name in RESERVED:
         raise ConfigError(
-            f"a pipeline cannot be called {name!r}: over HTTP its paths are those of plain JSON "
-            "(POST /api/<name>); give PipelineServer another name, or set http_port: null"
+            f"a pipeline cannot be called {name!r}: over HTTP its paths are {RESERVED[name]}; "
+            "give PipelineServer another name, or set http_port: null"
         )
 
 

@@ -54,7 +54,7 @@ class PlainPosts:
     def endpoint(self, path: str, headers: Headers) -> _Endpoint | None:
         """Return what answers a path, if its headers are right too."""
         parts = path.split("/")
-        if len(parts) != 3 or parts[1] in ("v2", "api", "health"):
+        if len(parts) != 3 or parts[1] in ("v2", "api", "v1", "health"):
             return None
         if b"accept" in headers and stream_form([headers[b"accept"]]) is not None:
             return None

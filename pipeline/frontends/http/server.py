@@ -57,7 +57,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _READ_TIMEOUT_S = 60.0
-_OF_ROUTES = ("", "v2", "api")  # first parts of paths that are no service's
+_OF_ROUTES = ("", "v2", "api", "v1")  # first parts of paths that are no service's
 _SPECIAL = frozenset((b"content-encoding", b"grpc-timeout", b"traceparent"))
 
 

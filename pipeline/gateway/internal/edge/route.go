@@ -24,7 +24,7 @@ func (r route) String() string {
 }
 
 // apiSites are first parts of paths that are no service's.
-var apiSites = map[string]bool{"": true, "v2": true, "api": true}
+var apiSites = map[string]bool{"": true, "v2": true, "api": true, "v1": true}
 
 // plainMethods are those that the gateway knows the answer to; the door's parser knows which others
 // there are.

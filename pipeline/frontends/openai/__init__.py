@@ -1,0 +1,1 @@
+"""OpenAI's API over HTTP: `/v1/chat/completions` and more, for clients that are made for it."""

@@ -1,0 +1,69 @@
+"""Errors in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import orjson
+
+from pipeline.errors import (
+    ErrorCode,
+    PackageError,
+    PipelineError,
+    ProductError,
+    shortened,
+    utf8_text,
+)
+from pipeline.frontends.api.errors import error_name, retry_headers, status_of
+from pipeline.frontends.http.routes import HttpError, WebResponse
+
+
+class ArgumentError(PackageError):
+    """An argument of a request is none, or is not supported; `param` names it.
+
+    `status` is the HTTP status and `reason` OpenAI's code, if it has one for this.
+    """
+
+    def __init__(
+        self, text: str, param: str | None, reason: str | None = None, status: int = 400
+    ) -> None:
+        super().__init__(text)
+        self.param = param
+        self.reason = reason
+        self.status = status
+
+
+def reply_to(error: PipelineError | HttpError) -> WebResponse:
+    """Return the answer to a request that ended in an error."""
+    if isinstance(error, HttpError):
+        body = error_body(error.error, error.status)
+        return WebResponse(error.status, body, headers=error.headers)
+    return WebResponse(status_for(error), error_body(error), headers=retry_headers(error))
+
+
+def status_for(error: PipelineError) -> int:
+    """Return the HTTP status of an error, which clients of OpenAI's know what to do about."""
+    return error.status if isinstance(error, ArgumentError) else status_of(error)
+
+
+def error_body(error: PipelineError, status: int | None = None) -> bytes:
+    """Return the JSON of an error; `status` it is answered with, if not the error's own."""
+    argument = error if isinstance(error, ArgumentError) else None
+    said = {
+        "message": utf8_text(shortened(str(error))),
+        "type": _type_of(status or status_for(error)),
+        "param": argument and argument.param,
+        "code": argument.reason if argument else _code_of(error),
+    }
+    return orjson.dumps({"error": said})
+
+
+def _type_of(status: int) -> str:
+    if status >= 500:
+        return "server_error"
+    return "rate_limit_error" if status == 429 else "invalid_request_error"
+
+
+def _code_of(error: PipelineError) -> str:
+    """Return a product's own code as text, else the name of the error."""
+    if isinstance(error, ProductError) and int(error.code) != ErrorCode.PRODUCT_ERROR:
+        return f"{int(error.code)}"
+    return error_name(error)

@@ -1,0 +1,39 @@
+"""Options of the frontend `openai`: its models, and how each stands for a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from msgspec import Struct
+
+
+class ModelOptions(Struct, frozen=True, kw_only=True):
+    """`frontends.openai.models.<id>`: one model, and the pipeline that answers for it."""
+
+    pipeline: Annotated[
+        str | None, "Name of the pipeline; absent: the id's, or the only one that is there."
+    ] = None
+    kind: Annotated[
+        Literal["text", "chat", "completion", "embedding"],
+        "What it answers: text (chats and completions), chat, completion or embedding.",
+    ] = "text"
+    prompt: Annotated[str, "Key of the request that gets the prompt, or a chat as text."] = "prompt"
+    messages: Annotated[
+        str | None, "Key that gets the messages of a chat as a list; absent: they become a prompt."
+    ] = None
+    input: Annotated[str, "Key of the request that gets a text to embed."] = "input"
+    text: Annotated[str, "Key of the answer, or of each part, that has the text."] = "text"
+    embedding: Annotated[str, "Key of the answer that has the embedding."] = "embedding"
+    keys: Annotated[
+        Mapping[str, str], "Keys of the pipeline for arguments of OpenAI's: {max_tokens: most}."
+    ] = {}
+
+
+class OpenAIOptions(Struct, frozen=True, kw_only=True):
+    """`frontends.openai`: OpenAI's API on the HTTP port."""
+
+    models: Annotated[
+        Mapping[str, ModelOptions],
+        "One mapping for each model, by its id; none: each pipeline is a model of kind text.",
+    ] = {}

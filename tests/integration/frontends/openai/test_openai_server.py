@@ -1,0 +1,103 @@
+"""OpenAI's API of a server: off unless it is named, its options, bodies that no client sends."""
+
+from __future__ import annotations
+
+import base64
+import struct
+
+import pytest
+from doubles import http, server_for
+from openai_models import Says, openai_server
+
+from pipeline import PipelineServer, ResponseOp
+from pipeline.errors import ConfigError
+
+
+def test_there_is_nothing_of_it_unless_it_is_named():
+    with server_for(Says(), name="says") as server:
+        assert http(server, "GET", "/v1/models")[0] == 404
+        assert http(server, "POST", "/v1/completions", {"model": "says", "prompt": "a"})[0] == 404
+
+
+@pytest.mark.parametrize("options", [None, {"models": {"other": {}}}])
+def test_without_names_a_pipeline_is_a_model(options):
+    with openai_server(options=options) as server:
+        (model,) = http(server, "GET", "/v1/models")[2]["data"]
+        assert model["id"] == ("other" if options else "says")
+        asked = {"model": model["id"], "prompt": "a b"}
+        status, _, answer = http(server, "POST", "/v1/completions", asked)
+        assert (status, answer["choices"][0]["text"]) == (200, "a b")
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"pipeline": "none"}, "there is no pipeline 'none', but says"),
+        ({"kind": "picture"}, "expected text or chat or completion or embedding"),
+        ({"keys": 3}, "expected mapping of str to str"),
+    ],
+)
+def test_options_that_are_wrong_are_told_at_the_start(model, said):
+    with pytest.raises(ConfigError, match=said), openai_server(options={"models": {"m": model}}):
+        pass
+
+
+def test_v1_is_no_name_of_a_pipeline():
+    server = PipelineServer("v1")
+    server.set_response_op(ResponseOp(input_ops=[Says()]))
+    with pytest.raises(ConfigError, match=r"cannot be called 'v1'.*those of OpenAI's API"):
+        server.prepare_server(yml_dict={"rpc_port": 0, "http_port": 0})
+
+
+def test_bodies_and_paths_that_no_client_sends():
+    with openai_server() as server:
+        cases = [
+            ("GET", "/v1/completions", None, {}, 405),
+            ("POST", "/v1/nothing", b"{}", {}, 404),
+            ("GET", "/v1/models/none", None, {}, 404),
+            ("POST", "/v1/completions", b"{", {}, 400),
+            ("POST", "/v1/completions", b"[]", {}, 400),
+            ("POST", "/v1/completions", b'{"model":"echo","model":"echo"}', {}, 400),
+            ("POST", "/v1/completions", b"{}", {}, 400),
+            ("POST", "/v1/completions", b"a", {"content-type": "text/plain"}, 415),
+            ("POST", "/v1/completions", {"model": 3, "prompt": "a"}, {}, 400),
+            ("POST", "/v1/completions", {"model": "echo", "prompt": "a", "stream": 1}, {}, 400),
+            ("POST", "/v1/embeddings", {"model": "places", "input": [1]}, {}, 400),
+            ("POST", "/v1/embeddings", {"model": "places", "input": ["a"] * 2049}, {}, 400),
+        ]
+        for method, path, body, headers, expected in cases:
+            status, _, answer = http(server, method, path, body, headers)
+            assert (path, status) == (path, expected)
+            assert set(answer["error"]) == {"message", "type", "param", "code"}
+            assert answer["error"]["type"] == "invalid_request_error"
+
+
+def test_a_large_prompt_goes_through():
+    with openai_server() as server:
+        prompt = "word " * 50_000
+        status, _, answer = http(
+            server, "POST", "/v1/completions", {"model": "echo", "prompt": prompt}
+        )
+        assert (status, answer["choices"][0]["text"]) == (200, " ".join(["word"] * 100))
+        many = [f"{'x' * 40} {at}" for at in range(2048)]
+        status, _, answer = http(
+            server, "POST", "/v1/completions", {"model": "echo", "prompt": many}
+        )
+        assert [each["text"] for each in answer["choices"]] == many
+
+
+def test_base64_is_float32_in_little_endian():
+    with openai_server() as server:
+        asked = {"model": "places", "input": "abc", "encoding_format": "base64"}
+        _, _, answer = http(server, "POST", "/v1/embeddings", asked)
+        found = base64.b64decode(answer["data"][0]["embedding"])
+        assert struct.unpack("<4f", found) == (3, 4, 5, 6)
+
+
+def test_an_answer_without_the_text_says_which_key_is_missed():
+    with openai_server(options={"models": {"m": {"text": "words"}}}) as server:
+        asked = {"model": "m", "prompt": "a"}
+        status, _, answer = http(server, "POST", "/v1/completions", asked)
+        assert status == 500
+        assert "no text under 'words', but text" in answer["error"]["message"]
+        assert answer["error"]["type"] == "server_error"

@@ -1,0 +1,79 @@
+"""A pipeline behind OpenAI's API: it says word by word, or at once, what it was asked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+from doubles import server_for
+
+from pipeline import Op, PipelineServer, ProductError, RequestOp
+
+OPTIONS = {
+    "models": {
+        "echo": {"keys": {"max_tokens": "most"}},
+        "talks": {"kind": "chat", "messages": "messages"},
+        "places": {"kind": "embedding"},
+    }
+}
+
+
+class Says(Op):
+    """Says the words of the prompt again, at most `most`, and what else it was asked."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__("says", [RequestOp()], **config)
+
+    def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        (fields,) = input_dicts.values()
+        return fields, False, None, ""
+
+    def postprocess(self, input_data: Any, fetch_data: Any, *args: Any) -> Any:
+        (fields,) = fetch_data if isinstance(fetch_data, list) else [fetch_data]
+        return self.answer(fields), None, ""
+
+    def answer(self, fields: Any) -> Any:
+        if "input" in fields:
+            size = fields.get("dimensions", 4)
+            vector = np.arange(size, dtype=np.float32) + len(fields["input"])
+            return {"embedding": vector, "prompt_tokens": 1}
+        if fields.get("prompt") == "raise":
+            raise ValueError("of the user")
+        if fields.get("prompt") == "product":
+            raise ProductError(51, "nothing to say")
+        if "messages" in fields:
+            return {"text": "; ".join(str(each["content"]) for each in fields["messages"])}
+        words = fields["prompt"].split()[: fields.get("most", 100)]
+        more = {name: fields[name] for name in ("temperature", "stop") if name in fields}
+        text = " ".join(words) + (f" {more}" if more else "")
+        counts = {"prompt_tokens": len(fields["prompt"].split()), "completion_tokens": len(words)}
+        reason = "length" if len(words) < counts["prompt_tokens"] else "stop"
+        return {"text": text, "finish_reason": reason, **counts}
+
+
+class SaysByWord(Says):
+    """Says each word as a part."""
+
+    def postprocess(self, input_data: Any, fetch_data: Any, *args: Any) -> Any:
+        (fields,) = fetch_data if isinstance(fetch_data, list) else [fetch_data]
+        answer = self.answer({**fields, "prompt": fields["prompt"].replace("late ", "")})
+        for at, word in enumerate(answer["text"].split()):
+            if at == 2 and fields["prompt"].startswith("late "):
+                raise ProductError(52, "out of words")
+            yield {**answer, "text": f" {word}", "completion_tokens": at + 1}, None, ""
+
+
+def openai_server(op: Op | None = None, options: Any = OPTIONS, **config: Any) -> PipelineServer:
+    """A prepared server on free ports, called "says"; use it as a context manager."""
+    return server_for(op or Says(), name="says", frontends={"openai": options}, **config)
+
+
+@contextlib.contextmanager
+def client_of(server: PipelineServer) -> Iterator[openai.OpenAI]:
+    """The official client, which asks once alone."""
+    url = f"http://127.0.0.1:{server.http_port}/v1"
+    with openai.OpenAI(base_url=url, api_key="any", max_retries=0, timeout=60) as client:
+        yield client
