@@ -5,7 +5,7 @@ READY := .venv/.ready
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo cascade generate speech ocr check test bench advice soak chaos fuzz interop page proto gateway packages clean
+.PHONY: demo cascade chat generate speech ocr check test bench advice soak chaos fuzz interop page proto gateway packages clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -15,6 +15,10 @@ demo: $(READY)
 # The same models, the second one only where the first is unsure.
 cascade: $(READY)
 	$(BIN)/python examples/cascade/demo.py
+
+# The writer of `make generate` behind OpenAI's API, asked by the official client.
+chat: $(READY)
+	$(BIN)/python examples/chat/demo.py
 
 generate: $(READY)
 	$(BIN)/python examples/generate/demo.py

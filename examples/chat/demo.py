@@ -1,0 +1,54 @@
+"""Run the server, ask it with the official client of OpenAI's API, and stop it: `make chat`.
+
+Exits with 1 where a stream and one answer differ, or a bad request is not refused as OpenAI does.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import openai
+from chat_server import server
+
+MODEL, PROMPT, SEED = "reviews-small", "i loved this movie because", 3
+
+
+def main() -> int:
+    with server:
+        url = f"http://127.0.0.1:{server.http_port}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", timeout=60) as client:
+            print("\nmodels:", *(model.id for model in client.models.list()))
+            return ask(client)
+
+
+def ask(client: openai.OpenAI) -> int:
+    """Ask in every way and show what came; return the exit status."""
+    print(f"a chat, word by word: {PROMPT}", end="")
+    parts = []
+    for chunk in client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": PROMPT}],
+        max_tokens=30,
+        seed=SEED,
+        stream=True,
+    ):
+        parts.append(chunk.choices[0].delta.content or "")
+        print(parts[-1], end="", flush=True)
+
+    done = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=30, seed=SEED)
+    print(f"\na completion: {PROMPT}{done.choices[0].text}")
+    try:
+        client.completions.create(model=MODEL, prompt=PROMPT, temperature=100)
+        refused = False
+    except openai.BadRequestError as error:
+        refused = error.code == "51"
+        print(f"refused: {error.message}")
+    if not (refused and len(parts) > 2 and "".join(parts) == done.choices[0].text):
+        print("demo failed: see above", file=sys.stderr)
+        return 1
+    print("demo passed: the parts of a stream are the words of the one answer")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
