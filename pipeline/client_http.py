@@ -116,6 +116,10 @@ def _too_late() -> DeadlineError:
     return DeadlineError("Deadline Exceeded: the answer did not come in the time given")
 
 
+def _no_answer(service: HttpService) -> ClosedError:
+    return ClosedError(f"{service} answered with no part at all")
+
+
 def _head_of(accept: str, length: int, left_s: float | None, metadata: Metadata) -> bytes:
     """Return the header fields of a request, and the line behind them."""
     fields = [("accept", accept), ("content-type", _JSON), ("content-length", str(length))]
@@ -164,7 +168,9 @@ class HttpUnary:
 
     def __call__(self, request: Request, timeout: float | None, metadata: Metadata) -> Response:
         with contextlib.closing(self._call(_JSON, request, timeout, metadata)) as call:
-            return next(call)
+            for part in call:
+                return part
+            raise _no_answer(call.services[0])
 
     def future(self, request: Request, timeout: float | None, metadata: Metadata) -> Any:
         """Refuse: nobody would wait for the answer."""
@@ -277,10 +283,13 @@ class AsyncHttpChannel(_Channel):
         request: Request,
         timeout: float | None,  # noqa: ASYNC109 - the call's deadline
         metadata: Metadata,
-    ) -> Response | None:
+    ) -> Response:
         call = self._call(_JSON, request, timeout, metadata)
         try:
-            return await call.read()
+            part = await call.read()
+            if part is None:
+                raise _no_answer(call.services[0])
+            return part
         finally:
             call.cancel()
 

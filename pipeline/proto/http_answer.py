@@ -20,6 +20,8 @@ from pipeline.proto.pipeline.json import response_from_json
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.targets import host_and_port
 
+_MOST_HEAD_BYTES = 65536  # in which a head has to be at its end
+
 SCHEME = "http://"
 EVENTS = "text/event-stream"
 
@@ -80,6 +82,8 @@ class HttpAnswer:
         self._searched = 0
         self._kind = ""
         self._is_whole = False
+        self._head_bytes = 0
+        self._is_behind_head = False
 
     def take(self, data: bytes) -> None:
         """Take what was received; b"": the peer has closed. Raises PipelineError."""
@@ -87,6 +91,9 @@ class HttpAnswer:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise ClosedError(f"{self._service}: the answer is no HTTP: {error}") from None
+        except httptools.HttpParserUpgrade:
+            raise ClosedError(f"{self._service} changed to another protocol") from None
+        self._check_head(data)
         if self._is_events():
             self._read_events()
         elif self._is_whole:
@@ -101,6 +108,10 @@ class HttpAnswer:
         """Take a header field."""
         if name.lower() == b"content-type":
             self._kind = value.decode("latin-1").partition(";")[0].strip().lower()
+
+    def on_headers_complete(self) -> None:
+        """Take the end of the head."""
+        self._is_behind_head = True
 
     def on_body(self, data: bytes) -> None:
         """Take a piece of the body."""
@@ -151,6 +162,12 @@ class HttpAnswer:
             raise ClosedError(f"{self._service} answered {status}: {text}")
         self.parts.append(response)
         self.is_over = True
+
+    def _check_head(self, data: bytes) -> None:
+        if not self._is_behind_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MOST_HEAD_BYTES:
+                raise ClosedError(f"{self._service}: the head of the answer does not end")
 
     def _check_size(self, part: bytes | bytearray) -> None:
         if len(part) > self._most_bytes:

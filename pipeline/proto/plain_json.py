@@ -181,6 +181,20 @@ def _keys_in(value: Any) -> int:
     return sum(_keys_in(each) for each in value if type(each) in (dict, list))
 
 
+def has_text(value: Any) -> bool:
+    """Return whether text is among the elements of nested lists.
+
+    Of such a list numpy would make an array with room for the longest text in every place.
+    """
+    if not isinstance(value, list | tuple):
+        return isinstance(value, str | bytes)
+    kinds = set(map(type, value))
+    if any(issubclass(kind, str | bytes) for kind in kinds):
+        return True
+    is_nested = any(issubclass(kind, list | tuple) for kind in kinds)
+    return is_nested and any(map(has_text, value))
+
+
 # --- what is wrong with it --------------------------------------------------------------------
 
 
@@ -221,8 +235,8 @@ def _explain(body: bytes, what: str) -> NoReturn:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _TwiceError(next(repr(name) for name in names if names.count(name) > 1))
+        seen: set[str] = set()
+        raise _TwiceError(next(repr(k) for k, _ in pairs if k in seen or seen.add(k)))  # type: ignore[func-returns-value]
     return fields
 
 

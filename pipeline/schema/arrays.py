@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.data import ANY, Tensor
+from pipeline.proto.plain_json import has_text
 from pipeline.proto.v2.raw import DATATYPES
 from pipeline.schema.faults import INNER
 from pipeline.schema.kinds import found_name
@@ -55,12 +56,13 @@ def made_array(kind: Any, value: Any) -> Any:
 
 def _of_lists(value: Any) -> Array:
     try:
-        array = np.asarray(value)
+        array = np.asarray(value, object if has_text(value) else None)
     except (ValueError, OverflowError):  # it is ragged
         array = np.empty(1, object)
-    is_text = array.dtype.kind == "U"
-    if array.dtype.kind in _NUMBERS or (is_text and not _odd(value, str, array.shape)):
-        return array.astype(object) if is_text else array
+    if array.dtype.kind in _NUMBERS or (
+        array.size and isinstance(array.flat[0], str) and not _odd(value, str, array.shape)
+    ):
+        return array
     wanted = str if isinstance(_first(value), str) else float
     raise ValueError(_odd(value, wanted, _shape(value)) or f"Expected `number`, got `int`{INNER}")
 

@@ -15,6 +15,7 @@ from pipeline.frontends.base import HeaderForwarding
 from pipeline.op import overrides
 from pipeline.proto.codec import numpy_to_tensor
 from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.proto.plain_json import has_text
 
 RESERVED = {"api": "those of plain JSON (POST /api/<name>)", "v1": "those of OpenAI's API"}
 """First parts of paths that are no pipeline's name, and whose they are."""
@@ -146,16 +147,13 @@ def _array(value: Any) -> Any:
         return value
     if not isinstance(value, _NUMERIC):
         raise TypeError("neither a number nor a list")
-    array = np.array(value)
-    if array.dtype.kind in "iufb":
+    if has_text(value):
+        array = np.array(value, dtype=object)
+        if all(type(each) is str for each in array.flat):
+            return array
+    elif (array := np.array(value)).dtype.kind in "iufb":
         return array
-    if array.dtype.kind == "U" and _texts(value):
-        return np.array(value, dtype=object)
     raise TypeError("no numbers alone")
-
-
-def _texts(value: Any) -> bool:
-    return all(_texts(each) if isinstance(each, list) else type(each) is str for each in value)
 
 
 def _add_pair(request: Request, name: str, text: str) -> None:

@@ -86,3 +86,18 @@ def test_the_method_may_be_named():
         "/s/prediction",
         "/s/m/",
     ]
+
+
+def test_a_server_that_changes_to_another_protocol_is_told_as_such() -> None:
+    (service,) = services_of("http://there:1/x")
+    head = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"
+    with pytest.raises(ClosedError, match="another protocol"):
+        HttpAnswer(service, 1000).take(head)
+
+
+def test_a_head_that_does_not_end_is_refused() -> None:
+    (service,) = services_of("http://there:1/x")
+    answer = HttpAnswer(service, 1000)
+    answer.take(b"HTTP/1.1 200 OK\r\nx: ")
+    with pytest.raises(ClosedError, match="head"):
+        answer.take(b"a" * 65536)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
+from pipeline.proto import plain_json
 from pipeline.proto.plain_json import (
     MAX_DEPTH,
     read_large_object,
@@ -206,3 +207,20 @@ def test_limits_hold_for_what_is_large():
         read_large_object(json.dumps({"x": ["a"] * 110}).encode(), small)
     with pytest.raises(TooLargeError, match="max_json_bytes"):
         write_large_object({"x": "a" * 2000}, small)
+
+
+class _Key(str):
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        type(self).compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_a_key_that_is_there_twice_is_found_without_comparing_all_with_all() -> None:
+    pairs = [(_Key(number), 1) for number in (*range(1000), 999)]
+    with pytest.raises(plain_json._TwiceError, match="'999'"):
+        plain_json._once(pairs)
+    assert _Key.compared < 10 * len(pairs)

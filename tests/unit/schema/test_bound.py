@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import tracemalloc
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
@@ -21,6 +22,7 @@ from pipeline.errors import (
     PayloadTypeError,
     UserCodeError,
 )
+from pipeline.schema.arrays import _of_lists
 from pipeline.schema.bound import bind
 
 
@@ -392,3 +394,15 @@ def test_wherever_a_value_is_wrong_the_error_says_where(fields, odd, data):
     else:
         kinds = {"words": str, "top": int, "flag": bool}
         assert isinstance(odd, kinds.get(which, int | float))
+
+
+def test_a_list_with_one_long_text_has_no_room_for_it_in_every_place() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="number"):
+            _of_lists([1, "a" * 5000, *[""] * 5000])
+        assert _of_lists(["a" * 5000, *[""] * 5000]).dtype == object
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5_000_000

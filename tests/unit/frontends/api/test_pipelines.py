@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
+import pytest
 
 from pipeline.frontends.api.answers import payload_of
 from pipeline.frontends.api.pipelines import request_of
@@ -43,3 +46,15 @@ def _tensor(name, array):
 
 class _AsTensors:
     fetch, as_tensors, as_bytes, profile, log_id = None, True, False, False, 0
+
+
+@pytest.mark.parametrize("first", ["", 1])
+def test_a_list_with_one_long_text_has_no_room_for_it_in_every_place(first: object) -> None:
+    texts = [first, "a" * 5000, *[""] * 5000]
+    tracemalloc.start()
+    try:
+        request_of({"x": texts})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5_000_000
