@@ -192,7 +192,14 @@ class SteppedRun(StreamRun, eq=False):
         self.busy_ns: int = self.end_ns - began_ns
 
     def _seat(self) -> None:
-        """Have those begin who have joined."""
+        """Have those begin who have joined, and forget who was to get what could not be sent.
+
+        First the latter: whoever joins may have the place of one of them.
+        """
+        unsent = [place for place in self.seated if self.ended[place]]
+        for place in unsent:
+            self.progress[place] = Progress()
+            self.seated.remove(place)
         while self.joining:
             place = self.joining.popleft()
             while len(self.progress) <= place:
@@ -206,13 +213,10 @@ class SteppedRun(StreamRun, eq=False):
         ready, over = [], []
         for place in self.seated:
             allowed = self.allowed[place]
-            if self.ended[place]:  # what it made could not be sent
-                continue
             if allowed == UNWANTED or self.items[place].is_over:
                 over.append(place)
             elif self.made[place] < allowed:
                 ready.append(place)
-        self.seated = [place for place in self.seated if not self.ended[place]]
         if over:
             self._say(watch, Made((place, ENDED) for place in over))
         return ready

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from random import Random
 
 import numpy as np
@@ -14,6 +15,7 @@ from streaming import Event, Mark, Noted, PartsSink, serving
 
 from pipeline import Op, RequestOp
 from pipeline.engine.request import RequestState
+from pipeline.engine.streams.run import SLICE_NS
 
 
 class Steps(Op):
@@ -194,3 +196,26 @@ async def test_whatever_callers_do_every_request_ends_and_nothing_is_left():
         node = streams.node("Steps")
         assert not node._runs
         assert node.scheduler.under_way == len(node.scheduler) == 0
+
+
+class Holds(Steps):
+    """Its part behind the first one holds what cannot be sent, once a slice is over."""
+
+    def postprocess(self, input_dicts, fetch_dict, *, context):
+        at = int(fetch_dict["at"][0])
+        if at == 1 and next(iter(input_dicts.values())).get("does") == "hold":
+            time.sleep(2 * SLICE_NS / 1e9)
+            return {"text": self.gate}
+        return {"text": f"{at}"}
+
+
+@on_loop
+async def test_who_takes_the_place_of_one_whose_part_cannot_be_sent_makes_each_step_once():
+    async with serving(Holds(), workers="process", **config()) as streams:
+        for _ in range(3):
+            holds = streams.begin(n=9, does="hold")
+            assert "Event" in (await holds.ended()).err_msg
+            assert holds.texts == ["0"]
+            after = streams.begin(n=5)
+            assert await after.ended() is None
+            assert after.texts == texts(5)

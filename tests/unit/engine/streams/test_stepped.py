@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +11,7 @@ from pipeline.config.schema import load_config, resolve_op
 from pipeline.data import NO_INFO
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.streams.flow import ENDED
+from pipeline.engine.streams.run import SLICE_NS
 from pipeline.engine.streams.stepped import SteppedRun
 from pipeline.op import configure_op
 
@@ -75,9 +75,14 @@ def bound():
     return BoundOp(op, 0)
 
 
+def no_time():
+    """A clock by which no slice is ever cut off."""
+    return 0
+
+
 def ran(run, op):
     watch = Watch()
-    run.run(op, watch, time.monotonic_ns)
+    run.run(op, watch, no_time)
     return watch
 
 
@@ -129,3 +134,52 @@ def test_a_run_that_is_given_up_goes_on_without_those_in_its_step():
     following = run.without([0])
     assert ran(following, op) == [(1, 1), (1, 2), (1, "end")]
     assert following.items[0] is run.items[0], "whose error was not told yet"
+
+
+class Unsent(Watch):
+    """Cannot send the part after `sent` of them, as a process may not: that request ends."""
+
+    def __init__(self, sent):
+        super().__init__()
+        self.sent, self.then = sent, None
+
+    def yielded(self, run, entries):
+        if len(self) != self.sent:
+            super().yielded(run, entries)
+            return
+        ((place, _),) = entries
+        run.ended[place] = True
+        self.append((place, "unsent"))
+        if self.then:
+            self.then()
+
+
+def test_a_place_whose_part_could_not_be_sent_is_anothers_in_the_next_slice():
+    op, run, watch = bound(), SteppedRun([], 0), Unsent(1)
+    run.join_at(0, item(9))
+    run.allowed[0] = 9
+    times = iter(range(0, 10**15, SLICE_NS))  # a step is a slice
+    while not watch or watch[-1] != (0, "unsent"):
+        run.run(op, watch, lambda: next(times))
+    run.join_at(0, item(2))
+    run.run(op, watch := Watch(), no_time)
+    assert watch == [(0, 1), (0, 2), (0, "end")]
+    assert set(SIZES) == {1}, "it is in each step once"
+
+
+def test_a_place_whose_part_could_not_be_sent_is_anothers_in_the_next_step():
+    op, run, watch = bound(), SteppedRun([], 0), Unsent(1)
+    run.join_at(0, item(9))
+    run.allowed[0] = 9
+    watch.then = lambda: run.join_at(0, item(2))
+    run.run(op, watch, no_time)
+    assert watch == [(0, 1), (0, "unsent"), (0, 1), (0, 2), (0, "end")]
+    assert set(SIZES) == {1}
+
+
+def test_who_could_not_be_sent_a_part_is_forgotten():
+    op, run, watch = bound(), SteppedRun([], 0), Unsent(1)
+    run.join_at(0, item(9))
+    run.allowed[0] = 9
+    run.run(op, watch, no_time)
+    assert run.progress[0].context is None
