@@ -23,7 +23,7 @@ from pipeline.errors import (
     PipelineError,
     TooLargeError,
 )
-from pipeline.proto.http_answer import EVENTS, SCHEME, HttpAnswer, HttpService
+from pipeline.proto.http_answer import EVENTS, SCHEME, HttpAnswer, HttpService, header_line
 from pipeline.proto.pipeline.json import request_to_json
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 
@@ -121,14 +121,20 @@ def _no_answer(service: HttpService) -> ClosedError:
 
 
 def _head_of(accept: str, length: int, left_s: float | None, metadata: Metadata) -> bytes:
-    """Return the header fields of a request, and the line behind them."""
+    """Return the header fields of a request, and the line behind them.
+
+    Raises TypeError: the metadata are none.
+    """
     fields = [("accept", accept), ("content-type", _JSON), ("content-length", str(length))]
     fields += [("connection", "close"), *(metadata or ())]
     if left_s is not None:
         left_ms = math.ceil(left_s * 1000)
         text = f"{left_ms}m" if left_ms <= _MOST_MS else f"{min(left_ms // 1000, _MOST_MS)}S"
         fields.append(("grpc-timeout", text))
-    return "".join(f"{name}: {value}\r\n" for name, value in fields).encode("latin-1") + b"\r\n"
+    try:
+        return b"".join(header_line(name, value) for name, value in fields) + b"\r\n"
+    except ValueError as error:
+        raise TypeError(f"the metadata cannot be sent: {error}") from None
 
 
 # With threads -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,6 +26,10 @@ _MOST_HEAD_BYTES = 65536  # in which a head has to be at its end
 SCHEME = "http://"
 EVENTS = "text/event-stream"
 
+_PATH = re.compile(r"[\w.~!$&'()*+,;=:@%/-]+", re.ASCII)
+_FIELD_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_FIELD_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+
 
 class HttpService(NamedTuple):
     """A service behind one endpoint."""
@@ -45,15 +50,29 @@ def is_http(endpoints: str | Sequence[str]) -> bool:
 
 
 def services_of(endpoints: str | Sequence[str]) -> list[HttpService]:
-    """Return the services that the endpoints name. Raises ConfigError."""
+    """Return the endpoints' services. Raises ConfigError; TypeError: one is no text."""
     names = [endpoints] if isinstance(endpoints, str) else endpoints
     return [_service(name) for name in names]
 
 
-def _service(name: str) -> HttpService:
+def header_line(name: str, value: str) -> bytes:
+    """Return a line of a head. Raises ValueError: a field cannot be called, or hold, that."""
+    if not _FIELD_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a header field")
+    if not _FIELD_VALUE.fullmatch(value):
+        raise ValueError(
+            f"{name!r} is {value!r}: no header field holds control characters, nor others "
+            "than Latin-1's"
+        )
+    return f"{name}: {value}\r\n".encode("latin-1")
+
+
+def _service(name: object) -> HttpService:
+    if not isinstance(name, str):
+        raise TypeError(f"an endpoint must be text, but get {name!r}")
     address, _, path = name.removeprefix(SCHEME).partition("/")
     service, _, method = path.partition("/")
-    if not name.startswith(SCHEME) or not service or not path.isascii() or " " in path:
+    if not name.startswith(SCHEME) or not service or not _PATH.fullmatch(path):
         raise ConfigError(
             f"endpoint {name!r}: write http://host:port/<name of the service>, all of them so"
         )
@@ -84,6 +103,7 @@ class HttpAnswer:
         self._is_whole = False
         self._head_bytes = 0
         self._is_behind_head = False
+        self._says_length = False
 
     def take(self, data: bytes) -> None:
         """Take what was received; b"": the peer has closed. Raises PipelineError."""
@@ -94,6 +114,8 @@ class HttpAnswer:
         except httptools.HttpParserUpgrade:
             raise ClosedError(f"{self._service} changed to another protocol") from None
         self._check_head(data)
+        if not data and self._is_behind_head and not self._says_length:
+            self._is_whole = True
         if self._is_events():
             self._read_events()
         elif self._is_whole:
@@ -106,8 +128,11 @@ class HttpAnswer:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header field."""
-        if name.lower() == b"content-type":
+        name = name.lower()
+        if name == b"content-type":
             self._kind = value.decode("latin-1").partition(";")[0].strip().lower()
+        elif name in (b"content-length", b"transfer-encoding"):
+            self._says_length = True
 
     def on_headers_complete(self) -> None:
         """Take the end of the head."""
@@ -118,8 +143,11 @@ class HttpAnswer:
         self._body += data
 
     def on_message_complete(self) -> None:
-        """Take the end of the body."""
-        self._is_whole = True
+        """Take the end of the body; of 100 and the like, behind which the answer comes."""
+        if self._parser.get_status_code() < 200:
+            self._kind, self._says_length, self._is_behind_head = "", False, False
+        else:
+            self._is_whole = True
 
     def _is_events(self) -> bool:
         return self._kind == EVENTS and bool(self._parser.get_status_code() == 200)

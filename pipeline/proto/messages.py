@@ -45,11 +45,15 @@ class CallOptions:
 def request_from_feed(feed_dict: dict[str, Any], options: CallOptions, own_ip: str) -> Request:
     """Return the message of a call. Raises TypeError, which says what key cannot be sent."""
     _check_arguments(feed_dict, options.fetch)
-    request = Request(clientip=str(feed_dict.get("clientip") or own_ip))
+    request = Request()
+    try:
+        request.clientip = str(feed_dict.get("clientip") or own_ip)
+    except ValueError as error:
+        raise TypeError(f"feed_dict['clientip'] cannot be sent: {error}") from error
     log_id = options.log_id or feed_dict.get("logid") or 0
     try:
         request.logid = int(log_id)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"the log id {log_id!r} is no 64-bit number: {error}") from error
     for key, value in feed_dict.items():
         if key in _META_KEYS:
@@ -60,7 +64,7 @@ def request_from_feed(feed_dict: dict[str, Any], options: CallOptions, own_ip: s
             elif not _is_lod(key, feed_dict):
                 lod = feed_dict.get(key + _LOD_SUFFIX)
                 request.tensors.append(_tensor(key, value, lod, options.as_bytes))
-        except (PayloadTypeError, TypeError, ValueError) as error:
+        except (PayloadTypeError, TypeError, ValueError, OverflowError) as error:
             raise TypeError(f"feed_dict[{key!r}] cannot be sent: {error}") from error
     if options.profile:
         request.key.append(PROFILE_KEY)

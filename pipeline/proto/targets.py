@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, shortened
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_HOST = re.compile("[A-Za-z0-9._-]+")
+_MOST_DIGITS = 5  # of a port
 
 
 def grpc_target(endpoints: str | Sequence[str]) -> tuple[str, Address | None]:
@@ -37,20 +41,32 @@ def grpc_target(endpoints: str | Sequence[str]) -> tuple[str, Address | None]:
 def host_and_port(endpoint: object) -> tuple[str, int]:
     """Return the two parts of "host:port"; an IPv6 address loses its brackets.
 
+    A name with other letters than ASCII's is returned as it is looked up: `xn--...`.
+
     Raises:
         TypeError: `endpoint` is no text.
         ConfigError: it is written otherwise.
     """
     if not isinstance(endpoint, str):
         raise TypeError(f"an endpoint must be 'host:port', but get {endpoint!r}")
-    host, colon, port = endpoint.strip().rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        host = ""  # an IPv6 address without brackets: where its port begins is a guess
-    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigError(f"endpoint {endpoint!r}: write host:port, an IPv6 address as [::1]:9998")
+    written, _, port = endpoint.strip().rpartition(":")
+    host = _host(written)
+    is_number = port.isascii() and port.isdigit() and len(port) <= _MOST_DIGITS
+    if not (host and is_number and 0 < int(port) < 65536):
+        shown = shortened(repr(endpoint))
+        raise ConfigError(f"endpoint {shown}: write host:port, an IPv6 address as [::1]:9998")
     return host, int(port)
+
+
+def _host(written: str) -> str:
+    """Return the host as the system takes it; "": it is none, nor is an IPv6 address bare."""
+    if written.startswith("[") and written.endswith("]"):
+        return written[1:-1] if _literal(written[1:-1]) else ""
+    try:
+        host = written.encode("idna").decode("ascii")
+    except UnicodeError:
+        return ""
+    return host if _HOST.fullmatch(host) else ""
 
 
 def _literal(host: str) -> Address | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import subprocess
 import sys
@@ -155,6 +156,8 @@ def test_what_cannot_be_sent_is_a_type_error_that_names_the_key(
         ({"feed_dict": {}, "fetch": [1]}, "names in fetch must be str"),
         ({"feed_dict": {"logid": "x"}}, "log id 'x'"),
         ({"feed_dict": {}, "log_id": 2**63}, "log id"),
+        ({"feed_dict": {"logid": math.inf}}, "log id inf"),
+        ({"feed_dict": {"clientip": "\ud800"}}, r"feed_dict\['clientip'\] cannot be sent"),
     ],
 )
 def test_arguments_of_the_wrong_type_are_refused(

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import http.client
-import itertools
 import ssl
-import threading
-import zlib
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,13 +13,12 @@ import numpy as np
 import orjson
 from google.protobuf.message import DecodeError
 
+from pipeline.dropin.client.http_posts import HttpPosts, PostTo, checked_address
 from pipeline.errors import (
-    DeadlineError,
     InitError,
     InputError,
     NotImplementedByOpError,
     PredictorError,
-    PredictorUnavailableError,
     one_line,
 )
 from pipeline.predictors.model_conf import ModelConf, read_model_conf
@@ -75,7 +71,7 @@ class HttpClient:
         self.http_s: str = "http://"
         self.ssl_context: ssl.SSLContext | None = None
         self._retries = 0
-        self._local = threading.local()  # a connection is used by one thread at a time
+        self._posts = HttpPosts()
         self._grpc: GrpcCalls | None = None
 
     # Settings ---------------------------------------------------------------------------
@@ -116,15 +112,10 @@ class HttpClient:
         if len(urls) != 1:
             raise InitError(f"HttpClient.connect: {len(urls)} servers were named; it asks one.")
         scheme, _, address = urls[0].rpartition("://")
-        host, colon, port = address.rpartition(":")
-        if not colon or not host or not port.isdigit() or scheme not in ("", "http", "https"):
-            raise InitError(
-                f"HttpClient.connect: {urls[0]!r} is no address: it should be like 127.0.0.1:9393 "
-                "or http://127.0.0.1:9393"
-            )
-        self.ip, self.port = host, port
+        checked_address(address if scheme in ("", "http", "https") else urls[0])
+        self.ip, _, self.port = address.rpartition(":")
         self.http_s = f"{scheme or 'http'}://"
-        self._local = threading.local()
+        self._posts.forget()
         self._close_grpc()
 
     def set_max_body_size(self, max_body_size: int) -> None:
@@ -230,7 +221,7 @@ class HttpClient:
             `set_http_proto(False)`. What the model refuses is its `err_no` and `err_msg`.
 
         Raises:
-            InputError, ValueError: the feed is not the model's.
+            InputError, ValueError: the feed is not the model's, or a header cannot be sent.
             PredictorError: there is no answer. (The predecessor printed so and returned None.)
             DeadlineError: the time was over.
         """
@@ -257,12 +248,13 @@ class HttpClient:
             headers["Content-Encoding"] = "gzip"
         if self.try_response_gzip:
             headers["Accept-Encoding"] = "gzip"
-        status, kind, answer = self._post(body, headers)
-        if status != http.client.OK:
+        to = self._to()
+        status, kind, answer = self._posts.post(to, body, headers)
+        if status != HTTPStatus.OK:
             raise PredictorError(
-                f"{self._url()} answered {status}: {one_line(answer.decode('utf-8', 'replace'))}"
+                f"{to.url()} answered {status}: {one_line(answer.decode('utf-8', 'replace'))}"
             )
-        return _response(answer) if kind == _PROTO else orjson.loads(answer)
+        return _response(answer) if kind == _PROTO else _from_json(answer)
 
     def grpc_client_predict(
         self,
@@ -332,53 +324,17 @@ class HttpClient:
                 f"feed {name!r} has {array.size} elements, which are not {shape}"
             ) from None
 
-    def _post(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
-        """Return (status, content type, unpacked body)"""
-        for attempt in itertools.count():
-            connection, is_used = self._connection()
-            try:
-                connection.request("POST", self.service_name, body, dict(headers))
-                answer = connection.getresponse()
-                content = answer.read(self.max_body_size + 1)
-                break
-            except TimeoutError as error:
-                connection.close()
-                text = f"{self._url()}: no answer within {self.timeout_ms} ms"
-                raise DeadlineError(text) from error
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                # The server may have closed a connection while nobody used it.
-                was_closed = is_used and isinstance(error, _HUNG_UP)
-                if not was_closed and attempt >= self._retries:
-                    raise PredictorUnavailableError(f"{self._url()}: {error!r}") from error
-        if answer.getheader("Content-Encoding", "") == "gzip":
-            unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
-            content = unpacker.decompress(content, self.max_body_size + 1)
-        if len(content) > self.max_body_size:
-            connection.close()
-            raise PredictorError(f"{self._url()}: the answer is above {self.max_body_size} bytes")
-        return answer.status, answer.getheader("Content-Type", ""), content
-
-    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
-        """Return this thread's connection, and whether it was used before."""
-        kept: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        timeout_s = self.timeout_ms / 1000
-        if kept is not None and kept.sock is not None:
-            kept.sock.settimeout(timeout_s)
-            return kept, True
-        made: http.client.HTTPConnection
-        if self.http_s == "https://":
-            context = self.ssl_context or ssl.create_default_context()
-            made = http.client.HTTPSConnection(
-                self.ip, int(self.port), timeout=timeout_s, context=context
-            )
-        else:
-            made = http.client.HTTPConnection(self.ip, int(self.port), timeout=timeout_s)
-        self._local.connection = made
-        return made, False
-
-    def _url(self) -> str:
-        return f"{self.http_s}{self.ip}:{self.port}{self.service_name}"
+    def _to(self) -> PostTo:
+        return PostTo(
+            self.http_s,
+            self.ip,
+            self.port,
+            self.service_name,
+            self.timeout_ms,
+            self.max_body_size,
+            self._retries,
+            self.ssl_context,
+        )
 
     def _close_grpc(self) -> None:
         grpc, self._grpc = self._grpc, None
@@ -387,13 +343,8 @@ class HttpClient:
 
     def release(self) -> None:
         """End this thread's connection and that over gRPC. May be called again."""
-        connection = getattr(self._local, "connection", None)
-        if connection is not None:
-            connection.close()
+        self._posts.close()
         self._close_grpc()
-
-
-_HUNG_UP = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
 
 def _response(answer: bytes) -> Response:
@@ -401,6 +352,13 @@ def _response(answer: bytes) -> Response:
         return Response.FromString(answer)
     except DecodeError as error:
         raise PredictorError(f"the answer is no Response: {error}") from error
+
+
+def _from_json(answer: bytes) -> Any:
+    try:
+        return orjson.loads(answer)
+    except orjson.JSONDecodeError as error:
+        raise PredictorError(f"the answer is no JSON: {error}") from error
 
 
 def _texts(array: np.ndarray) -> np.ndarray:

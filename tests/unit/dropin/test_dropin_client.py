@@ -88,7 +88,21 @@ def test_the_http_client_takes_an_address_in_each_of_its_forms(http_client, url,
     assert (http_client.http_s, http_client.ip, http_client.port) == address
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1", "ftp://a:1", ":80", ["a:1", "b:1"]])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1",
+        "ftp://a:1",
+        ":80",
+        ["a:1", "b:1"],
+        "http://a..b:80",
+        "http://a\r\nb:80",
+        "\udc80:80",
+        "a:\u00b2",
+        "a:70000",
+        f"a:{'9' * 5000}",
+    ],
+)
 def test_the_http_client_refuses_what_is_no_address(http_client, url):
     with pytest.raises(InitError, match=r"HttpClient\.connect"):
         http_client.connect(url)

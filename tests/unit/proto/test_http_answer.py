@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import ClosedError, OverloadedError, PackageError, TooLargeError
+from pipeline.errors import (
+    ClosedError,
+    ConfigError,
+    OverloadedError,
+    PackageError,
+    TooLargeError,
+)
 from pipeline.proto.http_answer import HttpAnswer, HttpService, services_of
 
 SERVICE = HttpService("::1", 80, "/svc/prediction")
@@ -101,3 +107,80 @@ def test_a_head_that_does_not_end_is_refused() -> None:
     answer.take(b"HTTP/1.1 200 OK\r\nx: ")
     with pytest.raises(ClosedError, match="head"):
         answer.take(b"a" * 65536)
+
+
+@pytest.mark.parametrize("path", ["s\r\nx: y", "s\ty", "s?x", "s#x", "s\x7f", "a b", "\u00e9"])
+def test_a_path_that_is_none_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match="http://host:port/"):
+        services_of(f"http://there:1/{path}")
+
+
+def test_an_endpoint_that_is_no_text_is_refused() -> None:
+    with pytest.raises(TypeError, match="9998"):
+        services_of(["http://there:1/s", 9998])  # type: ignore[list-item]
+
+
+# Where an answer ends (RFC 9112, 6.3) ---------------------------------------------------------
+
+OLD = b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n"
+ONE = b'{"key":["a"],"value":["1"]}'
+
+
+@pytest.mark.parametrize(
+    "head",
+    [OLD, b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nConnection: close\r\n"],
+)
+@pytest.mark.parametrize("step", [1, 10_000])
+def test_an_answer_without_a_length_ends_with_its_connection(head: bytes, step: int) -> None:
+    taken, came = answer(), head + b"\r\n" + ONE
+    for at in range(0, len(came), step):
+        taken.take(came[at : at + step])
+        assert not taken.is_over
+    taken.take(b"")
+    assert (taken.parts[0].value, taken.is_over) == (["1"], True)
+
+
+def test_an_error_without_a_length_ends_with_its_connection() -> None:
+    taken = answer()
+    taken.take(b"HTTP/1.0 502 Bad\r\n\r\n<p>no")
+    with pytest.raises(ClosedError, match="502: <p>no"):
+        taken.take(b"")
+
+
+@pytest.mark.parametrize(
+    "came",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\n",
+        OLD + b"Content-Length: 28\r\n\r\n" + ONE,
+        OLD.replace(b"1.0", b"1.1") + b"Transfer-Encoding: chunked\r\n\r\n" + chunks(ONE),
+        OLD + b"Content-Type: text/event-stream\r\n\r\n" + PART,
+    ],
+)
+def test_an_answer_that_ends_before_its_end_was_cut_off(came: bytes) -> None:
+    taken = answer()
+    taken.take(came or b"H")
+    with pytest.raises(ClosedError, match="cut off"):
+        taken.take(b"")
+
+
+def test_events_without_a_length_end_by_their_last() -> None:
+    taken = answer()
+    taken.take(OLD + b"Content-Type: text/event-stream\r\n\r\n" + PART + END)
+    assert (len(taken.parts), taken.is_over) == (1, True)
+
+
+@pytest.mark.parametrize("step", [1, 10_000])
+def test_a_word_before_the_answer_is_none(step: int) -> None:
+    hint = b"HTTP/1.1 103 Early Hints\r\nContent-Type: text/event-stream\r\n\r\n"
+    came = hint + b"HTTP/1.1 100 Continue\r\n\r\n" + body(b"200 OK", b"application/json", ONE)
+    taken = answer()
+    for at in range(0, len(came), step):
+        taken.take(came[at : at + step])
+    assert (taken.parts[0].value, taken.is_over) == (["1"], True)
+
+
+def test_a_stream_without_a_part_is_over_at_its_end() -> None:
+    taken = answer()
+    taken.take(CHUNKED + chunks(END))
+    assert (list(taken.parts), taken.is_over) == ([], True)

@@ -17,6 +17,9 @@ from pipeline.proto.targets import grpc_target
         (["[::1]:9998"], "ipv6:[::1]:9998"),
         (["[::1]:1", "[fe80::2]:2"], "ipv6:[::1]:1,[fe80::2]:2"),
         ("ocr.example:9998", "dns:///ocr.example:9998"),
+        ("my_ocr:9998", "dns:///my_ocr:9998"),
+        ("b\u00fccher.example:9998", "dns:///xn--bcher-kva.example:9998"),
+        ("[fe80::2%lo]:2", "ipv6:[fe80::2%lo]:2"),
         (["localhost:1", "127.0.0.1:2"], "ipv4:127.0.0.1:1,127.0.0.1:2"),
     ],
 )
@@ -39,6 +42,16 @@ def test_endpoints_become_one_target(endpoints: str | list[str], target: str):
         ("::1:9998", r"\[::1\]:9998"),
         (["127.0.0.1:1", "[::1]:2"], "neither IPv4 nor IPv6"),
         (["127.0.0.1:1", "no-such-host.invalid:2"], "'no-such-host.invalid:2'"),
+        ("a..b:80", "host:port"),
+        (["a..b:80", "127.0.0.1:1"], "host:port"),
+        (f"{'a' * 64}.b:80", "host:port"),
+        ("a b:80", "host:port"),
+        ("a\r\nb:80", "host:port"),
+        ("a\x00b:80", "host:port"),
+        ("\udc80:80", "host:port"),
+        ("me@there:80", "host:port"),
+        ("[a:b]:80", "host:port"),
+        (f"there:{'9' * 5000}", "host:port"),
     ],
 )
 def test_an_endpoint_that_cannot_be_called_is_refused(endpoints: str | list[str], told: str):
