@@ -1,26 +1,22 @@
-"""Plain JSON: a request's fields and an answer's as one object, with values as JSON has them.
+"""Plain JSON: a request's fields as one object, with values as JSON has them.
 
-A request's values are what `json.loads` would make of them, whole numbers of any size included;
-what an answer has beyond JSON becomes the nearest that JSON has: arrays nested lists, NaN and the
-infinities null, bytes base64.
+They are what `json.loads` would make of them, whole numbers of any size included. Answers are
+written by `plain_answer`.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import re
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import msgspec
-import numpy as np
 import orjson
 
-from pipeline.errors import PackageError, PayloadTypeError, TooLargeError, utf8_text
+from pipeline.errors import PackageError, TooLargeError
 from pipeline.proto.pipeline.json_long import LongArray
-from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits, breathe, weight
+from pipeline.proto.slices import Limits, breathe
 
 MAX_DEPTH = 100
 """Lists and objects that may stand in each other."""
@@ -30,17 +26,11 @@ _NOT_SHAPE = bytes(set(range(256)) - set(b"[]{}:"))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _MAX_EXPLAINED_BYTES = 2**20  # of a body that is read again to say where it is wrong
 _PIECE_BYTES = 128 * 1024  # of JSON that is read in one go
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 _EXAMPLE = '{"x": [0.1, 0.2]}'
 
 _decode = msgspec.json.Decoder().decode
 _raw_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _raw_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
-
-_dumps = orjson.dumps
-
-
-# --- in ---------------------------------------------------------------------------------------
 
 
 def read_object(body: bytes, what: str = "the request") -> dict[str, Any]:
@@ -260,13 +250,14 @@ def _odd_number(value: Any, path: str) -> tuple[str, str] | None:
         return path, "a number beyond the range of a double"
     items: Any = ()
     if type(value) is dict:
-        items = ((_below(path, name), each) for name, each in value.items())
+        items = ((below(path, name), each) for name, each in value.items())
     elif type(value) is list:
         items = ((f"{path}[{at}]", each) for at, each in enumerate(value))
     return next(filter(None, (_odd_number(each, where) for where, each in items)), None)
 
 
-def _below(path: str, name: object) -> str:
+def below(path: str, name: object) -> str:
+    """Return the path of what an object at a path has under a name."""
     return f"{path}.{name}" if path else str(name)
 
 
@@ -274,142 +265,3 @@ def _kind(value: object) -> str:
     """Return what a value of JSON is, in words."""
     kinds = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")
-
-
-# --- out --------------------------------------------------------------------------------------
-
-
-def write_object(payload: Mapping[Any, Any]) -> bytes:
-    """Return the JSON of an answer that is not large.
-
-    Raises:
-        PayloadTypeError: a value has no form in JSON; its path, and what it is.
-    """
-    try:
-        return _dumps(payload, _default, _OPTIONS)
-    except (TypeError, ValueError):
-        return msgspec.json.encode(_plain(payload, ""))
-
-
-def write_large_object(payload: Mapping[Any, Any], limits: Limits) -> bytes:
-    """Return what `write_object` does, in slices between which others run.
-
-    Raises TooLargeError besides, for JSON that is larger than `limits` has.
-    """
-    pieces: list[bytes] = []
-    size = 0
-    for at, (name, value) in enumerate(payload.items()):
-        pieces.append(b"%b%b:" % (b"," if at else b"{", _key(name)))
-        for piece in _written(value, str(name)):
-            breathe()
-            pieces.append(piece)
-            size += len(piece)
-            limits.check_json(size, "answer with less, or ask for tensors over the v2 protocol")
-    pieces.append(b"}" if payload else b"{}")
-    return b"".join(pieces)
-
-
-def _written(value: Any, path: str) -> Any:
-    """Yield the JSON of a value in pieces, none of which takes long to make."""
-    if isinstance(value, np.ndarray) and value.ndim and value.size > SLICE:
-        rows = max(1, SLICE * len(value) // value.size)
-        yield from _listed(value, rows, path)
-    elif isinstance(value, list | tuple) and len(value) > SLICE:
-        yield from _listed(value, SLICE, path)
-    elif isinstance(value, list | tuple) and weight(value) > SHORT_BYTES:
-        yield from _listed(value, 1, path)
-    else:
-        yield _one(value, path)
-
-
-def _listed(values: Any, size: int, path: str) -> Any:
-    for at in range(0, len(values), size):
-        yield b"," if at else b"["
-        if size == 1:
-            yield from _written(values[at], f"{path}[{at}]")
-        else:
-            yield _one(values[at : at + size], path, at)[1:-1]
-    yield b"]"
-
-
-def _one(value: Any, path: str, first: int = 0) -> bytes:
-    """Return the JSON of a value; `first`: the index of its first element, if it is a slice."""
-    try:
-        return _dumps(value, _default, _OPTIONS)
-    except (TypeError, ValueError):
-        return msgspec.json.encode(_plain(value, path, first))
-
-
-def _key(name: Any) -> bytes:
-    return _dumps(utf8_text(str(name)))
-
-
-def _default(value: Any) -> Any:
-    """Return a value that orjson knows, for one that it does not."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        return base64.b64encode(value).decode()
-    if isinstance(value, np.ndarray):
-        return _elements(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, msgspec.Struct):
-        return msgspec.structs.asdict(value)
-    if isinstance(value, set | frozenset):
-        return list(value)
-    dump = getattr(value, "model_dump", None)  # of pydantic, which need not be there
-    if dump is not None:
-        return dump()
-    raise TypeError
-
-
-def _elements(array: np.ndarray[Any, Any]) -> Any:
-    """Return an array as orjson takes it, or its elements."""
-    if array.dtype.kind in "iufb" and array.ndim:
-        native = array.dtype.newbyteorder("=")
-        return np.ascontiguousarray(array, native).reshape(array.shape)
-    if array.dtype.name == "bfloat16":
-        return array.astype(np.float32) if array.ndim else float(array)
-    return array.tolist()
-
-
-_AS_IS = (str, bool, int, type(None))
-
-
-def _plain(value: Any, path: str, first: int = 0, depth: int = 0) -> Any:
-    """Return a value of what JSON has alone. Raises PayloadTypeError, with the path in it."""
-    if depth > MAX_DEPTH:
-        raise PayloadTypeError(f"the answer's {_shown(path)} is nested too deeply for JSON")
-    if type(value) is str:
-        return utf8_text(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, _AS_IS):
-        return str(value) if isinstance(value, str) else value
-    if isinstance(value, Mapping):
-        return {
-            utf8_text(str(name)): _plain(each, _below(path, name), 0, depth + 1)
-            for name, each in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [
-            _plain(each, f"{path}[{first + at}]", 0, depth + 1) for at, each in enumerate(value)
-        ]
-    try:
-        if isinstance(value, np.ndarray) and value.dtype.kind in "iufb":
-            return _plain(value.tolist(), path, first, depth)
-        try:
-            known = _default(value)
-        except TypeError:
-            known = orjson.loads(_dumps(value))  # a date, say
-    except Exception as error:
-        raise PayloadTypeError(
-            f"the answer's {_shown(path)} is of type {type(value).__name__}, which has no form in "
-            "JSON: answer with numbers, text, bytes, lists, dicts or arrays"
-        ) from error
-    return _plain(known, path, first, depth + 1)
-
-
-def _shown(path: str) -> str:
-    return path or "value"

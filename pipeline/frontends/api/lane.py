@@ -23,7 +23,8 @@ from pipeline.frontends.api.pipelines import EMPTY, Pipelines, served_by
 from pipeline.frontends.base import seconds_of
 from pipeline.frontends.http.routes import Headers, LaneReply, WebResponse
 from pipeline.frontends.http.streams import stream_form
-from pipeline.proto.plain_json import read_object, write_object
+from pipeline.proto.plain_answer import write_object
+from pipeline.proto.plain_json import read_object
 
 _PATH = re.compile("/api/([^/]+)")
 

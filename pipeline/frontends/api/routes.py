@@ -42,7 +42,7 @@ class ApiRoutes:
         offload: where large requests and answers are read and written; its owner stops it.
         limits: of JSON.
         more: other paths of this frontend, as (pattern, method, answer); a group `name` of the
-            pattern is what the answer is given.
+            pattern is what the answer is given. GET takes HEAD, too, which has no body written.
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class ApiRoutes:
             found = pattern.fullmatch(request.raw_path)
             if found is not None:
                 name = unquote(found.groupdict().get("name", ""))
-                refused = request.method != method
-                return _guarded(partial(_refuse, method=method) if refused else answer, name)
+                taken = (method, "HEAD") if method == "GET" else (method,)
+                is_taken = request.method in taken
+                return _guarded(answer if is_taken else partial(_refuse, taken=taken), name)
         if request.path == "/api" or request.path.startswith("/api/"):
             return _guarded(self._refuse_path, "")
         return None
@@ -135,8 +136,8 @@ async def _behind(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGen
             yield piece
 
 
-async def _refuse(request: WebRequest, name: str, method: str) -> WebResponse:
-    raise not_allowed(request.method, method.encode())
+async def _refuse(request: WebRequest, name: str, taken: tuple[str, ...]) -> WebResponse:
+    raise not_allowed(request.method, ", ".join(taken).encode())
 
 
 def _guarded(answer: Answer, name: str) -> Endpoint:

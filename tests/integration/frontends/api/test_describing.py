@@ -105,8 +105,24 @@ def test_the_page_comes_with_its_files_and_from_nowhere_else(base):
 def test_other_methods_are_refused(base, path):
     status, headers, body = ask(f"{base}{path}", b"{}")
     assert status == 405
-    assert headers["allow"] == "GET"
+    assert headers["allow"] == "GET, HEAD"
     assert "error" in json.loads(body)
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/docs.js"])
+def test_head_is_answered_as_get_without_a_body(base, path):
+    told = {}
+    for method in ("GET", "HEAD"):
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{base}{path}", method=method)
+        ) as answer:
+            headers = {name.lower(): value for name, value in answer.headers.items()}
+            headers.pop("date")
+            told[method] = (answer.status, headers, answer.read())
+    status, headers, body = told["GET"]
+    assert headers["content-length"] == str(len(body))
+    assert body
+    assert told["HEAD"] == (status, headers, b"")
 
 
 def test_a_pipeline_that_streams_is_described_so():
