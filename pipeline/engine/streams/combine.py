@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import islice
-from typing import Any
+from itertools import chain
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -12,8 +12,16 @@ import numpy as np
 from pipeline.engine.payload import Payload
 
 _PART_BYTES = 256  # of a part beside what is in it
-_LOOKED_AT = 64  # of the values of a long list, whose size is guessed by them
-_DEEPEST = 4  # so far down is looked
+_DEEPEST = 6  # so far down is looked
+_MOST_AT_ONCE = 1_000_000  # of a level's values are looked at: a list may be in many
+_NUMBERS = frozenset({int, float, bool, type(None)})
+_TEXT = (str, bytes, bytearray)
+_TEXTS = frozenset(_TEXT)
+_ARRAY = (np.ndarray, np.generic, memoryview)
+_LISTS = frozenset({list, tuple})
+_DICTS = frozenset({dict})
+_PLAIN = _NUMBERS | _TEXTS | _LISTS | _DICTS
+_HOLDER = (dict, list, tuple, np.ndarray)
 
 
 def combined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -80,22 +88,41 @@ class Kept(msgspec.Struct):
 
 def size_of(part: Any) -> int:
     """Return about how many bytes a part has, a Payload or what is in one."""
-    return _PART_BYTES + (part.byte_size if isinstance(part, Payload) else _size(part, _DEEPEST))
+    return _PART_BYTES + (part.byte_size if isinstance(part, Payload) else _held(part))
 
 
-def _size(value: Any, deepest: int) -> int:
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, str | bytes | bytearray):
-        return len(value)
-    if deepest and isinstance(value, dict):
-        return _size_of_all(value.values(), deepest - 1)
-    if deepest and isinstance(value, list | tuple):
-        return _size_of_all(value, deepest - 1)
-    return 8
+def _held(value: Any) -> int:
+    """Return the bytes of all texts and arrays in a value, and 8 for each value beside them.
+
+    Level by level: so C goes through the lists, whatever is in which.
+    """
+    found, level = 0, [value]
+    for _ in range(_DEEPEST):
+        found += 8 * len(level)
+        kinds = set(map(type, level))
+        if kinds <= _NUMBERS:
+            break
+        if kinds <= _TEXTS:
+            return found + sum(map(len, level))
+        inner = level
+        if kinds <= _DICTS:
+            inner = list(map(dict.values, level))
+        elif not kinds <= _LISTS:
+            found += sum(map(len, [each for each in level if isinstance(each, _TEXT)]))
+            if not kinds <= _PLAIN:
+                found += sum(each.nbytes for each in level if isinstance(each, _ARRAY))
+            inner = [_values_of(each) for each in level if isinstance(each, _HOLDER)]
+        size = sum(map(len, inner))
+        if size > _MOST_AT_ONCE:
+            return found + 8 * size
+        level = list(chain.from_iterable(inner))
+    return found
 
 
-def _size_of_all(values: Collection[Any], deepest: int) -> int:
-    """Return the size of all by that of the first ones."""
-    seen = [_size(value, deepest) + 8 for value in islice(values, _LOOKED_AT)]
-    return sum(seen) * len(values) // len(seen) if seen else 0
+def _values_of(holder: Any) -> Collection[Any]:
+    """Return what a list, dict or array of objects holds."""
+    if isinstance(holder, dict):
+        return holder.values()
+    if isinstance(holder, np.ndarray):
+        return holder.ravel().tolist() if holder.dtype.hasobject else ()
+    return cast("Collection[Any]", holder)

@@ -48,10 +48,35 @@ def test_a_size_counts_what_is_in_a_part():
     assert 0 < size_of({"x": 1}) < 1000
 
 
-def test_a_size_looks_into_dicts_and_guesses_at_long_lists():
-    assert size_of({"x": {"y": [np.zeros(1000)]}}) >= 8000
+LONG = "a" * 100_000
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [""] * 1000 + [LONG],
+        [1] * 1000 + [LONG.encode()],
+        [{"y": 1}] * 1000 + [{"y": LONG}],
+        [[""] for _ in range(1000)] + [["", LONG]],
+        (*[0] * 1000, np.zeros(12_500)),
+        {str(number): 1 for number in range(1000)} | {"z": (LONG,)},
+        np.array([""] * 1000 + [LONG], dtype=object),
+        [memoryview(bytes(100_000))],
+        {"y": [np.zeros(12_500)]},
+    ],
+)
+def test_a_size_counts_what_is_large_wherever_it_is(value):
+    assert 100_000 < size_of({"x": value}) < 200_000
+
+
+def test_a_size_counts_each_value_of_a_list():
     assert 90_000 < size_of({"x": ["a" * 82] * 1000}) < 100_000
     assert size_of({"x": []}) < 1000
+
+
+def test_a_size_of_a_list_that_is_in_many_is_known_without_looking_at_each():
+    row = [0] * 100_000
+    assert size_of({"x": [row] * 1_000_000}) > 100_000 * 1_000_000
 
 
 def test_a_size_of_what_holds_itself_has_an_end():
