@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.brpc.npy import MAGIC, array_to_npy, npy_to_array
+from pipeline.proto.lists import as_array
 from pipeline.proto.pipeline.array_text import numpy_to_text, text_to_numpy
 from pipeline.proto.pipeline.blocks import BlockMessage, check_decoded, last_bytes
 from pipeline.proto.pipeline.packed import PACKED_DTYPES, put_numbers, read_numbers
@@ -210,7 +211,7 @@ def numpy_to_tensor(
     try:
         tensor = _pack(name, value, as_bytes)
         if lod is not None:
-            tensor.lod.extend(np.asarray(lod).ravel().tolist())
+            tensor.lod.extend(as_array(lod).ravel().tolist())
     except (TypeError, ValueError, OverflowError) as error:
         raise PayloadTypeError(f"tensor {name!r}: {error}") from error
     return tensor
@@ -234,11 +235,9 @@ def _as_array(value: Any) -> Array:
         return np.asarray(value)
     if not isinstance(value, list | tuple):
         raise TypeError(f"a {type(value).__name__} cannot be sent; give an array, number or text")
-    array = np.array(value)
-    if array.dtype.kind == "S":  # numpy drops the NUL bytes at the end of each
+    array = as_array(value)
+    if array.dtype.hasobject and array.size and isinstance(array.flat[0], bytes):
         raise TypeError("a list of bytes cannot be sent; send each under a name of its own")
-    if array.dtype.kind == "U":  # numpy turns the numbers of a mixed list into text
-        return np.array(value, dtype=object)
     return array
 
 

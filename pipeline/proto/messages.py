@@ -13,12 +13,14 @@ import orjson
 
 from pipeline.errors import PackageError, PayloadTypeError, error_from_wire
 from pipeline.proto.codec import decode_tensors, numpy_to_tensor, numpy_to_text, text_to_numpy
+from pipeline.proto.lists import as_array
 from pipeline.proto.pipeline_service_pb2 import DESCRIPTOR, Request, Response, Tensor
 
 INFERENCE_PATH = f"/{DESCRIPTOR.services_by_name['PipelineService'].full_name}/inference"
 STREAM_PATH = f"{INFERENCE_PATH}_stream"
 PROFILE_KEY = "pipeline.profile"
 _LOD_SUFFIX = ".lod"
+_MOST_PADDED = 2**18  # characters of an array of text, the padding too
 _META_KEYS = ("logid", "clientip")  # of a feed_dict: they describe the request, and are no data
 _ANSWER_FIELDS = {
     "ecode": "err_no",
@@ -100,11 +102,23 @@ def _add_pair(request: Request, key: str, value: Any) -> None:
         request.tensors.append(numpy_to_tensor(key, value))
         return
     if isinstance(value, list | tuple):
-        array = np.array(value)
-        # Of bytes numpy drops the NULs at the end, so they travel as objects.
-        value = np.array(value, dtype=object) if array.dtype.kind == "S" else array
+        value = _printed_array(value)
     request.value.append(_json(value) if isinstance(value, dict) else numpy_to_text(value))
     request.key.append(key)
+
+
+def _printed_array(value: Any) -> npt.NDArray[Any]:
+    """Return the array whose text stands for lists: as numpy prints them, text too.
+
+    Of bytes numpy drops the NULs at the end, so they travel as objects; as does text that would
+    take too much room with that of the longest in every place.
+    """
+    objects = as_array(value)
+    elements = objects.ravel().tolist() if objects.dtype.hasobject else []
+    if any(isinstance(each, str) for each in elements):
+        widest = max(len(each) for each in elements if isinstance(each, str))
+        return np.array(value) if objects.size * widest <= _MOST_PADDED else objects
+    return objects
 
 
 def _json(value: dict[Any, Any]) -> str:
@@ -187,7 +201,7 @@ class PipelineResponse:
         return self[name] if name in self else default  # noqa: SIM401 - this is get
 
     def as_numpy(self, name: str) -> npt.NDArray[Any]:
-        """Return the result as an array.
+        """Return the result as an array; text as objects.
 
         Raises KeyError when there is none of that name, PayloadTypeError when it is no array.
         """
@@ -195,7 +209,7 @@ class PipelineResponse:
         if isinstance(value, str | bytes):
             raise PayloadTypeError(f"result {name!r} is no array, but {value[:40]!r}")
         try:
-            return np.asarray(value)
+            return as_array(value)
         except ValueError as error:
             raise PayloadTypeError(f"result {name!r} is no array: {error}") from None
 

@@ -171,20 +171,6 @@ def _keys_in(value: Any) -> int:
     return sum(_keys_in(each) for each in value if type(each) in (dict, list))
 
 
-def has_text(value: Any) -> bool:
-    """Return whether text is among the elements of nested lists.
-
-    Of such a list numpy would make an array with room for the longest text in every place.
-    """
-    if not isinstance(value, list | tuple):
-        return isinstance(value, str | bytes)
-    kinds = set(map(type, value))
-    if any(issubclass(kind, str | bytes) for kind in kinds):
-        return True
-    is_nested = any(issubclass(kind, list | tuple) for kind in kinds)
-    return is_nested and any(map(has_text, value))
-
-
 # --- what is wrong with it --------------------------------------------------------------------
 
 

@@ -108,7 +108,10 @@ def joined(pieces: Iterable[bytes | memoryview]) -> bytes:
 def weight(value: object, most: int = SHORT_BYTES) -> int:
     """Bytes of a value of an Op's answer or of a request, roughly; counted up to `most` or so."""
     if isinstance(value, np.ndarray):
-        return int(value.nbytes) if value.dtype.kind != "O" else value.size * _OBJECT_BYTES
+        if value.dtype.kind != "O":
+            return int(value.nbytes)
+        total = value.size * _OBJECT_BYTES
+        return total if total > most else _weight_of(value.ravel().tolist(), total, most)
     if isinstance(value, _FLAT):
         return len(value)
     if not isinstance(value, _NESTED):
@@ -116,7 +119,11 @@ def weight(value: object, most: int = SHORT_BYTES) -> int:
     total = len(value) * _OBJECT_BYTES
     if len(value) > _FEW:
         return most + total
-    for item in value.values() if isinstance(value, dict) else value:
+    return _weight_of(value.values() if isinstance(value, dict) else value, total, most)
+
+
+def _weight_of(values: Iterable[object], total: int, most: int) -> int:
+    for item in values:
         total += weight(item, most)
         if total > most:
             break

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.data import ANY, Tensor
-from pipeline.proto.plain_json import has_text
+from pipeline.proto.lists import as_array
 from pipeline.proto.v2.raw import DATATYPES
 from pipeline.schema.faults import INNER
 from pipeline.schema.kinds import found_name
@@ -56,7 +56,7 @@ def made_array(kind: Any, value: Any) -> Any:
 
 def _of_lists(value: Any) -> Array:
     try:
-        array = np.asarray(value, object if has_text(value) else None)
+        array = as_array(value)
     except (ValueError, OverflowError):  # it is ragged
         array = np.empty(1, object)
     if array.dtype.kind in _NUMBERS or (

@@ -29,6 +29,7 @@ from pipeline.proto.brpc.frames import SERVICE
 from pipeline.proto.brpc.general_model import dtype_of, put_value
 from pipeline.proto.brpc.general_model_json import request_to_json
 from pipeline.proto.general_model_pb2 import Request, Response
+from pipeline.proto.lists import as_array
 
 __all__ = ["HttpClient"]
 
@@ -307,9 +308,12 @@ class HttpClient:
         """Return a value of the feed as it is sent; of a list the configuration knows the shape."""
         dtype = dtype_of(self.feed_types_[name])
         given = isinstance(value, np.ndarray)
-        array = np.asarray(value)
+        array = as_array(value)
         if (dtype == _TEXT) != (array.dtype.kind in "OSU"):
-            raise InputError(f"feed {name!r} is {array.dtype}, the model wants {dtype}")
+            found, wanted = (
+                "text" if each.kind in "OSU" else each for each in (array.dtype, dtype)
+            )
+            raise InputError(f"feed {name!r} is {found}, the model wants {wanted}")
         array = _texts(array) if dtype == _TEXT else array.astype(dtype)
         shape = list(array.shape) if given and array.ndim else self.feed_shapes_[name]
         if isinstance(value, list | tuple):

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from pipeline.engine.payload import Payload
+from pipeline.proto.lists import concatenated
 
 _PART_BYTES = 256  # of a part beside what is in it
 _DEEPEST = 6  # so far down is looked
@@ -48,7 +49,7 @@ def _joined(values: list[Any]) -> Any:
     if isinstance(first, list) and _are(values, list):
         return [element for value in values for element in value]
     if isinstance(first, np.ndarray | np.generic) and _fit(values):
-        return np.concatenate([np.atleast_1d(value) for value in values])
+        return concatenated([np.atleast_1d(value) for value in values])
     return values[-1]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from pipeline.engine.models import FIRST_VERSION, ModelEntry, ModelRegistry, Served
 from pipeline.engine.request import RequestTarget
@@ -14,8 +13,8 @@ from pipeline.errors import ClosedError, ConfigError, NoServiceError, PayloadTyp
 from pipeline.frontends.base import HeaderForwarding
 from pipeline.op import overrides
 from pipeline.proto.codec import numpy_to_tensor
+from pipeline.proto.lists import as_array
 from pipeline.proto.pipeline_service_pb2 import Request
-from pipeline.proto.plain_json import has_text
 
 RESERVED = {"api": "those of plain JSON (POST /api/<name>)", "v1": "those of OpenAI's API"}
 """First parts of paths that are no pipeline's name, and whose they are."""
@@ -147,11 +146,8 @@ def _array(value: Any) -> Any:
         return value
     if not isinstance(value, _NUMERIC):
         raise TypeError("neither a number nor a list")
-    if has_text(value):
-        array = np.array(value, dtype=object)
-        if all(type(each) is str for each in array.flat):
-            return array
-    elif (array := np.array(value)).dtype.kind in "iufb":
+    array = as_array(value)
+    if array.dtype.kind in "iufb" or all(type(each) is str for each in array.flat):
         return array
     raise TypeError("no numbers alone")
 

@@ -21,6 +21,7 @@ from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot, fits, no_such_output
 from pipeline.op import PROFILE_KEY
 from pipeline.proto.codec import decode_tensors, numpy_to_tensor
+from pipeline.proto.lists import as_array
 from pipeline.proto.pipeline.array_text import text_to_numpy
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.v2.raw import DATATYPES, datatype_of, with_text
@@ -175,22 +176,13 @@ def array_of(value: object) -> Array:
     elif isinstance(value, bytearray | memoryview):
         return _objects([bytes(value)])
     elif isinstance(value, list | tuple):
-        array = _from_list(value)
+        array = as_array(value)
     else:
         raise TypeError(f"{_kind(value)} is neither array, number, text nor a list of them")
     if array.dtype.kind in "USO":
         array = _text(array)
     datatype_of(array.dtype)
     return array if array.ndim else array.reshape(1)
-
-
-def _from_list(value: Sequence[Any]) -> Array:
-    # First as objects: of text numpy would make an array with room for the longest in every
-    # place, and of text among numbers more text.
-    objects = np.array(value, dtype=object)
-    if any(isinstance(element, str | bytes) for element in objects.ravel()):
-        return objects
-    return np.array(value)
 
 
 def _text(array: Array) -> Array:

@@ -18,6 +18,7 @@ from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.predictors.paddle.program import Program
 from pipeline.predictors.signature import LOD, ModelSignature, are_offsets
+from pipeline.proto.lists import as_array
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ def offsets(model: str, name: str, value: Any, rows: int) -> list[list[int]]:
     Raises InputError: `value` is no such thing: Paddle reads beyond the array with a wrong one.
     """
     try:
-        found = np.asarray(value)
+        found = as_array(value)
     except ValueError:  # lists of lists of unequal length
         found = np.empty(0, object)
     flat = found.reshape(-1)

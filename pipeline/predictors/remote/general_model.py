@@ -27,6 +27,7 @@ from pipeline.proto.brpc.arrays import (
 from pipeline.proto.brpc.frames import SERVICE, FrameError
 from pipeline.proto.brpc.general_model import BrpcElemType, dtype_of, lod_of, tensor_to_array
 from pipeline.proto.general_model_pb2 import ModelOutput, Tensor
+from pipeline.proto.lists import as_array
 from pipeline.proto.targets import host_and_port
 from pipeline.system.deadline import time_left
 
@@ -145,7 +146,7 @@ class GeneralModelPredictor(RemotePredictor):
     def _offsets(self, name: str, value: Any, array: np.ndarray) -> np.ndarray | None:
         """Return LoD offsets as a 1-D array; one level may come as [[0, 3, 5]]. None: no LoD."""
         try:
-            offsets = np.asarray(value).reshape(-1) if len(value) else None
+            offsets = as_array(value).reshape(-1) if len(value) else None
         except (TypeError, ValueError) as error:
             raise PayloadTypeError(f"[{self._name}] feed {name!r} is no LoD: {error}") from error
         if offsets is None:

@@ -18,6 +18,7 @@ from pipeline.errors import PayloadTypeError
 from pipeline.proto.brpc.frames import FrameError
 from pipeline.proto.codec import sendable
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
+from pipeline.proto.lists import as_array
 from pipeline.proto.pipeline.blocks import (
     BlockMessage,
     Shape,
@@ -129,7 +130,7 @@ def put_value(
     try:
         _pack(tensor, value)
         if lod is not None:
-            tensor.lod.extend(np.asarray(lod).ravel().tolist())
+            tensor.lod.extend(as_array(lod).ravel().tolist())
         tensor.name = name
         tensor.alias_name = alias
     except (TypeError, ValueError, OverflowError) as error:

@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 _SUMMARISED_ABOVE = 1000  # elements; numpy's default threshold
 _MAX_DEPTH = 64  # numpy's limit of dimensions
 # A "<U" or "S" array pads every element to the longest, so a short text can stand for a lot.
-_MAX_PADDED_BYTES = 256 * 1024 * 1024
+_MAX_PADDED_BYTES = 2**20  # of an array of text; larger ones are of objects
 
 _NUMBER_TYPES: tuple[type[Any], ...] = (bool, int, float, complex)
 
@@ -366,6 +366,5 @@ def _from_objects(data: Any, dtype: np.dtype[Any] | None) -> Array:
     _check_elements(elements, types, dtype)
     widest = max((len(item) for item in elements if isinstance(item, str | bytes)), default=0)
     itemsize = max(4 * widest, 0 if dtype is None else dtype.itemsize)
-    if itemsize * objects.size > _MAX_PADDED_BYTES:
-        raise ValueError(f"padded, its text takes more than {_MAX_PADDED_BYTES} bytes")
-    return np.array(data, dtype)
+    is_padded = bool(types & {str, bytes}) and itemsize * objects.size > _MAX_PADDED_BYTES
+    return objects if is_padded else np.array(data, dtype)

@@ -143,5 +143,5 @@ def test_a_feed_of_the_http_client_may_be_a_dict_a_list_with_one_or_the_value_it
         http_client.get_feedvar_dict(5)
     with pytest.raises(ValueError, match="Wrong feed name: other"):
         http_client.process_proto_data({"other": [1]}, [], False, 0)
-    with pytest.raises(InputError, match="'words' is <U1, the model wants int64"):
+    with pytest.raises(InputError, match="'words' is text, the model wants int64"):
         http_client.process_proto_data({"words": ["a"]}, [], False, 0)

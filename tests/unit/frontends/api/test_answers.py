@@ -37,6 +37,8 @@ def test_what_is_large_is_written_elsewhere():
     assert not is_short([[0.0] * 100] * 1000)
     assert not is_short("a" * 70_000)
     assert not is_short(np.zeros(10_000))
+    assert not is_short(np.array(["a" * 70_000], dtype=object))
+    assert is_short(np.array(["a"] * 100, dtype=object))
 
 
 def test_bytes_beside_their_type_are_answered_as_they_are():
