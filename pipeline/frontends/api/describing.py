@@ -11,7 +11,7 @@ import orjson
 from pipeline.engine.models import Served
 from pipeline.frontends.api.openapi import Operation, document
 from pipeline.frontends.api.pipelines import Pipelines
-from pipeline.frontends.api.routes import Answer
+from pipeline.frontends.http.paths import Answer
 from pipeline.frontends.http.routes import WebRequest, WebResponse
 from pipeline.frontends.http.static_files import files_in, safe_headers, unless_known
 

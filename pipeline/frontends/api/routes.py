@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import ask
@@ -16,22 +13,13 @@ from pipeline.frontends.api.answers import AnswerWriter
 from pipeline.frontends.api.bodies import fields_of, is_json, is_large
 from pipeline.frontends.api.errors import error_body, failure_of, reply_to
 from pipeline.frontends.api.pipelines import Asked, Pipelines
-from pipeline.frontends.http.routes import (
-    Endpoint,
-    HttpError,
-    WebRequest,
-    WebResponse,
-    WebStream,
-    not_allowed,
-)
+from pipeline.frontends.http.paths import Answer, Paths, begun
+from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, WebStream
 from pipeline.frontends.http.streams import StreamForm, stream_form, stream_of
 from pipeline.frontends.parts import PartsReader
 from pipeline.proto.slices import Limits
 
 _HEARTBEAT_S = 15.0  # that a stream of events may be silent
-
-Answer = Callable[[WebRequest, str], Awaitable[WebResponse | WebStream]]
-"""Answers a request whose path has this name in it, or "" where it has none."""
 
 
 class ApiRoutes:
@@ -41,8 +29,7 @@ class ApiRoutes:
         pipelines: who is asked.
         offload: where large requests and answers are read and written; its owner stops it.
         limits: of JSON.
-        more: other paths of this frontend, as (pattern, method, answer); a group `name` of the
-            pattern is what the answer is given. GET takes HEAD, too, which has no body written.
+        more: other paths of this frontend, see `Paths`.
     """
 
     def __init__(
@@ -57,22 +44,11 @@ class ApiRoutes:
         self._limits = limits
         self._writer = AnswerWriter(offload, limits)
         endpoints = {r"/api/(?P<name>[^/]+)": ("POST", self._infer), **(more or {})}
-        self._endpoints = [
-            (re.compile(path), method, answer) for path, (method, answer) in endpoints.items()
-        ]
+        self._paths = Paths("/api", endpoints, self._refuse_path, reply_to)
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Return the endpoint that answers it: one for each path below `/api`, known or not."""
-        for pattern, method, answer in self._endpoints:
-            found = pattern.fullmatch(request.raw_path)
-            if found is not None:
-                name = unquote(found.groupdict().get("name", ""))
-                taken = (method, "HEAD") if method == "GET" else (method,)
-                is_taken = request.method in taken
-                return _guarded(answer if is_taken else partial(_refuse, taken=taken), name)
-        if request.path == "/api" or request.path.startswith("/api/"):
-            return _guarded(self._refuse_path, "")
-        return None
+        return self._paths.endpoint(request)
 
     async def _refuse_path(self, request: WebRequest, name: str) -> WebResponse:
         there = ", ".join(f"/api/{each}" for each in self._pipelines.names())
@@ -113,12 +89,7 @@ class ApiRoutes:
         reader = PartsReader()
         reader.begin(begin, asked[0], left_s, asked[1])
         stream = stream_of(reader, form, self._written_part, _HEARTBEAT_S, error_body)
-        try:
-            first = await anext(stream.pieces, b"")
-        except BaseException:
-            reader.cancel()
-            raise
-        return WebStream(_behind(first, stream.pieces), stream.content_type, stream.headers)
+        return await begun(stream)
 
     async def _written_part(self, answer: Any) -> bytes:
         """Return the JSON of a part. Raises HttpError for an error, which has a status here."""
@@ -127,26 +98,3 @@ class ApiRoutes:
         except PipelineError as error:
             found = failure_of(error)
             raise HttpError(found.status, error, *found.headers) from error
-
-
-async def _behind(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(pieces):
-        yield first
-        async for piece in pieces:
-            yield piece
-
-
-async def _refuse(request: WebRequest, name: str, taken: tuple[str, ...]) -> WebResponse:
-    raise not_allowed(request.method, ", ".join(taken).encode())
-
-
-def _guarded(answer: Answer, name: str) -> Endpoint:
-    """Return `answer`, in whose replies errors have this frontend's form."""
-
-    async def endpoint(request: WebRequest) -> WebResponse | WebStream:
-        try:
-            return await answer(request, name)
-        except (HttpError, PipelineError) as error:
-            return reply_to(error)
-
-    return endpoint

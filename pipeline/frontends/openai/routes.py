@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 import orjson
 
@@ -21,14 +19,8 @@ from pipeline.frontends.api.answers import is_short_answer, payload_of
 from pipeline.frontends.api.bodies import is_json, is_large
 from pipeline.frontends.api.pipelines import Asked, Pipelines
 from pipeline.frontends.base import FrontendContext
-from pipeline.frontends.http.routes import (
-    Endpoint,
-    HttpError,
-    WebRequest,
-    WebResponse,
-    WebStream,
-    not_allowed,
-)
+from pipeline.frontends.http.paths import Answer, Paths
+from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, WebStream
 from pipeline.frontends.http.streams import StreamForm, stream_of
 from pipeline.frontends.openai.answers import Payload, Writer, embeddings
 from pipeline.frontends.openai.errors import ArgumentError, error_body, reply_to, status_for
@@ -54,9 +46,6 @@ _FORM = StreamForm(
     tail=b"\n\n",
     heartbeat=b": heartbeat\n\n",
 )
-
-Answer = Callable[[WebRequest, str], Awaitable[WebResponse | WebStream]]
-"""Answers a request whose path ends in this name, or "" where it has none."""
 
 Read = Callable[[Fields, ModelOptions], Questions]
 
@@ -120,21 +109,11 @@ class OpenAIRoutes:
             "/v1/completions": ("POST", partial(self._complete, is_chat=False)),
             "/v1/embeddings": ("POST", self._embed),
         }
-        self._endpoints = [
-            (re.compile(path), method, answer) for path, (method, answer) in endpoints.items()
-        ]
+        self._paths = Paths("/v1", endpoints, _refuse_path, reply_to)
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Return the endpoint that answers it: one for each path below `/v1`, known or not."""
-        for pattern, method, answer in self._endpoints:
-            found = pattern.fullmatch(request.raw_path)
-            if found is not None:
-                name = unquote(found.groupdict().get("name", ""))
-                refused = request.method != method
-                return _guarded(partial(_refuse, method=method) if refused else answer, name)
-        if request.path == "/v1" or request.path.startswith("/v1/"):
-            return _guarded(_refuse_path, "")
-        return None
+        return self._paths.endpoint(request)
 
     # Models ---------------------------------------------------------------------------------
 
@@ -309,24 +288,8 @@ def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
     return error
 
 
-async def _refuse(request: WebRequest, name: str, method: str) -> WebResponse:
-    raise not_allowed(request.method, method.encode())
-
-
 async def _refuse_path(request: WebRequest, name: str) -> WebResponse:
     raise NoServiceError(
         f"no such path: {request.path}; there are /v1/chat/completions, /v1/completions, "
         "/v1/embeddings and /v1/models"
     )
-
-
-def _guarded(answer: Answer, name: str) -> Endpoint:
-    """Return `answer`, in whose replies errors have OpenAI's form."""
-
-    async def endpoint(request: WebRequest) -> WebResponse | WebStream:
-        try:
-            return await answer(request, name)
-        except (HttpError, PipelineError) as error:
-            return reply_to(error)
-
-    return endpoint

@@ -32,7 +32,8 @@ async function load() {
   }
   byId("name").textContent = api.info.title;
   document.title = `${api.info.title}: try a request`;
-  const names = Object.keys(api.paths).map((path) => path.slice("/api/".length));
+  const paths = Object.keys(api.paths).filter((path) => path.startsWith("/api/"));
+  const names = paths.map((path) => path.slice("/api/".length));
   byId("pipelines").replaceChildren(...names.map((name) => new Option(name, name)));
   byId("which").hidden = names.length < 2;
   const wanted = decodeURIComponent(location.hash.slice(1));
