@@ -35,6 +35,7 @@ from pipeline.proto.pipeline.packed import PACKED_DTYPES, read_packed, write_pac
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
 from pipeline.proto.slices import SHORT_BYTES, Limits, breathe, sliced
 
+_REQUEST = "the request"
 _REQUEST_FIELDS = fields_of(Request)
 _TENSOR_FIELDS = fields_of(Tensor)
 _RESPONSE_FIELDS = fields_of(Response)
@@ -79,8 +80,15 @@ def request_from_json(body: bytes, name: str, method: str) -> Request:
 
 
 def response_from_json(body: bytes) -> Response:
-    """Return the response that a server wrote. Raises PackageError, as `request_from_json`."""
-    fields = object_of(body)
+    """Return the response that a server wrote. Raises PackageError: the answer is none."""
+    try:
+        return _response_of(object_of(body))
+    except PackageError as error:
+        told = str(error).removeprefix(_REQUEST)
+        raise PackageError(f"the answer{told}") from None
+
+
+def _response_of(fields: dict[str, Any]) -> Response:
     response = Response()
     fill(response, fields, _RESPONSE_FIELDS, "")
     if fields.get("tensors") is not None:
@@ -93,9 +101,9 @@ def object_of(body: bytes) -> dict[str, Any]:
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise PackageError(f"the request is not JSON: {error}") from None
+        raise PackageError(f"{_REQUEST} is not JSON: {error}") from None
     if type(fields) is not dict:
-        raise PackageError(f"the request must be a JSON object, not {shown(fields)}")
+        raise PackageError(f"{_REQUEST} must be a JSON object, not {shown(fields)}")
     return fields
 
 
@@ -114,7 +122,7 @@ def large_request_from_json(bodies: list[bytes], name: str, method: str, limits:
     except TypeError:
         start = orjson.loads(body) if len(body) <= SHORT_BYTES else body[:1]
         what = "an array" if body.lstrip()[:1] == b"[" else shown(start)
-        raise PackageError(f"the request must be a JSON object, not {what}") from None
+        raise PackageError(f"{_REQUEST} must be a JSON object, not {what}") from None
     except NotJsonError as error:
         raise _not_json(error) from None
     unknown = None if _DATA_FIELDS & members.keys() else first_other(body, _KNOWN_STRUCT)
@@ -142,7 +150,7 @@ def _values(members: dict[str, memoryview]) -> dict[str, Any]:
 
 
 def _not_json(error: NotJsonError) -> PackageError:
-    return PackageError(f"the request is not JSON: {error}")
+    return PackageError(f"{_REQUEST} is not JSON: {error}")
 
 
 def _add_large_tensors(request: Request, text: memoryview, limits: Limits) -> None:
@@ -157,7 +165,7 @@ def _add_large_tensors(request: Request, text: memoryview, limits: Limits) -> No
         found_at = re.search(r"\$\[(\d+)\]", str(error))
         place = f"tensors[{found_at[1] if found_at else 0}]"
         raise PackageError(
-            f"the request does not fit its message: {place} must be an object: {error}"
+            f"{_REQUEST} does not fit its message: {place} must be an object: {error}"
         ) from None
     for at, members in enumerate(found):
         tensor = request.tensors.add()
@@ -266,7 +274,7 @@ def _set_floats(message: Message, field: str, values: list[Any]) -> None:
 def _misfit(place: str, expected: str, value: Any) -> PackageError:
     found = "an array" if type(value) is LongArray else shown(value)
     return PackageError(
-        f"the request does not fit its message: {place} must be {expected}, not {found}"
+        f"{_REQUEST} does not fit its message: {place} must be {expected}, not {found}"
     )
 
 

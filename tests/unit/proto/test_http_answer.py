@@ -184,3 +184,13 @@ def test_a_stream_without_a_part_is_over_at_its_end() -> None:
     taken = answer()
     taken.take(CHUNKED + chunks(END))
     assert (list(taken.parts), taken.is_over) == ([], True)
+
+
+@pytest.mark.parametrize(
+    "text", [b"[1]", b"{", b'{"err_no":"x"}', b'{"tensors":1}', b'{"tensors":[{"shape":["x"]}]}']
+)
+def test_an_error_about_an_answer_names_the_answer(text: bytes) -> None:
+    with pytest.raises(PackageError) as found:
+        answer().take(body(b"200 OK", b"application/json", text))
+    assert "answered with no Response: the answer " in str(found.value)
+    assert "request" not in str(found.value)
