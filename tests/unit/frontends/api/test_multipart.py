@@ -51,3 +51,14 @@ def test_a_form_that_is_cut_anywhere_is_refused():
 def test_a_form_has_so_many_parts_and_no_more():
     with pytest.raises(TooLargeError, match="more than 1000 parts"):
         fields_of_form(form([("x", b"", b"")] * 1001), TYPE, Limits())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"nothing", b"--a b!", b"--a b\r\nno header\r\n", form([("x", b"", b"1")])[:-2] + b"?", b""],
+)
+def test_broken_forms_are_not_logged(body, caplog, capfd):
+    with caplog.at_level("DEBUG"), pytest.raises(PackageError):
+        fields_of_form(body, TYPE, Limits())
+    assert caplog.records == []
+    assert capfd.readouterr().err == ""
