@@ -35,7 +35,8 @@ class ImdbRequestOp(RequestOp):
         review = data.get("words")
         if not isinstance(review, str):
             text = (
-                'no review: send its text under the key "words", {"key":["words"],"value":["..."]}'
+                'no review: send its text under the key "words": {"words":"..."} to /api/imdb, '
+                'or {"key":["words"],"value":["..."]}'
             )
             return {}, log_id, NO_WORDS, text
         return {"words": self.tokenizer.encode(review)[np.newaxis]}, log_id, None, ""
