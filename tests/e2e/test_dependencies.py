@@ -31,7 +31,8 @@ TESTS = (
     "tests/integration/frontends/v2/test_http_v2.py",
     "tests/unit/workers/process/test_pool.py",
     "tests/unit/workers/shm/test_payload.py",
-    "tests/unit/frontends/api",  # python-multipart
+    "tests/unit/frontends",  # python-multipart, orjson
+    "tests/unit/schema",
     "tests/unit/proto",
     "tests/unit/predictors/onnx/test_onnx_predictor.py",
     "tests/integration/predictors/paddle/test_paddle_real.py",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import grpc
+import numpy.testing  # noqa: F401 - which starts a process when it is imported, by numpy 1.26
 import pytest
 from doubles import VirtualLoop
 

@@ -297,7 +297,8 @@ def test_names_and_errors_can_travel_whatever_the_ops_made_of_them():
 
 
 def test_text_in_as_many_dimensions_as_numpy_has_is_an_answer():
-    text = np.full((1,) * 64, "é", object)
+    most = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
+    text = np.full((1,) * most, "é", object)
     assert array_of(text).shape == text.shape
     assert array_of(text.tolist()).shape == text.shape
 
