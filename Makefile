@@ -5,7 +5,7 @@ READY := .venv/.ready
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo cascade chat generate speech ocr check test bench advice soak chaos fuzz interop page proto gateway packages clean
+.PHONY: demo cascade chat generate speech ocr check test bench advice soak chaos fuzz interop page clients proto gateway packages clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -76,11 +76,16 @@ interop: $(READY)
 	$(BIN)/python interop/triton/run.py
 	$(BIN)/python interop/run.py
 
-# The page in a real browser, Debian's chromium, and its picture for the docs.
+# The pages in a real browser, Debian's chromium, and their pictures for the docs.
 page: $(READY)
 	command -v chromium >/dev/null || { echo "needs chromium: apt-get install chromium"; exit 1; }
-	$(BIN)/pytest tests/e2e/frontends/dashboard/test_dashboard_in_browser.py
+	$(BIN)/pytest tests/e2e/frontends tests/e2e/examples/test_ocr_docs_page.py
 	$(BIN)/python scripts/page_screenshot.py
+	$(BIN)/python scripts/ocr_docs_screenshot.py
+
+# Clients of the IMDB example that openapi-python-client and, with Node there, openapi-typescript write.
+clients: $(READY)
+	$(BIN)/pytest -m "packages or not packages" tests/e2e/examples/test_imdb_clients.py
 
 # All that is generated of .proto files: the Python and the gateway's Go.
 proto: $(READY)

@@ -47,7 +47,7 @@ def main() -> int:
         for edge in op["edges"]:
             total = edge["sent"] + edge["absent"]
             print(f"{op['name']} -> {edge['to']}: {edge['sent']} of {total} answers")
-    to_cnn = next(edge for edge in ops[0]["edges"] if edge["to"] == "cnn")
+    to_cnn = next(edge for op in ops for edge in op["edges"] if edge["to"] == "cnn")
     if not (right and to_cnn["sent"] and to_cnn["absent"]):
         print("demo failed: see above", file=sys.stderr)
         return 1

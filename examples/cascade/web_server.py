@@ -2,38 +2,33 @@
 
 python web_server.py          then ask it: python demo.py, or see README.md
 
-words -> bow ---------> verdict -> {prediction, and what each model that was asked says}
-          \\-> cnn ----/
+words -> encode -> bow ---------> verdict -> {prediction, and what each model that was asked says}
+                     \\-> cnn ----/
 """
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
-from pipeline import Goto, Op, PipelineServer, ProductError, RequestOp, ResponseOp
+from pipeline import Goto, Op, PipelineServer, ResponseOp, Schema, Tensor
 
 HERE = Path(__file__).resolve().parent
 ENSEMBLE = HERE.parent / "imdb_ensemble"  # its models and its tokenizer
 sys.path.insert(0, str(ENSEMBLE))
-from tokenizer import Tokenizer  # noqa: E402  # from there
+from reading import EncodeOp, ReviewOp  # noqa: E402  # from there
 
 SURE = 0.8  # of what a model says: measure.py shows what other values cost
-NO_WORDS = 51
 
 
-class ReviewOp(RequestOp):
-    """Turns the review under the key `words` into what the models are fed."""
+class Scores(Schema):
+    """How likely the review is positive: in all, and as each model says that was asked."""
 
-    def init_op(self):
-        self.tokenizer = Tokenizer.load(ENSEMBLE / "models" / "vocab.txt")
-
-    def unpack_request_package(self, request):
-        data, log_id, _, _ = super().unpack_request_package(request)
-        review = data.get("words")
-        if not isinstance(review, str):
-            raise ProductError(NO_WORDS, 'no review: send its text under the key "words"')
-        return {"words": self.tokenizer.encode(review)[np.newaxis]}, log_id, None, ""
+    prediction: Annotated[np.ndarray, Tensor("prediction", "FP32", (1,))]
+    bow: Annotated[np.ndarray, Tensor("bow", "FP32", (1,))]
+    cnn: Annotated[np.ndarray, Tensor("cnn", "FP32", (1,))] | msgspec.UnsetType = msgspec.UNSET
 
 
 class BowOp(Op):
@@ -43,7 +38,7 @@ class BowOp(Op):
         positive = fetch_dict["prediction"][:, 1]
         if max(positive[0], 1 - positive[0]) >= SURE:
             return Goto({"positive": positive}, "verdict")
-        return {"positive": positive, **input_dicts["@DAGExecutor"]}
+        return {"positive": positive, **input_dicts["encode"]}
 
 
 class CnnOp(Op):
@@ -64,12 +59,12 @@ class VerdictOp(Op):
         return {"prediction": sum(said.values()) / len(said), **said}
 
 
-bow = BowOp("bow", ReviewOp())
+bow = BowOp("bow", EncodeOp("encode", ReviewOp()))
 cnn = CnnOp("cnn", bow)
 verdict = VerdictOp("verdict", [bow, cnn])
 
 server = PipelineServer("cascade")
-server.set_response_op(ResponseOp(verdict))
+server.set_response_op(ResponseOp(verdict, schema=Scores))
 server.prepare_server(str(HERE / "config.yml"))
 
 if __name__ == "__main__":

@@ -6,41 +6,35 @@ prompt -> write -> {text}, a part for each word
 """
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from words import Vocabulary
 from writing import begin, step
 
-from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp, Tensor
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp, Schema, Tensor
 
 HERE = Path(__file__).resolve().parent
-MOST_WORDS, MOST_PROMPT = 500, 50
-BAD_REQUEST = 51  # a code of this product: 51-99 are free for them
+MOST_PROMPT = 50
+
+
+class Prompt(Schema):
+    """What a review begins with, and how it goes on."""
+
+    prompt: Annotated[str, Meta(examples=["this movie is"])]
+    most: Annotated[int, Meta(ge=1, le=500, description="words to write at most")] = 60
+    temperature: Annotated[float, Meta(ge=0.05, le=5, description="above 1 bolder")] = 0.8
+    seed: Annotated[int, Meta(ge=0, description="of the random numbers")] = 0
 
 
 class PromptOp(RequestOp):
-    """Reads `prompt`, and if they are given `most` (words), `temperature` and `seed`."""
+    """Takes a Prompt."""
 
     input_tensors = (Tensor("prompt", "BYTES", (1,)),)  # for callers of the v2 protocol
 
-    def unpack_request_package(self, request):
-        data, log_id, _, _ = super().unpack_request_package(request)
-        try:
-            asked = {
-                "prompt": str(np.asarray(data["prompt"]).ravel()[0]),
-                "most": int(data.get("most", 60)),
-                "temperature": float(data.get("temperature", 0.8)),
-                "seed": int(data.get("seed", 0)),
-            }
-        except (KeyError, ValueError, IndexError, TypeError):
-            raise ProductError(
-                BAD_REQUEST, 'send a text under the key "prompt"; most, temperature, seed: numbers'
-            ) from None
-        if not (1 <= asked["most"] <= MOST_WORDS and 0.05 <= asked["temperature"] <= 5):
-            raise ProductError(BAD_REQUEST, f"most: 1 to {MOST_WORDS}; temperature: 0.05 to 5")
-        if asked["seed"] < 0:
-            raise ProductError(BAD_REQUEST, "seed: 0 or more")
-        return asked, log_id, None, ""
+    def __init__(self):
+        super().__init__(schema=Prompt)
 
 
 class WriteOp(Op):

@@ -2,44 +2,32 @@
 
     python web_server.py [config_brpc.yml]     then ask it with rpc_client.py or http_client.py
 
-The words of a review become ids once, `bow` and `cnn` run side by side on them, `combine` waits
-for both:
+`encode` turns the words of a review into ids, `bow` and `cnn` run side by side on them, `combine`
+waits for both:
 
-    words -> bow -+
-         \\-> cnn -+-> combine -> {prediction, bow, cnn}
+    words -> encode -> bow -+
+                  \\-> cnn -+-> combine -> {prediction, bow, cnn}
 """
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-from tokenizer import Tokenizer
+from reading import EncodeOp, ReviewOp
 
-from pipeline import Op, PipelineServer, RequestOp, ResponseOp, Tensor
+from pipeline import Op, PipelineServer, ResponseOp, Schema, Tensor
 
 HERE = Path(__file__).resolve().parent
 MODELS = ("bow", "cnn")
-NO_WORDS = 51  # a code of this product: 51-99 are free for them
 
 
-class ImdbRequestOp(RequestOp):
-    """Turns the review under the key `words` into what both models are fed."""
+class Scores(Schema):
+    """How likely the review is positive: as both models say together, and each."""
 
-    input_tensors = (Tensor("words", "BYTES", (1,)),)  # for callers of the v2 protocol
-
-    def init_op(self):
-        self.tokenizer = Tokenizer.load(HERE / "models" / "vocab.txt")
-
-    def unpack_request_package(self, request):
-        data, log_id, _, _ = super().unpack_request_package(request)
-        review = data.get("words")
-        if not isinstance(review, str):
-            text = (
-                'no review: send its text under the key "words": {"words":"..."} to /api/imdb, '
-                'or {"key":["words"],"value":["..."]}'
-            )
-            return {}, log_id, NO_WORDS, text
-        return {"words": self.tokenizer.encode(review)[np.newaxis]}, log_id, None, ""
+    prediction: Annotated[np.ndarray, Tensor("prediction", "FP32", (1,))]
+    bow: Annotated[np.ndarray, Tensor("bow", "FP32", (1,))]
+    cnn: Annotated[np.ndarray, Tensor("cnn", "FP32", (1,))]
 
 
 class CombineOp(Op):
@@ -55,10 +43,10 @@ class CombineOp(Op):
         return {"prediction": mean, **scores}, False, None, ""
 
 
-read_op = ImdbRequestOp()
-model_ops = [Op(name=name, input_ops=[read_op]) for name in MODELS]
+encode_op = EncodeOp(name="encode", input_ops=[ReviewOp()])
+model_ops = [Op(name=name, input_ops=[encode_op]) for name in MODELS]
 combine_op = CombineOp(name="combine", input_ops=model_ops)
-response_op = ResponseOp(input_ops=[combine_op])
+response_op = ResponseOp(input_ops=[combine_op], schema=Scores)
 
 server = PipelineServer(name="imdb")
 server.set_response_op(response_op)

@@ -12,7 +12,9 @@ Ops run.
 import argparse
 import json
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 from models import read_characters, read_config
 from ocr_pre_post.detection import detector_input, find_boxes
 from ocr_pre_post.layout import along_the_text, reading_order, upside_down
@@ -26,10 +28,29 @@ from ocr_pre_post.recognition import (
     read_lines,
 )
 
-from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp
+from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp, Schema
 
 HERE = Path(__file__).resolve().parent
 SURE = 0.5  # lines that were read with a lower score are left out
+
+
+class Picture(Schema):
+    """A picture with text in it."""
+
+    image: Annotated[bytes, msgspec.Meta(description="a JPEG, PNG, BMP or WebP file")]
+
+
+class Page(Schema):
+    """What is written in a picture."""
+
+    text: Annotated[str, msgspec.Meta(description="the lines, one below the other")]
+    lines: Annotated[
+        str,
+        msgspec.Meta(
+            description="JSON: a list of the lines, the text, score and box (4 corners) of each",
+            examples=['[{"text": "Rye", "score": 0.98, "box": [[5, 5], [9, 5], [9, 7], [5, 7]]}]'],
+        ),
+    ]
 
 
 class DetOp(Op):
@@ -117,11 +138,11 @@ def configuration():
     return config
 
 
-read_op = RequestOp()
+read_op = RequestOp(schema=Picture)
 det_op = DetOp(name="det", input_ops=[read_op])
 cls_op = ClsOp(name="cls", input_ops=[det_op])
 rec_op = RecOp(name="rec", input_ops=[det_op, cls_op])
-response_op = ResponseOp(input_ops=[rec_op])
+response_op = ResponseOp(input_ops=[rec_op], schema=Page)
 
 server = PipelineServer(name="ocr")
 server.set_response_op(response_op)

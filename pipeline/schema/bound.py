@@ -73,6 +73,7 @@ class _Field(msgspec.Struct, frozen=True):
     reads_json: bool
     is_number: bool
     takes_bytes: bool
+    is_bytes: bool  # and nothing else, but for null
     expected: str
     default: Callable[[], Any] | None
 
@@ -174,6 +175,8 @@ class MsgspecSchema:
                 changed = _of_text(field, value)
             elif type(value) is bytes and not field.takes_bytes:
                 changed = _text_of(value)
+            elif is_text and type(value) is str and field.is_bytes:
+                changed = "".join(value.split())  # base64 in lines, as base64(1) writes it
             else:
                 continue
             given = {**fields} if given is fields else given
@@ -208,6 +211,7 @@ def _field_of(field: inspect.Field) -> _Field:
         is_nested_only,
         all(isinstance(kind, _NUMBERS) for kind in kinds),
         any(isinstance(kind, inspect.BytesType | inspect.AnyType) for kind in kinds),
+        all(isinstance(kind, inspect.BytesType | inspect.NoneType) for kind in kinds),
         name_of(field.type),
         default,
     )
@@ -217,6 +221,8 @@ def _of_array(field: _Field, value: Any) -> Any:
     """Return an array that comes as one: for numbers its one element, for lists its elements."""
     if field.has_arrays:
         return np.asarray(value)
+    if field.is_bytes and value.dtype == np.uint8:
+        return value.tobytes()
     if not field.is_array and value.size == 1:
         value = value.item()
         is_text = isinstance(value, bytes) and not field.takes_bytes

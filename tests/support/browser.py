@@ -140,6 +140,12 @@ class Browser:
         assert isinstance(found, str)
         return found
 
+    def upload(self, selector: str, path: Path) -> None:
+        """Choose a file in the first such field."""
+        root = self.call("DOM.getDocument")["root"]["nodeId"]
+        found = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self.call("DOM.setFileInputFiles", files=[str(path)], nodeId=found)
+
     def screenshot(self, path: Path, is_whole: bool = False) -> None:
         """A picture of what is in view, or of the whole page, as PNG."""
         data = self.call("Page.captureScreenshot", captureBeyondViewport=is_whole)["data"]

@@ -116,6 +116,14 @@ def test_an_op_sees_all_keys_converted_and_filled_in():
     assert type(seen["inputs"][0].x) is float
 
 
+def test_bytes_come_as_such_as_an_array_of_them_or_as_base64_which_may_have_lines():
+    for found in (b"hi there", np.frombuffer(b"hi there", np.uint8)):
+        assert SAID.check({"words": "w", "image": found})["image"] == b"hi there"
+    in_lines = {"words": "w", "image": "aGkg\ndGhlcmU=\n"}
+    assert SAID.check(in_lines, is_text=True)["image"] == b"hi there"
+    assert refused(in_lines).startswith("image: expected bytes, found str")
+
+
 def test_keys_that_are_none_of_its_fields_are_left_out_or_refused():
     assert "more" not in SAID.check({"words": "w", "more": 1})
     text = refused({"firstWord": "w", "first_word": 1}, Strict)

@@ -181,11 +181,21 @@ const isPoint = (value) => (
   Array.isArray(value) && value.length === 2 && value.every((one) => typeof one === "number")
 );
 
-/** Collect what is a polygon in an answer: three or more points. */
+/** Collect what is a polygon in an answer, or in JSON that is text of it: three or more points. */
 function collect(value, polygons) {
+  if (typeof value === "string") value = parsed(value);
   if (polygons.length > 2000 || value === null || typeof value !== "object") return;
   if (Array.isArray(value) && value.length >= 3 && value.every(isPoint)) polygons.push(value);
   else for (const one of Object.values(value)) collect(one, polygons);
+}
+
+function parsed(text) {
+  if (!/^\s*[[{]/.test(text)) return null;
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
 }
 
 function picture(blob, polygons = []) {
