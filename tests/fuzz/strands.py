@@ -78,6 +78,7 @@ class Strand:
                 task()
             except BaseException as error:  # of the engine's own code: a finding
                 self.error = error
+            self._task = task = None  # which holds whatever it worked on
             self._wish = Wish("done")
             self._back.release()
 

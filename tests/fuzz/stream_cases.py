@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import os
 import random
+import time
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp
-from pipeline.engine.graph import build_graph
+from pipeline.config.schema import load_config, resolve_op
+from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.streams.plan import plan_streams
 from pipeline.errors import GraphError
+from pipeline.op import configure_op
 
 MOST_REQUESTS = 12
 _MOST_OPS = 6
 _MOST_LOOPS = 3
+_PAUSES_S = (0.001, 0.005, 0.025)  # the last one is more than a slice
+HANG_S = 0.6
+TIMEOUT_MS = 200
+"""Of Ops that hang now and then."""
 ERROR = object()
 """Ends a list of parts that ends with an error."""
 ABSENT = object()
@@ -30,14 +37,48 @@ def chance(text: str, share: float) -> bool:
     return zlib.crc32(text.encode()) % 1000 < share * 1000
 
 
+class World(Protocol):
+    """Time as it passes for an Op; see `strands.StrandWorld`."""
+
+    def sleep(self, seconds: float) -> None: ...
+    def hang(self, seconds: float) -> None: ...
+
+
+class RealWorld:
+    """The machine's own time."""
+
+    sleep = hang = staticmethod(time.sleep)
+
+
+class Unsendable:
+    """Cannot go to another process."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it stays where it is")
+
+
+class Unreadable:
+    """Can, and cannot be opened there."""
+
+    def __reduce__(self) -> Any:
+        return _raise, ()
+
+
+def _raise() -> None:
+    raise ValueError("it is none")
+
+
 class FuzzedOp(Op):
     """What all of them do: put texts together; fail, send parts elsewhere, by what the text says.
 
     `steers`: how often a part goes to some of the `readers` only, or to none; `answers`: how often
-    it is the answer of all; `loops`: how often it goes back to `loop`.
+    it is the answer of all; `loops`: how often it goes back to `loop`; `pauses`: how often it takes
+    a while; `hangs`: longer than the Op's timeout; `holds`: how often a part cannot be sent, or
+    opened; `skips`: how often there is no `process`.
     """
 
-    fails = steers = answers = loops = crashes = 0.0
+    fails = steers = answers = loops = crashes = pauses = hangs = holds = skips = 0.0
+    world: World = RealWorld()
     loop = ""
     readers: Sequence[str] = ()
     most, breaks = 5, True
@@ -58,9 +99,13 @@ class FuzzedOp(Op):
         return text
 
     def crash(self, text: str) -> None:
-        """Ends the process; `crashes` is above 0 in real ones only."""
+        """Ends the process; `crashes` is above 0 in real ones only. Or takes some time."""
         if chance("crash" + text, self.crashes):
             os._exit(3)
+        if chance("hang" + text, self.hangs):
+            self.world.hang(HANG_S)
+        if chance("pause" + text, self.pauses):
+            self.world.sleep(_PAUSES_S[zlib.crc32(text.encode()) % len(_PAUSES_S)])
 
     def way(self, text: str) -> tuple[str, ...] | None:
         """Who gets an answer; None: all that read it."""
@@ -74,6 +119,9 @@ class FuzzedOp(Op):
     def leaving(self, text: str) -> Any:
         if chance("answer" + text, self.answers):
             return Answer({"text": text + "!"})
+        if chance("hold" + text, self.holds):
+            kind = Unsendable if zlib.crc32(text.encode()) & 1 else Unreadable
+            return {"text": text, "held": kind()}
         to = self.way(text)
         return {"text": text} if to is None else Goto({"text": text}, *to)
 
@@ -87,6 +135,8 @@ class FuzzedOp(Op):
 
 def parts_of(op: FuzzedOp, text: str) -> list[Any]:
     """The texts that an Op's generator makes of one text, perhaps with an error at the end."""
+    if op.skips and chance("skip" + text, op.skips):
+        return [text]
     count = zlib.crc32(f"{op.name}{text}".encode()) % op.most
     found: list[Any] = []
     for number in range(count):
@@ -162,8 +212,71 @@ class MakesInBatches(FuzzedOp):
             self.open[0] -= 1
 
 
-MAKERS = (MakesInProcess, MakesAsync, MakesInPostprocess, MakesInBatches)
-_WITHOUT_LOOP = tuple(kind for kind in MAKERS if kind is not MakesAsync)
+class Held:
+    """Counts as open for as long as it is in the state of a request."""
+
+    def __init__(self, count: Any) -> None:
+        self._count = count
+        count[0] += 1
+
+    def __del__(self) -> None:
+        self._count[0] -= 1
+
+
+class MakesInSteps(FuzzedOp):
+    """One with `batching: iterative`, which looks whether its steps are as they should be."""
+
+    how = "done"
+    raises_in = "process"
+
+    def preprocess(self, input_dicts, *, context):
+        assert not context.state, "the state of another request"
+        text = self.checked(self.joined(input_dicts))
+        context.state.update(at=0, text=text, held=Held(self.open))
+        if self.skips and chance("skip" + text, self.skips):
+            return {"text": text}, True, None, ""
+        return {"text": [text]}
+
+    def process(self, feed_batch, *, context):
+        return self.step(feed_batch[0]["text"], context)
+
+    def step(self, texts: Sequence[str], context: Any) -> dict[str, Any]:
+        states = [each.state for each in context]
+        assert [state["text"] for state in states] == list(texts), "rows of others"
+        assert len({id(state) for state in states}) == len(states), "a request is there twice"
+        assert len(states) <= self.pipeline_config.batch_size, "more than there are seats"
+        parts = [parts_of(self, text) for text in texts]
+        for text, state, made in zip(texts, states, parts, strict=True):
+            if state["at"] < len(made):
+                self.crash(f"{text}.{state['at']}")
+                if made[state["at"]] is ERROR and self.raises_in == "process":
+                    raise ProductError(77, "in the middle")
+        rows: list[Any] = []
+        ends = []
+        for text, state, made in zip(texts, states, parts, strict=True):
+            at = state["at"]
+            rows.append(f"{text}.{at}" if at < len(made) else None)
+            ends.append(at + 1 >= len(made))
+            state["at"] = at + 1
+        return {"text": rows, "done": ends} if self.how == "done" else {"text": rows}
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        text = fetch_data["text"]
+        part = text if isinstance(text, str) else text[0]
+        may_raise = self.raises_in == "postprocess" and part is not text
+        if may_raise and chance("break" + part, self.fails):
+            raise ProductError(77, "behind a step")
+        return self.leaving(part)
+
+
+class MakesInStepsAsync(MakesInSteps):
+    async def process(self, feed_batch, *, context):
+        return self.step(feed_batch[0]["text"], context)
+
+
+MAKERS = (MakesInProcess, MakesAsync, MakesInPostprocess, MakesInBatches, MakesInSteps)
+_KINDS = (*MAKERS, MakesInStepsAsync, MakesInSteps)
+_WITHOUT_LOOP = tuple(kind for kind in _KINDS if "Async" not in kind.__name__)
 
 
 class Case:
@@ -171,12 +284,17 @@ class Case:
 
     Args:
         is_real: for real workers, threads and processes side by side.
+        in_steps: share of the Ops that make parts which are iterative; None: as of the others.
     """
 
-    def __init__(self, rng: random.Random, is_real: bool = False) -> None:
+    def __init__(
+        self, rng: random.Random, is_real: bool = False, in_steps: float | None = None
+    ) -> None:
         self.rng = rng
+        self.in_steps = in_steps
         self.is_real = is_real
-        self.is_crashing = False
+        self.hangs = rng.random() < 0.1
+        self.is_crashing = self.hangs
         self.read = RequestOp()
         self.ops: list[FuzzedOp] = []
         self.open: Any = [0]
@@ -203,7 +321,15 @@ class Case:
         self.is_hasty = limit_ms is not None
         if limit_ms is not None:
             self.dag[rng.choice(["first_part_timeout", "part_timeout"])] = limit_ms
-        self.config = {"dag": self.dag, "worker_num": rng.choice([0, 2]) or MOST_REQUESTS}
+        self.config: dict[str, Any] = {
+            "dag": self.dag,
+            "worker_num": rng.choice([0, 2]) or MOST_REQUESTS,
+            "op": {op.name: self._settings(op) for op in self.ops},
+        }
+
+    def _settings(self, op: FuzzedOp) -> dict[str, Any]:
+        found: dict[str, Any] = {"timeout": TIMEOUT_MS} if op.hangs else {}
+        return {**found, "batching": "iterative"} if isinstance(op, MakesInSteps) else found
 
     def readers_of(self, op: Op) -> list[FuzzedOp]:
         return [each for each in self.ops if op in each.get_input_ops()]
@@ -215,8 +341,10 @@ class Case:
         sources = {self.streams[op] for op in inputs if op in self.streams}
         gathers = len(sources) > 1 or (bool(sources) and rng.random() < 0.3)
         makes = rng.random() < 0.4
-        kind = rng.choice(MAKERS if self.is_real else _WITHOUT_LOOP) if makes else FuzzedOp
+        kind = self._kind() if makes else FuzzedOp
         batch_size = rng.choice([2, 4]) if kind is MakesInBatches else 1
+        if issubclass(kind, MakesInSteps):
+            batch_size = rng.choice([1, 2, 4, 8])
         if kind is FuzzedOp and rng.random() < 0.3:
             batch_size = 3
         loop = self._loop(inputs) if not makes and self.loops and rng.random() < 0.5 else ""
@@ -234,13 +362,24 @@ class Case:
         op.fails, op.steers = rng.choice([0.0, 0.0, 0.1]), rng.choice([0.0, 0.0, 0.3])
         op.loop, op.loops, op.answers = loop, rng.choice([0.3, 0.6]), self.answers
         op.open = self.open
-        if isinstance(op, MakesInBatches):
+        op.pauses = rng.choice([0.0, 0.1, 0.5])
+        op.hangs = rng.choice([0.02, 0.1]) if self.hangs and makes else 0.0
+        if isinstance(op, MakesInBatches | MakesInSteps):
             op.how = rng.choice(["done", "none"])
+        if isinstance(op, MakesInSteps):
+            op.raises_in = rng.choice(["process", "postprocess"])
+            op.skips = rng.choice([0.0, 0.0, 0.2])
         self.ops.append(op)
         if makes:
             self.streams[op] = op
         elif sources and not gathers:
             self.streams[op] = next(iter(sources))
+
+    def _kind(self) -> type[FuzzedOp]:
+        rng = self.rng
+        if self.in_steps is not None and rng.random() < self.in_steps:
+            return MakesInSteps
+        return rng.choice(_KINDS if self.is_real else _WITHOUT_LOOP)
 
     def _loop(self, inputs: Sequence[Op]) -> str:
         """The name of an Op that leads to one with these inputs; "" if there is none."""
@@ -256,15 +395,24 @@ class Case:
         return bool(found.intersection(to) - {op})
 
 
-def made_case(rng: random.Random, is_real: bool = False) -> Case:
+def made_case(rng: random.Random, is_real: bool = False, in_steps: float | None = None) -> Case:
     """A graph that can be served."""
     while True:
         try:
-            case = Case(rng, is_real)
-            plan_streams(build_graph(ResponseOp([case.last]), on_loose=lambda loose: None))
+            case = Case(rng, is_real, in_steps)
+            plan_streams(configured(case)[0])
         except GraphError:
             continue
         return case
+
+
+def configured(case: Case) -> tuple[Graph, Any]:
+    """Its graph, whose Ops have their configuration, and the settings."""
+    graph = build_graph(ResponseOp([case.last]), on_loose=lambda loose: None)
+    settings = load_config(yml_dict={"rpc_port": 0, **case.config})
+    for op in graph.all_ops:
+        configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
+    return graph, settings
 
 
 # The model ----------------------------------------------------------------------------------------
@@ -398,12 +546,19 @@ class Model:
         if chance("fail" + text, op.fails):
             return [ERROR]
         texts = parts_of(op, text) if isinstance(op, MAKERS) else [text]
-        return [ERROR if each is ERROR else self._leaving(op, each) for each in texts]
+        made: list[Any] = []
+        for each in texts:
+            made.append(ERROR if each is ERROR else self._leaving(op, each))
+            if made[-1] is ERROR:
+                break
+        return made
 
     def _leaving(self, op: FuzzedOp, text: str) -> Any:
         if chance("answer" + text, op.answers):
             self.answers.append(text + "!")
             return ABSENT
+        if chance("hold" + text, op.holds):
+            return ERROR
         return {"text": text, "to": op.way(text)}
 
 

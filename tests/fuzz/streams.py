@@ -16,17 +16,24 @@ import sys
 import time
 from typing import Any
 
-from doubles import ScriptedWorkers, VirtualLoop
+from doubles import VirtualLoop
 
-from fuzz.stream_cases import MAKERS, MOST_REQUESTS, Case, FuzzedOp, Model, given_alone, made_case
-from pipeline import ResponseOp
-from pipeline.config.schema import load_config, resolve_op
+from fuzz.strands import Strands, StrandWorld
+from fuzz.stream_cases import (
+    MAKERS,
+    MOST_REQUESTS,
+    Case,
+    FuzzedOp,
+    Model,
+    configured,
+    given_alone,
+    made_case,
+)
+from fuzz.virtual import VirtualThreads, VirtualWorker
 from pipeline.engine.engine import Engine
-from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import EngineObservers, Journal
 from pipeline.engine.request import RequestTarget, StreamSink, UnarySink
 from pipeline.errors import ErrorCode, OverloadedError
-from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
 
 _OVER_S = 1000.0
@@ -34,35 +41,52 @@ _OVER_S = 1000.0
 # The engine ---------------------------------------------------------------------------------------
 
 
-class StreamWorkers(ScriptedWorkers):
-    """Workers that run slices, each at the end of its time."""
+class StreamThreads(VirtualThreads):
+    """Threads that run slices. The loop goes on while their Ops wait for something."""
 
-    def __init__(self, *args: Any, rng: random.Random) -> None:
+    def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._rng = rng
+        self.addressable = self.runs_slices = True
 
-    async def start(self) -> None:
-        await super().start()
+    def joined(self, run: Any) -> None:
+        """Threads see those who join a run themselves."""
+
+    def _feed(self) -> None:
+        numbers = {worker.number for worker in self._workers}
         for worker in self._workers:
-            worker.yielded = self._yielded
+            if worker.job is None and not worker.is_lent:
+                job = next((job for job in self._queue if _is_for(job, worker, numbers)), None)
+                if job is not None:
+                    self._queue.remove(job)
+                    self._begin(worker, job)
 
-    def _yielded(self, run: Any, entries: Any) -> None:
-        self._loop.call_soon(self.owner.parts, run, list(entries))
 
-    def _begin(self, worker: Any, job: Any) -> None:
-        self.service_s = self._rng.choice([0.0, 0.001, 0.01])
-        super()._begin(worker, job)
+def _is_for(job: Any, worker: VirtualWorker, numbers: set[int]) -> bool:
+    return job.worker not in numbers or job.worker == worker.number
 
-    def _finish(self, worker: Any) -> None:
-        job = worker.job
-        job.run(worker.op, worker, self._clock_ns)
 
-        def done() -> None:
-            worker.job = worker.job_started = worker.call_started = None
-            self.owner.done(worker, job)
-            self._feed()
+class Host:
+    """What workers need of whoever runs a case."""
 
-        self._loop.call_soon(done)
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.strands = _STRANDS
+        self.wrong: list[str] = []
+        self.outlook = self
+        self.complain = self.wrong.append
+
+    def clock_ns(self) -> int:
+        return int(self.loop.time() * 1e9)
+
+    def make_workers(self, _: Any) -> Any:
+        return lambda op, owner: StreamThreads(self, op, owner, max(1, _workers_of(op)))
+
+
+def _workers_of(op: Any) -> int:
+    return int(op.pipeline_config.concurrency)
+
+
+_STRANDS = Strands()
 
 
 class Caller:
@@ -87,18 +111,27 @@ class Caller:
 
 
 class Parts(StreamSink):
-    def __init__(self, caller: Caller, loop: asyncio.AbstractEventLoop) -> None:
+    """`room`: parts that it may still be given."""
+
+    def __init__(self, caller: Caller, loop: asyncio.AbstractEventLoop, room: int) -> None:
         self.caller = caller
         self.loop = loop
+        self.room = room
 
     def part(self, answer: Any) -> None:
         caller = self.caller
         assert caller.is_open, "a part behind the end"
         caller.parts += answer.value
+        self.room -= 1
+        assert self.room >= 0, "more parts than there is room for"
         if caller.kind == "quick":
-            caller.request.took_part()
+            self.take()
         else:
-            self.loop.call_later(caller.pause_s, caller.request.took_part)
+            self.loop.call_later(caller.pause_s, self.take)
+
+    def take(self) -> None:
+        self.room += 1
+        self.caller.request.took_part()
 
     def end(self, answer: Any) -> None:
         assert self.caller.is_open, "two ends"
@@ -122,10 +155,10 @@ def made_callers(case: Case, rng: random.Random) -> list[Caller]:
     return callers
 
 
-def run(seed: int) -> list[str]:
+def run(seed: int, in_steps: float | None = None) -> list[str]:
     """Run a case; return what is wrong."""
     rng = random.Random(seed)
-    case = made_case(rng)
+    case = made_case(rng, in_steps=in_steps)
     callers = made_callers(case, rng)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         try:
@@ -135,23 +168,19 @@ def run(seed: int) -> list[str]:
 
 
 async def _run(case: Case, callers: list[Caller], rng: random.Random) -> list[str]:
-    graph = build_graph(ResponseOp([case.last]), on_loose=lambda loose: None)
-    settings = load_config(yml_dict={"rpc_port": 0, **case.config})
-    for op in graph.all_ops:
-        configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
+    graph, settings = configured(case)
+    for op in case.ops:
+        op.world = StrandWorld()
     loop = asyncio.get_running_loop()
-    wrong: list[str] = []
+    host = Host(loop)
+    wrong = host.wrong
     loop.set_exception_handler(lambda _, context: wrong.append(f"on the loop: {context}"))
-
-    def make_workers(_: Any) -> Any:
-        return lambda op, owner: StreamWorkers(op, owner, rng=rng)
-
     engine = Engine(
         graph,
         settings,
-        make_workers,
+        host.make_workers,
         loop,
-        EngineObservers(Journal([]), clock_ns=lambda: int(loop.time() * 1e9)),
+        EngineObservers(Journal([]), clock_ns=host.clock_ns),
     )
     await engine.start()
     for caller in callers:
@@ -168,7 +197,8 @@ async def _run(case: Case, callers: list[Caller], rng: random.Random) -> list[st
 
 def begin(engine: Engine, case: Case, caller: Caller, loop: asyncio.AbstractEventLoop) -> None:
     raw = pipeline_service_pb2.Request(key=["text"], value=[caller.text])
-    sink = One(caller) if caller.kind == "one" else Parts(caller, loop)
+    room = case.dag["stream_window"] + bool(any(op.answers for op in case.ops))
+    sink = One(caller) if caller.kind == "one" else Parts(caller, loop, room)
     try:
         caller.request = engine.begin(raw, caller.timeout_s, _target(case, caller), sink)
     except OverloadedError:  # it could not be answered in its time
@@ -254,16 +284,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, help="of the first case")
     parser.add_argument("--cases", type=int)
+    parser.add_argument("--in-steps", type=float, help="share of the makers that are iterative")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     seed = given.seed if given.seed is not None else time.time_ns() % 10**9
     ends, count, bad = time.monotonic() + given.seconds, 0, 0
     while count < given.cases if given.cases is not None else time.monotonic() < ends:
-        findings = run(seed + count)
+        findings = run(seed + count, given.in_steps)
         count += 1
         if findings:
             bad += 1
-            print(f"python -m fuzz.streams --cases 1 --seed {seed + count - 1}")
+            steps = "" if given.in_steps is None else f" --in-steps {given.in_steps}"
+            print(f"python -m fuzz.streams --cases 1 --seed {seed + count - 1}{steps}")
             for finding in findings[:4]:
                 print(f"    {finding[:600]}")
             if bad >= 10:

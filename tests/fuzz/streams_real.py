@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from streaming import Streams, serving
 
-from fuzz.stream_cases import Case, made_case
+from fuzz.stream_cases import MAKERS, Case, made_case
 from fuzz.streams import Caller, begin, compared, left_over, made_callers
 
 _PATIENCE_S = 30.0
@@ -47,19 +47,23 @@ class Tally:
         return text.count(b"+") - text.count(b"-")
 
 
-def run(seed: int) -> list[str]:
+def run(seed: int, in_steps: float | None = None) -> list[str]:
     """Run a case; return what is wrong."""
     rng = random.Random(seed)
-    case = made_case(rng, is_real=True)
+    case = made_case(rng, is_real=True, in_steps=in_steps)
     case.open = Tally()
     crashes = rng.choice([0.0, 0.0, 0.0, 0.1])
     workers = {op.name: rng.choice(["thread", "process"]) for op in case.ops}
     for op in case.ops:
         op.open = case.open
-        op.crashes = crashes if workers[op.name] == "process" else 0.0
-    case.is_crashing = any(op.crashes for op in case.ops)
+        if workers[op.name] == "process":
+            op.crashes = crashes
+            op.holds = rng.choice([0.0, 0.1]) if isinstance(op, MAKERS) else 0.0
+    case.is_crashing |= any(op.crashes for op in case.ops)
     callers = made_callers(case, rng)
-    settings = {name: {"workers": kind} for name, kind in workers.items()}
+    settings = {
+        op.name: {**case.config["op"][op.name], "workers": workers[op.name]} for op in case.ops
+    }
     try:
         return asyncio.run(_run(case, callers, {**case.config, "op": settings}))
     except Exception as error:
@@ -108,16 +112,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, help="of the first case")
     parser.add_argument("--cases", type=int)
+    parser.add_argument("--in-steps", type=float, help="share of the makers that are iterative")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     seed = given.seed if given.seed is not None else time.time_ns() % 10**9
     ends, count, bad = time.monotonic() + given.seconds, 0, 0
     while count < given.cases if given.cases is not None else time.monotonic() < ends:
-        findings = run(seed + count)
+        findings = run(seed + count, given.in_steps)
         count += 1
         if findings:
             bad += 1
-            print(f"python -m fuzz.streams_real --cases 1 --seed {seed + count - 1}")
+            steps = "" if given.in_steps is None else f" --in-steps {given.in_steps}"
+            print(f"python -m fuzz.streams_real --cases 1 --seed {seed + count - 1}{steps}")
             for finding in findings[:4]:
                 print(f"    {finding[:600]}", flush=True)
             if bad >= 10:

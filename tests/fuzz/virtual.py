@@ -69,6 +69,9 @@ class VirtualWorker:
     def call_ends(self) -> None:
         self.call_started = None
 
+    def yielded(self, run: Any, entries: Any) -> None:
+        self.pool.loop.call_soon(self.pool.owner.parts, run, entries)
+
 
 class VirtualWorkers:
     """The workers of one Op, as threads or as processes behave; see `workers.base.Workers`.

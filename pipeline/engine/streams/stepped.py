@@ -158,6 +158,8 @@ class SteppedRun(StreamRun, eq=False):
         run.seated = [place for place in self.seated if place not in places]
         for place in places:
             run.ended[place] = True
+            if place < len(run.progress):  # it had begun
+                run.progress[place] = Progress()
         return run
 
     def _failed(self, op_name: str, worker: int, indexes: Sequence[int], what: str) -> str:
@@ -188,18 +190,12 @@ class SteppedRun(StreamRun, eq=False):
             self._say(teller, Made((place, failed) for place in self.seated))
             self.seated = []
         self.stepping = []
+        op.context = None  # it has the states of those in the last step
         self.end_ns: int = clock_ns()
         self.busy_ns: int = self.end_ns - began_ns
 
     def _seat(self) -> None:
-        """Have those begin who have joined, and forget who was to get what could not be sent.
-
-        First the latter: whoever joins may have the place of one of them.
-        """
-        unsent = [place for place in self.seated if self.ended[place]]
-        for place in unsent:
-            self.progress[place] = Progress()
-            self.seated.remove(place)
+        """Have those begin who have joined."""
         while self.joining:
             place = self.joining.popleft()
             while len(self.progress) <= place:
@@ -243,7 +239,7 @@ class SteppedRun(StreamRun, eq=False):
         self._say(watch, made)
 
     def _say(self, watch: StreamWatch, made: Made) -> None:
-        """Have the loop told of parts and ends."""
+        """Have the loop told of parts and ends; what cannot be sent ends a request, too."""
         ends = False
         for place, outcome in made:
             if outcome is ENDED or (type(outcome) is not dict and isinstance(outcome, ENDS)):
@@ -255,6 +251,10 @@ class SteppedRun(StreamRun, eq=False):
             self.seated = [place for place in self.seated if not self.ended[place]]
         if made and not self.is_superseded:
             watch.yielded(self, made)
+            unsent = [place for place in self.seated if self.ended[place]]
+            for place in unsent:  # which may be another's in the next step
+                self.progress[place] = Progress()
+                self.seated.remove(place)
 
     def _room(self, group: Sequence[int]) -> int:
         (place,) = group

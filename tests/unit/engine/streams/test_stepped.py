@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -134,6 +135,7 @@ def test_a_run_that_is_given_up_goes_on_without_those_in_its_step():
     following = run.without([0])
     assert ran(following, op) == [(1, 1), (1, 2), (1, "end")]
     assert following.items[0] is run.items[0], "whose error was not told yet"
+    assert following.progress[0].context is None, "nor is its state kept"
 
 
 class Unsent(Watch):
@@ -177,9 +179,30 @@ def test_a_place_whose_part_could_not_be_sent_is_anothers_in_the_next_step():
     assert set(SIZES) == {1}
 
 
-def test_who_could_not_be_sent_a_part_is_forgotten():
-    op, run, watch = bound(), SteppedRun([], 0), Unsent(1)
+def test_who_could_not_be_sent_a_part_is_forgotten_at_once():
+    op, run, watch = bound(), SteppedRun([], 0), Unsent(0)
     run.join_at(0, item(9))
     run.allowed[0] = 9
-    run.run(op, watch, no_time)
+    times = iter(range(0, 10**15, SLICE_NS + 1))  # the step ends the slice
+    run.run(op, watch, lambda: next(times))
+    assert watch == [(0, "unsent")]
     assert run.progress[0].context is None
+
+
+class Large:
+    """Something that a model keeps of a request."""
+
+
+def test_what_was_kept_of_a_request_goes_with_it_and_not_with_the_next_step():
+    op, run = bound(), SteppedRun([], 0)
+    run.join(item(2), 99)
+    kept = []
+    WHILE.append(lambda: keep_in(op, kept))
+    assert ran(run, op)[-1] == (0, "end")
+    assert kept[0]() is None
+
+
+def keep_in(op, kept):
+    (context,) = op.context
+    large = context.state["large"] = Large()
+    kept.append(weakref.ref(large))

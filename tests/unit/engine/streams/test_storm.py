@@ -10,10 +10,13 @@ from unittest import mock
 import pytest
 from fuzz import streams
 
+from pipeline.engine.schedulers.iterative import IterativeScheduler
 from pipeline.engine.streams.delivery import StreamDelivery
 from pipeline.engine.streams.dispatcher import StreamDispatcher
 from pipeline.engine.streams.inlet import Inlet
 from pipeline.engine.streams.run import StreamRun
+from pipeline.engine.streams.step import Progress
+from pipeline.engine.streams.stepped import SteppedRun
 
 _SEED = 5_000
 _CASES = 150
@@ -85,6 +88,51 @@ def absent_parts_are_never_taken():
         yield
 
 
+@contextlib.contextmanager
+def places_are_given_twice():
+    leave = SteppedRun.leave
+
+    def twice(self, place):
+        leave(self, place)
+        self.free.append(place)
+
+    with mock.patch.object(SteppedRun, "leave", twice):
+        yield
+
+
+@contextlib.contextmanager
+def who_has_no_room_is_in_the_step():
+    ready = SteppedRun._ready
+
+    def all_of_them(self, watch):
+        return ready(self, watch) and list(self.seated)
+
+    with mock.patch.object(SteppedRun, "_ready", all_of_them):
+        yield
+
+
+@contextlib.contextmanager
+def a_place_keeps_the_state():
+    with mock.patch("pipeline.engine.streams.stepped.Progress", return_value=_ONE):
+        yield
+
+
+_ONE = Progress()
+
+
+@contextlib.contextmanager
+def seats_are_kept():
+    with mock.patch.object(IterativeScheduler, "leave"):
+        yield
+
+
+@contextlib.contextmanager
+def those_in_a_step_that_hangs_go_on():
+    without = SteppedRun.without
+    with mock.patch.object(SteppedRun, "without", lambda self, places: without(self, [])):
+        yield
+
+
 MUTANTS = (
     parts_pass_each_other,
     generators_stay_open,
@@ -92,6 +140,11 @@ MUTANTS = (
     errors_pass_parts,
     one_item_is_forgotten,
     absent_parts_are_never_taken,
+    places_are_given_twice,
+    who_has_no_room_is_in_the_step,
+    a_place_keeps_the_state,
+    seats_are_kept,
+    those_in_a_step_that_hangs_go_on,
 )
 
 
