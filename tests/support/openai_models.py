@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import queue
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,7 +49,8 @@ class Says(Op):
         if "messages" in fields:
             return {"text": "; ".join(str(each["content"]) for each in fields["messages"])}
         words = fields["prompt"].split()[: fields.get("most", 100)]
-        more = {name: fields[name] for name in ("temperature", "stop") if name in fields}
+        names = ("temperature", "stop", "seed", "more")
+        more = {name: fields[name] for name in names if name in fields}
         text = " ".join(words) + (f" {more}" if more else "")
         counts = {"prompt_tokens": len(fields["prompt"].split()), "completion_tokens": len(words)}
         reason = "length" if len(words) < counts["prompt_tokens"] else "stop"
@@ -64,6 +67,27 @@ class SaysByWord(Says):
             if at == 2 and fields["prompt"].startswith("late "):
                 raise ProductError(52, "out of words")
             yield {**answer, "text": f" {word}", "completion_tokens": at + 1}, None, ""
+
+
+ENDED: queue.SimpleQueue[str] = queue.SimpleQueue()
+"""What became of each generator of a SaysParts: "ended", or "closed" before."""
+
+
+class SaysParts(Says):
+    """Says the texts of a JSON list, each as a part; of anything else the same word for ever."""
+
+    def postprocess(self, input_data: Any, fetch_data: Any, *args: Any) -> Any:
+        (fields,) = fetch_data if isinstance(fetch_data, list) else [fetch_data]
+        became = "closed"
+        try:
+            prompt = fields["prompt"]
+            texts = json.loads(prompt) if prompt.startswith("[") else iter(lambda: prompt, None)
+            for at, text in enumerate(texts):
+                yield {"text": text, "prompt_tokens": 3, "completion_tokens": at + 1}, None, ""
+            yield {"finish_reason": "length"}, None, ""
+            became = "ended"
+        finally:
+            ENDED.put(became)
 
 
 def openai_server(op: Op | None = None, options: Any = OPTIONS, **config: Any) -> PipelineServer:

@@ -107,13 +107,17 @@ def stream_of(
         heartbeat_s: how long nothing may be sent, in s.
         write_error: makes the JSON of an error.
     """
-    pieces = _pieces(reader, form, write, heartbeat_s, write_error)
+    return stream_in(form, _pieces(reader, form, write, heartbeat_s, write_error))
+
+
+def stream_in(form: StreamForm, pieces: AsyncGenerator[bytes, None]) -> WebStream:
+    """Return the stream of pieces that have a form."""
     return WebStream(pieces, form.content_type, _PATH_HEADERS)
 
 
 def stream_of_error(error: PipelineError, form: StreamForm) -> WebStream:
     """Return the stream that an error is, which the plain door answers with status 200."""
-    return WebStream(_error(error, form), form.content_type, _PATH_HEADERS)
+    return stream_in(form, _error(error, form))
 
 
 async def _error(error: PipelineError, form: StreamForm) -> AsyncGenerator[bytes, None]:

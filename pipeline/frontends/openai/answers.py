@@ -11,13 +11,62 @@ from typing import Any
 import numpy as np
 import orjson
 
-from pipeline.errors import PayloadTypeError
+from pipeline.errors import PayloadTypeError, utf8_text
 from pipeline.frontends.openai.options import ModelOptions
+from pipeline.frontends.openai.stops import Cutter
 
 Payload = Mapping[str, Any]
-Usage = dict[str, int]
+Counts = dict[str, int]
 
 _COUNTS = ("prompt_tokens", "completion_tokens")
+_MOST_COUNTED = 2**53  # what JSON's readers hold exactly
+_REASON = "finish_reason"
+_REASONS = ("stop", "length", "content_filter", "tool_calls", "function_call")
+
+
+class Choice:
+    """One of the texts that a request is answered with, at once or part by part.
+
+    Args:
+        index: its place in the answer.
+        key: where the pipeline's answers have the text.
+        stops: texts that it ends at.
+
+    Attributes:
+        counts: of tokens, as far as its pipeline told them; the latest say those of all.
+    """
+
+    def __init__(self, index: int, key: str, stops: Sequence[str] = ()) -> None:
+        self.index = index
+        self.counts: Counts | None = None
+        self._key = key
+        self._cutter = Cutter(stops)
+        self._reason = "stop"
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether a stop was there: whatever follows is not wanted."""
+        return self._cutter.has_cut
+
+    @property
+    def reason(self) -> str:
+        """Return why the text has ended."""
+        return "stop" if self.is_cut else self._reason
+
+    def take(self, payload: Payload, is_part: bool = False) -> str:
+        """Return what may be told of an answer, or of one part. Raises PayloadTypeError.
+
+        A part needs no text where it has counts, or says why the text has ended.
+        """
+        reason, counts = _reason_of(payload), counts_of(payload)
+        self._reason, self.counts = reason or self._reason, counts or self.counts
+        if is_part and self._key not in payload and (reason or counts):
+            return ""
+        return self._cutter.take(text_of(payload, self._key))
+
+    def rest(self) -> str:
+        """Return the end of the text, which might have been the beginning of a stop."""
+        return self._cutter.rest()
 
 
 class Writer:
@@ -25,65 +74,63 @@ class Writer:
 
     Args:
         model_id: as the caller knows it.
-        model: says under which key the text stands.
         is_chat: objects are those of chats; else of completions.
         wants_usage: chunks say that their counts come in the last one.
+        each: choices of each prompt, whose tokens are counted once.
     """
 
     def __init__(
-        self, model_id: str, model: ModelOptions, is_chat: bool, wants_usage: bool = False
+        self, model_id: str, is_chat: bool, wants_usage: bool = False, each: int = 1
     ) -> None:
-        self._model = model
         self._is_chat = is_chat
         self._wants_usage = wants_usage
-        self._kind = "chat.completion" if is_chat else "text_completion"
-        self._reason = "stop"
-        self._usage: Usage | None = None
-        self._has_begun = False
+        self._each = each
+        kind = "chat.completion" if is_chat else "text_completion"
+        self._kinds = (kind, "chat.completion.chunk" if is_chat else kind)
+        self._begun: set[int] = set()
         self._head = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "object": self._kind,
             "created": int(time.time()),
             "model": model_id,
         }
 
-    def whole(self, payloads: Sequence[Payload]) -> bytes:
-        """Return the answer with a choice for each payload. Raises PayloadTypeError."""
-        choices = []
-        for at, payload in enumerate(payloads):
-            text = text_of(payload, self._model.text)
-            said = {"message": _message(text)} if self._is_chat else {"text": text}
-            reason = _reason_of(payload) or "stop"
-            choices.append({"index": at, **said, "logprobs": None, "finish_reason": reason})
-        return _json({**self._head, "choices": choices, "usage": usage_of(payloads)})
+    def whole(self, choices: Sequence[tuple[Choice, str]]) -> bytes:
+        """Return the answer that has these texts."""
+        said = [
+            {
+                "index": choice.index,
+                **({"message": _message(text)} if self._is_chat else {"text": text}),
+                "logprobs": None,
+                "finish_reason": choice.reason,
+            }
+            for choice, text in choices
+        ]
+        usage = usage_of([choice.counts for choice, _ in choices], self._each)
+        return _json({**self._head, "object": self._kinds[0], "choices": said, "usage": usage})
 
-    def chunk(self, payload: Payload) -> bytes:
-        """Return a part of a stream. Raises PayloadTypeError."""
-        text = text_of(payload, self._model.text)
-        self._reason = _reason_of(payload) or self._reason
-        self._usage = usage_of([payload]) or self._usage
-        return self._chunk(text, None)
+    def part(self, choice: Choice, text: str) -> bytes:
+        """Return the chunk with more of a text."""
+        return self._chunk(choice, {"content": text} if self._is_chat else {"text": text}, None)
 
-    def last_chunks(self) -> Sequence[bytes]:
-        """Return what is behind the last part: the end of the choice, and if asked the counts."""
-        end = self._chunk("", self._reason)
+    def end(self, choice: Choice) -> bytes:
+        """Return the chunk that says why a text has ended."""
+        return self._chunk(choice, {} if self._is_chat else {"text": ""}, choice.reason)
+
+    def usage(self, choices: Sequence[Choice]) -> bytes:
+        """Return the chunk behind all others, with the counts; b"" if nobody asks for it."""
         if not self._wants_usage:
-            return [end]
-        return [end, _json({**self._chunk_head(), "choices": [], "usage": self._usage})]
+            return b""
+        usage = usage_of([choice.counts for choice in choices], self._each)
+        return _json({**self._head, "object": self._kinds[1], "choices": [], "usage": usage})
 
-    def _chunk(self, text: str, reason: str | None) -> bytes:
-        said: dict[str, Any] = {"text": text}
+    def _chunk(self, choice: Choice, said: Mapping[str, Any], reason: str | None) -> bytes:
         if self._is_chat:
-            role = {} if self._has_begun else {"role": "assistant"}
-            said = {"delta": {**role, **({} if reason else {"content": text})}}
-        self._has_begun = True
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+            is_first = choice.index not in self._begun
+            self._begun.add(choice.index)
+            said = {"delta": {"role": "assistant", **said} if is_first else said}
+        told = {"index": choice.index, **said, "logprobs": None, "finish_reason": reason}
         usage = {"usage": None} if self._wants_usage else {}
-        return _json({**self._chunk_head(), "choices": [choice], **usage})
-
-    def _chunk_head(self) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if self._is_chat else self._kind
-        return {**self._head, "object": kind}
+        return _json({**self._head, "object": self._kinds[1], "choices": [told], **usage})
 
 
 def embeddings(
@@ -95,7 +142,7 @@ def embeddings(
         for at, payload in enumerate(payloads)
     ]
     usage = None
-    if (counts := usage_of(payloads)) is not None:
+    if (counts := usage_of([counts_of(payload) for payload in payloads])) is not None:
         usage = {name: counts[name] for name in ("prompt_tokens", "total_tokens")}
     return _json({"object": "list", "data": data, "model": model_id, "usage": usage})
 
@@ -112,21 +159,35 @@ def text_of(payload: Payload, key: str) -> str:
     if not isinstance(value, str):
         there = ", ".join(map(str, payload)) or "nothing"
         raise PayloadTypeError(f"the answer has no text under {key!r}, but {there}: see `text`")
-    return value
+    return value if value.isascii() else utf8_text(value)
 
 
-def usage_of(payloads: Sequence[Payload]) -> Usage | None:
-    """Return the sums of the counts that answers have; None: they have none."""
-    if not any(name in payload for payload in payloads for name in _COUNTS):
+def counts_of(payload: Payload) -> Counts | None:
+    """Return the counts of tokens that an answer has; None: it has none."""
+    if not any(payload.get(name) is not None for name in _COUNTS):
         return None
-    counts = {name: sum(_count(payload.get(name)) for payload in payloads) for name in _COUNTS}
-    return {**counts, "total_tokens": sum(counts.values())}
+    return {name: _count(payload.get(name)) for name in _COUNTS}
+
+
+def usage_of(counts: Sequence[Counts | None], each: int = 1) -> Counts | None:
+    """Return the sums of counts, of which so many are of one prompt; None: there are none."""
+    if not any(counts):
+        return None
+    there = [one or dict.fromkeys(_COUNTS, 0) for one in counts]
+    prompts = sum(one["prompt_tokens"] for one in there[::each])
+    written = sum(one["completion_tokens"] for one in there)
+    return {
+        **dict(zip(_COUNTS, (prompts, written), strict=True)),
+        "total_tokens": prompts + written,
+    }
 
 
 def _vector(payload: Payload, model: ModelOptions, in_base64: bool) -> Any:
     try:
-        array = np.asarray(payload[model.embedding], "<f4").ravel()
-    except (KeyError, ValueError, TypeError):
+        if (value := payload.get(model.embedding)) is None:  # of which numpy makes NaN
+            raise TypeError
+        array = np.asarray(value, "<f4").ravel()
+    except (ValueError, TypeError):
         there = ", ".join(map(str, payload)) or "nothing"
         text = f"the answer has no list of numbers under {model.embedding!r}, but {there}"
         raise PayloadTypeError(f"{text}: see `embedding`") from None
@@ -134,14 +195,22 @@ def _vector(payload: Payload, model: ModelOptions, in_base64: bool) -> Any:
 
 
 def _count(value: Any) -> int:
+    """Return a count; the last of several, as parts of a stream that became one answer have it."""
     try:
-        return int(np.asarray(value).sum()) if value is not None else 0
-    except (TypeError, ValueError, OverflowError):
-        raise PayloadTypeError("prompt_tokens and completion_tokens are whole numbers") from None
+        count = 0 if value is None else int(np.asarray(value).ravel()[-1])
+    except (TypeError, ValueError, OverflowError, IndexError):
+        count = -1
+    if not 0 <= count <= _MOST_COUNTED:
+        raise PayloadTypeError("prompt_tokens and completion_tokens are whole numbers")
+    return count
 
 
 def _reason_of(payload: Payload) -> str | None:
-    return text_of(payload, "finish_reason") if payload.get("finish_reason") is not None else None
+    """Return why an answer has ended; the last reason where those of parts are in one text."""
+    if payload.get(_REASON) is None:
+        return None
+    text = text_of(payload, _REASON)
+    return next((reason for reason in _REASONS if text.endswith(reason)), text)
 
 
 def _message(text: str) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,39 +11,39 @@ import orjson
 
 from pipeline.engine.models import Served
 from pipeline.engine.offload import Offload
-from pipeline.engine.request import RequestTarget, ask
-from pipeline.errors import ConfigError, NoServiceError, PackageError, PipelineError, TooLargeError
+from pipeline.engine.request import RequestTarget
+from pipeline.engine.streams.combine import StreamLimits
+from pipeline.errors import ConfigError, NoServiceError, PackageError, TooLargeError
 from pipeline.frontends.api.answers import is_short_answer, payload_of
 from pipeline.frontends.api.bodies import is_json, is_large
 from pipeline.frontends.api.pipelines import Asked, Pipelines
 from pipeline.frontends.base import FrontendContext
-from pipeline.frontends.http.paths import Answer, Paths
+from pipeline.frontends.http.paths import Answer, Paths, begun
 from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, WebStream
-from pipeline.frontends.http.streams import StreamForm, stream_of
+from pipeline.frontends.http.streams import stream_in
 from pipeline.frontends.openai.answers import Payload, Writer, embeddings
-from pipeline.frontends.openai.errors import ArgumentError, error_body, reply_to, status_for
+from pipeline.frontends.openai.arguments import Fields
+from pipeline.frontends.openai.call import Call, all_of
+from pipeline.frontends.openai.choices import (
+    EVENTS,
+    ChoiceStream,
+    Request,
+    requests_of,
+    text_of,
+    text_up_to_stop,
+)
+from pipeline.frontends.openai.errors import ArgumentError, reply_to
 from pipeline.frontends.openai.options import ModelOptions, OpenAIOptions
 from pipeline.frontends.openai.questions import (
-    Fields,
     Questions,
     chat_questions,
     completion_questions,
     embedding_questions,
 )
-from pipeline.frontends.parts import PartsReader
 from pipeline.proto.plain_json import read_large_object, read_object
-from pipeline.proto.slices import Limits
+from pipeline.proto.slices import SHORT_BYTES, Limits, is_short
 
-_HEARTBEAT_S = 15.0  # that a stream may be silent
-_AT_ONCE = 64  # texts of one request that are worked on
-_DONE = b"data: [DONE]\n\n"
-_FORM = StreamForm(
-    content_type=b"text/event-stream",
-    part_head=b"data: ",
-    error_head=b"data: ",
-    tail=b"\n\n",
-    heartbeat=b": heartbeat\n\n",
-)
+_FEW = 64  # choices that are written on the event loop, if they are short
 
 Read = Callable[[Fields, ModelOptions], Questions]
 
@@ -74,7 +72,8 @@ def openai(context: FrontendContext, options: OpenAIOptions) -> None:
                 f"but {', '.join(there)}: say which under `pipeline`"
             )
     models = options.models or {name: ModelOptions() for name in there}
-    context.routes.append(OpenAIRoutes(models, pipelines, context.offload, config.limits))
+    kept = StreamLimits(config.dag.max_parts, config.limits.message_bytes)
+    context.routes.append(OpenAIRoutes(models, pipelines, context.offload, config.limits, kept))
 
 
 openai.Options = OpenAIOptions  # type: ignore[attr-defined]
@@ -88,6 +87,7 @@ class OpenAIRoutes:
         pipelines: who is asked.
         offload: where large requests and answers are read and written; its owner stops it.
         limits: of JSON.
+        kept: limits of a stream that becomes one answer.
     """
 
     def __init__(
@@ -96,11 +96,13 @@ class OpenAIRoutes:
         pipelines: Pipelines,
         offload: Offload,
         limits: Limits,
+        kept: StreamLimits,
     ) -> None:
         self._models = models
         self._pipelines = pipelines
         self._offload = offload
         self._limits = limits
+        self._kept = kept
         self._created = int(time.time())
         endpoints: dict[str, tuple[str, Answer]] = {
             "/v1/models": ("GET", self._list),
@@ -153,63 +155,40 @@ class OpenAIRoutes:
         read = chat_questions if is_chat else completion_questions
         asked = await self._read(request, "chat" if is_chat else "completion", read)
         questions = asked.questions
-        has_usage = questions.is_stream and questions.has_usage
-        writer = Writer(asked.model_id, asked.model, is_chat, has_usage)
+        writer = Writer(asked.model_id, is_chat, questions.has_usage, questions.each)
+        requests = requests_of(asked.asked, asked.model.text, questions.stops)
+        engine = asked.served.engine
+        call = Call(engine.begin, self._offload, asked.left_s)
         if questions.is_stream:
-            return await self._streamed(asked, writer)
-        payloads, is_short = await self._payloads(asked)
-        body = await self._made(partial(writer.whole, payloads), is_short, asked.left_s)
-        return WebResponse(body=body)
+            pieces = ChoiceStream(requests, call, writer).pieces()
+            return await begun(stream_in(EVENTS, pieces))
 
-    async def _streamed(self, asked: _Asked, writer: Writer) -> WebStream:
-        """Answer part by part; the first is awaited, to tell its status."""
-        raw, target = asked.asked[0]
-        reader = PartsReader()
-        reader.begin(asked.served.engine.begin, raw, asked.left_s, target)
-        has_failed = False
+        async def text(request: Request) -> str:
+            if questions.stops and engine.executor.is_decoupled():
+                return await text_up_to_stop(request, call, self._kept)
+            return await text_of(request, call)
 
-        async def write(answer: Any) -> bytes:
-            try:
-                return await self._made(
-                    lambda: writer.chunk(payload_of(answer)), is_short_answer(answer)
-                )
-            except PipelineError as error:
-                raise HttpError(status_for(error), error) from error
-
-        def write_error(error: PipelineError) -> bytes:
-            nonlocal has_failed
-            has_failed = True
-            return error_body(error)
-
-        stream = stream_of(reader, _FORM, write, _HEARTBEAT_S, write_error)
-
-        async def pieces(first: bytes) -> AsyncGenerator[bytes, None]:
-            async with aclosing(stream.pieces):
-                if first:
-                    yield first
-                async for piece in stream.pieces:
-                    if piece:
-                        yield piece
-            if not has_failed:
-                ends = [b"".join(_FORM.part(each)) for each in writer.last_chunks()]
-                yield b"".join([*ends, _DONE])
-
-        try:
-            first = await anext(stream.pieces, b"")
-        except BaseException:
-            reader.cancel()
-            raise
-        return WebStream(pieces(first), stream.content_type, stream.headers)
+        texts = await all_of([partial(text, request) for request in requests])
+        said = [(request.choice, text) for request, text in zip(requests, texts, strict=True)]
+        is_few = len(texts) <= _FEW and sum(map(len, texts)) <= SHORT_BYTES // 2
+        return WebResponse(body=await call.made(partial(writer.whole, said), is_few))
 
     # Embeddings -----------------------------------------------------------------------------
 
     async def _embed(self, request: WebRequest, name: str) -> WebResponse:
         """Answer with a vector for each text."""
         asked = await self._read(request, "embedding", embedding_questions)
-        payloads, is_short = await self._payloads(asked)
+        call = Call(asked.served.engine.begin, self._offload, asked.left_s)
+
+        async def payload(raw: Any, target: RequestTarget) -> Payload:
+            answer = await call.answer(raw, target)
+            return await call.made(partial(payload_of, answer), is_short_answer(answer))
+
+        payloads = await all_of([partial(payload, *each) for each in asked.asked])
         in_base64 = asked.questions.in_base64
         make = partial(embeddings, payloads, asked.model_id, asked.model, in_base64)
-        return WebResponse(body=await self._made(make, is_short, asked.left_s))
+        is_little = len(payloads) == 1 and is_short(payloads[0])
+        return WebResponse(body=await call.made(make, is_little))
 
     # What they have in common ---------------------------------------------------------------
 
@@ -238,54 +217,12 @@ class OpenAIRoutes:
         asked = [self._pipelines.asked(served, each, request.headers) for each in questions.fields]
         return _Asked(str(model_id), model, served, questions, asked, request.timeout_s)
 
-    async def _payloads(self, read: _Asked) -> tuple[Sequence[Payload], bool]:
-        """Return what the pipeline answers each text with, and whether it is little.
-
-        The first error ends the others. Raises PipelineError.
-        """
-        turn, is_short = asyncio.Semaphore(_AT_ONCE), len(read.asked) == 1
-        begin, left_s = read.served.engine.begin, read.left_s
-
-        async def payload(raw: Any, target: RequestTarget) -> Payload:
-            nonlocal is_short
-            async with turn:
-                answer = await ask(begin, raw, left_s, target)
-            if is_short_answer(answer):
-                return payload_of(answer)
-            is_short = False
-            found, _ = await self._offload.run(partial(payload_of, answer), left_s)
-            return found
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(payload(*each)) for each in read.asked]
-        except* (PipelineError, HttpError) as errors:
-            raise _first(errors) from None
-        return [task.result() for task in tasks], is_short
-
-    async def _made(
-        self, make: Callable[[], bytes], is_short: bool, left_s: float | None = None
-    ) -> bytes:
-        """Return JSON, which is made on the event loop if it is short."""
-        if is_short:
-            return make()
-        body, _ = await self._offload.run(make, left_s)
-        return body
-
 
 def _pipeline_of(model_id: str, model: ModelOptions, there: Sequence[str]) -> str:
     """Return the name of the pipeline that a model stands for."""
     if model.pipeline is not None:
         return model.pipeline
     return there[0] if len(there) == 1 else model_id
-
-
-def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
-    """Return the first error of a group, however deep it is."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 async def _refuse_path(request: WebRequest, name: str) -> WebResponse:

@@ -50,8 +50,10 @@ def test_prompts_have_a_choice_each(client):
 
 
 def test_arguments_are_handed_on(client):
-    done = client.completions.create(model="echo", prompt="a", temperature=0.5, stop="x")
-    assert done.choices[0].text == "a {'temperature': 0.5, 'stop': ['x']}"
+    done = client.completions.create(
+        model="echo", prompt="a", temperature=0.5, stop="\n\n", user="u", extra_body={"more": 1}
+    )
+    assert done.choices[0].text == "a {'temperature': 0.5, 'stop': ['\\n\\n'], 'more': 1}"
 
 
 def test_a_chat(client):
@@ -114,9 +116,9 @@ def test_large_embeddings(client):
 BAD = (
     (openai.NotFoundError, "model_not_found", "model", {"model": "none", "prompt": "a"}),
     (openai.BadRequestError, "model_not_supported", "model", {"model": "places", "prompt": "a"}),
-    (openai.BadRequestError, None, "prompt", {"model": "echo", "prompt": [1, 2]}),
+    (openai.BadRequestError, None, "prompt[0]", {"model": "echo", "prompt": [1, 2]}),
     (openai.BadRequestError, None, "prompt", {"model": "echo", "prompt": []}),
-    (openai.BadRequestError, None, "n", {"model": "echo", "prompt": "a", "n": 2}),
+    (openai.BadRequestError, None, "n", {"model": "echo", "prompt": "a", "n": 129}),
     (openai.BadRequestError, None, "logprobs", {"model": "echo", "prompt": "a", "logprobs": 3}),
     (openai.BadRequestError, "51", None, {"model": "echo", "prompt": "product"}),
     (openai.InternalServerError, "UNKNOWN", None, {"model": "echo", "prompt": "raise"}),
@@ -139,8 +141,10 @@ def test_bad_messages_and_what_is_not_supported_in_a_chat(client):
     image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
     for param, more in (
         ("messages", {"messages": []}),
-        ("messages[0]", {"messages": [{"content": "a"}]}),
-        ("messages[0].content", {"messages": [{"role": "user", "content": image}]}),
+        ("messages[0]", {"messages": ["a"]}),
+        ("messages[0].role", {"messages": [{"content": "a"}]}),
+        ("messages[0].content", {"messages": [{"role": "user"}]}),
+        ("messages[0].content[0]", {"messages": [{"role": "user", "content": image}]}),
         ("tools", {"tools": [tool]}),
         ("response_format", {"response_format": {"type": "json_object"}}),
     ):
