@@ -69,8 +69,8 @@ class SaysByWord(Says):
             yield {**answer, "text": f" {word}", "completion_tokens": at + 1}, None, ""
 
 
-ENDED: queue.SimpleQueue[str] = queue.SimpleQueue()
-"""What became of each generator of a SaysParts: "ended", or "closed" before."""
+ENDED: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+"""The prompt of each generator of a SaysParts, and what became of it: "ended", or "closed"."""
 
 
 class SaysParts(Says):
@@ -78,16 +78,24 @@ class SaysParts(Says):
 
     def postprocess(self, input_data: Any, fetch_data: Any, *args: Any) -> Any:
         (fields,) = fetch_data if isinstance(fetch_data, list) else [fetch_data]
-        became = "closed"
+        prompt, became = fields["prompt"], "closed"
         try:
-            prompt = fields["prompt"]
             texts = json.loads(prompt) if prompt.startswith("[") else iter(lambda: prompt, None)
             for at, text in enumerate(texts):
                 yield {"text": text, "prompt_tokens": 3, "completion_tokens": at + 1}, None, ""
             yield {"finish_reason": "length"}, None, ""
             became = "ended"
         finally:
-            ENDED.put(became)
+            ENDED.put((prompt, became))
+
+
+def became_of(prompt: str, count: int = 1) -> list[str]:
+    """Wait for so many generators of a prompt; return what became of them."""
+    found: list[str] = []
+    while len(found) < count:
+        asked, became = ENDED.get(timeout=60)
+        found += [became] if asked == prompt else []
+    return found
 
 
 def openai_server(op: Op | None = None, options: Any = OPTIONS, **config: Any) -> PipelineServer:

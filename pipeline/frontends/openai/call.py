@@ -1,4 +1,4 @@
-"""Call: what one request to `/v1` does with the engine, in the time that its caller gives."""
+"""TimedCall: what one request to `/v1` does with the engine, in the time that its caller gives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_AT_ONCE = 64
 _Made = TypeVar("_Made")
 
 
-class Call:
+class TimedCall:
     """One call, on the event loop; its time runs from now.
 
     Args:

@@ -16,7 +16,7 @@ from pipeline.frontends.api.answers import is_short_answer, payload_of
 from pipeline.frontends.api.pipelines import Asked
 from pipeline.frontends.http.streams import StreamForm
 from pipeline.frontends.openai.answers import Choice, Writer
-from pipeline.frontends.openai.call import MOST_AT_ONCE, Call
+from pipeline.frontends.openai.call import MOST_AT_ONCE, TimedCall
 from pipeline.frontends.openai.errors import error_body
 from pipeline.frontends.parts import PartsReader, answers_to
 from pipeline.proto.slices import SHORT_BYTES
@@ -32,7 +32,7 @@ EVENTS = StreamForm(
 )
 
 
-class Request(NamedTuple):
+class ChoiceRequest(NamedTuple):
     """A choice, and what the engine is asked for it."""
 
     choice: Choice
@@ -40,12 +40,12 @@ class Request(NamedTuple):
     target: RequestTarget
 
 
-def requests_of(asked: Sequence[Asked], key: str, stops: Sequence[str]) -> list[Request]:
+def requests_of(asked: Sequence[Asked], key: str, stops: Sequence[str]) -> list[ChoiceRequest]:
     """Return the requests of all choices, whose answers have their text under a key."""
-    return [Request(Choice(at, key, stops), *each) for at, each in enumerate(asked)]
+    return [ChoiceRequest(Choice(at, key, stops), *each) for at, each in enumerate(asked)]
 
 
-async def text_of(request: Request, call: Call) -> str:
+async def text_of(request: ChoiceRequest, call: TimedCall) -> str:
     """Return the text of a choice. Raises PipelineError."""
     answer = await call.answer(request.raw, request.target)
     choice = request.choice
@@ -54,7 +54,7 @@ async def text_of(request: Request, call: Call) -> str:
     )
 
 
-async def text_up_to_stop(request: Request, call: Call, limits: StreamLimits) -> str:
+async def text_up_to_stop(request: ChoiceRequest, call: TimedCall, limits: StreamLimits) -> str:
     """Return the text of a choice whose pipeline streams, which is cancelled at a stop.
 
     Raises PipelineError; TooLargeError for more than `limits`.
@@ -84,7 +84,7 @@ class _Reader(PartsReader):
         arrived: is set when there is something to be read.
     """
 
-    def __init__(self, request: Request, arrived: asyncio.Event) -> None:
+    def __init__(self, request: ChoiceRequest, arrived: asyncio.Event) -> None:
         super().__init__()
         self.request = request
         self.is_over: bool = False
@@ -108,7 +108,7 @@ class ChoiceStream:
         writer: of the chunks.
     """
 
-    def __init__(self, requests: Sequence[Request], call: Call, writer: Writer) -> None:
+    def __init__(self, requests: Sequence[ChoiceRequest], call: TimedCall, writer: Writer) -> None:
         self._call = call
         self._writer = writer
         self._arrived = asyncio.Event()

@@ -23,11 +23,11 @@ from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebR
 from pipeline.frontends.http.streams import stream_in
 from pipeline.frontends.openai.answers import Payload, Writer, embeddings
 from pipeline.frontends.openai.arguments import Fields
-from pipeline.frontends.openai.call import Call, all_of
+from pipeline.frontends.openai.call import TimedCall, all_of
 from pipeline.frontends.openai.choices import (
     EVENTS,
+    ChoiceRequest,
     ChoiceStream,
-    Request,
     requests_of,
     text_of,
     text_up_to_stop,
@@ -158,12 +158,12 @@ class OpenAIRoutes:
         writer = Writer(asked.model_id, is_chat, questions.has_usage, questions.each)
         requests = requests_of(asked.asked, asked.model.text, questions.stops)
         engine = asked.served.engine
-        call = Call(engine.begin, self._offload, asked.left_s)
+        call = TimedCall(engine.begin, self._offload, asked.left_s)
         if questions.is_stream:
             pieces = ChoiceStream(requests, call, writer).pieces()
             return await begun(stream_in(EVENTS, pieces))
 
-        async def text(request: Request) -> str:
+        async def text(request: ChoiceRequest) -> str:
             if questions.stops and engine.executor.is_decoupled():
                 return await text_up_to_stop(request, call, self._kept)
             return await text_of(request, call)
@@ -178,7 +178,7 @@ class OpenAIRoutes:
     async def _embed(self, request: WebRequest, name: str) -> WebResponse:
         """Answer with a vector for each text."""
         asked = await self._read(request, "embedding", embedding_questions)
-        call = Call(asked.served.engine.begin, self._offload, asked.left_s)
+        call = TimedCall(asked.served.engine.begin, self._offload, asked.left_s)
 
         async def payload(raw: Any, target: RequestTarget) -> Payload:
             answer = await call.answer(raw, target)

@@ -12,7 +12,7 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai_models import ENDED, SaysByWord, SaysParts, client_of, openai_server
+from openai_models import SaysByWord, SaysParts, became_of, client_of, openai_server
 
 LETTERS = "ab\né"
 TEXTS = st.lists(st.text(LETTERS, max_size=4), min_size=1, max_size=8)
@@ -105,25 +105,23 @@ def test_the_choices_of_a_stream_come_side_by_side(clients):
             seen |= {choice.index for choice in chunk.choices}
             if len(seen) == 3:
                 break
-    assert {ENDED.get(timeout=30) for _ in range(3)} == {"closed"}
+    assert became_of("word", 3) == ["closed"] * 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_closes_the_generator_in_the_worker(clients, stream):
-    ended()
     done = clients[2].completions.create(model="echo", prompt="ab", stop="bab", stream=stream)
     assert (texts_of(done, 1) if stream else [done.choices[0].text]) == ["a"]
-    assert ENDED.get(timeout=30) == "closed"
+    assert became_of("ab") == ["closed"]
 
 
 def test_who_closes_a_stream_closes_the_generator_in_the_worker(clients):
-    ended()
     stream = clients[2].chat.completions.create(
-        model="echo", messages=[{"role": "user", "content": "word"}], stream=True
+        model="echo", messages=[{"role": "user", "content": "more"}], stream=True
     )
-    assert next(stream).choices[0].delta.content == "word"
+    assert next(stream).choices[0].delta.content == "more"
     stream.close()
-    assert ENDED.get(timeout=30) == "closed"
+    assert became_of("more") == ["closed"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -131,9 +129,3 @@ def test_an_error_of_one_choice_ends_all(clients, stream):
     asked = {"model": "echo", "prompt": ["fine", "product"], "n": 2, "stream": stream}
     with pytest.raises(openai.APIError, match="nothing to say"):
         texts_of(clients[0].completions.create(**asked), 4)
-
-
-def ended() -> None:
-    """Forget what became of the generators before."""
-    while not ENDED.empty():
-        ENDED.get()
