@@ -179,12 +179,16 @@ def test_usual_requests_are_in_the_lane_and_unusual_ones_are_not(
 
 def test_a_large_answer_is_one(server: PipelineServer, in_lane: list[bool]) -> None:
     assert server.http_port is not None
-    with Connection(server.http_port) as connection:
-        for count in range(1, 4):
-            connection.send(request(json_of("much"), path=path_of("svc")))
-            answer = connection.answer()
-            assert len(answer.json["outputs"][-1]["data"]) == 30_000
-            assert len(in_lane) == 1 or count > 1  # its connection has left the lane
+    asked = request(json_of("much"), path=path_of("svc"))
+    for _ in range(20):
+        with Connection(server.http_port) as connection:
+            for _ in range(3):
+                connection.send(asked)
+                assert len(connection.answer().json["outputs"][-1]["data"]) == 30_000
+            assert len(in_lane) <= 1  # its connection has left the lane
+        if in_lane:  # else its head came in two pieces: it began beside the lane
+            return
+    pytest.fail("no request is in the lane")
 
 
 @pytest.fixture

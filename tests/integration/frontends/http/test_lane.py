@@ -93,12 +93,13 @@ async def test_who_does_not_read_is_not_read_from_and_finds_all_answers_later(se
     with socket.create_connection(("127.0.0.1", service.frontend.port)) as caller:
         caller.setblocking(False)
         sent = 0
-        while not any(connection._is_full for connection in service.connections):
-            with contextlib.suppress(BlockingIOError):
-                at = sent % len(asked)
-                sent += caller.send(asked[at:])
+        while not (full := [each for each in service.connections if each._is_full]):
             assert sent < ENOUGH_BYTES, "it reads on and on"
-            await asyncio.sleep(0)
+            service.entered.clear()
+            assert caller.send(asked) == len(asked), "all before was read"
+            sent += len(asked)
+            await service.entered.wait()  # half a head would leave the lane
+        assert isinstance(full[0], LaneConnection)
         begun = service.begun
         for _ in range(ROUNDS):
             with contextlib.suppress(BlockingIOError):
@@ -111,7 +112,6 @@ async def test_who_does_not_read_is_not_read_from_and_finds_all_answers_later(se
             sent += len(asked) - sent % len(asked)
         found = await _answers(reader, sent // len(asked))
         assert all(json.loads(body)["value"] == ["x" * 20_000] for body in found)
-        assert isinstance(service.connections[0], LaneConnection)
         writer.close()
 
 
