@@ -20,6 +20,7 @@ from pipeline.errors import PackageError
 from pipeline.observe.snapshot import AskAll
 
 if TYPE_CHECKING:  # where they are made, this module is imported
+    from pipeline.frontends.api.openapi import Described
     from pipeline.frontends.grpc.server import GrpcService
     from pipeline.frontends.http.routes import LaneService, Routes
 
@@ -64,7 +65,7 @@ class FrontendContext:
     other processes listen there too; this one is `replica`. With `sockets` there is an ingress,
     which has the ports that `taken` names and asks frontends on Unix sockets in this folder. A
     frontend may add `routes` to the HTTP port, `lanes` for those of its paths that are to be quick,
-    and `services` to the gRPC port.
+    what is `described` of them in /openapi.json, and `services` to the gRPC port.
     """
 
     name: str | None
@@ -82,6 +83,7 @@ class FrontendContext:
     routes: list[Routes] = field(default_factory=list)
     services: list[GrpcService] = field(default_factory=list)
     lanes: list[LaneService] = field(default_factory=list)
+    described: list[Described] = field(default_factory=list)
 
     @property
     def forwarding(self) -> HeaderForwarding | None:

@@ -84,7 +84,7 @@ def api(context: FrontendContext, options: None) -> None:
     pipelines = Pipelines(context.models, context.forwarding, config.opentelemetry)
     writer = AnswerWriter(context.offload, config.limits)
     most = min(config.limits.json_bytes, config.max_message_bytes)
-    paths = Description(context.name, pipelines).paths()
+    paths = Description(context.name, pipelines, context.described).paths()
     context.routes.append(ApiRoutes(pipelines, context.offload, config.limits, paths))
     context.lanes.append(ApiLane(pipelines, writer, most))
 

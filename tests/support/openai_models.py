@@ -62,6 +62,9 @@ class SaysByWord(Says):
 
     def postprocess(self, input_data: Any, fetch_data: Any, *args: Any) -> Any:
         (fields,) = fetch_data if isinstance(fetch_data, list) else [fetch_data]
+        if "input" in fields:
+            yield self.answer(fields), None, ""
+            return
         answer = self.answer({**fields, "prompt": fields["prompt"].replace("late ", "")})
         for at, word in enumerate(answer["text"].split()):
             if at == 2 and fields["prompt"].startswith("late "):

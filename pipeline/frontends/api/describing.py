@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import orjson
 
 from pipeline.engine.models import Served
-from pipeline.frontends.api.openapi import Operation, document
+from pipeline.frontends.api.openapi import Described, Operation, document
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.http.paths import Answer
 from pipeline.frontends.http.routes import WebRequest, WebResponse
@@ -26,11 +26,15 @@ class Description:
     Args:
         name: of the service; None shows it as "pipeline".
         pipelines: are described, as they are when somebody asks.
+        others: what other frontends have in the document, once all of them are made.
     """
 
-    def __init__(self, name: str | None, pipelines: Pipelines) -> None:
+    def __init__(
+        self, name: str | None, pipelines: Pipelines, others: Sequence[Described] = ()
+    ) -> None:
         self._name = name or "pipeline"
         self._pipelines = pipelines
+        self._others = others
         self._described: tuple[Served, ...] = ()
         self._body = b""
 
@@ -44,7 +48,7 @@ class Description:
         """Answer with the OpenAPI document."""
         there = tuple(self._pipelines.find(each) for each in self._pipelines.names())
         if there != self._described or not self._body:
-            self._body = orjson.dumps(document(self._name, map(_operation, there)))
+            self._body = orjson.dumps(document(self._name, map(_operation, there), self._others))
             self._described = there
         return WebResponse(body=self._body, headers=((b"cache-control", b"no-cache"),))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -70,10 +70,24 @@ class Operation(msgspec.Struct, frozen=True):
     streams: bool = False
 
 
-def document(title: str, operations: Iterable[Operation]) -> dict[str, Any]:
-    """Return the OpenAPI document of pipelines."""
+class Described(NamedTuple):
+    """Part of the document of another frontend: its paths, and the schemas that they name."""
+
+    paths: Mapping[str, Any]
+    components: Mapping[str, Any]
+
+
+def document(
+    title: str, operations: Iterable[Operation], others: Iterable[Described] = ()
+) -> dict[str, Any]:
+    """Return the OpenAPI document of pipelines, and of the other frontends of their server."""
+    more = list(others)
     components: dict[str, Any] = {_ERROR: _ERROR_SCHEMA}
+    for one in more:
+        components |= one.components
     paths = {f"/api/{one.name}": {"post": _post(one, components)} for one in operations}
+    for one in more:
+        paths |= one.paths
     return {
         "openapi": VERSION,
         "info": {"title": title, "version": "1", "description": "POST a JSON object, get one."},

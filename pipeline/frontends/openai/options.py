@@ -29,6 +29,11 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
         Mapping[str, str], "Keys of the pipeline for arguments of OpenAI's: {max_tokens: most}."
     ] = {}
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Return what it answers: "chat", "completion", "embedding"."""
+        return (self.kind,) if self.kind != "text" else ("chat", "completion")
+
 
 class OpenAIOptions(Struct, frozen=True, kw_only=True):
     """`frontends.openai`: OpenAI's API on the HTTP port."""

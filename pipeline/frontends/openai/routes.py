@@ -32,6 +32,7 @@ from pipeline.frontends.openai.choices import (
     text_of,
     text_up_to_stop,
 )
+from pipeline.frontends.openai.describing import described
 from pipeline.frontends.openai.errors import ArgumentError, reply_to
 from pipeline.frontends.openai.options import ModelOptions, OpenAIOptions
 from pipeline.frontends.openai.questions import (
@@ -72,6 +73,7 @@ def openai(context: FrontendContext, options: OpenAIOptions) -> None:
                 f"but {', '.join(there)}: say which under `pipeline`"
             )
     models = options.models or {name: ModelOptions() for name in there}
+    context.described.append(described(models))
     kept = StreamLimits(config.dag.max_parts, config.limits.message_bytes)
     context.routes.append(OpenAIRoutes(models, pipelines, context.offload, config.limits, kept))
 
@@ -140,9 +142,8 @@ class OpenAIRoutes:
         if model is None:
             text = f"there is no model {model_id!r} here, but {there}"
             raise ArgumentError(text, "model", "model_not_found", 404)
-        kinds = (model.kind,) if model.kind != "text" else ("chat", "completion")
-        if kind and kind not in kinds:
-            text = f"the model {model_id!r} answers {' and '.join(kinds)}, not {kind}"
+        if kind and kind not in model.kinds:
+            text = f"the model {model_id!r} answers {' and '.join(model.kinds)}, not {kind}"
             raise ArgumentError(text, "model", "model_not_supported")
         return model
 

@@ -8,6 +8,7 @@ import struct
 import pytest
 from doubles import http, server_for
 from openai_models import Says, openai_server
+from openapi_spec_validator import validate
 
 from pipeline import PipelineServer, ResponseOp
 from pipeline.errors import ConfigError
@@ -101,3 +102,24 @@ def test_an_answer_without_the_text_says_which_key_is_missed():
         assert status == 500
         assert "no text under 'words', but text" in answer["error"]["message"]
         assert answer["error"]["type"] == "server_error"
+
+
+def test_the_document_of_the_server_describes_what_is_answered():
+    with openai_server() as server:
+        _, _, document = http(server, "GET", "/openapi.json")
+        validate(document)
+        below = {path for path in document["paths"] if path.startswith("/v1")}
+        assert below == {
+            "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
+        }  # fmt: skip
+        for path in below - {"/v1/models"}:
+            body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+            assert body["example"]["model"] in body["schema"]["properties"]["model"]["enum"]
+            status, _, answer = http(server, "POST", path, body["example"])
+            assert status == 200, answer
+    with server_for(Says(), name="says") as server:
+        _, _, document = http(server, "GET", "/openapi.json")
+        assert [*document["paths"]] == ["/api/says"]
+    with openai_server(options={"models": {"m": {"kind": "embedding"}}}) as server:
+        _, _, document = http(server, "GET", "/openapi.json")
+        assert {*document["paths"]} == {"/api/says", "/v1/embeddings", "/v1/models"}

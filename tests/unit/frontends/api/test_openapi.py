@@ -14,7 +14,7 @@ from msgspec import field
 import pipeline
 from pipeline import Tensor
 from pipeline.frontends.api.examples import example_of
-from pipeline.frontends.api.openapi import STREAMS, Operation, document
+from pipeline.frontends.api.openapi import STREAMS, Described, Operation, document
 from pipeline.schema.bound import bind
 
 REFERENCE = "#/components/schemas/"
@@ -184,3 +184,15 @@ def test_what_refers_to_itself_has_an_end():
     text = str(example_of(schema, components))
     assert text.startswith("{'a': {'a': ")
     assert text.endswith("}" * 5)
+
+
+def test_what_other_frontends_have_stands_beside_and_keeps_its_names():
+    there = {"type": "object", "title": "of another"}
+    described = Described({"/v9/x": {"get": {}}}, {"Ask": there})
+    found = document("title", [Operation("says", bind(Ask))], [described])
+    assert {*found["paths"]} == {"/api/says", "/v9/x"}
+    schemas = found["components"]["schemas"]
+    assert schemas["Ask"] == there
+    body = found["paths"]["/api/says"]["post"]["requestBody"]["content"]["application/json"]
+    assert schemas[body["schema"]["$ref"].removeprefix(REFERENCE)]["title"] == "Ask"
+    assert body["schema"]["$ref"] != REFERENCE + "Ask"
