@@ -28,11 +28,13 @@ def time_left(deadline_s: float | None, default_s: float) -> float:
 
     Raises DeadlineError: no time is left.
     """
-    ends = call_deadline()
-    limits = [] if deadline_s is None else [deadline_s]
-    if ends is not None:
-        limits.append(ends - time.monotonic())
-    left = min(limits, default=default_s)
+    ends = _call_deadline.get()
+    if ends is None:
+        left = default_s if deadline_s is None else deadline_s
+    else:
+        left = ends - time.monotonic()
+        if deadline_s is not None and deadline_s < left:
+            left = deadline_s
     if left <= 0:
         raise DeadlineError("the deadline passed before the model's server was asked")
     return left

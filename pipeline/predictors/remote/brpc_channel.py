@@ -7,9 +7,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from google.protobuf.message import DecodeError
+from msgspec import Struct
 
 from pipeline.errors import (
     ClosedError,
@@ -20,6 +21,7 @@ from pipeline.errors import (
 )
 from pipeline.predictors.remote.brpc_connection import (
     MAX_ANSWER_BYTES,
+    WENT_WELL,
     BrpcConnection,
     ConnectionLostError,
     OutOfTimeError,
@@ -28,7 +30,6 @@ from pipeline.predictors.remote.brpc_pool import BrpcPool, CannotConnectError
 from pipeline.predictors.remote.endpoints import EndpointPolicy
 from pipeline.proto.brpc.frames import (
     BrpcCode,
-    BrpcFrame,
     BrpcTrace,
     FrameError,
     code_name,
@@ -43,6 +44,15 @@ from pipeline.tracing.context import call_trace, child, parse_traceparent
 _LOGGER = logging.getLogger(__name__)
 _MAX_SHOWN_CHARACTERS = 400
 _MAX_WAIT_S = 1e6  # what the system can wait for, and more than anybody does
+_forks = 0  # between the first process and this one
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 Read = Callable[[bytes | memoryview], Any]
 """Reads the body of an answer; raises DecodeError if it is no such message."""
@@ -74,7 +84,7 @@ class _ServerFailedError(Exception):
         self.is_healthy = is_healthy
 
 
-class _Question(NamedTuple):
+class _Question(Struct, frozen=True, gc=False):
     body: bytes
     log_id: int
     deadline: float
@@ -85,7 +95,7 @@ class _Servers:
     """The state of a channel. A forked child makes its own: it must not use its parent's."""
 
     def __init__(self, addresses: Sequence[tuple[str, int]]) -> None:
-        self.process_id = os.getpid()
+        self.forks = _forks
         self.pools = [BrpcPool(address) for address in addresses]
         self.policy = EndpointPolicy(len(addresses))
         self.lock = threading.Lock()  # of the policy
@@ -175,7 +185,7 @@ class BrpcChannel:
     def _servers(self) -> _Servers:
         self._refuse_if_closed()
         servers = self._own
-        if servers.process_id != os.getpid():
+        if servers.forks != _forks:
             for pool in servers.pools:
                 pool.abandon()
             self._own = servers = _Servers(self._addresses)
@@ -188,21 +198,30 @@ class BrpcChannel:
     # One attempt
 
     def _ask(self, servers: _Servers, index: int, question: _Question) -> Any:
-        meta, body, _ = self._call(servers.pools[index], question)
-        if meta.response.error_code:
-            self._refuse_code(servers, index, *error_of(meta))
-        if meta.HasField("request"):
-            raise _ServerFailedError("it answers garbage: a request, where an answer should be")
+        meta, body = self._call(servers.pools[index], question)
         try:
-            if meta.compress_type:
-                body = decompress(meta.compress_type, body, MAX_ANSWER_BYTES)
+            if meta is not WENT_WELL:
+                body = self._body(servers, index, meta, body)
             answer = question.read(body)
         except (FrameError, DecodeError) as error:
             raise _ServerFailedError(f"it answers garbage: {error}") from error
-        self._note_answer(servers, index)
+        if not servers.policy.all_are_well:
+            self._note_answer(servers, index)
         return answer
 
-    def _call(self, pool: BrpcPool, question: _Question) -> BrpcFrame:
+    def _body(
+        self, servers: _Servers, index: int, meta: RpcMeta, body: bytes | memoryview
+    ) -> bytes | memoryview:
+        """Return the body as the server wrote it. Raises what `_ask` does, and FrameError."""
+        if meta.response.error_code:
+            self._refuse_code(servers, index, *error_of(meta))
+        if meta.HasField("request"):
+            raise FrameError("a request, where an answer should be")
+        if meta.compress_type:
+            return decompress(meta.compress_type, body, MAX_ANSWER_BYTES)
+        return body
+
+    def _call(self, pool: BrpcPool, question: _Question) -> tuple[RpcMeta, bytes | memoryview]:
         try:
             connection = pool.take(question.deadline)
         except CannotConnectError as error:
@@ -220,10 +239,12 @@ class BrpcChannel:
 
     def _meta(self, connection: BrpcConnection, question: _Question) -> RpcMeta:
         log_id = question.log_id
-        time_ms = max(int((question.deadline - time.monotonic()) * 1000), 1)
-        trace = _trace_of_call(self._name)
-        if trace is not None:
-            return request_meta(self._method, 0, log_id=log_id, timeout_ms=time_ms, trace=trace)
+        time_ms = int((question.deadline - time.monotonic()) * 1000)
+        if time_ms < 1:
+            time_ms = 1
+        trace = call_trace()
+        if trace and (known := _trace_of_call(trace, self._name)) is not None:
+            return request_meta(self._method, 0, log_id=log_id, timeout_ms=time_ms, trace=known)
         if connection.meta is None:
             connection.meta = request_meta(self._method, 0)
         repeat_meta(connection.meta, log_id=log_id, timeout_ms=time_ms)
@@ -266,8 +287,6 @@ class BrpcChannel:
                     servers.policy.failed(index)
 
     def _note_answer(self, servers: _Servers, index: int) -> None:
-        if servers.policy.all_are_well:
-            return  # nothing to note, as nearly always
         with servers.lock:
             is_back = servers.policy.answered(index)
         if is_back and len(self._endpoints) > 1:
@@ -279,13 +298,12 @@ class BrpcChannel:
             _LOGGER.warning("[%s] %s is left out: %s", self._name, self._endpoints[index], why)
 
 
-def _trace_of_call(name: str) -> BrpcTrace | None:
-    """Return the running call's trace in brpc's terms; None: not recorded, a flag that brpc lacks.
+def _trace_of_call(trace: str, name: str) -> BrpcTrace | None:
+    """Return a `traceparent` in brpc's terms; None: not recorded, a flag that brpc lacks.
 
     A server takes the span's id for its own span, so the call gets one below the running call's.
     """
-    trace = call_trace()
-    caller = parse_traceparent(trace) if trace else None
+    caller = parse_traceparent(trace)
     if caller is None or not caller.is_sampled:
         return None
     called = parse_traceparent(child(trace, name, "brpc"))

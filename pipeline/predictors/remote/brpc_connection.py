@@ -12,11 +12,22 @@ import socket
 import struct
 import time
 
-from pipeline.proto.brpc.frames import BrpcFrame, FrameError, FrameReader, code_name, error_of, pack
+from pipeline.proto.brpc.frames import (
+    BrpcFrame,
+    FrameError,
+    FrameReader,
+    code_name,
+    error_of,
+    pack,
+    response_meta,
+)
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 
 MAX_ANSWER_BYTES = 512 * 2**20
 """Of one answer, as it travels and when it is unpacked."""
+
+WENT_WELL = response_meta(0)
+"""The meta of all answers that say only that the call went well."""
 
 _RECEIVE_BYTES = 64 * 2**10
 _MAX_RECEIVE_BYTES = 4 * 2**20
@@ -26,6 +37,7 @@ _DONT_WAIT = int(socket.MSG_DONTWAIT)
 _ESTABLISHED = b"\1"  # the first byte of tcp_info, its state
 _LONGEST_WAIT_S = 1.0  # of one receive; then the next one
 _TIMEVAL = struct.Struct("@ll")
+_Answer = tuple[RpcMeta, bytes | memoryview]
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     # A host that is gone without a word is noticed within a minute.
@@ -58,7 +70,7 @@ class BrpcConnection:
         self._wait_s = 0.0  # that a receive waits at most, as the socket was told
         self._frames = FrameReader(max_bytes)
         self._receive_bytes = _RECEIVE_BYTES
-        self._answer: BrpcFrame | None = None  # to the last request; those to others are late
+        self._answer: _Answer | None = None  # to the last request; those to others are late
         self._last_id = 0
         self.meta: RpcMeta | None = None
         """That of a call before, for the caller to make the next one of."""
@@ -72,10 +84,11 @@ class BrpcConnection:
         # Unlike poll it keeps the GIL. A late answer is no end: it is dropped.
         return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != _ESTABLISHED
 
-    def ask(self, meta: RpcMeta, body: bytes, deadline: float) -> BrpcFrame:
-        """Ask and wait for the answer, until `time.monotonic()` is `deadline`.
+    def ask(self, meta: RpcMeta, body: bytes, deadline: float) -> _Answer:
+        """Ask, and return the answer's meta and body; wait until `time.monotonic()` is `deadline`.
 
-        The correlation_id of `meta` is set here.
+        The correlation_id of `meta` is set here. A meta that says only that the call went well
+        is WENT_WELL.
 
         Raises:
             OutOfTimeError: no answer in time; a late one is dropped.
@@ -91,7 +104,9 @@ class BrpcConnection:
             if left_s <= 0:
                 self.is_usable = True
                 raise OutOfTimeError
-            self._limit_wait(min(left_s, _LONGEST_WAIT_S))
+            wait_s = left_s if left_s < _LONGEST_WAIT_S else _LONGEST_WAIT_S
+            if wait_s != self._wait_s:
+                self._limit_wait(wait_s)
             self._receive()
         self._answer = None  # an idle connection keeps none
         self.is_usable = True
@@ -99,10 +114,9 @@ class BrpcConnection:
 
     def _limit_wait(self, wait_s: float) -> None:
         """Have a receive wait no longer; unlike poll, this keeps the GIL."""
-        if wait_s != self._wait_s:
-            self._wait_s = wait_s
-            limit = _TIMEVAL.pack(int(wait_s), int(wait_s % 1 * 1e6) or 1)  # 0 is no limit
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._wait_s = wait_s
+        limit = _TIMEVAL.pack(int(wait_s), int(wait_s % 1 * 1e6) or 1)  # 0 is no limit
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def close(self) -> None:
         """Close the socket; in a forked child the parent's end of the line stays open."""
@@ -142,10 +156,15 @@ class BrpcConnection:
         """Read once, and keep the answer if it is complete."""
         try:
             data = self._socket.recv(self._receive_bytes, flags)
-            if not data:
+            body = self._frames.body_of_answer(data, self._last_id)
+            if body is not None:
+                self.has_answered = True
+                self._answer = WENT_WELL, body
+            elif data:
+                for frame in self._frames.feed(data):
+                    self._take(frame)
+            else:
                 raise ConnectionLostError("it closed the connection")
-            for frame in self._frames.feed(data):
-                self._take(frame)
         except BlockingIOError:
             return  # there was nothing for so long
         except OSError as error:
@@ -164,7 +183,7 @@ class BrpcConnection:
             raise _answer_to_nobody(frame)
         self.has_answered = True
         if number == self._last_id:
-            self._answer = frame
+            self._answer = frame.meta, frame.body
 
 
 def _left(deadline: float) -> float:

@@ -55,9 +55,9 @@ class BrpcPool:
         """
         with self._lock:
             found = self._pop_idle()
+            if found is not None:
+                return found
             limit_s = _SPARE_CONNECT_S if self._connections else CONNECT_TIMEOUT_S
-        if found is not None:
-            return found
         try:
             connected = dial(self._address, min(deadline, time.monotonic() + limit_s))
         except OSError as error:

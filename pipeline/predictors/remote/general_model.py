@@ -18,9 +18,9 @@ from pipeline.predictors.remote.base import Ask, RemoteModel, RemotePredictor
 from pipeline.predictors.signature import LOD, ModelSignature, are_offsets, only_feed
 from pipeline.proto.brpc.arrays import (
     Answer,
+    AnswerReader,
     ArrayWriter,
     Pieces,
-    read_answer,
     request_bytes,
     tensor_field,
 )
@@ -203,10 +203,11 @@ def connect_brpc(model: RemoteModel) -> GeneralModelPredictor:
     addresses = _addresses(model)
     conf = _client_config(model)
     channel = BrpcChannel(model.name, model.endpoints, addresses)
+    read = AnswerReader()
 
     def ask(body: bytes, log_id: int, deadline_s: float | None) -> Any:
         time_s = time_left(deadline_s, model.timeout_s)
-        return channel.ask(body, log_id, time_s, read_answer)
+        return channel.ask(body, log_id, time_s, read)
 
     predictor = GeneralModelPredictor(conf, model.name, model.fetch_list, ask, channel.close)
     for problem in channel.connect(_BRPC_STARTUP_PROBE_S):
@@ -223,7 +224,7 @@ def connect_grpc(model: RemoteModel) -> GeneralModelPredictor:
 
     conf = _client_config(model)
     calls = GrpcCalls(model)
-    ask = calls.asker(f"/{SERVICE}/inference", read_answer)
+    ask = calls.asker(f"/{SERVICE}/inference", AnswerReader())
     try:
         predictor = GeneralModelPredictor(conf, model.name, model.fetch_list, ask, calls.close)
     except InitError:

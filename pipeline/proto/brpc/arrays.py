@@ -2,7 +2,8 @@
 
 What stands around a tensor's numbers, which is its type, shape and names, is the same for all
 arrays of a shape: protobuf writes and reads it once for each, and the numbers are put in between
-and cut out. The bytes are those that protobuf writes.
+and cut out. The bytes are those that protobuf writes. Of an answer that differs from one before in
+its numbers alone, nothing is read but those.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ Pieces = Sequence[bytes | memoryview]
 _MAX_BYTES = 2**31 - 1
 _KEPT = 256  # shapes, lengths or lists of names
 _MAX_KEPT_BYTES = 1024  # of what a peer writes around numbers
+_MAX_KEPT_TENSORS = 16
 _VARINTS = (BrpcElemType.INT64, BrpcElemType.INT32)
 _CONTENT = "tensor_content"
 _NUMBERS = {field.name: field.number for field in Tensor.DESCRIPTOR.fields}
@@ -55,34 +57,34 @@ class ArrayWriter:
         self._number = _NUMBERS[self._field]
         self._are_varints = elem_type in _VARINTS
         self._rest = lru_cache(_KEPT)(self._write_rest)
+        self._around = lru_cache(_KEPT)(self._write_around)
 
     def pieces(self, array: Array) -> Pieces:
         """Return a field `tensor` of a Request; the array has the dtype of `elem_type`."""
-        content = self._content(array)
-        rest = self._rest(array.shape)
-        outer, inner = _heads(self._number, len(content), len(rest))
-        if self._field == _CONTENT:
-            return outer, rest, inner, content
-        return outer, inner, content, rest
-
-    def _content(self, array: Array) -> bytes | memoryview:
+        content: bytes | memoryview
         if self._are_varints:
-            return varint_block(array)
-        if array.nbytes <= SHORT_BYTES:
-            return array.tobytes()
-        return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            content = varint_block(array)
+        elif array.nbytes <= SHORT_BYTES:
+            content = array.tobytes()
+        else:
+            content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        before, after = self._around(array.shape, len(content))
+        return before, content, after
+
+    def _write_around(self, shape: tuple[int, ...], content_bytes: int) -> tuple[bytes, bytes]:
+        """Return what stands before the numbers of a field `tensor`, and behind them."""
+        rest = self._rest(shape)
+        inner = field_head(self._number, content_bytes) if content_bytes else b""
+        size = len(inner) + content_bytes + len(rest)
+        outer = field_head(Request.TENSOR_FIELD_NUMBER, size)
+        if self._field == _CONTENT:
+            return outer + rest + inner, b""
+        return outer + inner, rest
 
     def _write_rest(self, shape: tuple[int, ...]) -> bytes:
         tensor = Tensor(shape=shape)
         tensor.MergeFrom(self._tensor)
         return tensor.SerializeToString()
-
-
-@lru_cache(_KEPT)
-def _heads(number: int, content_bytes: int, rest_bytes: int) -> tuple[bytes, bytes]:
-    """Return what stands before a tensor, and before the numbers in it."""
-    inner = field_head(number, content_bytes) if content_bytes else b""
-    return field_head(Request.TENSOR_FIELD_NUMBER, len(inner) + content_bytes + rest_bytes), inner
 
 
 def request_bytes(tensors: Iterable[Pieces], fetch: Sequence[str], log_id: int) -> bytes:
@@ -128,23 +130,74 @@ class _Rest(NamedTuple):
     size: int
 
 
-def read_answer(data: bytes | memoryview) -> Answer:
-    """Return what a Response says. Raises DecodeError: `data` are none."""
-    try:
-        arrays = _arrays(data)
-    except (DecodeError, IndexError):  # let protobuf say what is wrong with it
-        arrays = None
-    return Response.FromString(bytes(data)) if arrays is None else arrays
+class _Numbers(NamedTuple):
+    """One tensor in answers: `before` are the bytes between the numbers before and its own."""
+
+    before: bytes
+    at: int
+    end: int
+    alias: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
 
 
-def _arrays(data: bytes | memoryview) -> dict[str, Array] | None:
-    """Return the arrays of one model's answer; None if there is more to it."""
+class _Layout(NamedTuple):
+    """Places of the numbers in the output of a model that answers with the same all around them.
+
+    `rest` follows the last numbers, until the output's end at `end`.
+    """
+
+    tensors: tuple[_Numbers, ...]
+    rest: bytes
+    end: int
+
+    def read(self, data: bytes | memoryview) -> dict[str, Array] | None:
+        """Return the arrays of an answer; None: it is another one, or says more than those."""
+        arrays = {}
+        read_to = 0
+        for before, at, end, alias, dtype, shape in self.tensors:
+            if data[read_to:at] != before:
+                return None
+            arrays[alias] = np.ndarray(shape, dtype, data, at).copy()
+            read_to = end
+        is_all = data[read_to : self.end] == self.rest and (
+            self.end == len(data) or _is_plain(bytes(data[self.end :]))
+        )
+        return arrays if is_all else None
+
+
+class AnswerReader:
+    """Reads the answers of a model. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[int, _Layout] = {}  # by the length of an answer
+
+    def __call__(self, data: bytes | memoryview) -> Answer:
+        """Return what a Response says. Raises DecodeError: `data` are none."""
+        size = len(data)
+        layout = self._layouts.get(size)
+        if layout is not None and (arrays := layout.read(data)) is not None:
+            return arrays
+        try:
+            layout = _layout(data)
+        except (DecodeError, IndexError):  # let protobuf say what is wrong with it
+            layout = None
+        if layout is None or (arrays := layout.read(data)) is None:
+            return Response.FromString(bytes(data))
+        if len(layout.tensors) <= _MAX_KEPT_TENSORS:
+            if len(self._layouts) >= _KEPT:
+                self._layouts = {}
+            self._layouts[size] = layout
+        return arrays
+
+
+def _layout(data: bytes | memoryview) -> _Layout | None:
+    """Return the layout of one model's answer; None if there is more to it than arrays."""
     if not data or data[0] != _OUTPUTS_TAG:
         return None
     at, end = _block(data, 1, len(data))
-    if end < len(data) and not _is_plain(Response.FromString(bytes(data[end:]))):
-        return None
-    arrays = {}
+    tensors = []
+    read_to = 0
     while at < end and data[at] == _TENSOR_TAG:
         at, tensor_end = _block(data, at + 1, end)
         elem_type = _TYPES.get(data[at])
@@ -156,12 +209,12 @@ def _arrays(data: bytes | memoryview) -> dict[str, Array] | None:
             return None
         if rest.size * rest.dtype.itemsize != at - start:
             return None
-        numbers = np.frombuffer(data, rest.dtype, rest.size, start)
-        arrays[rest.alias] = numbers.reshape(rest.shape).copy()
-        at = tensor_end
+        before = bytes(data[read_to:start])
+        tensors.append(_Numbers(before, start, at, rest.alias, rest.dtype, rest.shape))
+        read_to, at = at, tensor_end
     if end - at > _MAX_KEPT_BYTES or not _is_engine(bytes(data[at:end])):
         return None
-    return arrays
+    return _Layout(tuple(tensors), bytes(data[read_to:end]), end)
 
 
 def _block(data: bytes | memoryview, at: int, limit: int) -> tuple[int, int]:
@@ -176,8 +229,12 @@ def _block(data: bytes | memoryview, at: int, limit: int) -> tuple[int, int]:
     return at, at + size
 
 
-def _is_plain(response: Response) -> bool:
-    """Return whether a rest of an answer holds no model's output and no error."""
+def _is_plain(data: bytes) -> bool:
+    """Return whether the rest of an answer holds no model's output and no error."""
+    try:
+        response = Response.FromString(data)
+    except DecodeError:
+        return False
     return not response.outputs and not response.err_no
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -18,6 +19,7 @@ from google.protobuf.message import DecodeError
 from pipeline.proto.brpc import snappy
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.inflate import inflated
+from pipeline.proto.pipeline.blocks import varint
 from pipeline.proto.slices import SHORT_BYTES
 
 SERVICE: Final = "baidu.paddle_serving.predictor.general_model.GeneralModelService"
@@ -29,6 +31,9 @@ MAX_FRAME_BYTES: Final = 512 * 2**20
 _HEADER = struct.Struct(">4sII")
 _MAX_UINT32 = 2**32 - 1
 _SHORT_BYTES = 16 * 2**10
+_NUMBER_TAG = bytes([RpcMeta.CORRELATION_ID_FIELD_NUMBER << 3])
+_KEPT = 256  # metas, without their number
+_MAX_KEPT_BYTES = 64  # of one that a peer wrote
 
 
 class BrpcCode(enum.IntEnum):
@@ -122,9 +127,9 @@ def request_meta(
 def repeat_meta(meta: RpcMeta, *, log_id: int = 0, timeout_ms: int = 0) -> None:
     """Make the meta of a call that of another one, of the same method and without a trace."""
     request = meta.request
-    request.timeout_ms = min(timeout_ms, 2**31 - 1)
+    request.timeout_ms = timeout_ms if timeout_ms < 2**31 else 2**31 - 1
     if log_id:
-        request.log_id = _signed(log_id)
+        request.log_id = log_id if 0 < log_id < 2**63 else _signed(log_id)
     else:
         request.ClearField("log_id")
 
@@ -228,6 +233,22 @@ class FrameReader:
             self._error = error
             raise
 
+    def body_of_answer(self, data: bytes, correlation_id: int) -> bytes | None:
+        """Return the body of the answer to a call where `data` are all of that answer, and its
+        meta says only that the call went well. None: nothing was read; `feed` reads all else.
+        """
+        if self._rest or self._error is not None or len(data) < HEADER_BYTES:
+            return None
+        magic, size, meta_size = _HEADER.unpack_from(data)
+        if magic != MAGIC or not meta_size <= size == len(data) - HEADER_BYTES <= self._max_bytes:
+            return None
+        if meta_size > _MAX_KEPT_BYTES:
+            return None
+        body_at = HEADER_BYTES + meta_size
+        number = _NUMBER_TAG + varint(correlation_id)
+        before, found, behind = data[HEADER_BYTES:body_at].partition(number)
+        return data[body_at:] if found and _went_well(before, behind) else None
+
     def _whole(self, data: bytes | bytearray | memoryview) -> BrpcFrame | None:
         """Return the frame that `data` are, as nearly always; None: they are something else."""
         if len(data) < HEADER_BYTES:
@@ -284,6 +305,21 @@ def _read_meta(data: bytes) -> RpcMeta:
         return RpcMeta.FromString(data)
     except DecodeError as error:
         raise FrameError("the meta of a frame is no RpcMeta") from error
+
+
+@lru_cache(_KEPT)
+def _went_well(before: bytes, behind: bytes) -> bool:
+    """Return whether a meta, which has its correlation_id between the two, is that of an answer
+    without an error, of which the body is all.
+    """
+    try:
+        meta, rest = RpcMeta.FromString(before), RpcMeta.FromString(behind)
+    except DecodeError:
+        return False  # it was not the field, but within another one
+    meta.MergeFrom(rest)
+    is_answer = not (meta.HasField("request") or meta.response.error_code)
+    is_all = not (meta.compress_type or meta.attachment_size)
+    return is_answer and is_all and not rest.HasField("correlation_id")
 
 
 def _read_frame(data: bytes | bytearray | memoryview, meta_size: int) -> BrpcFrame:

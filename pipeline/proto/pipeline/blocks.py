@@ -27,6 +27,7 @@ _VARINT, _FIXED_64, _PREFIXED, _FIXED_32 = 0, 1, 2, 5
 _FIELDS_AT_ONCE = 4096
 _FEW, _MANY = 64, 1024  # numbers: protobuf begins sooner, numpy is quicker for each
 _WIDEST = np.dtype(np.int64)
+_BYTES = tuple(bytes((byte,)) for byte in range(0x80))
 
 
 @dataclass(frozen=True)
@@ -324,6 +325,10 @@ def _written(numbers: Array) -> bytes:
 
 def varint(number: int) -> bytes:
     """Return a number as protobuf writes lengths."""
+    if number < 0x80:
+        return _BYTES[number]
+    if number < 0x4000:
+        return bytes((number & 0x7F | 0x80, number >> 7))
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

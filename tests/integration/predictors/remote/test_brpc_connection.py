@@ -44,7 +44,7 @@ def connected(server: PlayedServer, **arguments: Any) -> Iterator[BrpcConnection
 
 def ask(connection: BrpcConnection, body: bytes, time_s: float = WAIT_S) -> bytes:
     deadline = time.monotonic() + time_s
-    return connection.ask(request_meta("inference", 0), body, deadline).body
+    return connection.ask(request_meta("inference", 0), body, deadline)[1]
 
 
 def test_a_request_is_answered() -> None:

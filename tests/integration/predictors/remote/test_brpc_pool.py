@@ -37,7 +37,7 @@ def take(pool: BrpcPool, time_s: float = WAIT_S) -> BrpcConnection:
 def ask(pool: BrpcPool, connection: BrpcConnection, body: bytes = b"") -> bytes:
     deadline = time.monotonic() + WAIT_S
     try:
-        return connection.ask(request_meta("inference", 0), body, deadline).body
+        return connection.ask(request_meta("inference", 0), body, deadline)[1]
     finally:
         pool.give_back(connection)
 

@@ -13,7 +13,13 @@ from hypothesis.extra import numpy as hnp
 
 from pipeline.errors import PayloadTypeError
 from pipeline.proto.brpc import arrays
-from pipeline.proto.brpc.arrays import ArrayWriter, read_answer, request_bytes, tensor_field
+from pipeline.proto.brpc.arrays import (
+    Answer,
+    AnswerReader,
+    ArrayWriter,
+    request_bytes,
+    tensor_field,
+)
 from pipeline.proto.brpc.frames import FrameReader, decompress
 from pipeline.proto.brpc.general_model import (
     BrpcElemType,
@@ -39,6 +45,18 @@ def inputs(draw: st.DrawFn) -> tuple[str, str, np.ndarray]:
     else:
         array = draw(hnp.arrays(dtype, SHAPES))
     return draw(st.text(max_size=8)), draw(st.text(max_size=8)), array
+
+
+def read_answer(data: bytes | memoryview) -> Answer:
+    """What is read when nothing is known, and again when the layout is."""
+    read = AnswerReader()
+    first, again = read(data), read(data)
+    assert first.__class__ is again.__class__
+    if isinstance(first, dict):
+        assert isinstance(again, dict)
+        assert list(first) == list(again)
+        assert all(same_bits(first[name], again[name]) for name in first)
+    return again
 
 
 def writer(name: str, alias: str, array: np.ndarray) -> ArrayWriter:
@@ -179,6 +197,47 @@ def test_the_arrays_of_two_answers_are_not_the_same_memory() -> None:
     assert isinstance(second, dict)
     first["x"][0] = 7
     assert second["x"].tolist() == [[1, 1], [1, 1]]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_answers_of_all_sorts_are_read_in_turns(data: st.DataObject) -> None:
+    read = AnswerReader()
+    dtypes = FLOATS.flatmap(lambda dtype: hnp.arrays(dtype, st.sampled_from([(2,), (1, 2), (4,)])))
+    for _ in range(data.draw(st.integers(1, 8))):
+        outputs = data.draw(st.dictionaries(st.sampled_from("xyz"), dtypes, min_size=1))
+        response = answer_of(outputs, data.draw(st.sampled_from(["e", "f"])))
+        response.log_id = data.draw(st.integers(0, 3))
+        response.err_no = data.draw(st.integers(0, 1))
+        found = read(response.SerializeToString())
+        if response.err_no:
+            assert found == response
+        else:
+            assert isinstance(found, dict)
+            assert list(found) == list(outputs)
+            assert all(same_bits(found[name], outputs[name]) for name in outputs)
+
+
+def test_of_an_answer_like_the_one_before_only_the_numbers_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = AnswerReader()
+    read(answer_of({"x": np.zeros(2), "y": np.zeros(3)}).SerializeToString())
+    monkeypatch.setattr(arrays, "_layout", None)
+    found = read(answer_of({"x": ROWS[0, :2], "y": ROWS[1, :3]}).SerializeToString())
+    assert isinstance(found, dict)
+    assert (found["x"].tolist(), found["y"].tolist()) == ([0, 1], [4, 5, 6])
+
+
+def test_a_limited_number_of_layouts_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "_KEPT", 3)
+    read = AnswerReader()
+    for size in range(1, 20):
+        read(answer_of({"x": np.zeros(size)}).SerializeToString())
+        assert 0 < len(read._layouts) <= 3
+    many = answer_of({str(n): np.zeros(1) for n in range(100)}).SerializeToString()
+    assert isinstance(read(many), dict)
+    assert len(many) not in read._layouts, "what stands around them takes room"
 
 
 FINE = answer_of({"x": np.ones(3, np.float32)})

@@ -404,3 +404,85 @@ def test_nothing_is_compressed_in_a_way_that_is_not_there(kind: int):
 def test_the_header_is_that_of_the_frames():
     assert len(header(0, 0)) == HEADER_BYTES
     assert FrameReader().feed(header(0, 0)) == [BrpcFrame(RpcMeta(), b"", b"")]
+
+
+# --- answers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, 127, 128, 2**14, 2**40])
+@pytest.mark.parametrize("body", [b"", b"body", bytes(30_000)], ids=len)
+def test_the_body_of_an_answer_is_cut_out(number: int, body: bytes):
+    assert FrameReader().body_of_answer(pack(response_meta(number), body), number) == body
+
+
+def test_answers_of_genuine_servers_say_no_more_where_they_are_not_packed():
+    plain = []
+    for name, way in FRAMES:
+        frame = frame_of(FRAMES[name, way])
+        number = frame.meta.correlation_id
+        assert FrameReader().body_of_answer(FRAMES[name, way], number) is None
+        frame.meta.compress_type = 0
+        body = FrameReader().body_of_answer(pack(frame.meta, frame.body), number)
+        if way == "s2c" and not error_of(frame.meta)[0]:
+            plain.append(name)
+            assert body == frame.body
+        else:
+            assert body is None
+    assert len(plain) > 2
+
+
+ANSWER = response_meta(7)
+
+
+def meta_with(**fields: object) -> RpcMeta:
+    meta = RpcMeta(**fields)
+    return RpcMeta.FromString(ANSWER.SerializeToString() + meta.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"PRPC",
+        pack(ANSWER, b"body")[:-1],
+        pack(ANSWER, b"body") + b"P",
+        pack(ANSWER, bytes(97)),
+        pack(response_meta(8), b"body"),
+        pack(response_meta(7, 2001, "no"), b""),
+        pack(meta_with(compress_type=1), b"body"),
+        pack(ANSWER, b"body", b"attachment"),
+        pack(request_meta("inference", 7), b"body"),
+        pack(meta_with(authentication_data=bytes(64)), b"body"),
+        pack(meta_with(response=RpcResponseMeta(error_text=b"\x20\x07"), correlation_id=8), b"x"),
+        b"HTTP" + pack(ANSWER, b"body")[4:],
+        header(2, 1) + b"\x20\x07",
+        header(2, 3) + b"\x20\x07",
+        header(3, 3) + b"\x12\x20\x07",
+    ],
+)
+def test_what_is_not_just_the_answer_is_left_to_feed(data: bytes):
+    assert FrameReader(max_bytes=100).body_of_answer(data, 7) is None
+
+
+def test_an_answer_is_looked_for_only_where_a_frame_begins():
+    answer = pack(ANSWER, b"body")
+    reader = FrameReader()
+    assert reader.feed(pack(request_meta("m", 1), answer)[: -len(answer)]) == []
+    assert reader.body_of_answer(answer, 7) is None
+    assert [frame.body for frame in reader.feed(answer)] == [answer]
+    assert reader.body_of_answer(answer, 7) == b"body"
+    with pytest.raises(FrameError):
+        reader.feed(b"X")
+    assert reader.body_of_answer(answer, 7) is None
+
+
+@settings(max_examples=400, deadline=None)
+@given(damaged() | st.binary(max_size=100), st.integers(1, 2**31))
+def test_a_body_that_is_cut_out_is_the_one_of_the_frame(data: bytes, number: int):
+    whole = pack(response_meta(number), data)
+    for wire in (data, whole, whole[:-1], whole + data):
+        body = FrameReader(max_bytes=100_000).body_of_answer(wire, number)
+        if body is not None:
+            (frame,) = FrameReader(max_bytes=100_000).feed(wire)
+            assert (frame.body, frame.attachment) == (body, b"")
+            assert frame.meta.correlation_id == number
