@@ -34,7 +34,9 @@ PROMPT, MOST, SECONDS, ROUNDS = "this movie is", 60, 3.0, 5
 def main() -> None:
     given = _arguments()
     if given.port:
-        ask = {"events": events, "messages": messages, "answers": answers}[given.way]
+        ask = {"events": events, "messages": messages, "answers": answers, "posts": posts}[
+            given.way
+        ]
         print(asyncio.run(ask(given.port, given.callers)))
         return
     from web_server import HERE, server
@@ -110,6 +112,11 @@ async def answers(port: int, callers: int) -> float:
     return await _over_grpc(port, callers, ask)
 
 
+async def posts(port: int, callers: int) -> float:
+    """Ask for one answer again and again, over HTTP; return the words a second that came."""
+    return await _over_http(port, callers, AnswerCounter)
+
+
 async def messages(port: int, callers: int) -> float:
     """Ask for a stream again and again, over gRPC; return the words a second that came."""
 
@@ -144,55 +151,81 @@ async def _over_grpc(
 
 
 async def events(port: int, callers: int) -> float:
-    """Ask for server-sent events again and again; return the words a second that came.
+    """Ask for server-sent events again and again; return the words a second that came."""
+    return await _over_http(port, callers, EventCounter)
 
-    The client only counts the events, so that it takes little of the processor's time.
-    """
+
+async def _over_http(port: int, callers: int, counter: type[Counter]) -> float:
+    """Have clients ask that only count, so that they take little of the processor's time."""
     seeds, loop = count(), asyncio.get_running_loop()
     began = time.perf_counter()
 
     async def caller() -> int:
         ended: asyncio.Future[int] = loop.create_future()
-        await loop.create_connection(lambda: EventCounter(seeds, began, ended), "127.0.0.1", port)
+        await loop.create_connection(lambda: counter(seeds, began, ended), "127.0.0.1", port)
         return await ended
 
     written = sum(await asyncio.gather(*(caller() for _ in range(callers))))
     return written / (time.perf_counter() - began)
 
 
-class EventCounter(asyncio.Protocol):
-    """A connection that asks for one stream behind the other, and counts the words that come."""
+class Counter(asyncio.Protocol):
+    """A connection that asks one thing behind the other, and counts the words that come."""
 
-    END = b"event: end"
+    ACCEPT = ""
 
     def __init__(self, seeds: Iterator[int], began: float, ended: asyncio.Future[int]) -> None:
         self._seeds, self._began, self._ended = seeds, began, ended
         self._written = 0
-        self._tail = b""
+        self._came = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._ask()
 
-    def data_received(self, data: bytes) -> None:
-        self._written += data.count(b'data: {"')  # a short event is never cut
-        self._tail = (self._tail + data)[-64:]
-        if self._tail.endswith(b"0\r\n\r\n"):
-            assert self.END in self._tail, "an error has ended it"
-            self._tail = b""
-            if time.perf_counter() - self._began < SECONDS:
-                self._ask()
-            else:
-                self._transport.close()
-                self._ended.set_result(self._written)
+    def _next(self) -> None:
+        self._came = b""
+        if time.perf_counter() - self._began < SECONDS:
+            self._ask()
+        else:
+            self._transport.close()
+            self._ended.set_result(self._written)
 
     def _ask(self) -> None:
         texts = [PROMPT, f"{MOST}", f"{next(self._seeds)}"]
         body = json.dumps({"key": ["prompt", "most", "seed"], "value": texts})
         self._transport.write(
             "POST /generate/prediction HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-            f"Accept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+            f"Accept: {self.ACCEPT}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
         )
+
+
+class EventCounter(Counter):
+    """Asks for streams."""
+
+    ACCEPT, END = "text/event-stream", b"event: end"
+
+    def data_received(self, data: bytes) -> None:
+        self._written += data.count(b'data: {"')  # a short event is never cut
+        self._came = (self._came + data)[-64:]
+        if self._came.endswith(b"0\r\n\r\n"):
+            assert self.END in self._came, "an error has ended it"
+            self._next()
+
+
+class AnswerCounter(Counter):
+    """Asks for one answer, of which it counts the words."""
+
+    ACCEPT = "application/json"
+
+    def data_received(self, data: bytes) -> None:
+        self._came += data
+        _, _, body = self._came.partition(b"\r\n\r\n")
+        if body.endswith(b"}"):  # it is short, and comes in one or two packets
+            answer = json.loads(body)
+            assert not answer["err_no"], answer["err_msg"]
+            self._written += min(MOST, len(words_of(answer["value"][0])) + 1)
+            self._next()
 
 
 def _arguments() -> argparse.Namespace:

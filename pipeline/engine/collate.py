@@ -21,6 +21,10 @@ LOD = ".lod"
 _SCALARS = (str, bytes, bool, int, float, complex, np.generic, type(None))
 
 
+Form = tuple[tuple[str, "np.dtype[Any]", tuple[int, ...]], ...]
+"""(name, dtype, shape of a row) of each of some arrays that have equally many rows"""
+
+
 @dataclass(slots=True)
 class Call:
     """One call of `process`.
@@ -87,6 +91,9 @@ def _bounded(items: Mapping[int, Any], group: list[int], most_rows: int) -> list
 
 def rows_brought(calls: Sequence[Call], items: int) -> list[int]:
     """Return how many rows each of a batch's items brought, all its parts together; at least 1."""
+    if len(calls) == 1 and calls[0].spans and len(calls[0].items) == items:  # as nearly always
+        brought = calls[0].spans[0]
+        return brought if all(brought) else [count or 1 for count in brought]
     rows = [0] * items
     for call in calls:
         if call.spans:
@@ -155,9 +162,11 @@ def _are_alike(items: list[Any]) -> bool:
     first = items[0]
     if not isinstance(first, dict) or not first:
         return False
-    form = _form_of(first)
+    form, _ = form_of(first)
     count = len(first)
-    for item in items[1:] if form else ():
+    if form is None:
+        return False
+    for item in items[1:]:
         if not isinstance(item, dict) or len(item) != count:
             return False
         rows = -1
@@ -169,21 +178,21 @@ def _are_alike(items: list[Any]) -> bool:
             if shape[1:] != row_shape or rows not in (-1, shape[0]):
                 return False
             rows = shape[0]
-    return bool(form)
+    return True
 
 
-def _form_of(item: dict[str, Any]) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-    """Return what plain arrays that go together have in common; empty: there are others."""
+def form_of(item: dict[str, Any]) -> tuple[Form | None, int]:
+    """Return what plain arrays that go together have in common, and their rows; None for others."""
     form: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
     rows = -1
     for name, value in item.items():
         if type(value) is not np.ndarray or not value.ndim or str(name).endswith(LOD):
-            return []
+            return None, 0
         if rows not in (-1, len(value)):
-            return []
+            return None, 0
         rows = len(value)
         form.append((name, value.dtype, value.shape[1:]))
-    return form
+    return tuple(form) or None, rows
 
 
 def _merge_arrays(items: Mapping[int, dict[str, Any]]) -> Call:

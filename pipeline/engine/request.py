@@ -149,11 +149,11 @@ class RequestState(msgspec.Struct, eq=False):
         """Drop the request, whose caller has left; does nothing once it is answered."""
         self.engine.cancel(self)
 
-    def took_part(self) -> None:
-        """Take note that a part of the answer is on its way to the caller: another may follow."""
+    def took_part(self, count: int = 1) -> None:
+        """Take note that parts of the answer are on their way to the caller: others may follow."""
         stream = self.stream
         if stream is not None and stream.out is not None and self.phase is ACTIVE:
-            stream.out.took(self)
+            stream.out.took(self, count=count)
 
     def blame(self, error: PipelineError, outcome: Outcome) -> None:
         """Take down why the request fails, unless it has failed before."""
@@ -210,8 +210,8 @@ class RequestHandle(Protocol):
 class StreamHandle(RequestHandle, Protocol):
     """A request that has begun, and may be answered in parts."""
 
-    def took_part(self) -> None:
-        """Take note that a part of the answer is on its way to the caller: another may follow."""
+    def took_part(self, count: int = 1) -> None:
+        """Take note that parts of the answer are on their way to the caller: others may follow."""
 
 
 Begin = Callable[[Any, float | None, RequestTarget | None, ResponseSink], RequestHandle]

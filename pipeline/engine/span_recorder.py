@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
@@ -44,9 +45,15 @@ class SpanRecorder:
         return self.batches
 
     def batch(self, worker: Worker, run: BatchRun, result_received_ns: int = 0) -> None:
-        """Take down the spans of a batch that a worker is done with, now or at that time."""
+        """Take down the spans of a batch that a worker is done with, now or at that time.
+
+        Without outcomes all of it went well, in one call.
+        """
         result_received_ns = result_received_ns or self.clock_ns()
         journal, rows, missed = self.journal, run.rows, []
+        if not run.outcomes:
+            self._all_well(worker, run, result_received_ns)
+            return
         for indexes, times in executions(run):
             self.batches += 1
             start_ns, preprocess_end_ns, process_end_ns, end_ns = times
@@ -79,6 +86,31 @@ class SpanRecorder:
             self.unfinished(missed, Outcome.OTHER)
         if journal is not None:
             journal.flush_if_long()
+
+    def _all_well(self, worker: Worker, run: BatchRun, received_ns: int) -> None:
+        """Do the same for a batch of which nothing else is to be told: quicker."""
+        times = (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns)
+        input_ns, infer_ns, output_ns = (end - start for start, end in pairwise(times))
+        self.batches += 1
+        index, number, batch = self.index, worker.number, self.batches
+        rows = run.rows or [item.request.rows for item in run.items]
+        spans = [
+            pack_span(
+                index, number, batch, item.data_id, count, _OK, item.ready_ns, *times, received_ns
+            )
+            for item, count in zip(run.items, rows, strict=True)
+        ]
+        for item, span in zip(run.items, spans, strict=True):
+            request = item.request
+            if request.spans is not None:
+                request.spans.append(span)
+            if item.generation == request.generation:
+                request.input_ns += input_ns
+                request.infer_ns += infer_ns
+                request.output_ns += output_ns
+        if self.journal is not None:
+            self.journal.spans += spans
+            self.journal.flush_if_long()
 
     def unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
         """Take down spans that came to nothing: as their request ended, or else as `outcome`."""

@@ -60,10 +60,10 @@ class PartsReader(StreamSink):
                     timer.cancel()
         return bool(self.parts) or self.has_ended
 
-    def took_part(self) -> None:
-        """Take note that a part is on its way to the caller: another one may follow."""
+    def took_part(self, count: int = 1) -> None:
+        """Take note that parts are on their way to the caller: others may follow."""
         if self._request is not None:
-            self._request.took_part()
+            self._request.took_part(count)
 
     def cancel(self) -> None:
         """Drop the request, whose caller has left; does nothing once it is answered."""

@@ -13,6 +13,7 @@ from pipeline.engine.payload import Payload
 from pipeline.proto.lists import concatenated
 
 _PART_BYTES = 256  # of a part beside what is in it
+_MOST_QUICK = 64  # values of a part that are counted one by one
 _DEEPEST = 6  # so far down is looked
 _MOST_AT_ONCE = 1_000_000  # of a level's values are looked at: a list may be in many
 _NUMBERS = frozenset({int, float, bool, type(None)})
@@ -31,6 +32,9 @@ def combined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Text and bytes are appended, as lists are; arrays are concatenated along axis 0, those without
     axes stacked; of anything else, and where parts do not fit together, the last one counts.
     """
+    names = parts[0].keys() if parts else ()
+    if all(part.keys() == names for part in parts):  # as nearly always
+        return {name: _joined([part[name] for part in parts]) for name in names}
     values: dict[str, list[Any]] = {}
     for part in parts:
         for name, value in part.items():
@@ -42,8 +46,11 @@ def _joined(values: list[Any]) -> Any:
     first = values[0]
     if len(values) == 1:
         return first
-    if isinstance(first, str) and _are(values, str):
-        return "".join(values)
+    if isinstance(first, str):
+        try:
+            return "".join(values)
+        except TypeError:  # there are others among them
+            return values[-1]
     if isinstance(first, bytes | bytearray) and _are(values, bytes | bytearray):
         return b"".join(values)
     if isinstance(first, list) and _are(values, list):
@@ -78,8 +85,12 @@ class Kept(msgspec.Struct):
 
     def add(self, part: Any, limits: StreamLimits) -> str:
         """Count one more; return what they are too many for, "" if they are not."""
-        self.parts += 1
-        self.bytes += size_of(part)
+        return self.add_all(1, size_of(part), limits)
+
+    def add_all(self, parts: int, size: int, limits: StreamLimits) -> str:
+        """Count so many more, of so many bytes; return the same."""
+        self.parts += parts
+        self.bytes += size
         if self.parts > limits.parts:
             return f"more than dag.max_parts ({limits.parts})"
         if self.bytes > limits.bytes:
@@ -89,6 +100,17 @@ class Kept(msgspec.Struct):
 
 def size_of(part: Any) -> int:
     """Return about how many bytes a part has, a Payload or what is in one."""
+    if type(part) is dict and len(part) < _MOST_QUICK:  # of text and arrays, as nearly always
+        size = _PART_BYTES + 8
+        for value in part.values():
+            kind = type(value)
+            if kind is str or kind is bytes:
+                size += len(value) + 8
+            elif kind is np.ndarray and not value.dtype.hasobject:
+                size += value.nbytes + 8
+            else:
+                return _PART_BYTES + _held(part)
+        return size
     return _PART_BYTES + (part.byte_size if isinstance(part, Payload) else _held(part))
 
 

@@ -15,9 +15,10 @@ from pipeline.engine.pack_jobs import Packer, PackJob
 from pipeline.engine.payload import opened
 from pipeline.engine.request import ACTIVE, PACKING, RequestState
 from pipeline.engine.stage_errors import log_raised
-from pipeline.engine.streams.combine import StreamLimits, combined
+from pipeline.engine.streams.combine import StreamLimits, combined, size_of
 from pipeline.engine.streams.dispatcher import StreamDispatcher, is_for_one_op
-from pipeline.engine.streams.flow import ENDED, RequestStream
+from pipeline.engine.streams.flow import ENDED, Bundle, Part, RequestStream
+from pipeline.engine.streams.iterative import IterativeDispatcher
 from pipeline.engine.streams.plan import StreamPlan
 from pipeline.engine.streams.spans import note_part
 from pipeline.errors import (
@@ -95,6 +96,8 @@ class StreamDelivery(Filter):
         for node in nodes.values():
             if isinstance(node, StreamDispatcher):
                 node.deliver, node.limits = self._take, self._limits
+            if isinstance(node, IterativeDispatcher):
+                node.may_hold = config.dag.part_timeout_s is None
 
     @classmethod
     def made(cls, plan: StreamPlan | None, *args: Any) -> StreamDelivery | None:
@@ -140,7 +143,7 @@ class StreamDelivery(Filter):
     # Parts --------------------------------------------------------------------------------------
 
     def _take(self, request: RequestState, message: Any) -> None:
-        """Take the next Part of an answer, ENDED, or a PipelineError."""
+        """Take the next Part of an answer, or a Bundle; ENDED, or a PipelineError."""
         stream = request.stream
         assert stream is not None, "it has made a part"
         stream.waiting.append(message)
@@ -156,12 +159,21 @@ class StreamDelivery(Filter):
                 self._finish(request, stream)
             elif isinstance(message, PipelineError):
                 self._ways.complete(request, message)
+            elif type(message) is Bundle:
+                self._pass_bundle(request, stream, message)
             elif isinstance(message.payload, Absent):
                 stream.absent = message.payload
                 request.took_part()
             else:
                 self._pass(request, stream, message.payload)
         stream.is_passing = False
+
+    def _pass_bundle(self, request: RequestState, stream: RequestStream, bundle: Bundle) -> None:
+        if bundle.bytes:
+            self._keep(request, stream, bundle.parts, bundle.bytes)
+        else:
+            parts = enumerate(bundle.parts)
+            stream.waiting.extendleft([Part(number, part) for number, part in parts][::-1])
 
     def _pass(self, request: RequestState, stream: RequestStream, payload: Any) -> None:
         """Pack a part for its sink, or keep it for the one answer."""
@@ -174,7 +186,7 @@ class StreamDelivery(Filter):
         if isinstance(data, PipelineError):
             self._ways.complete(request, data)
         elif is_kept:
-            self._keep(request, stream, data)
+            self._keep(request, stream, [data], size_of(data))
         elif wants_response:
             stream.is_packing = True
             stream.made_ns = self._clock_ns() if self._journal is not None else 0
@@ -242,16 +254,18 @@ class StreamDelivery(Filter):
         request.completed_ns = self._clock_ns()
         self._executor.drop(request)
 
-    def _keep(self, request: RequestState, stream: RequestStream, data: Any) -> None:
-        """Keep a part for a caller who takes one answer only."""
-        stream.collected.append(data)
-        if too_much := stream.kept.add(data, self._limits):
+    def _keep(
+        self, request: RequestState, stream: RequestStream, parts: Sequence[Any], size: int
+    ) -> None:
+        """Keep parts for a caller who takes one answer only."""
+        stream.collected += parts
+        if too_much := stream.kept.add_all(len(parts), size, self._limits):
             assert stream.out is not None, "it has made a part"
             text = f"the parts of Op {stream.out.name!r} are {too_much} for one answer"
             self._ways.complete(request, TooLargeError(f"{text}: ask for them as a stream"))
             return
         self._expect(request, stream, self._config.dag.part_timeout_s)
-        request.took_part()
+        request.took_part(len(parts))
 
     # Time ---------------------------------------------------------------------------------------
 

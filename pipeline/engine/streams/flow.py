@@ -29,6 +29,24 @@ class Part(msgspec.Struct, frozen=True, eq=False):
     payload: Any
 
 
+class Bundle(msgspec.Struct, eq=False):
+    """Parts of one request, in order, that go to the loop together.
+
+    Attributes:
+        times_ns: when each was there.
+        bytes: of all, about; 0: they were not counted.
+    """
+
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    times_ns: list[int] = field(default_factory=list)
+    bytes: int = 0
+
+    @property
+    def told(self) -> Any:
+        """Return the one part that there is, or itself."""
+        return self if len(self.parts) > 1 or self.bytes else self.parts[0]
+
+
 def opened_part(message: Any) -> Any:
     """Return a message with what is in its payload, or the error that kept that shut."""
     if not isinstance(message, Part):

@@ -11,10 +11,10 @@ from pipeline.engine.journal import PartKind
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.iterative import IterativeScheduler
-from pipeline.engine.streams.dispatcher import StreamDispatcher, allowed_of
-from pipeline.engine.streams.flow import ENDED, OUT, End
-from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.streams.spans import note_made
+from pipeline.engine.streams.dispatcher import StreamDispatcher, allowed_of, is_for_one_op
+from pipeline.engine.streams.flow import ALL, ENDED, OUT, Bundle, End, Flow, Part
+from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun
+from pipeline.engine.streams.spans import note_bundle, note_made
 from pipeline.engine.streams.stepped import ENDS, Made, SteppedRun
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Worker
@@ -26,12 +26,17 @@ class IterativeDispatcher(StreamDispatcher):
     """Has requests join the run of a worker, which goes on step by step as long as there are any.
 
     The run is the worker's one job: it comes back after each slice, as a generator's does.
+
+    Attributes:
+        may_hold: whether a worker may keep parts a while: there is no limit to the time between
+            them.
     """
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self.run_type: type[BatchRun] = BatchRun  # what the scheduler cuts: those who join
         self._seated: IterativeScheduler = cast(IterativeScheduler, self.scheduler)
+        self.may_hold: bool = False
         self._at: dict[int, SteppedRun] = {}
 
     def count(self, run: BatchRun) -> BatchRun:
@@ -53,10 +58,14 @@ class IterativeDispatcher(StreamDispatcher):
         run = self._at.get(number)
         if run is None:
             run = SteppedRun([], number, least=max(1, self._window // 2), ran_at=number)
+            run.holds = self.may_hold and self.workers.keeps_progress
             self._at[number] = run
         for item in items:
             flow = self._flow(item.request)
-            place = run.join(item, allowed_of(flow, flow.slowest + self._window - flow.sent))
+            allowed = allowed_of(flow, flow.slowest + self._window - flow.sent)
+            if run.holds and allowed != UNWANTED and self._makes_one_answer(item.request):
+                allowed = ALL
+            place = run.join(item, allowed)
             if not item.is_over:
                 self._runs[item.request] = run, place
         if run.is_out:
@@ -64,13 +73,15 @@ class IterativeDispatcher(StreamDispatcher):
         else:
             self._resume(run)
 
+    def _makes_one_answer(self, request: RequestState) -> bool:
+        """Return whether a request's parts go nowhere but into its one answer."""
+        is_last = self._router.last is self or is_for_one_op(request)
+        return is_last and not getattr(request.sink, "takes_parts", False)
+
     def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         assert isinstance(run, SteppedRun), "nothing else is submitted"
-        if isinstance(entries, Made) and entries.step is not None:
-            step = entries.step
-            self.load.served((step.end_ns - step.start_ns) / 1e9)
-            if self.spans.is_wanted:
-                self.spans.batch(cast(Worker, run), step)
+        if isinstance(entries, Made):
+            self._note_steps(run, entries)
         items, runs = run.items, self._runs
         for place, outcome in entries:
             item = items[place]
@@ -80,13 +91,21 @@ class IterativeDispatcher(StreamDispatcher):
             if outcome is ENDED or (type(outcome) is not dict and isinstance(outcome, ENDS)):
                 self._leave(run, place)
 
+    def _note_steps(self, run: SteppedRun, made: Made) -> None:
+        for step in made.steps:
+            self.load.served((step.end_ns - step.start_ns) / 1e9)
+            if self.spans.is_wanted:
+                self.spans.batch(cast(Worker, run), step)
+
     def _tell(self, run: SteppedRun, item: Item, outcome: Any) -> None:
-        """Send a part, or what ends a request, to those behind."""
+        """Send parts, or what ends a request, to those behind."""
         request = item.request
         flow = self._flow(request)
         if outcome is ENDED:
             note_made(self.spans, run, item, flow, PartKind.EMPTY)
             self._ended(item)
+        elif type(outcome) is Bundle:
+            self._send_bundle(run, item, flow, outcome)
         elif isinstance(outcome, PipelineError):
             note_made(self.spans, run, item, flow, PartKind.FAILED)
             self._pass_on(item, outcome)
@@ -97,6 +116,18 @@ class IterativeDispatcher(StreamDispatcher):
             self._send_part(request, flow.sent - 1, outcome)
             if isinstance(outcome, Answer):
                 self._runs.pop(request, None)
+
+    def _send_bundle(self, run: SteppedRun, item: Item, flow: Flow, bundle: Bundle) -> None:
+        """Send several parts: together, where they are the answer's."""
+        request, count = item.request, len(bundle.parts)
+        flow.sent += count
+        note_bundle(self.spans, run, item, flow, bundle.times_ns)
+        self.links.answered += count
+        if self._router.last is self or is_for_one_op(request):
+            self.deliver(request, bundle)
+            return
+        for number, part in enumerate(bundle.parts, flow.sent - count):
+            self._send(request, Part(number, part))
 
     def took(self, request: RequestState, end: End = OUT, count: int = 1) -> None:
         found, stream = self._runs.get(request), request.stream
@@ -138,11 +169,17 @@ class IterativeDispatcher(StreamDispatcher):
     def _end(self, run: SteppedRun, places: Sequence[int], error: PipelineError) -> None:
         """End those in some places of a run, which is given up; the others go on in another."""
         self._is_back(run)
+        left = run.left()
         following = run.without(places)
         self._at[run.ran_at] = following
         for request, (at, place) in list(self._runs.items()):
             if at is run:
                 self._runs[request] = following, place
+        self._note_steps(run, left)
+        for place, outcome in left:
+            item = run.items[place]
+            if self._runs.get(item.request) == (following, place):
+                self._tell(following, item, outcome)
         for place in places:
             item = run.items[place]
             if self._runs.get(item.request) == (following, place):

@@ -18,6 +18,10 @@ DONE = "done"
 """The key by which a batch's `process` says, for each row, that this part is its last."""
 
 
+NO_PART: Any = type("NoPart", (), {"__repr__": lambda self: "NO_PART"})()
+"""In the place of a part: the stream ended before."""
+
+
 class Piece(NamedTuple):
     """One turn's yield for one request; `has_part` False: its stream ended before."""
 
@@ -74,7 +78,11 @@ class Pull:
         """
         if not self._is_batched:
             return [Piece(self.items[0], result)]
-        pieces = cut(result, self.items, self._spans)
+        parts, ends = cut(result, len(self.items), self._spans)
+        pieces = [
+            Piece(item, part, end, part is not NO_PART)
+            for item, part, end in zip(self.items, parts, ends, strict=True)
+        ]
         self._keep([place for place, piece in enumerate(pieces) if _goes_on(piece)])
         return pieces
 
@@ -92,11 +100,12 @@ class Pull:
             self._spans = [[column[place] for place in places] for column in self._spans]
 
 
-def cut(result: Any, items: Sequence[int], spans: list[list[int]]) -> list[Piece]:
-    """Return what a batch's result has for each of `items`, which brought `spans` rows.
+def cut(result: Any, count: int, spans: list[list[int]]) -> tuple[list[Any], list[bool]]:
+    """Return what a batch's result has for each of its requests, and whether that is the last.
 
-    None in the place of a request's rows says that it had its last part before, a row of the key
-    DONE that this is it. Without `spans` there is one request, and all of the result is its.
+    NO_PART is in the place of what a request gets whose stream had its last part before: its rows
+    are None. A row of the key DONE that is true says that this is the last one. Without `spans`
+    there is one request, and all of the result is its.
 
     Raises:
         PayloadTypeError: there is not a row for each row that goes on.
@@ -106,14 +115,11 @@ def cut(result: Any, items: Sequence[int], spans: list[list[int]]) -> list[Piece
         result = dict(result)
         done = result.pop(DONE)
     parts = split_result(result, spans) if spans else [result]
-    ends = _ends(done, len(items), spans)
+    ends = _ends(done, count, spans)
     values = result.values() if isinstance(result, Mapping) else [result]
-    if not any(isinstance(value, list | Mapping) for value in values):  # there is no None in it
-        return list(map(Piece, items, parts, ends))
-    return [
-        Piece(index, part, end, not _is_none(part))
-        for index, part, end in zip(items, parts, ends, strict=True)
-    ]
+    if any(isinstance(value, list | Mapping) for value in values):  # else there is no None in it
+        parts = [NO_PART if _is_none(part) else part for part in parts]
+    return parts, ends
 
 
 def _ends(done: Any, count: int, spans: list[list[int]]) -> list[bool]:
@@ -128,7 +134,7 @@ def _ends(done: Any, count: int, spans: list[list[int]]) -> list[bool]:
             "that go on: give one for each."
         )
     if spans[0].count(1) == count:  # a row each, as nearly always
-        return list(map(bool, done))
+        return list(map(bool, done.tolist() if getattr(done, "ndim", 0) == 1 else done))
     return [bool(np.all(rows)) for rows in slices(done, spans[0])]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipeline.engine.channel import Item
 from pipeline.engine.journal import MAX_ROWS, Journal, PartKind, pack_part, pack_span
 from pipeline.engine.request import RequestState
@@ -49,6 +51,25 @@ def note_made(
         number = flow.sent - 1 if kind is PartKind.GIVEN else flow.sent
         note_part(spans.journal, item.request, spans.index, number, kind, began_ns, now, now)
         flow.sent_ns = now
+
+
+def note_bundle(
+    spans: SpanRecorder, run: Batch, item: Item, flow: Flow, times_ns: Sequence[int]
+) -> None:
+    """Take down the last parts that an Op has made, which were there at these times."""
+    journal = spans.journal
+    if journal is None:
+        return
+    target, data_id, kind = spans.index, item.data_id, PartKind.GIVEN
+    numbers = range(flow.sent - len(times_ns), flow.sent)
+    begins = [flow.sent_ns or run.start_ns, *times_ns]
+    journal.parts += [
+        pack_part(data_id, target, number, kind, began_ns, made_ns, made_ns)
+        for number, began_ns, made_ns in zip(numbers, begins, times_ns, strict=False)
+    ]
+    flow.sent_ns = times_ns[-1]
+    if len(journal.parts) >= MAX_ROWS:
+        journal.flush_parts()
 
 
 def note_part(

@@ -10,21 +10,32 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import field
 
 from pipeline.data import RequestContext, context_of
 from pipeline.engine.batch_run import BatchRun, CallWatch
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.collate import Call, rows_brought
+from pipeline.engine.collate import Call, Form, form_of, rows_brought
 from pipeline.engine.op_state import keep_changes
+from pipeline.engine.stage_errors import stage_error
 from pipeline.engine.streams.flow import ENDED
-from pipeline.engine.streams.pull import cut
+from pipeline.engine.streams.pull import NO_PART, cut
 from pipeline.errors import PayloadTypeError
 
-_GROWING = (list, dict, set, bytearray, deque)
+Kept = tuple[list[dict[str, Any]], list[int]]
+"""(copies of states, sizes of what in them may have others)"""
 
-Kept = tuple[dict[str, Any], list[int]]
-"""(a state, sizes of what in it may have others)"""
+
+class _Growing(dict[type, bool]):
+    """By type: whether a value may have another size at another time."""
+
+    def __missing__(self, kind: type) -> bool:
+        grows = self[kind] = issubclass(kind, list | dict | set | bytearray | deque)
+        return grows
+
+
+_GROWING = _Growing()
 
 
 class Progress(msgspec.Struct, eq=False):
@@ -36,6 +47,8 @@ class Progress(msgspec.Struct, eq=False):
         skips_process: whether that is the one part.
         context: for hooks that ask for it; its `state` is the Op's.
         stored: what `preprocess` stored on the Op.
+        form: of `data`, where all of one form can be merged as they are; None: each is looked at.
+        rows: of `data`, where it has a form.
     """
 
     has_begun: bool = False
@@ -43,6 +56,8 @@ class Progress(msgspec.Struct, eq=False):
     skips_process: bool = False
     context: RequestContext | None = None
     stored: dict[str, Any] | None = None
+    form: Form | None = None
+    rows: int = 0
 
 
 class StepRun(BatchRun, eq=False):
@@ -60,7 +75,7 @@ class StepRun(BatchRun, eq=False):
 
     progress: list[Progress] = field(default_factory=list)
     ends: list[bool] = field(default_factory=list)
-    before: list[Kept] = field(default_factory=list)
+    before: Kept = ([], [])
     changed: set[int] = field(default_factory=set)
 
     def prepare(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
@@ -70,49 +85,69 @@ class StepRun(BatchRun, eq=False):
         self.ends: list[bool] = [False] * len(self.items)
         if op.asking:
             self.contexts: list[RequestContext] = [
-                _context(item, each) for item, each in zip(self.items, self.progress, strict=True)
+                each.context or _context(item, each)
+                for item, each in zip(self.items, self.progress, strict=True)
             ]
-        self._begin(op)
-        for place, (item, each) in enumerate(zip(self.items, self.progress, strict=True)):
-            if self.outcomes[place] is not None or item.is_over:
-                continue
-            data = each.data
-            self.prepared[place] = dict(data) if type(data) is dict else data
-            if each.skips_process:
-                self.skipping.add(place)
-                self.ends[place] = True
-            if each.stored:
-                self.states[place] = each.stored
+        self.prepared: dict[int, Any] = dict(enumerate([each.data for each in self.progress]))
+        new = [place for place, each in enumerate(self.progress) if not each.has_begun]
+        if new:
+            self._begin(op, new)
+        if op.keeps_state:
+            self.states: dict[int, dict[str, Any]] = {
+                place: each.stored for place, each in enumerate(self.progress) if each.stored
+            }
         self.preprocess_end_ns: int = clock_ns()
         self.calls: list[Call] | None = self._plan(op)
         if op.has_model or op.most_rows:
-            self.rows: list[int] = rows_brought(self.calls, len(self.items))
+            self.rows = rows_brought(self.calls, len(self.items))
 
-    def _begin(self, op: BoundOp) -> None:
-        """Preprocess those that have not begun, as a batch of their own."""
-        new = [place for place, each in enumerate(self.progress) if not each.has_begun]
-        if not new:
-            return
-        first = BatchRun([self.items[place] for place in new], outcomes=[None] * len(new))
-        first.contexts = [self.contexts[place] for place in new] if self.contexts else []
+    def _begin(self, op: BoundOp, new: list[int]) -> None:
+        """Preprocess those in these places, as a batch of their own."""
+        began = BatchRun([self.items[place] for place in new], outcomes=[None] * len(new))
+        began.contexts = [self.contexts[place] for place in new] if self.contexts else []
         before = dict(op.state)
-        first._preprocess(op)
+        began._preprocess(op)
         if op.keeps_state and len(new) == 1:  # it may be in a batch at its next step
-            first.states[0] = dict(op.state)
-            keep_changes(before, first.states, op.state)
+            began.states[0] = dict(op.state)
+            keep_changes(before, began.states, op.state)
         for index, place in enumerate(new):
-            each, data = self.progress[place], first.prepared.get(index)
+            each, data = self.progress[place], began.prepared.get(index)
             each.has_begun, each.data = True, data
-            each.skips_process = index in first.skipping
-            each.stored = first.states.get(index)
-            self.outcomes[place] = first.outcomes[index]
-            if isinstance(data, list) and not each.skips_process:
+            each.skips_process = index in began.skipping
+            each.stored = began.states.get(index)
+            if type(data) is dict and op.runs_process and not op.most_rows:
+                form, each.rows = form_of(data)
+                first = self.progress[0].form
+                each.form = first if form == first else form  # the same one is soon compared
+            self.outcomes[place] = outcome = began.outcomes[index]
+            if outcome is not None or self.items[place].is_over:
+                del self.prepared[place]
+                continue
+            self.prepared[place] = data
+            if each.skips_process:
+                self.skipping.add(place)
+                self.ends[place] = True
+            elif isinstance(data, list):
+                del self.prepared[place]
                 self.outcomes[place] = PayloadTypeError(
                     f"Op {op.name!r}: preprocess returned a list of dicts, and the Op has "
                     "batching: iterative: return one dict."
                 )
 
+    def _plan(self, op: BoundOp) -> list[Call]:
+        """Return the calls: one, without a look at what is fed, where all of that has one form."""
+        progress = self.progress
+        forms = [each.form for each in progress]
+        form = forms[0]
+        is_whole = len(self.prepared) == len(progress) > 1 and not self.skipping
+        if form is None or not is_whole or forms.count(form) < len(forms):
+            return super()._plan(op)
+        feed = {name: np.concatenate([each.data[name] for each in progress]) for name, *_ in form}
+        return [Call(feed, list(range(len(progress))), [[each.rows for each in progress]])]
+
     def _run_call(self, call: Call, op: BoundOp, watch: CallWatch) -> None:
+        if len(call.items) == 1 and type(call.feed) is dict:  # it is fed again at the next step
+            call.feed = dict(call.feed)
         self.before = self._kept(call)
         super()._run_call(call, op, watch)
 
@@ -127,20 +162,45 @@ class StepRun(BatchRun, eq=False):
 
     def _distributed(self, call: Call) -> list[Any]:
         """Return the rows of each item, and take down who ends."""
-        pieces = cut(call.result, call.items, call.spans)
-        for piece in pieces:
-            self.ends[piece.item] = piece.is_last
-            if not piece.has_part:
-                self.outcomes[piece.item] = ENDED
-        return [piece.data for piece in pieces]
+        parts, ends = cut(call.result, len(call.items), call.spans)
+        for place, part, is_last in zip(call.items, parts, ends, strict=True):
+            self.ends[place] = is_last
+            if part is NO_PART:
+                self.outcomes[place] = ENDED
+        return parts
 
-    def _kept(self, call: Call) -> list[Kept]:
+    def _postprocess(self, op: BoundOp) -> None:
+        calls = self.calls or []
+        is_whole = len(calls) == 1 and len(calls[0].items) == len(self.items)
+        if not is_whole or self.states or calls[0].error or any(i.is_feed for i in self.items):
+            super()._postprocess(op)
+            return
+        outcomes, contexts = self.outcomes, self.contexts  # as nearly always
+        for place, (item, part) in enumerate(zip(self.items, calls[0].result, strict=True)):
+            if outcomes[place] is not None:
+                continue
+            if contexts:
+                op.context = contexts[place]
+            try:
+                outcomes[place] = op.postprocess(item.inputs, part, item.data_id, item.log_id)
+            except BaseException as error:  # user code; a worker survives even SystemExit
+                outcomes[place] = stage_error(error, op, "postprocess", item.log_id)
+
+    def forget(self) -> None:
+        """Forget all but what its spans need; large arrays may hang on the rest."""
+        self.prepared, self.contexts, self.calls, self.before = {}, [], [], ([], [])
+        self.progress, self.states = [], {}
+        if not self.executions and all(type(outcome) is dict for outcome in self.outcomes):
+            self.outcomes = []
+
+    def _kept(self, call: Call) -> Kept:
         """Return what the Op keeps of a call's items, as far as a change of it is seen later."""
-        states = [self.contexts[place].state for place in call.items] if self.contexts else []
-        return [
-            (state.copy(), [len(value) for value in state.values() if isinstance(value, _GROWING)])
-            for state in states
-        ]
+        if not self.contexts:
+            return [], []
+        states = [self.contexts[place].state for place in call.items]
+        growing = _GROWING
+        sizes = [len(value) for state in states for value in state.values() if growing[type(value)]]
+        return [state.copy() for state in states], sizes
 
 
 def _context(item: Any, progress: Progress) -> RequestContext:
@@ -149,11 +209,9 @@ def _context(item: Any, progress: Progress) -> RequestContext:
     return progress.context
 
 
-def _are_same(before: list[Kept], after: list[Kept]) -> bool:
+def _are_same(before: Kept, after: Kept) -> bool:
     """Return whether all states have the same values, of the same sizes, as before."""
-    return all(
-        was.keys() == now.keys()
-        and sizes == sizes_now
-        and all(value is now[name] for name, value in was.items())
-        for (was, sizes), (now, sizes_now) in zip(before, after, strict=True)
+    return before[1] == after[1] and all(
+        was.keys() == now.keys() and all(value is now[name] for name, value in was.items())
+        for was, now in zip(before[0], after[0], strict=True)
     )

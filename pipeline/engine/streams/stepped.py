@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from msgspec import field
@@ -15,7 +15,8 @@ from msgspec import field
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.stage_errors import stage_error
-from pipeline.engine.streams.flow import ENDED
+from pipeline.engine.streams.combine import size_of
+from pipeline.engine.streams.flow import ALL, ENDED, Bundle
 from pipeline.engine.streams.run import SLICE_NS, UNWANTED, Entry, StreamRun, StreamWatch
 from pipeline.engine.streams.step import Progress, StepRun
 from pipeline.errors import PipelineError
@@ -25,6 +26,9 @@ ENDS = (PipelineError, Answer)
 
 _MANY = 4  # requests in one step, and
 _QUICK_NS = 2_000_000  # a step of less: the loop looks by itself for what was made
+_HOLD_NS = 10_000_000  # parts of quick steps are kept for at most so long, to go together
+_MUCH = ALL >> 1  # room of who takes one answer, which no number of parts uses up
+_HELD_BYTES = 2**20  # of parts that are kept for who takes one answer
 
 
 class Vacant:
@@ -44,16 +48,18 @@ VACANT = Vacant()
 
 
 class Made(list[Entry]):
-    """Entries that one step has made.
+    """Entries that steps have made; a part of them may be a Bundle.
 
     Attributes:
-        step: what ran; None: no step did, requests left.
-        may_wait: whether it is soon enough if they are told with those of the next steps: there
-            are many of them, and a step takes no time.
+        steps: those that ran since the last ones were told.
+        may_wait: whether it is soon enough if the loop hears of them when it looks by itself: they
+            are those of many requests, and a step takes no time.
     """
 
-    step: StepRun | None = None
-    may_wait: bool = False
+    def __init__(self, entries: Iterable[Entry] = (), steps: Sequence[StepRun] = ()) -> None:
+        super().__init__(entries)
+        self.steps: Sequence[StepRun] = steps
+        self.may_wait: bool = False
 
 
 class SteppedRun(StreamRun, eq=False):
@@ -63,19 +69,32 @@ class SteppedRun(StreamRun, eq=False):
     has no room for another part sits out. The end of each is told, also of those that nobody waits
     for: only then another one may have its place.
 
+    Parts of quick steps go to the loop several at a time: of who takes one answer when that is
+    there, or the slice is over; of others the first one at once, and then as many as there is
+    further room for.
+
     Attributes:
+        holds: whether parts may be kept a while: nobody asks when each was there.
         joining: places whose items have not begun; the loop adds to it, the worker takes.
         free: places that nobody has. The loop's.
         stepping: places of those in the step that runs; as the next two the worker's.
         seated: places of those that have begun, in this order.
         progress: of each place.
+        held: parts that were not told yet, by place; as the next two the worker's.
+        untold: what is to be told next.
+        steps: that were not told yet.
     """
 
+    holds: bool = False
     joining: deque[int] = field(default_factory=deque)
     free: list[int] = field(default_factory=list)
     stepping: list[int] = field(default_factory=list)
     seated: list[int] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
+    held: dict[int, Bundle] = field(default_factory=dict)
+    held_bytes: int = 0
+    untold: list[Entry] = field(default_factory=list)
+    steps: list[StepRun] = field(default_factory=list)
 
     # On the loop --------------------------------------------------------------------------------
 
@@ -152,6 +171,7 @@ class SteppedRun(StreamRun, eq=False):
     def without(self, places: Sequence[int]) -> SteppedRun:
         """Return a run that goes on with all but those in these places, which stay theirs."""
         run = SteppedRun(list(self.items), self.worker, least=self.least, ran_at=self.ran_at)
+        run.holds = self.holds
         run.allowed, run.made, run.ended = list(self.allowed), list(self.made), list(self.ended)
         run.joining, run.free = deque(self.joining), list(self.free)
         run.progress = list(self.progress)
@@ -161,6 +181,12 @@ class SteppedRun(StreamRun, eq=False):
             if place < len(run.progress):  # it had begun
                 run.progress[place] = Progress()
         return run
+
+    def left(self) -> Made:
+        """Take what the worker had not told when it was given up."""
+        made = Made([*self.untold, *self.held.items()], self.steps)
+        self.untold, self.held, self.steps = [], {}, []
+        return made
 
     def _failed(self, op_name: str, worker: int, indexes: Sequence[int], what: str) -> str:
         return super()._failed(op_name, worker, self.stepping or self.taken or [0], what)
@@ -179,16 +205,18 @@ class SteppedRun(StreamRun, eq=False):
         try:
             while not self.is_superseded:
                 self._seat()
-                self.stepping = self._ready(teller)
+                self.stepping = self._ready()
                 if not self.stepping:
                     break
                 self._step(op, teller, clock_ns)
                 if clock_ns() - began_ns > SLICE_NS:
                     break
+            self._say(teller)
         except BaseException as error:  # ours, on data of any type: the worker must survive it
             failed = stage_error(error, op, "process", 0)
-            self._say(teller, Made((place, failed) for place in self.seated))
-            self.seated = []
+            for place in self.seated[:]:
+                self._end(place, failed)
+            self._say(teller)
         self.stepping = []
         op.context = None  # it has the states of those in the last step
         self.end_ns: int = clock_ns()
@@ -204,7 +232,7 @@ class SteppedRun(StreamRun, eq=False):
             self.made[place], self.ended[place] = 0, False
             self.seated.append(place)
 
-    def _ready(self, watch: StreamWatch) -> list[int]:
+    def _ready(self) -> list[int]:
         """Return the places of those that have room; who is over leaves."""
         ready, over = [], []
         for place in self.seated:
@@ -213,8 +241,8 @@ class SteppedRun(StreamRun, eq=False):
                 over.append(place)
             elif self.made[place] < allowed:
                 ready.append(place)
-        if over:
-            self._say(watch, Made((place, ENDED) for place in over))
+        for place in over:
+            self._end(place, ENDED)
         return ready
 
     def _step(self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int]) -> None:
@@ -226,30 +254,80 @@ class SteppedRun(StreamRun, eq=False):
         step.run(op, watch, clock_ns)
         if self.is_superseded:
             return
-        made = Made()
-        made.step = step
-        for place, outcome, is_last in zip(places, step.outcomes, step.ends, strict=True):
-            if outcome is None:  # it was over before it began
-                continue
-            made.append((place, outcome))
-            if is_last and outcome is not ENDED and not isinstance(outcome, ENDS):
-                made.append((place, ENDED))
         self.start_ns: int = step.start_ns
-        made.may_wait = len(places) >= _MANY and step.end_ns - step.start_ns < _QUICK_NS
-        self._say(watch, made)
+        self.steps.append(step)
+        is_quick = len(places) >= _MANY and step.end_ns - step.start_ns < _QUICK_NS
+        self._take(step, places, is_quick and self.holds)
+        if self.holds:
+            step.forget()
+        if self.untold or not self.holds or self.held_bytes > _HELD_BYTES:
+            self._say(watch, is_quick)
 
-    def _say(self, watch: StreamWatch, made: Made) -> None:
-        """Have the loop told of parts and ends; what cannot be sent ends a request, too."""
-        ends = False
-        for place, outcome in made:
-            if outcome is ENDED or (type(outcome) is not dict and isinstance(outcome, ENDS)):
-                self.ended[place] = ends = True
-                self.progress[place] = Progress()
-            else:
-                self.made[place] += 1
-        if ends:
-            self.seated = [place for place in self.seated if not self.ended[place]]
-        if made and not self.is_superseded:
+    def _take(self, step: StepRun, places: Sequence[int], may_hold: bool) -> None:
+        """Take what a step has made: to be told now, or to be held."""
+        now, held, made, allowed = step.end_ns, self.held, self.made, self.allowed
+        for place, outcome, is_last in zip(places, step.outcomes, step.ends, strict=True):
+            if type(outcome) is not dict:
+                if outcome is not None:  # else it was over before it began
+                    self._take_other(place, outcome, is_last)
+                continue
+            bundle = held.get(place)
+            if bundle is None:
+                bundle = held[place] = Bundle()
+            bundle.parts.append(outcome)
+            bundle.times_ns.append(now)
+            made[place] += 1
+            room = allowed[place] - made[place]
+            if room >= _MUCH:  # one answer is made of them
+                size = size_of(outcome)
+                bundle.bytes += size
+                self.held_bytes += size
+            if is_last:
+                self._end(place, ENDED)
+            if is_last or room >= _MUCH:
+                continue
+            count = len(bundle.parts)
+            is_first, is_old = made[place] == count, now - bundle.times_ns[0] > _HOLD_NS
+            if not may_hold or is_first or is_old or count >= room:
+                self._let_go(place)
+
+    def _take_other(self, place: int, outcome: Any, is_last: bool) -> None:
+        """Take a Goto, or what ends a request."""
+        if outcome is ENDED or isinstance(outcome, ENDS):
+            self._end(place, outcome)
+            return
+        self._let_go(place)
+        self.untold.append((place, outcome))
+        self.made[place] += 1
+        if is_last:
+            self._end(place, ENDED)
+
+    def _end(self, place: int, outcome: Any) -> None:
+        """Have a request end with this, behind its parts."""
+        self._let_go(place)
+        self.untold.append((place, outcome))
+        self.ended[place] = True
+        self.progress[place] = Progress()
+        self.seated.remove(place)
+
+    def _let_go(self, place: int) -> None:
+        """Have what is held of a request be told next."""
+        bundle = self.held.pop(place, None)
+        if bundle is not None:
+            self.untold.append((place, bundle.told))
+            self.held_bytes -= bundle.bytes
+
+    def _say(self, watch: StreamWatch, may_wait: bool | None = None) -> None:
+        """Have the loop told of parts and ends; without `may_wait` of all that is held."""
+        if self.is_superseded:  # another one tells it: see `left`
+            return
+        if may_wait is None or self.held_bytes > _HELD_BYTES:
+            for place in list(self.held):
+                self._let_go(place)
+        made = Made(self.untold, self.steps)
+        made.may_wait = bool(may_wait)
+        self.untold, self.steps = [], []
+        if made or made.steps:
             watch.yielded(self, made)
             unsent = [place for place in self.seated if self.ended[place]]
             for place in unsent:  # which may be another's in the next step

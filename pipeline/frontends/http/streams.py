@@ -147,8 +147,7 @@ async def _pieces(
                     yield piece
                 if error is not None:
                     raise error
-                for _ in range(count):
-                    reader.took_part()
+                reader.took_part(count)
         for piece in await _last(reader.last, form, write):
             has_begun = True
             yield piece

@@ -92,8 +92,7 @@ def _made(run: StreamRun, entries: list[Entry], parts: WireParts, times: StepTim
     first: dict[int, Any] = {}
     for place, outcome in entries:
         first.setdefault(place, outcome)
-    made = Made(entries)
-    made.step = StepRun(
+    step = StepRun(
         [run.items[place] for place in first],
         run.worker,
         parts.start_ns,
@@ -105,7 +104,7 @@ def _made(run: StreamRun, entries: list[Entry], parts: WireParts, times: StepTim
         preprocess_end_ns=parts.preprocess_end_ns,
         process_end_ns=times.process_end_ns,
     )
-    return made
+    return Made(entries, [step])
 
 
 def take_slice(sent: Sent, result: Result, end: SliceEnd, worker: int) -> bool:

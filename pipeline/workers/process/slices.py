@@ -175,9 +175,9 @@ class Slices:
         if not isinstance(run, SteppedRun):
             self.parts.append(WireParts(self._number, told, run.start_ns, run.preprocess_end_ns))
             return
-        step = entries.step if isinstance(entries, Made) else None
+        steps = entries.steps if isinstance(entries, Made) else ()
         parts = WireParts(run.ran_at, told)
-        if step is not None:
+        for step in steps:  # there is one at most
             parts.start_ns, parts.preprocess_end_ns = step.start_ns, step.preprocess_end_ns
             parts.step = _times(step)
         self.parts.append(parts)

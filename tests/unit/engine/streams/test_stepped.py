@@ -11,7 +11,8 @@ from pipeline import Op, RequestOp
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.data import NO_INFO
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.streams.flow import ENDED
+from pipeline.engine.streams import stepped
+from pipeline.engine.streams.flow import ALL, ENDED, Bundle
 from pipeline.engine.streams.run import SLICE_NS
 from pipeline.engine.streams.stepped import SteppedRun
 from pipeline.op import configure_op
@@ -55,7 +56,13 @@ class Watch(list):
         pass
 
     def yielded(self, run, entries):
-        self += [(place, "end" if told is ENDED else told["at"]) for place, told in entries]
+        self += [(place, shown(told)) for place, told in entries]
+
+
+def shown(told):
+    if isinstance(told, Bundle):
+        return [part["at"] for part in told.parts]
+    return "end" if told is ENDED else told["at"]
 
 
 def item(n):
@@ -206,3 +213,72 @@ def keep_in(op, kept):
     (context,) = op.context
     large = context.state["large"] = Large()
     kept.append(weakref.ref(large))
+
+
+def holding(*allowed, steps=9):
+    """A run of as many requests as are quick together, each of so many steps."""
+    run = SteppedRun([], 0)
+    run.holds = True
+    for each in allowed:
+        run.join(item(steps), each)
+    return run
+
+
+def test_parts_of_one_answer_are_told_together_behind_its_last_one():
+    watch = ran(holding(ALL, ALL, ALL, ALL, steps=3), bound())
+    assert watch == [(place, what) for place in range(4) for what in ([1, 2, 3], "end")]
+
+
+def test_parts_of_a_stream_go_as_many_at_a_time_as_there_is_further_room():
+    op, run = bound(), holding(8, ALL, ALL, ALL, steps=9)
+    told = [what for place, what in ran(run, op) if place == 0]
+    assert told == [1, [2, 3, 4, 5], [6, 7], 8], "the first one at once"
+    run.allowed[0] = 16
+    assert [what for place, what in ran(run, op) if place == 0] == [9, "end"]
+
+
+def test_parts_of_few_requests_or_of_slow_steps_are_not_held():
+    assert ran(holding(99, 99, steps=2), bound())[:4] == [(0, 1), (1, 1), (0, 2), (0, "end")]
+    run, watch = holding(99, 99, 99, 99, steps=2), Watch()
+    times = iter(range(0, 10**12, 1_000_000))
+    run.run(bound(), watch, lambda: next(times))
+    assert watch[:4] == [(place, 1) for place in range(4)]
+
+
+def test_a_slice_tells_all_that_is_held_when_it_is_over():
+    op, run, watch = bound(), holding(ALL, steps=99), Watch()
+    times = iter(range(0, 10**12, SLICE_NS // 10))
+    run.run(op, watch, lambda: next(times))
+    ((_, parts),) = watch
+    assert parts == list(range(1, run.made[0] + 1))
+    assert not run.held
+
+
+def test_what_one_answer_is_made_of_is_held_up_to_a_size(monkeypatch):
+    monkeypatch.setattr(stepped, "_HELD_BYTES", 1000)
+    watch = ran(holding(ALL, steps=9), bound())
+    assert [what for _, what in watch] == [[1, 2, 3, 4], [5, 6, 7, 8], [9], "end"]
+
+
+def test_what_was_held_is_left_by_a_run_that_is_given_up():
+    op, run = bound(), holding(ALL, steps=9)
+
+    def hangs():
+        run.is_superseded = True
+
+    WHILE.extend([lambda: None, lambda: None, hangs])
+    assert ran(run, op) == []
+    left = run.left()
+    assert [(place, shown(told)) for place, told in left] == [(0, [1, 2])]
+    assert len(left.steps) == 2
+    assert not run.left()
+
+
+def test_times_of_parts_are_those_of_the_ends_of_their_steps():
+    op, run, told = bound(), holding(ALL, steps=3), []
+    watch = Watch()
+    watch.yielded = lambda run, made: told.append(made)
+    times = iter(range(100))
+    run.run(op, watch, lambda: next(times))
+    (made,) = told
+    assert made[0][1].times_ns == [step.end_ns for step in made.steps]
