@@ -171,8 +171,8 @@ class Played:
         self.sink = sink
         return self
 
-    def took_part(self) -> None:
-        self.taken += 1
+    def took_part(self, count: int = 1) -> None:
+        self.taken += count
 
     def cancel(self) -> None:
         self.is_cancelled = True
