@@ -1,6 +1,6 @@
 """Run the server, ask it with the official client of OpenAI's API, and stop it: `make chat`.
 
-Exits with 1 where a stream and one answer differ, or a bad request is not refused as OpenAI does.
+Exits with 1 where a stream, a choice or a cut is another text, or a bad request is let through.
 """
 
 from __future__ import annotations
@@ -36,17 +36,26 @@ def ask(client: openai.OpenAI) -> int:
         print(parts[-1], end="", flush=True)
 
     done = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=30, seed=SEED)
-    print(f"\na completion: {PROMPT}{done.choices[0].text}")
+    whole = done.choices[0].text
+    print(f"\na completion: {PROMPT}{whole}")
+    two = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=30, seed=SEED, n=2)
+    print(f"another choice: {PROMPT}{two.choices[1].text}")
+    stop = parts[len(parts) // 2]
+    cut = client.completions.create(
+        model=MODEL, prompt=PROMPT, max_tokens=30, seed=SEED, stop=stop
+    ).choices[0]
+    print(f"up to {stop!r}: {PROMPT}{cut.text}")
     try:
         client.completions.create(model=MODEL, prompt=PROMPT, temperature=100)
         refused = False
     except openai.BadRequestError as error:
         refused = "temperature: expected" in error.message
         print(f"refused: {error.message}")
-    if not (refused and len(parts) > 2 and "".join(parts) == done.choices[0].text):
+    is_same = "".join(parts) == whole == two.choices[0].text
+    if not (refused and len(parts) > 2 and is_same and cut.text == whole.partition(stop)[0]):
         print("demo failed: see above", file=sys.stderr)
         return 1
-    print("demo passed: the parts of a stream are the words of the one answer")
+    print("demo passed: a stream, a choice and a cut are what the one answer is")
     return 0
 
 

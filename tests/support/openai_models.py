@@ -26,8 +26,8 @@ OPTIONS = {
 class Says(Op):
     """Says the words of the prompt again, at most `most`, and what else it was asked."""
 
-    def __init__(self, **config: Any) -> None:
-        super().__init__("says", [RequestOp()], **config)
+    def __init__(self, schema: Any = None, **config: Any) -> None:
+        super().__init__("says", [RequestOp(schema=schema)], **config)
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
         (fields,) = input_dicts.values()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
+import os
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,7 +89,7 @@ class Writer:
         self._kinds = (kind, "chat.completion.chunk" if is_chat else kind)
         self._begun: set[int] = set()
         self._head = {
-            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{os.urandom(16).hex()}",
             "created": int(time.time()),
             "model": model_id,
         }

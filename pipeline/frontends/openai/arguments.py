@@ -27,10 +27,12 @@ _OBJECTS = frozenset(("logit_bias", "stream_options"))
 _SWITCHES = frozenset(("stream",))
 
 _DONE_HERE = frozenset(("model", "stream", "stream_options", "n", "best_of", "encoding_format"))
-_IGNORED = frozenset(  # they are for bills, caches and logs
-    ("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key")
+_IGNORED = frozenset(  # they are for bills, caches, logs, and for tools that are not here
+    (
+        *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prediction", "parallel_tool_calls"),
+    )
 )
-_NOT_HANDED_ON = _DONE_HERE | _IGNORED | {"parallel_tool_calls", "prediction"}
 _RENAMED = {"max_completion_tokens": "max_tokens"}
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 _ONLY: Mapping[str, tuple[Any, ...]] = {  # values of arguments that have no others here
@@ -47,6 +49,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {  # values of arguments that have no oth
     "response_format": ({"type": "text"},),
     "web_search_options": (),
 }
+_NOT_HANDED_ON = _DONE_HERE | _IGNORED | _ONLY.keys()
 
 
 def check(body: Fields) -> None:
@@ -74,9 +77,10 @@ def handed_on(body: Fields, model: ModelOptions, own: str) -> Fields:
 
     `own` is what it is asked for, which is not among them.
     """
-    left_out = _NOT_HANDED_ON | _ONLY.keys() | {own}
     asked = {
-        name: value for name, value in body.items() if value is not None and name not in left_out
+        name: value
+        for name, value in body.items()
+        if value is not None and name != own and name not in _NOT_HANDED_ON
     }
     for name, known in _RENAMED.items():
         if name in asked:

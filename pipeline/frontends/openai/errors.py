@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import orjson
 
 from pipeline.errors import (
@@ -14,6 +16,8 @@ from pipeline.errors import (
 )
 from pipeline.frontends.api.errors import error_name, retry_headers, status_of
 from pipeline.frontends.http.routes import HttpError, WebResponse
+
+_PATH = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]]*): (?:expected|found) ")
 
 
 class ArgumentError(PackageError):
@@ -50,7 +54,7 @@ def error_body(error: PipelineError, status: int | None = None) -> bytes:
     said = {
         "message": utf8_text(shortened(str(error))),
         "type": _type_of(status or status_for(error)),
-        "param": argument and argument.param,
+        "param": argument.param if argument else _path_in(error),
         "code": argument.reason if argument else _code_of(error),
     }
     return orjson.dumps({"error": said})
@@ -60,6 +64,12 @@ def _type_of(status: int) -> str:
     if status >= 500:
         return "server_error"
     return "rate_limit_error" if status == 429 else "invalid_request_error"
+
+
+def _path_in(error: PipelineError) -> str | None:
+    """Return the path of the key that a schema refuses, which its error begins with."""
+    found = _PATH.match(str(error)) if isinstance(error, PackageError) else None
+    return found and found[1]
 
 
 def _code_of(error: PipelineError) -> str:

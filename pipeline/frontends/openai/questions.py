@@ -128,8 +128,10 @@ def _questions(body: Fields, model: ModelOptions, prompts: Sequence[Fields]) -> 
     each = choices_of(body)
     if len(prompts) * each > MOST_TEXTS:
         raise ArgumentError(f"more than {MOST_TEXTS} choices: ask for fewer at once", "n")
-    seed = model.keys.get("seed", "seed")
-    fields = [one for prompt in prompts for one in _choices(prompt, each, seed)]
+    fields = prompts
+    if each > 1:
+        seed = model.keys.get("seed", "seed")
+        fields = [one for prompt in prompts for one in _choices(prompt, each, seed)]
     stops, is_stream = stops_of(body), body.get("stream") is True
     return Questions(fields, each, stops, is_stream, has_usage(body))
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import base64
+import http.client as http_client
+import json
 import struct
+from typing import Annotated
 
 import pytest
 from doubles import http, server_for
+from msgspec import Meta, field
 from openai_models import Says, openai_server
 from openapi_spec_validator import validate
 
-from pipeline import PipelineServer, ResponseOp
+from pipeline import PipelineServer, ResponseOp, Schema
 from pipeline.errors import ConfigError
 
 
@@ -60,6 +64,14 @@ def test_bodies_and_paths_that_no_client_sends():
             ("POST", "/v1/completions", b"[]", {}, 400),
             ("POST", "/v1/completions", b'{"model":"echo","model":"echo"}', {}, 400),
             ("POST", "/v1/completions", b"{}", {}, 400),
+            ("POST", "/v1/completions", b'{"model":"echo","prompt":NaN}', {}, 400),
+            ("POST", "/v1/completions", b'{"model":"echo","prompt":"\\ud800"}', {}, 400),
+            ("POST", "/v1/completions", b'{"model":"echo","prompt":"\xff"}', {}, 400),
+            ("POST", "/v1/completions", b'{"a":' * 200 + b"1" + b"}" * 200, {}, 400),
+            ("POST", "/v1/completions", b'{"model":"echo","prompt":"a","seed":1e400}', {}, 400),
+            ("POST", "/v1/completions", b"", {}, 400),
+            ("PUT", "/v1/completions", b"{}", {}, 405),
+            ("POST", "/v1/models", b"{}", {}, 405),
             ("POST", "/v1/completions", b"a", {"content-type": "text/plain"}, 415),
             ("POST", "/v1/completions", {"model": 3, "prompt": "a"}, {}, 400),
             ("POST", "/v1/completions", {"model": "echo", "prompt": "a", "stream": 1}, {}, 400),
@@ -123,3 +135,34 @@ def test_the_document_of_the_server_describes_what_is_answered():
     with openai_server(options={"models": {"m": {"kind": "embedding"}}}) as server:
         _, _, document = http(server, "GET", "/openapi.json")
         assert {*document["paths"]} == {"/api/says", "/v1/embeddings", "/v1/models"}
+
+
+class Typed(Schema, forbid_unknown_fields=True):
+    prompt: Annotated[str, Meta(max_length=9)]
+    places: list[Annotated[int, Meta(ge=1)]] = field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("param", "more"),
+    [
+        ("places[1]", {"places": [1, "x"]}),
+        ("places[0]", {"places": [0]}),
+        ("prompt", {"prompt": "a" * 10}),
+        ("temperature", {"temperature": 1}),
+        (None, {}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_schema_refuses_is_named(param, more, stream):
+    with openai_server(Says(schema=Typed)) as server:
+        asked = {"model": "echo", "prompt": "a", "stream": stream, **more}
+        connection = http_client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+        connection.request("POST", "/v1/completions", json.dumps(asked))
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+    if param is None:
+        assert answer.status == 200
+    else:
+        error = json.loads(body)["error"]
+        assert (answer.status, error["param"]) == (400, param), error
