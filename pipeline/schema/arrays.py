@@ -23,6 +23,7 @@ Rule = Callable[[Any], Any]
 """What makes of a value that which the Op gets; a ValueError has the path behind INNER."""
 
 _NUMBERS = "biuf"
+_BEYOND_INT64 = 2.0**63
 _ARRAY_TYPES: Any = (np.ndarray,)
 
 
@@ -59,12 +60,28 @@ def _of_lists(value: Any) -> Array:
         array = as_array(value)
     except (ValueError, OverflowError):  # it is ragged
         array = np.empty(1, object)
+    if array.dtype == np.float64 and array.size and array.max() >= _BEYOND_INT64:
+        array = _unsigned(value, array)
     if array.dtype.kind in _NUMBERS or (
         array.size and isinstance(array.flat[0], str) and not _odd(value, str, array.shape)
     ):
         return array
     wanted = str if isinstance(_first(value), str) else float
     raise ValueError(_odd(value, wanted, _shape(value)) or f"Expected `number`, got `int`{INNER}")
+
+
+def _unsigned(value: Any, array: Array) -> Array:
+    """Return whole numbers, of which numpy makes floats where some have 64 bits, without loss."""
+    if not _are_whole(value):
+        return array
+    try:
+        return np.asarray(value, np.uint64)
+    except OverflowError:
+        return array
+
+
+def _are_whole(value: Any) -> bool:
+    return all(map(_are_whole, value)) if isinstance(value, list | tuple) else type(value) is int
 
 
 def _first(value: Any) -> Any:

@@ -21,6 +21,7 @@ from pipeline.proto.codec import decode_tensors, numpy_to_tensor
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.pipeline_service_pb2_grpc import PipelineServiceStub
 from pipeline.proto.v2.codec import SERVICE, add_tensor, tensors_to_arrays
+from pipeline.proto.v2.raw import datatype_of
 
 NAME = "typed"
 TIMEOUT_S = 60
@@ -30,7 +31,6 @@ Door = Callable[[PipelineServer, Values], Said]
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _OF_V2 = f"in ensemble '{NAME}', "  # before what an Op or a schema says
-_DATATYPES = {"i": "INT64", "f": "FP32", "S": "BYTES"}
 
 
 def own_form(server: PipelineServer, values: Values) -> Said:
@@ -64,12 +64,12 @@ def own_grpc_stream(server: PipelineServer, values: Values) -> Said:
 
 
 def plain_json(server: PipelineServer, values: Values) -> Said:
-    return _plain(_posted(server, f"api/{NAME}", json.dumps(values).encode()))
+    return _plain(_posted(server, f"api/{NAME}", _json(values).encode()))
 
 
 def plain_lines(server: PipelineServer, values: Values) -> Said:
     accept = {"accept": "application/x-ndjson"}
-    return _plain(_posted(server, f"api/{NAME}", json.dumps(values).encode(), **accept))
+    return _plain(_posted(server, f"api/{NAME}", _json(values).encode(), **accept))
 
 
 def plain_form(server: PipelineServer, values: Values) -> Said:
@@ -82,11 +82,7 @@ def plain_form(server: PipelineServer, values: Values) -> Said:
 
 
 def v2_http(server: PipelineServer, values: Values) -> Said:
-    inputs = [
-        {"name": name, "shape": array.shape, "datatype": _DATATYPES[array.dtype.kind],
-         "data": array.astype(str).tolist() if array.dtype.kind == "S" else array.tolist()}
-        for name, array in _arrays(values)
-    ]  # fmt: skip
+    inputs = [_input(name, array) for name, array in _arrays(values)]
     body = json.dumps({"inputs": inputs}).encode()
     answer = json.loads(_posted(server, f"v2/models/{NAME}/infer", body))
     if "error" in answer:
@@ -159,12 +155,28 @@ def _plain(body: bytes) -> Said:
     return 0, answer["said"]
 
 
+def _input(name: str, array: Any) -> dict[str, Any]:
+    """An input in the JSON of the v2 protocol."""
+    if array.dtype.itemsize == 2 and array.dtype.kind in "fV":
+        raise LookupError(f"{name} has no form in JSON there")
+    found = array.astype(str) if array.dtype.kind == "S" else array
+    kind = datatype_of(array.dtype)
+    return {"name": name, "shape": array.shape, "datatype": kind, "data": found.tolist()}
+
+
 def _texts(values: Values) -> dict[str, str]:
-    return {name: one if isinstance(one, str) else json.dumps(one) for name, one in values.items()}
+    return {name: one if isinstance(one, str) else _json(one) for name, one in values.items()}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=lambda array: array.tolist())
 
 
 def _arrays(values: Values) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            yield name, value
+            continue
         try:
             array = np.array(value)
         except ValueError:

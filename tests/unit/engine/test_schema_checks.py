@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
-from doubles import Engine, answers, virtual
+from doubles import Engine, answers, settle, virtual
 
 import pipeline
-from pipeline import Op, RequestOp, ResponseOp
+from pipeline import Answer, Op, RequestOp, ResponseOp
 from pipeline.engine.pack_jobs import Packer, Unpacker
 from pipeline.engine.request import RequestTarget
 from pipeline.proto.pipeline_service_pb2 import Request
@@ -54,6 +56,18 @@ class Adds(RequestOp):
     def unpack_request_package(self, request):
         data, log_id, _, _ = super().unpack_request_package(request)
         return {**data, "b": 5 if data["a"] == "5" else "own"}, log_id, None, ""
+
+
+def count_calls(holder, name):
+    """Calls that an attribute gets from now on."""
+    calls, asked = [], getattr(holder, name)
+
+    def counted(*args):
+        calls.append(args)
+        return asked(*args)
+
+    setattr(holder, name, counted)
+    return calls
 
 
 @virtual
@@ -148,3 +162,75 @@ async def test_without_a_schema_nothing_of_it_is_there(has_schema):
             and inner.executor.complete == inner._complete
         )
         assert is_plain is not has_schema
+
+
+# With `dag.retry`, which has a request run again --------------------------------------------------
+
+
+def called(self, feed_batch, typical_logid):
+    """A `process`: a scripted worker may hang in it."""
+    return feed_batch[0]
+
+
+@virtual
+async def test_a_request_that_runs_again_brings_what_the_check_made_of_it():
+    class Pops(Says):
+        def preprocess(self, input_dicts):
+            seen = dict(super().preprocess(input_dicts))
+            op.seen[-1] = dict(op.seen[-1])
+            input_dicts["@DAGExecutor"].clear()
+            return seen
+
+        process = called
+
+    op = Pops()
+    config = {"dag": {"retry": 3}, "op": {"says": {"timeout": 200}}}
+    engine = Engine(op, config, {"says": None}, ResponseOp(op, schema=Said))
+    async with engine:
+        checks = count_calls(engine.executor._unpacker, "_check_text")
+        asked = engine.ask(a="3")
+        await asyncio.sleep(0.5)
+        engine.pools["says"].release()
+        assert answers(await asked) == {"said": "fine", "more": "more"}
+        assert op.seen == [{"a": 3, "b": "b"}] * 3
+        assert len(checks) == 1, "what was checked is not text any more"
+        refused = await engine.ask(a="x")
+        assert refused.err_msg == "a: expected int, found str 'x'"
+        assert len(checks) == 2, "it is not tried again"
+        assert engine.executor.inside == 0
+
+
+@pytest.mark.parametrize("said", ["fine", "fail"])
+@virtual
+async def test_an_answer_that_is_checked_while_its_request_begins_anew_counts_no_more(said):
+    """The last Op hangs with what came first; the second one answers in its place meanwhile."""
+    said_before = ["before"]
+
+    class Answers(Op):
+        def postprocess(self, input_dicts, fetch_dict):
+            return Answer({"said": said_before.pop() if said_before else said})
+
+    class Hangs(Op):
+        process = called
+
+    read = RequestOp(schema=Ask)
+    last = Hangs("hangs", [Op("quick", read), Answers("answers", read)])
+    dag = {"retry": 2, "channel_recv_first_arrive": True}
+    config = {"dag": dag, "op": {"hangs": {"timeout": 200}}}
+    times = {"hangs": None, "answers": 0.1, "@DAGExecutor": None}
+    engine = Engine(last, config, times, ResponseOp(last, schema=Slow))
+    async with engine:
+        asked = engine.ask(a="3")
+        await asyncio.sleep(0.35)
+        assert engine.pools["answers"].begun_at == pytest.approx([1000.0, 1000.2])
+        checks = engine.pools["ResponseOp"]
+        checks.release()  # that of the first start
+        await settle()
+        assert not asked.done(), "what the first start answered is not its answer"
+        checks.release()
+        answer = await asked
+        if said == "fine":
+            assert answers(answer) == {"said": "fine", "more": "more"}
+        else:
+            assert "schema Slow raised RuntimeError: no luck" in answer.err_msg
+        assert engine.executor.inside == 0

@@ -257,6 +257,21 @@ NO_ARRAYS = [
 ]
 
 
+def test_whole_numbers_of_64_bits_stay_whole_beside_small_ones():
+    class Wide(pipeline.Schema):
+        wide: npt.NDArray[np.uint64]
+        any_: np.ndarray
+
+    numbers = [[0, 2**64 - 1], [1, 2**63]]
+    seen = bind(Wide).check({"wide": numbers, "any_": numbers})
+    for array in seen.values():
+        assert (array.dtype, array.tolist()) == (np.uint64, numbers)
+    for odd in ([-1, 2**63], [0.5, 2**63], [1e300, 2**64]):
+        assert bind(Wide).check({"wide": [1], "any_": odd})["any_"].dtype == np.float64
+        said = refused({"wide": odd, "any_": odd}, Wide)
+        assert said == "wide: expected array of uint64, found array of float64"
+
+
 @pytest.mark.parametrize(("fields", "said"), NO_ARRAYS, ids=lambda case: str(case)[:40])
 def test_an_array_that_does_not_fit_is_refused_with_its_path(fields, said):
     assert refused(fields, Arrays).startswith(said)
