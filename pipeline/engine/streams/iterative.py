@@ -82,6 +82,10 @@ class IterativeDispatcher(StreamDispatcher):
         assert isinstance(run, SteppedRun), "nothing else is submitted"
         if isinstance(entries, Made):
             self._note_steps(run, entries)
+        self._tell_all(run, entries)
+
+    def _tell_all(self, run: SteppedRun, entries: Sequence[Entry]) -> None:
+        """Send what was made; the places of those that have ended are free."""
         items, runs = run.items, self._runs
         for place, outcome in entries:
             item = items[place]
@@ -176,15 +180,8 @@ class IterativeDispatcher(StreamDispatcher):
             if at is run:
                 self._runs[request] = following, place
         self._note_steps(run, left)
-        for place, outcome in left:
-            item = run.items[place]
-            if self._runs.get(item.request) == (following, place):
-                self._tell(following, item, outcome)
-        for place in places:
-            item = run.items[place]
-            if self._runs.get(item.request) == (following, place):
-                self._tell(following, item, error)
-            self._leave(following, place)
+        self._tell_all(following, left)
+        self._tell_all(following, [(place, error) for place in places if place in following.taken])
         if following.taken:
             self._resume(following)
         elif self._at.get(run.ran_at) is following:

@@ -274,6 +274,18 @@ def test_what_was_held_is_left_by_a_run_that_is_given_up():
     assert not run.left()
 
 
+def test_ends_that_were_not_told_are_left_too():
+    op, run = bound(), holding(ALL, ALL, steps=9)
+
+    def goes():
+        run.items[1].is_over = True
+
+    WHILE.extend([goes, lambda: setattr(run, "is_superseded", True)])
+    assert ran(run, op) == []
+    left = [(place, shown(told)) for place, told in run.left()]
+    assert left == [(1, [1]), (1, "end"), (0, [1])]
+
+
 def test_times_of_parts_are_those_of_the_ends_of_their_steps():
     op, run, told = bound(), holding(ALL, steps=3), []
     watch = Watch()
