@@ -72,6 +72,9 @@ class SaysByWord(Says):
             yield {**answer, "text": f" {word}", "completion_tokens": at + 1}, None, ""
 
 
+BEGUN: queue.SimpleQueue[str] = queue.SimpleQueue()
+"""The prompt of each generator of a SaysParts that began."""
+
 ENDED: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 """The prompt of each generator of a SaysParts, and what became of it: "ended", or "closed"."""
 
@@ -82,6 +85,7 @@ class SaysParts(Says):
     def postprocess(self, input_data: Any, fetch_data: Any, *args: Any) -> Any:
         (fields,) = fetch_data if isinstance(fetch_data, list) else [fetch_data]
         prompt, became = fields["prompt"], "closed"
+        BEGUN.put(prompt)
         try:
             texts = json.loads(prompt) if prompt.startswith("[") else iter(lambda: prompt, None)
             for at, text in enumerate(texts):
@@ -90,6 +94,12 @@ class SaysParts(Says):
             became = "ended"
         finally:
             ENDED.put((prompt, became))
+
+
+def wait_until_begun(prompt: str) -> None:
+    """Wait until the generator of a prompt is under way."""
+    while BEGUN.get(timeout=60) != prompt:
+        pass
 
 
 def became_of(prompt: str, count: int = 1) -> list[str]:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
-from pipeline.engine.models import Served
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.streams.combine import StreamLimits
-from pipeline.errors import ConfigError, NoServiceError, PackageError, TooLargeError
+from pipeline.errors import NoServiceError, PackageError, TooLargeError
 from pipeline.frontends.api.answers import is_short_answer, payload_of
 from pipeline.frontends.api.bodies import is_json, is_large
-from pipeline.frontends.api.pipelines import Asked, Pipelines
+from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.base import FrontendContext
 from pipeline.frontends.http.paths import Answer, Paths, begun
 from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, WebStream
 from pipeline.frontends.http.streams import stream_in
 from pipeline.frontends.openai.answers import Payload, Writer, embeddings
-from pipeline.frontends.openai.arguments import Fields
 from pipeline.frontends.openai.call import TimedCall, all_of
 from pipeline.frontends.openai.choices import (
     EVENTS,
@@ -33,49 +30,26 @@ from pipeline.frontends.openai.choices import (
     text_up_to_stop,
 )
 from pipeline.frontends.openai.describing import described
-from pipeline.frontends.openai.errors import ArgumentError, reply_to
-from pipeline.frontends.openai.options import ModelOptions, OpenAIOptions
-from pipeline.frontends.openai.questions import (
-    Questions,
-    chat_questions,
-    completion_questions,
-    embedding_questions,
-)
+from pipeline.frontends.openai.errors import reply_to
+from pipeline.frontends.openai.lane import OpenAILane
+from pipeline.frontends.openai.models import Models, Understood
+from pipeline.frontends.openai.options import OpenAIOptions
 from pipeline.proto.plain_json import read_large_object, read_object
 from pipeline.proto.slices import SHORT_BYTES, Limits, is_short
 
 _FEW = 64  # choices that are written on the event loop, if they are short
 
-Read = Callable[[Fields, ModelOptions], Questions]
-
-
-class _Asked(NamedTuple):
-    """A request that was read: whom it asks, what, and how long its caller waits for it."""
-
-    model_id: str
-    model: ModelOptions
-    served: Served
-    questions: Questions
-    asked: Sequence[Asked]
-    left_s: float | None
-
 
 def openai(context: FrontendContext, options: OpenAIOptions) -> None:
     """Add OpenAI's API to the HTTP port. Raises ConfigError: a model's pipeline is not there."""
-    config = context.config
+    config, offload = context.config, context.offload
     pipelines = Pipelines(context.models, context.forwarding, config.opentelemetry)
-    there = pipelines.names()
-    for model_id, model in options.models.items():
-        name = _pipeline_of(model_id, model, there)
-        if name not in there:
-            raise ConfigError(
-                f"frontends.openai.models.{model_id}: there is no pipeline {name!r}, "
-                f"but {', '.join(there)}: say which under `pipeline`"
-            )
-    models = options.models or {name: ModelOptions() for name in there}
-    context.described.append(described(models))
+    models = Models(options.models, pipelines)
+    context.described.append(described(models.options))
     kept = StreamLimits(config.dag.max_parts, config.limits.message_bytes)
-    context.routes.append(OpenAIRoutes(models, pipelines, context.offload, config.limits, kept))
+    context.routes.append(OpenAIRoutes(models, offload, config.limits, kept))
+    most = min(config.limits.json_bytes, config.max_message_bytes)
+    context.lanes.append(OpenAILane(models, offload, most))
 
 
 openai.Options = OpenAIOptions  # type: ignore[attr-defined]
@@ -85,8 +59,7 @@ class OpenAIRoutes:
     """`/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` and `/v1/models`.
 
     Args:
-        models: by their ids.
-        pipelines: who is asked.
+        models: who is asked.
         offload: where large requests and answers are read and written; its owner stops it.
         limits: of JSON.
         kept: limits of a stream that becomes one answer.
@@ -94,14 +67,12 @@ class OpenAIRoutes:
 
     def __init__(
         self,
-        models: Mapping[str, ModelOptions],
-        pipelines: Pipelines,
+        models: Models,
         offload: Offload,
         limits: Limits,
         kept: StreamLimits,
     ) -> None:
         self._models = models
-        self._pipelines = pipelines
         self._offload = offload
         self._limits = limits
         self._kept = kept
@@ -122,30 +93,16 @@ class OpenAIRoutes:
     # Models ---------------------------------------------------------------------------------
 
     async def _list(self, request: WebRequest, name: str) -> WebResponse:
-        data = [self._described(model_id) for model_id in self._models]
+        data = [self._described(model_id) for model_id in self._models.options]
         return WebResponse(body=orjson.dumps({"object": "list", "data": data}))
 
     async def _show(self, request: WebRequest, name: str) -> WebResponse:
-        self._find(name)
+        self._models.find(name)
         return WebResponse(body=orjson.dumps(self._described(name)))
 
     def _described(self, model_id: str) -> dict[str, Any]:
         about = {"created": self._created, "owned_by": "pipeline"}
         return {"id": model_id, "object": "model", **about}
-
-    def _find(self, model_id: object, kind: str = "") -> ModelOptions:
-        """Return a model. Raises ArgumentError: it is not there, or answers nothing of a kind."""
-        if not isinstance(model_id, str) or not model_id:
-            raise ArgumentError("model must be the id of a model, as text", "model")
-        there = ", ".join(self._models)
-        model = self._models.get(model_id)
-        if model is None:
-            text = f"there is no model {model_id!r} here, but {there}"
-            raise ArgumentError(text, "model", "model_not_found", 404)
-        if kind and kind not in model.kinds:
-            text = f"the model {model_id!r} answers {' and '.join(model.kinds)}, not {kind}"
-            raise ArgumentError(text, "model", "model_not_supported")
-        return model
 
     # Completions ----------------------------------------------------------------------------
 
@@ -153,13 +110,12 @@ class OpenAIRoutes:
         self, request: WebRequest, name: str, is_chat: bool
     ) -> WebResponse | WebStream:
         """Answer a chat, or go on with prompts; at once or part by part."""
-        read = chat_questions if is_chat else completion_questions
-        asked = await self._read(request, "chat" if is_chat else "completion", read)
+        asked, left_s = await self._read(request, "chat" if is_chat else "completion")
         questions = asked.questions
         writer = Writer(asked.model_id, is_chat, questions.has_usage, questions.each)
         requests = requests_of(asked.asked, asked.model.text, questions.stops)
         engine = asked.served.engine
-        call = TimedCall(engine.begin, self._offload, asked.left_s)
+        call = TimedCall(engine.begin, self._offload, left_s)
         if questions.is_stream:
             pieces = ChoiceStream(requests, call, writer).pieces()
             return await begun(stream_in(EVENTS, pieces))
@@ -178,8 +134,8 @@ class OpenAIRoutes:
 
     async def _embed(self, request: WebRequest, name: str) -> WebResponse:
         """Answer with a vector for each text."""
-        asked = await self._read(request, "embedding", embedding_questions)
-        call = TimedCall(asked.served.engine.begin, self._offload, asked.left_s)
+        asked, left_s = await self._read(request, "embedding")
+        call = TimedCall(asked.served.engine.begin, self._offload, left_s)
 
         async def payload(raw: Any, target: RequestTarget) -> Payload:
             answer = await call.answer(raw, target)
@@ -193,37 +149,25 @@ class OpenAIRoutes:
 
     # What they have in common ---------------------------------------------------------------
 
-    async def _read(self, request: WebRequest, kind: str, read: Read) -> _Asked:
-        """Return what a request asks. Raises PackageError, HttpError."""
-        if not is_json(request.headers.get(b"content-type", b"")):
+    async def _read(self, request: WebRequest, kind: str) -> tuple[Understood, float | None]:
+        """Return what a request asks, and how long its caller waits for it.
+
+        Raises PipelineError, HttpError.
+        """
+        headers = request.headers
+        if not is_json(headers.get(b"content-type", b"")):
             raise HttpError(415, PackageError("send JSON, with content-type: application/json"))
         body = await request.read()
         if not is_large(body):
-            return self._understood(request, read_object(body), kind, read)
+            return self._models.understand(read_object(body), headers, kind), request.timeout_s
 
-        def understood() -> _Asked:
-            return self._understood(request, read_large_object(body, self._limits), kind, read)
+        def understood() -> Understood:
+            return self._models.understand(read_large_object(body, self._limits), headers, kind)
 
         try:
-            asked, left_s = await self._offload.run(understood, request.timeout_s)
+            return await self._offload.run(understood, request.timeout_s)
         except TooLargeError as error:
             raise HttpError(413, error) from error
-        return asked._replace(left_s=left_s)
-
-    def _understood(self, request: WebRequest, fields: Fields, kind: str, read: Read) -> _Asked:
-        model_id = fields.get("model")
-        model = self._find(model_id, kind)
-        name = _pipeline_of(str(model_id), model, self._pipelines.names())
-        served, questions = self._pipelines.find(name), read(fields, model)
-        asked = [self._pipelines.asked(served, each, request.headers) for each in questions.fields]
-        return _Asked(str(model_id), model, served, questions, asked, request.timeout_s)
-
-
-def _pipeline_of(model_id: str, model: ModelOptions, there: Sequence[str]) -> str:
-    """Return the name of the pipeline that a model stands for."""
-    if model.pipeline is not None:
-        return model.pipeline
-    return there[0] if len(there) == 1 else model_id
 
 
 async def _refuse_path(request: WebRequest, name: str) -> WebResponse:

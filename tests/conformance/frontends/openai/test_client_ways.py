@@ -130,7 +130,7 @@ def test_the_client_asks_again_where_there_was_too_much_to_do(client, stream):
 
 def test_who_waits_no_longer_closes_the_generator(servers):
     with client_of(servers[1]) as client, pytest.raises(openai.APITimeoutError):
-        client.with_options(timeout=0.5).completions.create(
+        client.with_options(timeout=1).completions.create(
             model="echo", prompt="patience", stop="none of it"
         )
     assert became_of("patience") == ["closed"]

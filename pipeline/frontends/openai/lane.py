@@ -1,0 +1,129 @@
+"""OpenAILane: completions in the lane of the HTTP frontend, from bytes to a text and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.engine.offload import Offload
+from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
+from pipeline.errors import PipelineError
+from pipeline.frontends.api.answers import is_short_answer, payload_of
+from pipeline.frontends.api.bodies import is_json
+from pipeline.frontends.base import seconds_of
+from pipeline.frontends.http.routes import HandOverError, Headers, LaneReply, WebResponse
+from pipeline.frontends.openai.answers import Choice, Writer
+from pipeline.frontends.openai.errors import reply_to
+from pipeline.frontends.openai.models import Models
+from pipeline.proto.plain_json import read_object
+
+_KINDS: Mapping[str, str] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+
+
+class OpenAILane:
+    """Chats and completions with one text, at once; all else is left to OpenAIRoutes.
+
+    Args:
+        models: who is asked.
+        offload: where large answers are written; its owner stops it.
+        max_bytes: limit of a request's body.
+    """
+
+    def __init__(self, models: Models, offload: Offload, max_bytes: int) -> None:
+        self._models = models
+        self._offload = offload
+        self._max_bytes = max_bytes
+
+    def endpoint(self, path: str, headers: Headers) -> CompletionEndpoint | None:
+        """Return what answers `POST path`; None: it is left to the routes."""
+        kind = _KINDS.get(path)
+        if kind is None or not is_json(headers.get(b"content-type", b"")):
+            return None
+        if int(headers[b"content-length"]) > self._max_bytes:
+            return None
+        try:
+            timeout = headers.get(b"grpc-timeout")
+            left_s = None if timeout is None else seconds_of(timeout.decode("latin-1"), "")
+        except PipelineError:
+            return None
+        return CompletionEndpoint(self._models, self._offload, kind, left_s, headers)
+
+
+class CompletionEndpoint:
+    """Requests of one kind whose heads are the same; see `LaneEndpoint`."""
+
+    def __init__(
+        self,
+        models: Models,
+        offload: Offload,
+        kind: str,
+        left_s: float | None,
+        headers: Headers,
+    ) -> None:
+        self._models = models
+        self._offload = offload
+        self._kind = kind
+        self._left_s = left_s
+        self._headers = headers
+
+    def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
+        """Have the engine begin a request. Raises PipelineError, which `reply` is given."""
+        fields = read_object(body)
+        if fields.get("stream"):
+            raise HandOverError
+        model_id, model, served, questions, asked = self._models.understand(
+            fields, self._headers, self._kind
+        )
+        engine, stops = served.engine, questions.stops
+        if len(asked) > 1 or (stops and engine.executor.is_decoupled()):
+            raise HandOverError
+        ((raw, target),) = asked
+        writer, choice = Writer(model_id, self._kind == "chat"), Choice(0, model.text, stops)
+        return engine.begin(raw, self._left_s, target, _Completion(sink, writer, choice))
+
+    def reply(self, answer: Any) -> LaneReply:
+        """Return what is written for a completion that has its answer, or for an error."""
+        try:
+            if isinstance(answer, Exception):
+                raise answer
+            if is_short_answer(answer.answer):
+                return bytes(answer.body())
+        except PipelineError as error:
+            return reply_to(error)
+        return self._beside(answer)
+
+    async def _beside(self, completion: _Completion) -> WebResponse:
+        """Have a large answer written beside the event loop."""
+        try:
+            body, _ = await self._offload.run(completion.body, self._left_s)
+        except PipelineError as error:
+            return reply_to(error)
+        return WebResponse(body=body)
+
+
+class _Completion(UnarySink):
+    """Sink of the request for one text, which it hands to another sink as itself.
+
+    Args:
+        sink: of the connection.
+        writer: of the text.
+        choice: the text.
+    """
+
+    __slots__ = ("_choice", "_sink", "_writer", "answer")
+
+    def __init__(self, sink: ResponseSink, writer: Writer, choice: Choice) -> None:
+        self._sink = sink
+        self._writer = writer
+        self._choice = choice
+        self.answer: Any = None
+
+    def end(self, answer: Any) -> None:
+        """Take the answer of the engine."""
+        self.answer = answer
+        self._sink.end(self)
+
+    def body(self) -> bytes:
+        """Return the completion. Raises PipelineError."""
+        text = self._choice.take(payload_of(self.answer)) + self._choice.rest()
+        return self._writer.whole([(self._choice, text)])

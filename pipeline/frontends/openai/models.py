@@ -1,0 +1,93 @@
+"""Models: pipelines by the ids that callers of OpenAI's API know them by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from pipeline.engine.models import Served
+from pipeline.errors import ConfigError
+from pipeline.frontends.api.pipelines import Asked, Pipelines
+from pipeline.frontends.openai.arguments import Fields
+from pipeline.frontends.openai.errors import ArgumentError
+from pipeline.frontends.openai.options import ModelOptions
+from pipeline.frontends.openai.questions import (
+    Questions,
+    chat_questions,
+    completion_questions,
+    embedding_questions,
+)
+
+_READ: Mapping[str, Callable[[Fields, ModelOptions], Questions]] = {
+    "chat": chat_questions,
+    "completion": completion_questions,
+    "embedding": embedding_questions,
+}
+
+
+class Understood(NamedTuple):
+    """A request that was read: whom it asks, what, and what the engine takes for each text."""
+
+    model_id: str
+    model: ModelOptions
+    served: Served
+    questions: Questions
+    asked: Sequence[Asked]
+
+
+class Models:
+    """The models of a server.
+
+    Args:
+        options: by their ids; none: each pipeline is one, by its own name.
+        pipelines: who is asked.
+
+    Raises:
+        ConfigError: a model's pipeline is not there.
+    """
+
+    def __init__(self, options: Mapping[str, ModelOptions], pipelines: Pipelines) -> None:
+        there = pipelines.names()
+        self.options: Mapping[str, ModelOptions] = options or {
+            name: ModelOptions() for name in there
+        }
+        self._pipelines = pipelines
+        for model_id, model in options.items():
+            name = _pipeline_of(model_id, model, there)
+            if name not in there:
+                raise ConfigError(
+                    f"frontends.openai.models.{model_id}: there is no pipeline {name!r}, "
+                    f"but {', '.join(there)}: say which under `pipeline`"
+                )
+
+    def find(self, model_id: object, kind: str = "") -> ModelOptions:
+        """Return a model. Raises ArgumentError: it is not there, or answers nothing of a kind."""
+        if not isinstance(model_id, str) or not model_id:
+            raise ArgumentError("model must be the id of a model, as text", "model")
+        model = self.options.get(model_id)
+        if model is None:
+            text = f"there is no model {model_id!r} here, but {', '.join(self.options)}"
+            raise ArgumentError(text, "model", "model_not_found", 404)
+        if kind and kind not in model.kinds:
+            text = f"the model {model_id!r} answers {' and '.join(model.kinds)}, not {kind}"
+            raise ArgumentError(text, "model", "model_not_supported")
+        return model
+
+    def understand(self, fields: Fields, headers: Mapping[bytes, bytes], kind: str) -> Understood:
+        """Return what a request for a chat, a completion or an embedding asks.
+
+        Raises ArgumentError, PackageError, ClosedError.
+        """
+        model_id = fields.get("model")
+        model = self.find(model_id, kind)
+        name = model.pipeline or _pipeline_of(str(model_id), model, self._pipelines.names())
+        served, questions = self._pipelines.find(name), _READ[kind](fields, model)
+        asked = [self._pipelines.asked(served, each, headers) for each in questions.fields]
+        return Understood(str(model_id), model, served, questions, asked)
+
+
+def _pipeline_of(model_id: str, model: ModelOptions, there: Sequence[str]) -> str:
+    """Return the name of the pipeline that a model stands for."""
+    if model.pipeline is not None:
+        return model.pipeline
+    return there[0] if len(there) == 1 else model_id
