@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import msgspec
@@ -109,28 +110,48 @@ def _object(value: Any, what: str) -> dict[str, Any]:
 
 def _read(view: memoryview) -> Any:
     """Return the value of a text, of which no more than a piece is read in one go."""
-    if len(view) <= _PIECE_BYTES:
-        breathe()
-        return _decode(view)
     kind = bytes(view[:1])
-    if kind == b"{":
-        return {name: _read(memoryview(raw)) for name, raw in _raw_members(view).items()}
-    if kind != b"[":
+    if len(view) <= _PIECE_BYTES or kind not in (b"{", b"["):
         return _decode(view)
-    if bytes(view[1:64]).lstrip()[:1] not in (b"[", b"{"):
+    if kind == b"{" or bytes(view[1:64]).lstrip()[:1] not in (b"[", b"{"):
         try:
             return _flat(view)
-        except msgspec.DecodeError:  # a list or object stands behind the first elements
+        except msgspec.DecodeError:  # there are lists or objects in it
             pass
-    return [_read(memoryview(raw)) for raw in _raw_elements(view)]
+    if kind == b"[":
+        return [_read(each) for each in _breathing(_raw_elements(view))]
+    members = _raw_members(view)
+    return dict(zip(members, map(_read, _breathing(members.values())), strict=True))
 
 
-def _flat(view: memoryview) -> list[Any]:
-    """Return the elements of a list in which there are neither lists nor objects."""
+def _breathing(raw: Iterable[Any]) -> Iterator[memoryview]:
+    """Yield texts that are to be read; others run whenever a piece is behind."""
+    behind = _PIECE_BYTES
+    for each in raw:
+        text = memoryview(each)
+        behind += len(text)
+        if behind > _PIECE_BYTES:
+            breathe()
+            behind = 0
+        yield text
+
+
+def _flat(view: memoryview) -> Any:
+    """Return a list or object in which there are neither lists nor objects.
+
+    Raises msgspec.DecodeError: there are, or it is no JSON.
+    """
+    is_list = bytes(view[:1]) == b"["
+    if bytes(view[-1:]) != (b"]" if is_list else b"}"):
+        raise msgspec.DecodeError("the end is another one")
     elements: list[Any] = []
+    members: dict[str, Any] = {}
     for window in LongArray(view).windows():
-        elements += _decode(b"[%b]" % window)
-    return elements
+        if is_list:
+            elements += _decode(b"[%b]" % window)
+        else:
+            members.update(_decode(b"{%b}" % window))
+    return elements if is_list else members
 
 
 def _shape_of(text: bytes) -> bytes:

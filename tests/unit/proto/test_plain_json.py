@@ -11,6 +11,7 @@ from plain_values import OBJECTS, same
 
 from pipeline.errors import PackageError, TooLargeError
 from pipeline.proto import plain_json
+from pipeline.proto.pipeline import json_long
 from pipeline.proto.plain_json import (
     MAX_DEPTH,
     read_large_object,
@@ -129,3 +130,34 @@ def test_a_key_that_is_there_twice_is_found_without_comparing_all_with_all() -> 
     with pytest.raises(plain_json._TwiceError, match="'999'"):
         plain_json._once(pairs)
     assert _Key.compared < 10 * len(pairs)
+
+
+@pytest.mark.parametrize(
+    "element", ["{}", '{"a":1}', '{"a":{"b":[]}}', "[1]", '"a"', "1", '"k%d":1', '"k%d":[1]']
+)
+def test_others_run_while_small_values_are_read_but_not_for_each(monkeypatch, element):
+    breaths = []
+    monkeypatch.setattr(plain_json, "breathe", lambda: breaths.append(1))
+    monkeypatch.setattr(json_long, "breathe", lambda: breaths.append(1))
+    inner = ",".join(element % each if "%" in element else element for each in range(100_000))
+    text = f'{{"x":{{{inner}}}}}' if "%" in element else f'{{"x":[{inner}]}}'
+    breaths.clear()
+    assert read_large_object(text.encode(), Limits()) == json.loads(text)
+    pieces = len(text) // plain_json._PIECE_BYTES
+    assert pieces <= len(breaths) < 20 * (pieces + 1) + plain_json.MAX_DEPTH
+
+
+@pytest.mark.parametrize("ends", ["", "]", "}]", ",}", "}}", "x", '"'])
+@pytest.mark.parametrize("member", ['"k%d":1', '"k%d":"}"', '"k%d":[1]', '"k%d":{}'])
+def test_a_large_object_that_is_not_closed_is_refused(member, ends):
+    text = "{" + ",".join(member % each for each in range(50_000)) + ends
+    with pytest.raises(PackageError, match="not JSON"):
+        read_large_object(text.encode(), Limits())
+    with pytest.raises(PackageError, match="not JSON"):
+        read_large_object(f'{{"x":{text}}}'.encode(), Limits())
+
+
+def test_keys_that_are_far_from_each_other_are_found_twice():
+    members = ",".join(f'"k{each}":1' for each in range(50_000))
+    with pytest.raises(PackageError, match="twice"):
+        read_large_object(f'{{{members},"k0":1}}'.encode(), Limits())
