@@ -210,7 +210,7 @@ class Frontends:
         before = self._echo.begun
         transport = connect(frontend)
         for packet, rounds in case.packets:
-            if not transport.is_reading and not transport.has_ended:
+            while not transport.is_reading and not transport.has_ended:
                 await transport.reads_again.wait()
             if transport.has_ended:
                 break

@@ -16,9 +16,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pipeline.errors import DeadlineError, PackageError
+from pipeline.frontends.http.ahead import AheadProtocol
 from pipeline.frontends.http.routes import (
     CLOSE,
     JSON,
@@ -92,7 +92,7 @@ def _check_codings(headers: list[Header]) -> None:
         raise _not_http(f'its Transfer-Encoding is "{told}": send chunked, or a Content-Length')
 
 
-class HttpConnection(HttpToolsProtocol):
+class HttpConnection(AheadProtocol):
     """uvicorn's protocol, with what a server on an open network needs.
 
     A caller that leaves is noticed while its request is active; one that takes more than
@@ -144,7 +144,7 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.keep_alive &= self.parser.should_keep_alive()  # uvicorn: from 0.53 on
 
-    def data_received(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
         if self._is_ignoring:
             return
         if self.timeout_keep_alive_task is not None:
@@ -257,13 +257,10 @@ class HttpConnection(HttpToolsProtocol):
     def take_body(self) -> bytes | None:
         """Return the body of the request that is served; None if it has to be received."""
         cycle = self.cycle_served
-        if (
-            cycle.more_body
-            or cycle.disconnected
-            or cycle.waiting_for_100_continue
-            or self.flow.read_paused
-        ):
+        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
             return None
+        if not self.pipeline:  # it was paused for this body
+            self.flow.resume_reading()
         body, cycle.body = bytes(cycle.body), bytearray()
         return body
 
