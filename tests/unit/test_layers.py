@@ -75,7 +75,7 @@ AT_HOME: dict[str, set[str]] = {
     "opentelemetry": {"tracing.recorder"},
     "prometheus_client": {"observe.metrics"},
     "grpc_reflection": {"frontends.grpc.server"},
-    "uvicorn": {"frontends.http.connection", "frontends.http.listener"},
+    "uvicorn": {"frontends.http.ahead", "frontends.http.listener"},
     "httptools": {"frontends.http.connection", "frontends.http.heads", "proto.http_answer"},
     "uvloop": {"system.event_loop"},
     "python_multipart": {"frontends.api.multipart"},
