@@ -164,7 +164,7 @@ class Linked:
             kind, number, body = await self.hear_frame()
             if kind == DATA:
                 self._pieces.setdefault(number, []).append(body)
-                self.say(frames.credit(number, len(body)), frames.credit(0, len(body)))
+                self.say(frames.credit(number, len(body)))
             elif kind not in (CREDIT, GOAWAY):
                 return kind, number, body + b"".join(self._pieces.pop(number, []))
 

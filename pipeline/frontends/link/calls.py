@@ -10,7 +10,7 @@ import functools
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestHandle, UnarySink
@@ -28,6 +28,7 @@ from pipeline.frontends.link.frames import (
     MESSAGE,
     MORE,
     OVERRUN,
+    STREAM_CREDIT,
     Window,
     end_of,
     fields,
@@ -40,7 +41,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _NS_PER_S = 1e9
 _BINARY = "-bin"
-_AHEAD_BYTES = 4 * FRAME_BYTES  # of a stream's answers that wait; then the stream waits, too
+_AHEAD_BYTES = FRAME_BYTES  # of a stream's answers that wait; then the stream waits, too
 _INTERNAL = "internal error of the server"
 _STATUSES = {3: 400, 4: 504, 5: 404, 8: 503, 12: 501, 14: 503}
 """HTTP's statuses of gRPC's; of others it is 500."""
@@ -63,7 +64,7 @@ class Peer(Protocol):
         """Drop a call, and say why."""
 
     def give_back(self, number: int, window: Window, size: int) -> None:
-        """Give credit back, for a call and for the connection."""
+        """Give credit back for a call."""
 
     def begin(self, number: int) -> Sending:
         """Return what sends the answers of a stream."""
@@ -112,6 +113,9 @@ class LinkCall(GrpcCall):
 
     __slots__ = ("_metadata", "_number", "_peer", "_pieces", "_size", "_timeout_ns", "_window")
 
+    credit: ClassVar[int] = CALL_CREDIT
+    """Bytes of DATA that its caller may send before it is given more."""
+
     def __init__(self, peer: Peer, number: int, timeout_ns: int, metadata: bytes) -> None:
         self._peer = peer
         self._number = number
@@ -141,7 +145,7 @@ class LinkCall(GrpcCall):
 
     def open(self, flags: int, data: bytes) -> None:
         """Begin a call with the first of several frames."""
-        self._window = Window(CALL_CREDIT)
+        self._window = Window(self.credit)
         self._pieces: list[bytes] = []
         self._size = 0
         self._take(flags, data, 0)
@@ -294,6 +298,8 @@ class StreamCall(_TaskCall):
     """
 
     __slots__ = ("_arrived", "_has_ended", "_is_closed", "_messages", "_owed", "_sending")
+
+    credit = STREAM_CREDIT
 
     def open(self, flags: int, data: bytes) -> None:
         """Begin, with the first message if it is there."""

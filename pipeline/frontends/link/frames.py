@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-VERSION = 4
-"""Of the format. Both sides are of one version; 2 and 3 had other frames."""
+VERSION = 5
+"""Of the format. Both sides are of one version; those before it had other frames or limits."""
 
 HELLO, OPEN, HEADERS, DATA, END, RESET, CREDIT, PING, PONG, STATE, GOAWAY = range(1, 12)
 """Kinds."""
@@ -34,8 +34,9 @@ FRAME_BYTES = 64 * 1024
 METADATA_BYTES = 32 * 1024
 """Most metadata of a call."""
 
-CALL_CREDIT, CONNECTION_CREDIT = 2**20, 64 * 2**20
-"""Bytes of DATA that a peer may send before it is given credit for more."""
+CALL_CREDIT, STREAM_CREDIT = 2**20, 2 * FRAME_BYTES
+"""Bytes of DATA that a peer may send before it is given credit for more: of a unary call, and of a
+stream, where what is not taken is held."""
 
 HEAD = struct.Struct(">IBBHQ")
 OPENED = struct.Struct(">qBH")
@@ -68,7 +69,7 @@ class LinkLimits(msgspec.Struct, frozen=True):
     """LinkLimits of a side: what it takes."""
 
     call_credit: int = CALL_CREDIT
-    connection_credit: int = CONNECTION_CREDIT
+    stream_credit: int = STREAM_CREDIT
     calls: int = 0
     message_bytes: int = 0
 
@@ -105,7 +106,7 @@ def read_hello(kind: int, payload: bytes) -> Hello:
         raise BrokenError(f"a HELLO that cannot be read: {error}") from error
     if said.version != VERSION:
         raise BrokenError(f"it speaks version {said.version}; this server has {_VERSION_TEXT}")
-    if said.limits.call_credit <= 0 or said.limits.connection_credit <= 0:
+    if said.limits.call_credit <= 0 or said.limits.stream_credit <= 0:
         raise BrokenError("a HELLO without credit")
     return said
 
@@ -141,7 +142,7 @@ def reset(number: int, reason: int, text: str = "") -> bytes:
 
 
 def credit(number: int, size: int) -> bytes:
-    """Return a CREDIT for so many bytes more; the number is 0 for those of the connection."""
+    """Return a CREDIT for so many bytes more of a call."""
     return frame(CREDIT, number, _NUMBER.pack(size))
 
 
@@ -235,7 +236,7 @@ class Inbox:
 
 
 class Window:
-    """Credit for DATA that is given to a peer, of one call or of all."""
+    """Credit for DATA of a call that is given to a peer."""
 
     __slots__ = ("_left", "_owed", "_size")
 

@@ -72,13 +72,13 @@ class Outbox:
         write: of the connection's transport.
 
     Attributes:
-        credit: bytes of DATA that the peer takes on this connection.
-        call_credit: those with which each call begins.
+        call_credit: bytes of DATA that the peer takes of a call, to begin with.
+        stream_credit: those of a stream.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, write: Callable[[bytes], None]) -> None:
-        self.credit: int = 0
         self.call_credit: int = 0
+        self.stream_credit: int = 0
         self._loop = loop
         self._write = write
         self._short: list[bytes] = []
@@ -106,7 +106,7 @@ class Outbox:
         if len(message) <= ANSWER_BYTES:
             self.send(answered(number, message))
         else:
-            sending = self.begin(number)
+            sending = self._begin(number, self.call_credit)
             self.add(sending, message)
             self.finish(sending, SUCCESS)
 
@@ -118,8 +118,11 @@ class Outbox:
             self.send(frame(END, number, end, LAST))
 
     def begin(self, number: int) -> Sending:
-        """Return what sends the messages of a call."""
-        sending = self._sendings[number] = Sending(number, self.call_credit)
+        """Return what sends the messages of a stream."""
+        return self._begin(number, self.stream_credit)
+
+    def _begin(self, number: int, credit: int) -> Sending:
+        sending = self._sendings[number] = Sending(number, credit)
         return sending
 
     def add(self, sending: Sending, message: bytes) -> None:
@@ -144,14 +147,10 @@ class Outbox:
             sending.make_room()
 
     def add_credit(self, number: int, size: int) -> None:
-        """Send `size` bytes more of DATA, of one call or, with 0, of all."""
-        if number == 0:
-            self.credit += size
-        elif (sending := self._sendings.get(number)) is not None:
+        """Send `size` bytes more of DATA of a call."""
+        if (sending := self._sendings.get(number)) is not None:
             sending.credit += size
             self._queue(sending)
-        if self._turns:
-            self._flush_soon()
 
     # How it is written ----------------------------------------------------------------------
 
@@ -161,7 +160,7 @@ class Outbox:
         packet, self._short = self._short, []
         if self._turns and not self._is_full:
             self._add_pieces(packet, _FLUSH_BYTES)
-            if self._turns and self._can_go_on:
+            if self._turns:
                 self._flush_soon()
         if packet:
             self._write(b"".join(packet) if len(packet) > 1 else packet[0])
@@ -169,7 +168,7 @@ class Outbox:
     def empty(self) -> None:
         """Write all that there is credit for, whether the peer takes it or not."""
         packet, self._short = self._short, []
-        while self._turns and self._can_go_on:
+        while self._turns:
             self._add_pieces(packet, _FLUSH_BYTES)
         if packet:
             self._write(b"".join(packet))
@@ -189,11 +188,6 @@ class Outbox:
         self._is_full = False
         self.flush()
 
-    @property
-    def _can_go_on(self) -> bool:
-        """True if the next in turn has something that the connection has credit for."""
-        return self.credit > 0 or not self._turns[0].needs_credit
-
     def _queue(self, sending: Sending) -> None:
         if sending.is_queued or sending.is_over:
             return
@@ -209,7 +203,7 @@ class Outbox:
 
     def _add_pieces(self, packet: list[Any], most: int) -> None:
         """Add pieces of the calls in turn, up to about `most` bytes."""
-        while self._turns and most > 0 and self._can_go_on:
+        while self._turns and most > 0:
             sending = self._turns.popleft()
             sending.is_queued = False
             if sending.waiting:
@@ -222,7 +216,7 @@ class Outbox:
 
     def _add_piece(self, packet: list[Any], sending: Sending) -> int:
         rest = sending.waiting.popleft()
-        size = min(len(rest), FRAME_BYTES, sending.credit, self.credit)
+        size = min(len(rest), FRAME_BYTES, sending.credit)
         flags = MESSAGE
         if size < len(rest):
             sending.waiting.appendleft(rest[size:])
@@ -230,7 +224,6 @@ class Outbox:
         packet.append(HEAD.pack(size, DATA, flags, 0, sending.number))
         packet.append(rest[:size])
         sending.credit -= size
-        self.credit -= size
         sending.size -= size
         if sending.room is not None and sending.size < FRAME_BYTES:
             sending.make_room()

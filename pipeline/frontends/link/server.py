@@ -14,7 +14,6 @@ from pipeline.errors import ClosedError, PipelineError
 from pipeline.frontends.link import frames
 from pipeline.frontends.link.calls import LinkCall, end_of_error
 from pipeline.frontends.link.frames import (
-    CONNECTION_CREDIT,
     OPENED,
     BrokenError,
     Hello,
@@ -157,7 +156,6 @@ class Connection(asyncio.Protocol):
         self.calls: dict[int, LinkCall] = {}
         self._idle: asyncio.Future[None] | None = None
         self._inbox = Inbox(self._open_early, self._meet)
-        self._window = Window(CONNECTION_CREDIT)
         self._last = 0  # id of a call
         self._has_met = self._is_leaving = False
         self._told = 0  # calls in flight
@@ -237,8 +235,8 @@ class Connection(asyncio.Protocol):
             self.transport.close()  # when that is sent
             return
         self._has_met = True
-        self._outbox.credit = said.limits.connection_credit
         self._outbox.call_credit = said.limits.call_credit
+        self._outbox.stream_credit = said.limits.stream_credit
         self._inbox.use(self._open, self._take)
         self._outbox.send(frames.hello(self._door.hello))
         self.tell_state()
@@ -286,15 +284,11 @@ class Connection(asyncio.Protocol):
             raise BrokenError(f"a frame of kind {kind} with {len(payload)} bytes")
 
     def _take_data(self, flags: int, number: int, payload: bytes) -> None:
-        if not self._window.take(len(payload)):
-            raise BrokenError("more DATA than there is credit for")
         call = self.calls.get(number)
         if call is not None:
             call.take(flags, payload)
         elif number > self._last:
             raise BrokenError(f"DATA of {number}, which was not opened")
-        else:  # its call is over
-            self._give_back(len(payload))
 
     # What calls do (see `calls.Peer`) ---------------------------------------------------------
 
@@ -334,15 +328,9 @@ class Connection(asyncio.Protocol):
             self._check_idle()
 
     def give_back(self, number: int, window: Window, size: int) -> None:
-        """Give credit back, for a call and for the connection."""
-        if size:
-            self._give_back(size)
-            if (due := window.give_back(size)) and number in self.calls:
-                self._outbox.send(frames.credit(number, due))
-
-    def _give_back(self, size: int) -> None:
-        if due := self._window.give_back(size):
-            self._outbox.send(frames.credit(0, due))
+        """Give credit back for a call."""
+        if size and (due := window.give_back(size)) and number in self.calls:
+            self._outbox.send(frames.credit(number, due))
 
     def _check_idle(self) -> None:
         if self._idle is not None and not self.calls and not self._idle.done():

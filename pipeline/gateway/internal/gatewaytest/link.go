@@ -30,7 +30,7 @@ func HeadedPeer(t *testing.T, server *LinkServer) *LinkPeer {
 func greeting() frame.Greeting {
 	return frame.Greeting{
 		Version: frame.Version,
-		Limits:  frame.Limits{CallCredit: frame.CallCredit, ConnCredit: frame.ConnCredit},
+		Limits:  frame.Limits{CallCredit: frame.CallCredit, StreamCredit: frame.StreamCredit},
 		Methods: []frame.Entry{{ID: 1, Name: "inference"}, {ID: 2, Name: LinkStream, IsStream: true}},
 		Trace:   true,
 	}

@@ -43,7 +43,7 @@ type bench struct {
 func greeting() frame.Greeting {
 	return frame.Greeting{
 		Version: frame.Version,
-		Limits:  frame.Limits{CallCredit: frame.CallCredit, ConnCredit: frame.ConnCredit},
+		Limits:  frame.Limits{CallCredit: frame.CallCredit, StreamCredit: frame.StreamCredit},
 		Methods: []frame.Entry{{ID: 1, Name: ask}, {ID: 2, Name: stream, IsStream: true}},
 	}
 }

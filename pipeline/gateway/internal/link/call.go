@@ -84,7 +84,8 @@ type call struct {
 
 	// What is read.
 	isStream bool
-	window   int64           // bytes of DATA that we take
+	most     int64           // bytes of DATA that we take while none are held
+	window   int64           // bytes that we take now
 	consumed int64           // of those that came, and are not given back yet
 	pieces   []*frame.Buffer // of a message, as far as it is here
 	owed     int64           // bytes of these that are to be given back when it is taken

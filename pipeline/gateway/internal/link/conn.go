@@ -28,8 +28,6 @@ type conn struct {
 	queue    queue
 	calls    map[uint64]*call
 	limits   frame.Limits
-	window   int64 // bytes of DATA that we take
-	consumed int64 // of those that came, and are not given back yet
 	inFlight int   // at the server, as it says
 	isLeft   bool  // the server takes no calls any more
 	failure  error // not nil: it is closed
@@ -37,11 +35,10 @@ type conn struct {
 
 func newConn(raw net.Conn) *conn {
 	return &conn{
-		raw:    raw,
-		wake:   make(chan struct{}, 1),
-		gone:   make(chan struct{}),
-		calls:  map[uint64]*call{},
-		window: frame.ConnCredit,
+		raw:   raw,
+		wake:  make(chan struct{}, 1),
+		gone:  make(chan struct{}),
+		calls: map[uint64]*call{},
 	}
 }
 
@@ -56,7 +53,11 @@ func (c *conn) begin(asked *call) error {
 	}
 	c.lastID++
 	asked.id = c.lastID
-	asked.credit, asked.window = c.limits.CallCredit, frame.CallCredit
+	asked.credit, asked.most = c.limits.CallCredit, frame.CallCredit
+	if asked.isStream {
+		asked.credit, asked.most = c.limits.StreamCredit, frame.StreamCredit
+	}
+	asked.window = asked.most
 	c.calls[asked.id] = asked
 	c.enqueue(asked)
 	return nil
@@ -146,14 +147,10 @@ func (c *conn) remove(asked *call) {
 	}
 }
 
-// dropAnswers gives back what nobody is going to take; the lock is held.
+// dropAnswers forgets what nobody is going to take; the lock is held.
 func (c *conn) dropAnswers(asked *call) {
 	frame.ReleaseAll(asked.pieces)
 	asked.pieces = asked.pieces[:0]
-	for _, each := range asked.messages {
-		c.giveBack(nil, each.owed)
-	}
-	c.giveBack(nil, asked.owed)
 	asked.messages, asked.owed = nil, 0
 }
 

@@ -12,10 +12,9 @@ const batchBytes = 128 << 10
 // queue is what is to be written. Long messages are cut to pieces, of which each has its turn; new calls come
 // first, so that a small one waits for no large one.
 type queue struct {
-	words  []byte // frames of a few bytes, as they are
-	fresh  turns  // calls that have not been opened
-	begun  turns  // calls with more to say
-	credit int64  // bytes of DATA that the server takes
+	words []byte // frames of a few bytes, as they are
+	fresh turns  // calls that have not been opened
+	begun turns  // calls with more to say
 }
 
 // add has a call written that has something to say.
@@ -49,9 +48,6 @@ func (q *queue) fill(batch []byte) []byte {
 		}
 	}
 	for isFirst := true; q.begun.first != nil && (isFirst || len(batch) < batchBytes); isFirst = false {
-		if q.credit <= 0 && len(q.begun.first.message) > 0 {
-			break
-		}
 		batch = q.goOn(batch, q.begun.pop())
 	}
 	return batch
@@ -68,7 +64,7 @@ func (q *queue) open(batch []byte, each *call, now time.Time) []byte {
 // goOn adds the next frame of a call that is open. Without credit it waits until it gets some.
 func (q *queue) goOn(batch []byte, each *call) []byte {
 	piece := each.message
-	if most := min(frame.MaxBytes, each.credit, q.credit); int64(len(piece)) > most {
+	if most := min(frame.MaxBytes, each.credit); int64(len(piece)) > most {
 		if most <= 0 {
 			return batch
 		}
@@ -81,7 +77,6 @@ func (q *queue) goOn(batch []byte, each *call) []byte {
 	batch = frame.Append(batch, frame.Data, flags, each.id, piece)
 	each.message = each.message[len(piece):]
 	each.credit -= int64(len(piece))
-	q.credit -= int64(len(piece))
 	q.wrote(each)
 	return batch
 }

@@ -16,8 +16,7 @@ const plenty = 1 << 40
 
 func newTestConn(raw net.Conn) *conn {
 	conn := newConn(raw)
-	conn.limits = frame.Limits{CallCredit: plenty, ConnCredit: plenty}
-	conn.queue.credit = plenty
+	conn.limits = frame.Limits{CallCredit: plenty, StreamCredit: plenty}
 	return conn
 }
 
@@ -129,47 +128,37 @@ func TestWhoLeavesTakesAlongWhatIsQueued(t *testing.T) {
 }
 
 func TestDataWaitForCredit(t *testing.T) {
-	for _, isOfCall := range []bool{true, false} {
-		conn := newTestConn(nil)
-		if isOfCall {
-			conn.limits.CallCredit = frame.MaxBytes + 1
-		} else {
-			conn.queue.credit = frame.MaxBytes + 1
-		}
-		large := newTestCall(strings.Repeat("a", 4*frame.MaxBytes))
-		_ = conn.begin(large)
-		all := func() (bytes int) {
-			for batch := conn.take(nil); len(batch) > 0; batch = conn.take(nil) {
-				for _, each := range framesOf(t, batch) {
-					if each.Kind == frame.Data {
-						bytes += len(each.Body.Data)
-					}
+	conn := newTestConn(nil)
+	conn.limits.CallCredit = frame.MaxBytes + 1
+	large := newTestCall(strings.Repeat("a", 4*frame.MaxBytes))
+	_ = conn.begin(large)
+	all := func() (bytes int) {
+		for batch := conn.take(nil); len(batch) > 0; batch = conn.take(nil) {
+			for _, each := range framesOf(t, batch) {
+				if each.Kind == frame.Data {
+					bytes += len(each.Body.Data)
 				}
 			}
-			return bytes
 		}
-		if sent := all(); sent != frame.MaxBytes+1 {
-			t.Errorf("%d bytes of DATA", sent)
+		return bytes
+	}
+	if sent := all(); sent != frame.MaxBytes+1 {
+		t.Errorf("%d bytes of DATA", sent)
+	}
+	_ = conn.begin(newTestCall("small")) // which needs none
+	if got := framesOf(t, conn.take(nil)); len(got) != 1 || !got[0].Has(frame.Last) {
+		t.Errorf("%+v", got)
+	}
+	for range 2 {
+		body := frame.NewBuffer(4)
+		copy(body.Data, "\x00\x01\x00\x00") // 64 KiB
+		if err := conn.deliver(frame.Frame{Kind: frame.Credit, ID: large.id, Body: body}); err != nil {
+			t.Error(err)
 		}
-		_ = conn.begin(newTestCall("small")) // which needs none
-		if got := framesOf(t, conn.take(nil)); len(got) != 1 || !got[0].Has(frame.Last) {
-			t.Errorf("%+v", got)
-		}
-		id := uint64(0)
-		if isOfCall {
-			id = large.id
-		}
-		for range 2 {
-			body := frame.NewBuffer(4)
-			copy(body.Data, "\x00\x01\x00\x00") // 64 KiB
-			if err := conn.deliver(frame.Frame{Kind: frame.Credit, ID: id, Body: body}); err != nil {
-				t.Error(err)
-			}
-		}
-		left := 4*frame.MaxBytes - (frame.MaxBytes - frame.OpenBytes) - (frame.MaxBytes + 1)
-		if sent := all(); sent != min(left, 2*frame.MaxBytes) {
-			t.Errorf("%d bytes of DATA of %d", sent, left)
-		}
+	}
+	left := 4*frame.MaxBytes - (frame.MaxBytes - frame.OpenBytes) - (frame.MaxBytes + 1)
+	if sent := all(); sent != min(left, 2*frame.MaxBytes) {
+		t.Errorf("%d bytes of DATA of %d", sent, left)
 	}
 }
 

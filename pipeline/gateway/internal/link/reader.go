@@ -2,7 +2,6 @@ package link
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 
 	"pipeline/gateway/internal/link/frame"
@@ -59,7 +58,6 @@ func (c *conn) meet(first frame.Frame) error {
 	c.lock.Lock()
 	defer c.lock.Unlock()
 	c.limits = said.Limits
-	c.queue.credit = said.Limits.ConnCredit
 	c.peer = peerOf(said)
 	return nil
 }
@@ -88,16 +86,8 @@ func (c *conn) deliver(got frame.Frame) error {
 	if got.ID > c.lastID {
 		return fmt.Errorf("it answers %d, which was never asked", got.ID)
 	}
-	if got.Kind == frame.Data {
-		if c.window -= int64(len(got.Body.Data)); c.window < 0 {
-			return errors.New("it sent more than there was credit for")
-		}
-	}
 	asked, waits := c.calls[got.ID]
 	if !waits { // no more
-		if got.Kind == frame.Data {
-			c.giveBack(nil, int64(len(got.Body.Data)))
-		}
 		got.Body.Release()
 		return nil
 	}
@@ -177,16 +167,14 @@ func (c *conn) takeEnd(asked *call, got frame.Frame) {
 	c.finish(asked, nil)
 }
 
-// takeCredit lets a call, or the connection, send more; the lock is held.
+// takeCredit lets a call send more; the lock is held.
 func (c *conn) takeCredit(got frame.Frame) error {
 	bytes, err := frame.ReadCredit(got.Body.Data)
 	got.Body.Release()
 	if err != nil {
 		return err
 	}
-	if got.ID == 0 {
-		c.queue.credit += bytes
-	} else if asked, waits := c.calls[got.ID]; waits {
+	if asked, waits := c.calls[got.ID]; waits {
 		asked.credit += bytes
 		c.queue.add(asked)
 	}
@@ -194,21 +182,12 @@ func (c *conn) takeCredit(got frame.Frame) error {
 	return nil
 }
 
-// giveBack lets the server send so many bytes more, of a call if it is not nil; the lock is held.
+// giveBack lets the server send so many bytes more of a call; the lock is held.
 func (c *conn) giveBack(asked *call, bytes int64) {
-	if bytes == 0 {
+	if bytes == 0 || asked.isOver {
 		return
 	}
-	if c.consumed += bytes; c.consumed >= frame.ConnCredit/2 {
-		c.queue.words = frame.AppendCredit(c.queue.words, 0, c.consumed)
-		c.window += c.consumed
-		c.consumed = 0
-		notify(c.wake)
-	}
-	if asked == nil || asked.isOver {
-		return
-	}
-	if asked.consumed += bytes; asked.consumed >= frame.CallCredit/2 {
+	if asked.consumed += bytes; asked.consumed >= asked.most/2 {
 		c.queue.words = frame.AppendCredit(c.queue.words, asked.id, asked.consumed)
 		asked.window += asked.consumed
 		asked.consumed = 0

@@ -15,7 +15,7 @@ func TestAStreamHasMessagesBothWays(t *testing.T) {
 	client, peer := startPair(t)
 	stream := client.open(t)
 	id := peer.Hear().ID
-	for _, text := range []string{"a", "", strings.Repeat("x", 5*frame.MaxBytes)} {
+	for _, text := range []string{"a", "", strings.Repeat("x", 2*frame.MaxBytes-2)} {
 		go func() { _ = stream.Send([]byte(text)) }()
 		if got := peer.Hear(); got.ID != id || string(got.Body.Data) != text || got.Has(frame.Last) {
 			t.Errorf("%d bytes: %+v", len(text), got)
@@ -48,8 +48,8 @@ func TestAMessageWaitsUntilTheServerHasCreditForIt(t *testing.T) {
 	stream := client.open(t)
 	id := peer.Hear().ID
 	sent := make(chan error, 1)
-	go func() { sent <- stream.Send(make([]byte, 2*frame.CallCredit)) }()
-	for got := 0; got < frame.CallCredit; {
+	go func() { sent <- stream.Send(make([]byte, 2*frame.StreamCredit)) }()
+	for got := 0; got < frame.StreamCredit; {
 		each, err := frame.Read(peer.Source) // which gives nothing back
 		if err != nil {
 			t.Fatal(err)
@@ -59,8 +59,8 @@ func TestAMessageWaitsUntilTheServerHasCreditForIt(t *testing.T) {
 	if len(sent) != 0 {
 		t.Error("more was sent than there was credit for")
 	}
-	peer.Write(frame.AppendCredit(nil, id, frame.CallCredit))
-	for got := 0; got < frame.CallCredit; {
+	peer.Write(frame.AppendCredit(nil, id, frame.StreamCredit))
+	for got := 0; got < frame.StreamCredit; {
 		each, err := frame.Read(peer.Source)
 		if err != nil {
 			t.Fatal(err)
@@ -76,7 +76,7 @@ func TestAStreamThatIsNotReadGivesNoCredit(t *testing.T) {
 	client, peer := startPair(t)
 	stream := client.open(t)
 	id := peer.Hear().ID
-	const count = frame.CallCredit / frame.MaxBytes
+	const count = frame.StreamCredit / frame.MaxBytes
 	for range count {
 		peer.Write(frame.Append(nil, frame.Data, frame.Message, id, make([]byte, frame.MaxBytes)))
 	}
@@ -86,7 +86,7 @@ func TestAStreamThatIsNotReadGivesNoCredit(t *testing.T) {
 		}
 	}
 	back := int64(0)
-	for back < frame.CallCredit {
+	for back < frame.StreamCredit {
 		got, err := frame.Read(peer.Source)
 		if err != nil || got.Kind != frame.Credit || got.ID != id {
 			t.Fatalf("%+v, %v", got, err)
@@ -146,7 +146,7 @@ func TestWhoSendsHearsThatTheCallHasEnded(t *testing.T) {
 	stream := client.open(t)
 	id := peer.Hear().ID
 	sent := make(chan error, 1)
-	go func() { sent <- stream.Send(make([]byte, 2*frame.CallCredit)) }()
+	go func() { sent <- stream.Send(make([]byte, 2*frame.StreamCredit)) }()
 	if _, err := frame.Read(peer.Source); err != nil {
 		t.Error(err)
 	}

@@ -32,7 +32,6 @@ from pipeline.errors import ErrorCode
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService
 from pipeline.frontends.link import frames
 from pipeline.frontends.link.frames import (
-    CALL_CREDIT,
     CANCELED,
     CREDIT,
     DATA,
@@ -49,6 +48,7 @@ from pipeline.frontends.link.frames import (
     OVERRUN,
     REFUSED,
     RESET,
+    STREAM_CREDIT,
     frame,
 )
 from pipeline.frontends.link.server import LinkFrontend
@@ -252,18 +252,18 @@ def test_a_stream_whose_messages_have_all_come_goes_on_when_the_server_stops():
 def test_a_stream_that_is_not_taken_gives_no_credit_back():
     async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
-        count = CALL_CREDIT // FRAME_BYTES
-        gateway.say(opening(1), *(said(1, PIECE) for _ in range(count)))
+        count = STREAM_CREDIT // (FRAME_BYTES // 8)
+        gateway.say(opening(1), *(said(1, PIECE[: FRAME_BYTES // 8]) for _ in range(count)))
         await until(lambda: len(service.taken) == 1)
         gateway.say(ask(2))
         assert (await gateway.hear_frame())[:2] == (END, 2)  # and no CREDIT before it
         service.go.set()
         back = 0
-        while back < CALL_CREDIT:
+        while back < STREAM_CREDIT:
             kind, number, payload = await gateway.hear_frame()
             back += frames.read_credit(payload) if (kind, number) == (CREDIT, 1) else 0
-        gateway.say(frames.credit(1, CALL_CREDIT), *(said(1, PIECE) for _ in range(count)))
-        await until(lambda: len(service.taken) == 2 * count)
+        gateway.say(frames.credit(1, STREAM_CREDIT), *(said(1, PIECE) for _ in range(2)))
+        await until(lambda: len(service.taken) == count + 2)
 
     talk(test)
 
@@ -271,7 +271,7 @@ def test_a_stream_that_is_not_taken_gives_no_credit_back():
 def test_a_call_that_sends_more_than_it_has_credit_for_is_reset_and_no_other():
     async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
-        count = CALL_CREDIT // FRAME_BYTES + 2  # of the first the credit is given back, in halves
+        count = STREAM_CREDIT // FRAME_BYTES + 2  # of the first the credit is given back, in halves
         gateway.say(opening(1), *(said(1, PIECE) for _ in range(count)), ask(2))
         kind, number, payload = await hear(gateway)
         assert (kind, number, payload[0]) == (RESET, 1, OVERRUN)
@@ -281,34 +281,37 @@ def test_a_call_that_sends_more_than_it_has_credit_for_is_reset_and_no_other():
     talk(test)
 
 
-def test_a_gateway_that_sends_more_than_all_its_credit_is_given_up(caplog, monkeypatch):
-    monkeypatch.setattr("pipeline.frontends.link.server.CONNECTION_CREDIT", 2 * FRAME_BYTES)
-
+def test_what_streams_do_not_take_costs_no_other_call_its_credit():
     async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
-        gateway.say(opening(1), opening(2), *(said(number, PIECE) for number in (1, 2, 1, 2, 1)))
-        assert await gateway.hears_the_end()
+        streams = range(1, 2 + 64 * 2**20 // FRAME_BYTES)
+        for number in streams:  # the first message is taken, the other one waits
+            gateway.say(opening(number), said(number, PIECE), said(number, PIECE))
+        await until(lambda: len(service.taken) == len(streams))
+        last = len(streams) + 1
+        gateway.say(opening(last), said(last, b"", LAST))
+        assert await hear(gateway) == (END, last, SUCCESS)
 
     talk(test)
-    assert "more DATA than there is credit for" in caplog.text
 
 
 def test_a_stream_waits_while_its_answers_are_not_taken():
     async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
-        count = CALL_CREDIT // FRAME_BYTES * 7 // 4
+        size = FRAME_BYTES // 8
+        count = STREAM_CREDIT // size * 15 // 8
         gateway.say(opening(1))
         sent = got = 0
         for _ in range(count):
-            gateway.say(said(1, PIECE))
-            sent += FRAME_BYTES
-            while got < min(sent, CALL_CREDIT):
+            gateway.say(said(1, PIECE[:size]))
+            sent += size
+            while got < min(sent, STREAM_CREDIT):
                 got += len((await hear(gateway))[2])
-        await until(lambda: sum(service.taken) > CALL_CREDIT)
+        await until(lambda: sum(service.taken) > STREAM_CREDIT)
         before = len(service.taken)
         gateway.say(ask(2))
         assert (await hear(gateway))[:2] == (END, 2)  # nothing more of the stream came
         assert before < count, "it waits"
-        gateway.say(frames.credit(1, 2 * CALL_CREDIT), said(1, b"", LAST))
+        gateway.say(frames.credit(1, 2 * STREAM_CREDIT), said(1, b"", LAST))
         while got < sent:
             got += len((await hear(gateway))[2])
         assert await hear(gateway) == (END, 1, SUCCESS)
@@ -461,7 +464,7 @@ def test_a_gateway_that_asks_before_its_hello_is_refused():
                 gateway.say(ask(1))
                 kind, _, payload = await gateway.hear_frame()
                 assert kind == GOAWAY
-                assert b"does not begin with a HELLO; this server has version 4" in payload
+                assert b"does not begin with a HELLO; this server has version 5" in payload
                 assert await gateway.hears_the_end()
                 gateway.leave()
             await door.stop(0.0)

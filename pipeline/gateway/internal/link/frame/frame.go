@@ -22,7 +22,7 @@ const (
 	Data    = 4  // a message, or a piece of one
 	End     = 5  // u8 code, u16 status, i32 err_no, u16 retry after, u16 and u16 sizes: text, trailers; then data
 	Reset   = 6  // u8 reason, text
-	Credit  = 7  // u32 bytes; the id is 0 for those of the connection
+	Credit  = 7  // u32 bytes
 	Ping    = 8  // to be answered at once, with the same id
 	Pong    = 9  //
 	State   = 10 // u8 whether the server is ready, u32 calls in flight
@@ -32,8 +32,8 @@ const (
 	Last    = 2 // this side sends no more messages
 	Message = 4 // there is data of a message, maybe 0 bytes
 
-	// Version is that of the format. Both sides are of one version; 2 and 3 had other frames.
-	Version = 4
+	// Version is that of the format. Both sides are of one version; those before it had other frames or limits.
+	Version = 5
 
 	HeadBytes   = 16
 	OpenBytes   = 11
@@ -43,9 +43,9 @@ const (
 	goawayBytes = 8
 	MaxBytes    = 64 << 10 // at most, so that others' frames pass between two of a long message
 
-	// A side may send so many bytes of DATA before the other one gives credit for more.
-	CallCredit = 1 << 20
-	ConnCredit = 64 << 20
+	// A side may send so many bytes of DATA of a call before the other one gives credit for more.
+	CallCredit   = 1 << 20
+	StreamCredit = 128 << 10 // of a stream, where what is not taken is held
 
 	MaxCallerBytes = 255
 )
@@ -108,7 +108,7 @@ type Greeting struct {
 // Limits are what a side takes.
 type Limits struct {
 	CallCredit   int64 `json:"call_credit"`
-	ConnCredit   int64 `json:"connection_credit"`
+	StreamCredit int64 `json:"stream_credit"`
 	Calls        int   `json:"calls,omitempty"`
 	MessageBytes int64 `json:"message_bytes,omitempty"`
 }
@@ -122,7 +122,7 @@ type Entry struct {
 
 // AppendHello adds our HELLO.
 func AppendHello(data []byte, secret string) []byte {
-	return AppendGreeting(data, Greeting{Version: Version, Secret: secret, Limits: Limits{CallCredit: CallCredit, ConnCredit: ConnCredit}})
+	return AppendGreeting(data, Greeting{Version: Version, Secret: secret, Limits: Limits{CallCredit: CallCredit, StreamCredit: StreamCredit}})
 }
 
 // ReadHello reads the server's first frame, which may also say why there is no link.
@@ -141,7 +141,7 @@ func ReadHello(got Frame) (Greeting, error) {
 	if said.Version != Version {
 		return said, fmt.Errorf("it speaks version %d of the link, %s", said.Version, otherVersion)
 	}
-	if said.Limits.CallCredit <= 0 || said.Limits.ConnCredit <= 0 {
+	if said.Limits.CallCredit <= 0 || said.Limits.StreamCredit <= 0 {
 		return said, fmt.Errorf("it sent a HELLO without credit")
 	}
 	return said, nil

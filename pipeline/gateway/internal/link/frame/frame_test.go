@@ -47,7 +47,7 @@ func TestFramesAreTheGoldenOnes(t *testing.T) {
 		"a negative err_no":     AppendEnd(nil, 7, Ended{Code: 2, Status: 500, ErrNo: -7}, nil),
 		"reset":                 AppendReset(nil, 8, ReasonRefused, "why"),
 		"credit of a call":      AppendCredit(nil, 9, 1<<20),
-		"credit of all":         AppendCredit(nil, 0, math.MaxUint32),
+		"most credit":           AppendCredit(nil, 9, math.MaxUint32),
 		"ping":                  Append(nil, Ping, 0, 10, nil),
 		"pong":                  Append(nil, Pong, 0, 10, nil),
 		"ready":                 AppendState(nil, true, 300),
