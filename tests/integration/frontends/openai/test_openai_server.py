@@ -166,3 +166,12 @@ def test_what_a_schema_refuses_is_named(param, more, stream):
     else:
         error = json.loads(body)["error"]
         assert (answer.status, error["param"]) == (400, param), error
+
+
+@pytest.mark.parametrize("path", ["org/small", "org%2Fsmall"])
+def test_ids_of_models_may_have_slashes(path):
+    with openai_server(options={"models": {"org/small": {}}}) as server:
+        status, _, answer = http(server, "GET", f"/v1/models/{path}")
+        assert (status, answer["id"]) == (200, "org/small")
+        asked = {"model": "org/small", "prompt": "a"}
+        assert http(server, "POST", "/v1/completions", asked)[0] == 200
