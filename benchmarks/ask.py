@@ -85,6 +85,36 @@ class PlainQuestion(Question):
 
 
 @dataclass(frozen=True, slots=True)
+class V2JsonQuestion(Question):
+    """Numbers for a model of the v2 protocol: JSON there and back."""
+
+    def as_body(self) -> bytes:
+        tensor = {"name": self.key, "datatype": "FP32", "shape": [len(self.value)]}
+        return json.dumps({"inputs": [{**tensor, "data": self.value}]}).encode()
+
+    def check_body(self, body: bytes, headers: Mapping[str, str]) -> None:
+        answer = json.loads(body)
+        found = {output["name"]: output["data"] for output in answer.get("outputs", ())}
+        self.check(found, str(answer.get("error")), "error" not in answer)
+
+
+@dataclass(frozen=True, slots=True)
+class PictureQuestion(Question):
+    """A picture, over HTTP only: its bytes there and back."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Content-Type": "image/png"}
+
+    def as_body(self) -> bytes:
+        body: bytes = self.value
+        return body
+
+    def check_body(self, body: bytes, headers: Mapping[str, str]) -> None:
+        self.check({self.key: body})
+
+
+@dataclass(frozen=True, slots=True)
 class V2Question(Question):
     """A float32 array for a model of the v2 protocol: raw bytes there and back."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes.util
 import enum
 import math
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.ask import PlainQuestion, Question, V2Question
+from benchmarks.ask import PictureQuestion, PlainQuestion, Question, V2JsonQuestion, V2Question
 from benchmarks.process import ROOT
 from benchmarks.services.common import (
     BLIND,
@@ -140,6 +141,14 @@ _RANDOM = np.random.default_rng(seed=1)
 _BYTES = bytes_question(_RANDOM.bytes(1_000_000))
 _FLOATS = array_question(_RANDOM.random(250_000, dtype=np.float32))
 
+_MANY_NUMBERS = [float(str(number)) for number in _RANDOM.random(250_000, dtype=np.float32)]
+_LIST = PlainQuestion("x", _MANY_NUMBERS, lambda found: found == {"x": _MANY_NUMBERS})
+_V2_LIST = V2JsonQuestion("x", _MANY_NUMBERS, lambda found: found == {"x": _MANY_NUMBERS})
+_FILE = _RANDOM.bytes(1_000_000)
+_PICTURE = PictureQuestion("image", _FILE, lambda found: found == {"image": _FILE})
+_FILE_AS_TEXT = base64.b64encode(_FILE).decode()
+_BASE64 = PlainQuestion("image", _FILE_AS_TEXT, lambda found: found == {"image": _FILE_AS_TEXT})
+
 _HTTP, _GRPC, _LOOP = Transport.HTTP, Transport.GRPC, Transport.LOOP
 
 
@@ -169,8 +178,12 @@ def _v2(name: str, transport: Transport, question: V2Question, *command: str) ->
     return Case(name, command, transport, question, path, is_counted=is_ours)
 
 
-def plain_echo_case(name: str) -> Case:
-    return Case(name, ("echo",), _HTTP, _PLAIN_ECHO, "/api/echo", is_counted=True)
+def _answered(name: str, kind: type[Question], path: str) -> Case:
+    return Case(name, ("array", "16"), _HTTP, kind("x", "1", bool), path, is_counted=True)
+
+
+def _large(name: str, question: Question, path: str, *command: str) -> Case:
+    return Case(name, command, _HTTP, question, path, clients=(1,))
 
 
 def v2_echo_case(name: str) -> Case:
@@ -266,6 +279,17 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         Case("BIG floats, threads", ("big",), _GRPC, _FLOATS),
         Case("BIG floats, processes", ("big", PROCESSES), _GRPC, _FLOATS),
     ),
+    "plain": (
+        echo_case("E, own form", **_COUNTED),
+        Case("E, plain JSON", ("echo",), _HTTP, _PLAIN_ECHO, "/api/echo", is_counted=True),
+        _answered("16 floats of an Op, own form", Question, "/array/prediction"),
+        _answered("16 floats of an Op, plain JSON", PlainQuestion, "/api/array"),
+        _large("floats, v2 JSON", _V2_LIST, "/v2/models/floats/infer", "floats"),
+        _large("floats, plain JSON", _LIST, "/api/floats", "floats"),
+        _large("floats, plain JSON by a schema", _LIST, "/api/floats", "floats", "typed"),
+        _large("picture, plain JSON in base64", _BASE64, "/api/pictures", "pictures"),
+        _large("picture, as it is", _PICTURE, "/api/pictures", "pictures"),
+    ),
     "python": (
         Case("P, threads", ("python_work",), _HTTP, _PYTHON, "/python_work/prediction"),
         Case("P, processes", ("python_work", PROCESSES), _HTTP, _PYTHON, "/python_work/prediction"),
@@ -292,7 +316,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
 
 SETS = {
     "goals": ("http", "grpc", "batch", "imdb", "process", "v2", "gateway", "watched", "crowd"),
-    "rest": ("remote", "big", "python", "fleet", "malloc"),
+    "rest": ("remote", "big", "plain", "python", "fleet", "malloc"),
 }
 """What is measured, and written, together; a part of docs/performance.md each."""
 
@@ -366,6 +390,16 @@ TARGETS = (
     Target("E, a crowd", CROWD, "p99_ms", "bare uvicorn, a crowd", at_most=2.0),
     *(target for protocol in ("brpc", "grpc") for target in _remote_targets(protocol)),
     *(target for kind in ("bytes", "floats") for target in _big_targets(kind)),
+    _instructions_at_most("E, plain JSON", "E, own form", 1.0),
+    _instructions_at_most("16 floats of an Op, plain JSON", "16 floats of an Op, own form", 1.0),
+    *(
+        Target(case, 1, "per_s", base, at_least=1.0)
+        for case, base in (
+            ("floats, plain JSON", "floats, v2 JSON"),
+            ("floats, plain JSON by a schema", "floats, v2 JSON"),
+            ("picture, as it is", "picture, plain JSON in base64"),
+        )
+    ),
     _at_least("P, processes", "P, threads", 1.8),
     _at_least("gateway before 1 E", "gateway before 1 bare grpc.aio echo", 0.9),
     _at_least("gateway before 4 E", "gateway before 4 bare grpc.aio echo", 0.9),

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from pipeline.data import ChannelData
-from pipeline.engine.models import ModelEntry
+from pipeline.engine.models import ModelEntry, ModelState
 from pipeline.engine.request import RequestHandle, RequestTarget, ResponseSink
 from pipeline.errors import PipelineError
 from pipeline.frontends.api.answers import (
@@ -27,6 +27,7 @@ from pipeline.proto.plain_answer import write_object
 from pipeline.proto.plain_json import read_object
 
 _PATH = re.compile("/api/([^/]+)")
+_READY = ModelState.READY
 
 
 class ApiLane:
@@ -83,7 +84,8 @@ class ApiEndpoint:
 
     def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
         """Have the engine begin a request. Raises PipelineError, which `reply` is given."""
-        served, fields = served_by(self._entry), read_object(body)
+        entry, fields = self._entry, read_object(body)
+        served = entry.served if entry.state is _READY else served_by(entry)
         if self._is_plain:
             target = RequestTarget(payload=fields, wants_response=False)
             return served.engine.begin(EMPTY, self._left_s, target, sink)
