@@ -3,7 +3,8 @@
     python examples/generate/measure.py
 
 The loop has as many texts under way as there are callers, begins another where one has ended, and
-does nothing else. Rounds of both alternate; the figures are the medians.
+does nothing else. `bare.py` is a second bar: the same loop behind an uvicorn that sends events.
+Rounds of all alternate; the figures are the medians.
 """
 
 from __future__ import annotations
@@ -23,12 +24,22 @@ from typing import Any, cast
 import grpc
 import numpy as np
 import onnxruntime
+from bare import bare_server
 from words import Vocabulary, words_of
-from writing import begin, step
+from writing import Run, begin, step
 
 from pipeline.proto import pipeline_service_pb2, pipeline_service_pb2_grpc
 
 PROMPT, MOST, SECONDS, ROUNDS = "this movie is", 60, 3.0, 5
+BARE_PORT = 18096
+WAYS = (
+    "plain loop",
+    "one answer, HTTP",
+    "one answer, gRPC",
+    "events of a bare uvicorn",
+    "events (SSE)",
+    "gRPC messages",
+)
 
 
 def main() -> None:
@@ -41,29 +52,39 @@ def main() -> None:
         return
     from web_server import HERE, server
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(HERE / "models" / "step.onnx", options)
+    run = runner(str(HERE / "models" / "step.onnx"))
     vocabulary = Vocabulary.load(HERE / "models" / "words.txt")
-    ways = ("plain loop", "one answer", "events (SSE)", "gRPC messages")
     print("words a second, and us of processor time of the loop, or the server, for each")
-    print("| callers | " + " | ".join(f"{way} | us" for way in ways) + " |")
+    print(f"| callers | {' | us | '.join(WAYS)} | us |")
     with server:
         for callers in (1, 8, 32):
-            rounds: list[list[tuple[float, float]]] = []
-            for _ in range(ROUNDS):
-                tries = (
-                    partial(loop, session, vocabulary, callers),
-                    partial(asked, server.rpc_port, callers, "answers"),
-                    partial(asked, server.http_port, callers, "events"),
-                    partial(asked, server.rpc_port, callers, "messages"),
-                )
-                rounds.append([timed(write) for write in tries])
+            tries = (
+                partial(loop, run, vocabulary, callers),
+                partial(asked, server.http_port, callers, "posts"),
+                partial(asked, server.rpc_port, callers, "answers"),
+                partial(behind_uvicorn, run, vocabulary, callers),
+                partial(asked, server.http_port, callers, "events"),
+                partial(asked, server.rpc_port, callers, "messages"),
+            )
+            rounds = [[timed(write) for write in tries] for _ in range(given.rounds)]
             cells = []
-            for way in range(len(ways)):
+            for way in range(len(WAYS)):
                 rates, costs = zip(*(each[way] for each in rounds), strict=True)
                 cells.append(f"{statistics.median(rates):.0f} | {statistics.median(costs):.0f}")
             print(f"| {callers} | {' | '.join(cells)} |", flush=True)
+
+
+def runner(path: str) -> Run:
+    """Return what runs the model, without a predictor around it."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options)
+
+    def run(word: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        scores, after = session.run(["scores", "next_state"], {"word": word, "state": state})
+        return scores, after
+
+    return run
 
 
 def timed(write: Callable[[], float]) -> tuple[float, float]:
@@ -75,13 +96,14 @@ def timed(write: Callable[[], float]) -> tuple[float, float]:
     return rate, used * 1e6 / (rate * min(SECONDS, time.perf_counter() - began))
 
 
-def loop(session: onnxruntime.InferenceSession, vocabulary: Vocabulary, texts: int) -> float:
+def behind_uvicorn(run: Run, vocabulary: Vocabulary, callers: int) -> float:
+    """Return the words a second that callers get as events of a bare server."""
+    with bare_server(run, vocabulary, BARE_PORT):
+        return asked(BARE_PORT, callers, "events")
+
+
+def loop(run: Run, vocabulary: Vocabulary, texts: int) -> float:
     """Return the words a second that the model writes if nothing else is done."""
-
-    def run(word: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        scores, after = session.run(["scores", "next_state"], {"word": word, "state": state})
-        return scores, after
-
     prompt, seeds = vocabulary.encode(PROMPT), count()
     kept = [begin(run, prompt, next(seeds), MOST) for _ in range(texts)]
     temperature = np.full(texts, 0.8, np.float32)
@@ -230,6 +252,7 @@ class AnswerCounter(Counter):
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure words a second.")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of which the medians are")
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--callers", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--way", default="", help=argparse.SUPPRESS)
