@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ NEXT = Callable[[], Awaitable[Any]]
 
 _STREAMS_OF_A_CHANNEL = 50  # HTTP/2 servers let some 100 go on at a time
 _NO_MEMORY = [("grpc.use_local_subchannel_pool", 1)]
+_SMALL_WINDOWS = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2**16)]
 
 
 @contextlib.asynccontextmanager
@@ -37,8 +39,10 @@ async def by_client(endpoint: str, count: int) -> AsyncIterator[list[NEXT]]:
 
 
 @contextlib.asynccontextmanager
-async def by_v2(endpoint: str, count: int) -> AsyncIterator[list[NEXT]]:
-    """Open `count` streams of v2's gRPC, each with one request."""
+async def by_v2(
+    endpoint: str, count: int, options: Sequence[tuple[str, int]] = ()
+) -> AsyncIterator[list[NEXT]]:
+    """Open `count` streams of v2's gRPC, each with one request; `options` of their channels."""
     request = pb.ModelInferRequest(model_name="endless")
     value = np.array([b"b"], object)
     add_tensor(request.inputs, request.raw_input_contents, "a", value)
@@ -46,7 +50,7 @@ async def by_v2(endpoint: str, count: int) -> AsyncIterator[list[NEXT]]:
         streams: list[NEXT] = []
         for number in range(count):
             if number % _STREAMS_OF_A_CHANNEL == 0:
-                opened = grpc.aio.insecure_channel(endpoint, _NO_MEMORY)
+                opened = grpc.aio.insecure_channel(endpoint, [*_NO_MEMORY, *options])
                 channel = await stack.enter_async_context(opened)
                 method = channel.stream_stream(
                     f"/{SERVICE}/ModelStreamInfer",
@@ -60,7 +64,12 @@ async def by_v2(endpoint: str, count: int) -> AsyncIterator[list[NEXT]]:
         yield streams
 
 
-OPENS = {"sse": by_client, "grpc": by_client, "v2": by_v2}
+OPENS = {
+    "sse": by_client,
+    "grpc": by_client,
+    "v2": by_v2,
+    "v2-64k": functools.partial(by_v2, options=_SMALL_WINDOWS),  # which hold 64 KiB of a stream
+}
 
 
 def endpoint_of(door: str, rpc_port: int, http_port: int) -> str:

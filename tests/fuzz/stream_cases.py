@@ -228,11 +228,14 @@ class MakesInSteps(FuzzedOp):
 
     how = "done"
     raises_in = "process"
+    tells_state = True
 
     def preprocess(self, input_dicts, *, context):
         assert not context.state, "the state of another request"
         text = self.checked(self.joined(input_dicts))
-        context.state.update(at=0, text=text, held=Held(self.open))
+        context.state.update(at=0, text=text)
+        if self.tells_state:
+            context.state["held"] = Held(self.open)
         if self.skips and chance("skip" + text, self.skips):
             return {"text": text}, True, None, ""
         return {"text": [text]}
@@ -270,6 +273,10 @@ class MakesInSteps(FuzzedOp):
 
 
 class MakesInStepsAsync(MakesInSteps):
+    tells_state = (
+        False  # what a coroutine raised keeps its frames until there is garbage to collect
+    )
+
     async def process(self, feed_batch, *, context):
         return self.step(feed_batch[0]["text"], context)
 

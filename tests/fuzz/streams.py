@@ -1,9 +1,9 @@
 """`python -m fuzz.streams`: random graphs with streams, held to a plain evaluation of them.
 
-Ops that make parts (of `process` with and without batches, of `postprocess`), read them, gather
-them and join them; errors in the middle, parts that go nowhere; callers who take parts at once,
-slowly or as one answer, and who leave. The engine runs on a virtual clock, so a seed is the same
-case every time.
+Ops that make parts (of `process` with and without batches, step by step, of `postprocess`), read
+them, gather them and join them; errors in the middle, steps that hang, parts that go nowhere;
+callers who take parts at once, slowly or as one answer, and who leave. The engine runs on a virtual
+clock, so a seed is the same case every time.
 """
 
 from __future__ import annotations
