@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Callable
@@ -45,14 +46,20 @@ def made_array(kind: Any, value: Any) -> Any:
 
     Raises ValueError with the path within it, behind INNER.
     """
-    if not is_array_type(kind):
-        raise NotImplementedError(f"{kind} is no type of a schema")
+    dtype = _wanted(kind)
     if isinstance(value, list | tuple):
         value = _of_lists(value)
     if not isinstance(value, np.ndarray):
         raise ValueError(f"Expected `array`, got `{found_name(value).split(' ')[0]}`{INNER}")
-    dtype = dtype_of(kind)
     return value if dtype is None else as_dtype(value, dtype)
+
+
+@functools.lru_cache(256)
+def _wanted(kind: Any) -> np.dtype[Any] | None:
+    """Return the dtype that a type says. Raises NotImplementedError: it is no array's."""
+    if not is_array_type(kind):
+        raise NotImplementedError(f"{kind} is no type of a schema")
+    return dtype_of(kind)
 
 
 def _of_lists(value: Any) -> Array:
@@ -195,6 +202,8 @@ class _TensorRule:
 
     def __call__(self, value: Any) -> Any:
         array = as_dtype(value, self._dtype)
+        if array.shape == self._shape:
+            return array
         sizes = zip(array.shape, self._shape, strict=False)
         fits = len(array.shape) == len(self._shape) and all(
             wanted in (ANY, size) for size, wanted in sizes
@@ -249,7 +258,10 @@ class _ObjectRule:
                 if name in value:
                     value[name] = _within(rule, value[name], f".{name}")
             elif hasattr(value, name):
-                found = _within(rule, getattr(value, name), f".{name}")
+                given = getattr(value, name)
+                found = _within(rule, given, f".{name}")
+                if found is given:
+                    continue
                 if isinstance(value, msgspec.Struct):
                     msgspec.structs.force_setattr(value, name, found)
                 else:
