@@ -213,3 +213,29 @@ def test_what_ends_a_connection_ends_the_call_that_is_being_sent(
         with pytest.raises(ConnectionLostError, match=reason):
             call.result(WAIT_S)
         assert not connection.is_usable
+
+
+@pytest.mark.parametrize("size", [1, 10_000, 16_300, 16_400, 100_000])
+def test_requests_of_all_sizes_arrive_whole(size: int) -> None:
+    body = bytes(range(256)) * (size // 256) + b"end"
+    with PlayedServer() as server, connected(server) as connection:
+        assert [ask(connection, body) for _ in range(3)] == [body] * 3
+
+
+def test_a_short_request_waits_for_room_among_what_is_still_to_be_sent() -> None:
+    with PlayedServer(reads=False) as server, connected(server) as connection:
+        connection._socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection._socket.send(BIG)
+        connection._socket.setblocking(True)
+        with pytest.raises(OutOfTimeError):
+            ask(connection, b"short", SOON_S)
+        assert not connection.is_usable
+
+
+def test_a_short_request_on_a_broken_connection_says_that_it_broke() -> None:
+    with PlayedServer() as server, connected(server) as connection:
+        connection._socket.shutdown(socket.SHUT_WR)
+        with pytest.raises(ConnectionLostError, match="broke while a request was sent: Broken"):
+            ask(connection, b"short")
