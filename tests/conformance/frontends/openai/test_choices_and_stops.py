@@ -22,6 +22,8 @@ STOPS = st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=3)
 @pytest.fixture(scope="module", params=["embedded", "gateway"])
 def clients(request: Any) -> Iterator[tuple[openai.OpenAI, ...]]:
     """Clients of a pipeline with one answer, of one that says words, of one that says parts."""
+    if request.param == "gateway":
+        request.getfixturevalue("gateway_binary")
     with contextlib.ExitStack() as stack:
         ops = (None, SaysByWord(), SaysParts())
         servers = [openai_server(op, http_server=request.param) for op in ops]

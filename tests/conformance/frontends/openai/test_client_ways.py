@@ -39,6 +39,8 @@ def busy() -> None:
 @pytest.fixture(scope="module", params=["embedded", "gateway"])
 def servers(request: Any) -> Iterator[tuple[Any, Any]]:
     """Servers of a pipeline that says words, and of one that says parts."""
+    if request.param == "gateway":
+        request.getfixturevalue("gateway_binary")
     Busy.seen.clear()
     dag = {"max_parts": 10**9}
     with (

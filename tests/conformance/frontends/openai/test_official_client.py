@@ -15,6 +15,8 @@ CHAT = [{"role": "user", "content": "one two three"}]
 @pytest.fixture(scope="module", params=["embedded", "gateway"])
 def clients(request) -> Iterator[tuple[openai.OpenAI, openai.OpenAI]]:
     """A client of a pipeline with one answer, and one of a pipeline that streams."""
+    if request.param == "gateway":
+        request.getfixturevalue("gateway_binary")
     with contextlib.ExitStack() as stack:
         servers = [openai_server(op, http_server=request.param) for op in (None, SaysByWord())]
         yield tuple(stack.enter_context(client_of(stack.enter_context(one))) for one in servers)
