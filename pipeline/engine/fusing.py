@@ -21,6 +21,7 @@ from pipeline.engine.fusable import (
 from pipeline.engine.hosting import HostedGroups, is_hosted, with_one_exit
 from pipeline.engine.walk import Step, WalkPlan
 from pipeline.engine.walk_api import Lender
+from pipeline.engine.walk_rows import WalkRows
 from pipeline.engine.walks import Walks
 from pipeline.engine.worker_api import Loop
 
@@ -155,9 +156,12 @@ class Fusing(Walks):
             leader.pace.entered,
             frozenset(inside),
             edges=edges,
+            books=tuple((node.links, node.pace) for node in inside),
             recorders=tuple(node.spans for node in inside),
             watches=tuple(node.watch for node in inside if node.watch.timeout_s is not None),
         )
+        if (journal := leader.spans.journal) is not None:
+            plan.rows = WalkRows(journal, plan.recorders, plan.last_read)
         self._plans.append(plan)
         return plan
 

@@ -21,6 +21,7 @@ from pipeline.errors import ErrorCode, PipelineError
 
 if TYPE_CHECKING:
     from pipeline.engine.request import RequestState
+    from pipeline.engine.walk_rows import WalkRows
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -192,6 +193,7 @@ class Journal:
         spans: a `pack_span` each; rows of one batch are added together.
         requests: a `pack_request` each.
         lone: a `pack_lone` each; see there.
+        walked: rows of walks, by what takes them apart.
         parts: a `pack_part` each.
         flushes: how many there were that had anything in them.
     """
@@ -201,19 +203,31 @@ class Journal:
         self.spans: list[bytes] = []
         self.requests: list[bytes] = []
         self.lone: list[bytes] = []
+        self.walked: dict[WalkRows, list[bytes]] = {}
         self.parts: list[bytes] = []
+        self._walked_spans = 0
         self.flushes: int = 0
 
     def flush_if_long(self) -> None:
         """Flush if that is due; called between batches, so that none is torn."""
-        if len(self.spans) + len(self.lone) >= MAX_ROWS:
+        if len(self.spans) + len(self.lone) + self._walked_spans >= MAX_ROWS:
+            self.flush()
+
+    def add_walked(self, rows: WalkRows, packed: bytes) -> None:
+        """Take down a request that went through all Ops of a plan."""
+        try:
+            self.walked[rows].append(packed)
+        except KeyError:
+            self.walked[rows] = [packed]
+        self._walked_spans += rows.steps
+        if len(self.spans) + len(self.lone) + self._walked_spans >= MAX_ROWS:
             self.flush()
 
     def flush(self) -> None:
         """Hand what there is to the sinks; costs nothing if there is nothing."""
         if self.parts:
             self.flush_parts()
-        if not self.spans and not self.requests and not self.lone:
+        if not (self.spans or self.requests or self.lone or self.walked):
             return
         self.flushes += 1
         spans = np.frombuffer(b"".join(self.spans), SPAN)
@@ -224,6 +238,10 @@ class Journal:
             lone_spans, lone_requests = parted(b"".join(self.lone))
             self.lone.clear()
             spans, requests = _joined(spans, lone_spans), _joined(requests, lone_requests)
+        for rows, packed in self.walked.items():
+            spans = _joined(spans, rows.spans(b"".join(packed)))
+        self.walked.clear()
+        self._walked_spans = 0
         for sink in self.sinks:
             try:
                 sink.notify(spans, requests)

@@ -11,8 +11,9 @@ from pipeline.engine.stage_errors import stage_error
 if TYPE_CHECKING:
     from pipeline.engine.batch_run import BatchRun
 
-PlainTimes = tuple[int, Any, Any, int, int, int, int]
-"""A finished one: place, worker, outcome, ready_ns, start_ns, preprocess_end_ns, end_ns."""
+PlainTimes = tuple[int, int, Any, int, int, int, int]
+"""A finished one: its place, the worker's number, outcome, and four times: ready_ns, start_ns,
+preprocess_end_ns, end_ns."""
 
 
 class PlainStep:

@@ -141,4 +141,4 @@ class Shortcut:
             spans.batches = batch = spans.batches + 1
             request.lone = (spans.index, worker.number, batch, *times, now_ns)
         else:
-            take_down_plain([spans], [(0, worker, job.outcome, *times)], job, now_ns)
+            take_down_plain([spans], [(0, worker.number, job.outcome, *times)], job, now_ns)

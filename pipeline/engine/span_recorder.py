@@ -135,7 +135,7 @@ def take_down_plain(
     request, data_id, rows = item.request, item.data_id, item.request.rows
     input_ns = output_ns = 0
     spans = []
-    for place, worker, outcome, ready_ns, start_ns, middle_ns, end_ns in steps:
+    for place, number, outcome, ready_ns, start_ns, middle_ns, end_ns in steps:
         recorder = recorders[place]
         recorder.batches = batch = recorder.batches + 1
         code = _OK
@@ -147,7 +147,7 @@ def take_down_plain(
         spans.append(
             pack_span(
                 recorder.index,
-                worker.number,
+                number,
                 batch,
                 data_id,
                 rows,

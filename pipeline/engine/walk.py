@@ -5,22 +5,26 @@ Plain code for whoever runs the Ops: it knows neither threads nor the event loop
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Receiver, first_error, own_dict
-from pipeline.engine.walk_api import Host, Lender, Stepper
+from pipeline.engine.walk_api import DirectLender, Host, Lender, Stepper
 from pipeline.errors import PipelineError, note_op
 from pipeline.routes import Routed
 
 if TYPE_CHECKING:
+    from pipeline.engine.channel import Links
     from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.edges import Edges, Opening
+    from pipeline.engine.pace import Pace
     from pipeline.engine.span_recorder import SpanRecorder
+    from pipeline.engine.walk_rows import WalkRows
     from pipeline.engine.worker_watch import WorkerWatch
 
 _LONGEST_NS = 2_000_000  # no step begins when a walk has lasted so long
@@ -74,6 +78,14 @@ class WalkPlan(msgspec.Struct, eq=False):
         only_readers: for each step the place of the one step that reads its answer, where nobody
             else does; -1 where it is read outside alone; else 0.
         parts: for each step how many parts it waits for, where they come in its own order; else 0.
+        last_read: for each step the place of the last one that it reads; -1: of none in the plan.
+        direct: whether steps can be run in line: all that they read is in the plan, in their order,
+            and their workers are lent directly, see DirectLender.
+        ways: for each step then its place, its name, its only reader's place, and its idle workers
+            and backlog. blank, led: an empty dict for each step, and one; those that come with a
+            request. outlets: steps that are read outside.
+        books: of each step, what counts its answers and how long they take.
+        rows: takes down who went through all steps; None: nobody reads it.
         recorders: of the spans of each step.
         watches: of those workers that have a timeout.
     """
@@ -88,6 +100,14 @@ class WalkPlan(msgspec.Struct, eq=False):
     edges: Edges | None = None
     only_readers: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
+    last_read: tuple[int, ...] = ()
+    direct: bool = False
+    ways: tuple[tuple[int, str, int, list[Any], deque[Any]], ...] = ()
+    blank: tuple[dict[str, Any], ...] = ()
+    led: tuple[int, ...] = ()
+    outlets: tuple[Step, ...] = ()
+    books: tuple[tuple[Links, Pace], ...] = ()
+    rows: WalkRows | None = None
     recorders: tuple[SpanRecorder, ...] = ()
     watches: tuple[WorkerWatch, ...] = ()
 
@@ -100,6 +120,24 @@ class WalkPlan(msgspec.Struct, eq=False):
             else 0
             for step in self.steps
         )
+        places = {name: place for place, name in enumerate(names)}
+        self.last_read = tuple(
+            max((places.get(name, -1) for name in step.producers), default=-1)
+            for step in self.steps
+        )
+        self.led = (0, *self.entries)
+        self.outlets = tuple(step for step in self.steps if step.is_read_outside)
+        self.blank = ({},) * (len(self.steps) + 1)
+        self.direct = all(
+            isinstance(step.lender, DirectLender)
+            and (place in self.led or (self.parts[place] and {*step.producers} <= places.keys()))
+            for place, step in enumerate(self.steps)
+        )
+        self.ways = tuple(map(self._way, range(len(self.steps)))) if self.direct else ()
+
+    def _way(self, place: int) -> tuple[int, str, int, list[Any], deque[Any]]:
+        step, lender = self.steps[place], cast(DirectLender, self.steps[place].lender)
+        return place, step.name, self.only_readers[place], lender.idle, lender.backlog
 
     def _only_reader(self, step: Step) -> int:
         if step.is_read_outside:
@@ -320,6 +358,11 @@ class Walk:
                 break
             return place, worker, batch
         return None
+
+    def is_at(self, run: BatchRun) -> bool:
+        """Return whether it is this batch that runs."""
+        held = self.held[:1]  # at once: it may end in its thread meanwhile
+        return bool(held) and held[0][2] is run
 
     def _as_batch(self, place: int, run: Any) -> Any:
         """Return the batch that a step becomes, if it is none, which is to be taken out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -55,6 +56,22 @@ class Lender(Protocol):
         The step that runs becomes a job of the worker that was borrowed for it, and the walker is
         idle. Returns (place of the step, its worker, its run); None if no step runs just now.
         """
+
+
+@runtime_checkable
+class DirectLender(Lender, Protocol):
+    """Workers in this process, each of which may `enter` its context: walks take them in line.
+
+    Attributes:
+        idle: those that are; any thread takes the last one, or adds one that it has used.
+        backlog: what waits for one of them, and is first.
+    """
+
+    idle: list[Any]
+    backlog: deque[Any]
+
+    def employ(self, worker: Any) -> None:
+        """Have a worker, which was idle a moment ago, take what waits for it."""
 
 
 class WalkOwner(Protocol):

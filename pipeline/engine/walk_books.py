@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 def take_down(walk: Walk, clock_ns: Callable[[], int]) -> bool:
     """Take down what a walk has done; return whether the groups have to be formed anew."""
     plan, finished = walk.plan, walk.finished
+    if isinstance(walk, LoneWalk) and walk.marks:
+        if walk.lead.items[0].request.spans is None:
+            return _take_down_whole(walk, clock_ns)
+        walk.tell_apart()
     plain = walk.plain if isinstance(walk, LoneWalk) else []
     if not plan.steps[0].node.spans.is_wanted:
         pass
@@ -48,6 +52,29 @@ def take_down(walk: Walk, clock_ns: Callable[[], int]) -> bool:
         node.links.answered += len(run.items)
         is_other |= node.pace.took(run.end_ns - run.start_ns, len(run.items))
         is_other |= _is_bound(node, outcome, run.end_ns)
+    return is_other
+
+
+def _take_down_whole(walk: LoneWalk, clock_ns: Callable[[], int]) -> bool:
+    """Take down a walk that went as nearly all do, in one row."""
+    plan, marks, (item,) = walk.plan, walk.marks, walk.lead.items
+    request, began_ns, end_ns, rows = item.request, walk.began_ns, walk.last_ns, plan.rows
+    if rows is not None:
+        if item.generation == request.generation:
+            inputs_ns = sum(marks[1::3]) - sum(marks[2::3]) + end_ns - began_ns
+            request.input_ns += inputs_ns
+            request.output_ns += end_ns - began_ns - inputs_ns
+        times = item.ready_ns, began_ns, clock_ns()
+        rows.journal.add_walked(rows, rows.pack(item.data_id, request.rows, *times, *marks))
+    is_slow, is_other = end_ns - began_ns > pace._SLOW_NS, False  # so that a step may be
+    for links, its_pace in plan.books:
+        links.answered += 1
+        if its_pace.slow_share > pace._NONE:
+            is_slow = True
+    if is_slow:
+        for (_, its_pace), step_end_ns in zip(plan.books, marks[2::3], strict=True):
+            is_other |= its_pace.took(step_end_ns - began_ns)
+            began_ns = step_end_ns
     return is_other
 
 

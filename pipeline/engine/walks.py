@@ -122,7 +122,7 @@ class Walks:
         plan.walks -= 1
         del self._under_way[walk]
         load = leader.load
-        load.served((walk.end_ns - walk.began_ns) / 1e9)
+        load.served((walk.last_ns - walk.began_ns) / 1e9)
         if type(lead) is LoneRun:
             load.running -= 1
             load.items -= 1
@@ -161,8 +161,7 @@ class Walks:
         """
         if run.is_step:
             for walk in self._under_way:
-                held = walk.held[:1]  # at once: it may end in its thread meanwhile
-                if held and held[0][2] is run:
+                if walk.is_at(run):
                     self._part(walk)
                     break
         return not run.is_step

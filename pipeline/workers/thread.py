@@ -89,7 +89,7 @@ class ThreadWorkers:
         self._set_up = set_up
         self._owner = owner
         self._workers: list[ThreadWorker] = []
-        self._idle: list[ThreadWorker] = []
+        self.idle: list[ThreadWorker] = []  # the same list for ever: walks have it
         self.backlog: deque[Job | Walk] = deque()
         self._usual_ns = float(_QUICK_NS)
         self._rescue: asyncio.TimerHandle | None = None
@@ -113,7 +113,7 @@ class ThreadWorkers:
             kind="thread",
             wanted=self._wanted,
             up=len(self._workers),
-            busy=sum(worker.job is not None for worker in self._workers),
+            busy=max(0, len(self._workers) - len(self.idle)),
             stuck=len(self._stuck),
             restarts=self.replaced,
         )
@@ -174,20 +174,20 @@ class ThreadWorkers:
             self._workers.clear()
             self._initialised.set_exception(failure or InitError(self.name))
         else:
-            self._idle.append(self._workers[0])
+            self.idle.append(self._workers[0])
             self._initialised.set_result(bound)
 
     def submit(self, jobs: Sequence[Job | Walk]) -> None:
         for job in jobs:
             if job.worker is not None and self._address(job, job.worker):
                 continue
-            if self._usual_ns < _QUICK_NS and len(self._idle) < len(self._workers):
+            if self._usual_ns < _QUICK_NS and len(self.idle) < len(self._workers):
                 self.backlog.append(job)
-                if self._idle and self._rescue is None:
+                if self.idle and self._rescue is None:
                     self._rescue = self._loop.call_later(_RESCUE_S, self._wake_for_backlog)
                 continue
             try:
-                self._idle.pop().thread.inbox.put(job)
+                self.idle.pop().thread.inbox.put(job)
             except IndexError:
                 self.backlog.append(job)
                 self._employ_idle()  # somebody may have become idle in between
@@ -241,7 +241,7 @@ class ThreadWorkers:
         elif worker.addressed or self.backlog:
             self.make_idle(worker)
         else:  # jobs are added on the loop only, as this is
-            self._idle.append(worker)
+            self.idle.append(worker)
         self.on_done_busy(worker, job)
 
     # Idle workers: any thread takes them and gives them back. Who takes one has it alone; who
@@ -255,7 +255,7 @@ class ThreadWorkers:
                 if job is not None:
                     worker.thread.inbox.put(job)
                     return
-            self._idle.append(worker)
+            self.idle.append(worker)
             if not (worker.addressed or self.backlog) or not self._take_idle(worker):
                 return
 
@@ -263,7 +263,7 @@ class ThreadWorkers:
         """Wake as many idle workers as there are jobs for."""
         while self.backlog:
             try:
-                worker = self._idle.pop()
+                worker = self.idle.pop()
             except IndexError:
                 return
             self.make_idle(worker)
@@ -271,7 +271,7 @@ class ThreadWorkers:
     def _take_idle(self, worker: ThreadWorker) -> bool:
         """Take this worker, if it is idle."""
         try:
-            self._idle.remove(worker)
+            self.idle.remove(worker)
         except ValueError:
             return False
         return True
@@ -280,14 +280,18 @@ class ThreadWorkers:
         if self.backlog:  # it has waited longer
             return None
         try:
-            return self._idle.pop()
+            return self.idle.pop()
         except IndexError:
             return None
 
     def give_back(self, worker: ThreadWorker) -> None:
         worker.job = None
-        self._idle.append(worker)
-        if (worker.addressed or self.backlog) and self._take_idle(worker):
+        self.idle.append(worker)
+        if worker.addressed or self.backlog:
+            self.employ(worker)
+
+    def employ(self, worker: ThreadWorker) -> None:
+        if self._take_idle(worker):
             self.make_idle(worker)
 
     def part(self, walk: Walk) -> tuple[int, Any, BatchRun] | None:
@@ -299,6 +303,7 @@ class ThreadWorkers:
             worker.job = run
             walker = walk.walker
             if place:
+                worker.began_ns = walk.step_ns
                 walker.thread, worker.thread = worker.thread, walker.thread
                 walker.thread.worker, worker.thread.worker = walker, worker
                 walker.job = None

@@ -41,6 +41,7 @@ class ThreadWorker:
         self.took_ns: int = 0
         # What its Op sets in it, such as numpy's print options, no other Op sees.
         self.context: contextvars.Context = pool.context.copy()
+        self.enter: Callable[..., Any] = self.context.run
         self.thread: WorkerThread = WorkerThread(self)
 
     @property

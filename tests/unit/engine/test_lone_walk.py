@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +51,47 @@ class Lent:
         run.run(self.op, None, clock_ns)
 
 
+class LentDirectly(Lent):
+    """... and may be taken in line."""
+
+    def __init__(self, op):
+        self.idle = []
+        super().__init__(op)
+        self.backlog, self.addressed = [], []
+        self.enter = contextvars.copy_context().run
+        self.employed = 0
+
+    @property
+    def is_idle(self):
+        return self in self.idle
+
+    @is_idle.setter
+    def is_idle(self, is_idle):
+        self.idle[:] = [self] if is_idle else []
+
+    def borrow(self):
+        return self.idle.pop() if self.idle and not self.backlog else None
+
+    def give_back(self, worker):
+        self.idle.append(worker)
+
+    def employ(self, worker):
+        self.employed += 1
+
+    def states(self):
+        return []
+
+    def part(self, walk):
+        raise NotImplementedError
+
+
+@pytest.fixture(params=[Lent, LentDirectly], autouse=True)
+def lender(request, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "LENDER", request.param)
+    return request.param
+
+
+LENDER = Lent
 EDGES = {"a": ("read",), "b": ("a",), "c": ("a",), "d": ("b", "c")}
 
 
@@ -60,7 +103,7 @@ def diamond(order="bc", during=None):
         op = Signs(name=name)
         if during is not None:
             op.during = during
-        workers[name] = Lent(op)
+        workers[name] = LENDER(op)
         readers = [reader for reader, read in edges.items() if name in read]
         steps.append(
             Step(
@@ -100,6 +143,7 @@ def test_it_goes_through_all_that_read_it_in_their_own_order(kind, order, value)
     assert is_at_its_end
     assert walk.is_through
     assert [(step.name, answer) for step, _, answer in walk.outs] == [("d", {"x": value})]
+    walk.tell_apart()
     times = [(ready_ns, start_ns, end_ns) for _, _, _, ready_ns, start_ns, _, end_ns in walk.plain]
     assert times == [(1, 10, 12), (12, 12, 14), (12, 14, 16), (16, 16, 18)]
     assert walk.end_ns == 18
@@ -177,3 +221,39 @@ def test_what_is_fed_or_for_one_op_alone_is_a_walk_of_a_batch():
     fed.items[0].is_feed = True
     alone.items[0].request.target = SimpleNamespace(op=object())
     assert [type(walk_of(plan, lead)) for lead in (fed, alone)] == [Walk, Walk]
+
+
+def test_what_waits_for_a_worker_has_it_before_the_walk(lender):
+    if lender is Lent:
+        pytest.skip("it lends itself whatever waits")
+    plan, workers = diamond()
+    workers["b"].backlog.append("a job")
+    walk, _ = gone(plan, workers)
+    assert left(walk) == {"b": {"a": {"x": "a"}}, "d": {"c": {"x": "ac"}}}
+
+
+def test_a_job_for_a_worker_that_was_lent_in_line_is_given_to_it(lender):
+    if lender is Lent:
+        pytest.skip("nothing is in line")
+
+    def during(name):
+        if name == "c":
+            workers["c"].addressed.append("a job")
+
+    plan, workers = diamond(during=during)
+    walk, _ = gone(plan, workers)
+    assert walk.is_through
+    assert [workers[name].employed for name in "abcd"] == [0, 0, 1, 0]
+    assert all(worker.is_idle for worker in workers.values())
+
+
+def test_the_marks_of_a_walk_in_line_say_what_its_steps_say_by_themselves(lender):
+    if lender is Lent:
+        pytest.skip("nothing is in line")
+    plan, workers = diamond()
+    walk, _ = gone(plan, workers)
+    assert walk.marks == [0, 11, 12, 0, 13, 14, 0, 15, 16, 0, 17, 18]
+    assert walk.plain == []
+    walk.tell_apart()
+    assert walk.marks == []
+    assert [place for place, *_ in walk.plain] == [0, 1, 2, 3]
