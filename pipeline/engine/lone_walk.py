@@ -79,12 +79,12 @@ class LoneWalk(Walk):
             except BaseException:
                 self.tell_apart()
                 raise
-            if len(self.marks) == _OF_STEP * len(came) and plan.edges is None:
+            if len(self.marks) == _OF_STEP * len(plan.steps) and plan.edges is None:
                 self._take_outside()
                 self.is_through = True
                 return True
             self.tell_apart()
-            came, ready_ns, now_ns = self.came, self.ready_ns, self.step_ns
+            now_ns = self.step_ns
         worker, place = walker, 0
         try:
             for place, step in enumerate(plan.steps):
@@ -160,10 +160,11 @@ class LoneWalk(Walk):
             item.data_id,
             item.log_id,
         )
-        came = [*map(dict.copy, plan.blank)]
+        came: list[Any] = self.came
+        blank: list[Any] = [*map(dict.copy, plan.blank)]
         for place in plan.led:
-            came[place] = self.came[place]  # type: ignore[assignment]  # it was entered
-        self.came, self.is_in_line = came, True  # type: ignore[assignment]  # for now
+            blank[place] = came[place]
+        came[:], self.is_in_line = blank, True
         worker, now_ns = walker, self.began_ns
         for place, name, reader, idle, backlog in plan.ways:
             if place:

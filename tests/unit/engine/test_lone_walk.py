@@ -92,6 +92,7 @@ def lender(request, monkeypatch):
 
 
 LENDER = Lent
+in_line = pytest.mark.parametrize("lender", [LentDirectly], indirect=True)
 EDGES = {"a": ("read",), "b": ("a",), "c": ("a",), "d": ("b", "c")}
 
 
@@ -223,19 +224,16 @@ def test_what_is_fed_or_for_one_op_alone_is_a_walk_of_a_batch():
     assert [type(walk_of(plan, lead)) for lead in (fed, alone)] == [Walk, Walk]
 
 
-def test_what_waits_for_a_worker_has_it_before_the_walk(lender):
-    if lender is Lent:
-        pytest.skip("it lends itself whatever waits")
+@in_line
+def test_what_waits_for_a_worker_has_it_before_the_walk():
     plan, workers = diamond()
     workers["b"].backlog.append("a job")
     walk, _ = gone(plan, workers)
     assert left(walk) == {"b": {"a": {"x": "a"}}, "d": {"c": {"x": "ac"}}}
 
 
-def test_a_job_for_a_worker_that_was_lent_in_line_is_given_to_it(lender):
-    if lender is Lent:
-        pytest.skip("nothing is in line")
-
+@in_line
+def test_a_job_for_a_worker_that_was_lent_in_line_is_given_to_it():
     def during(name):
         if name == "c":
             workers["c"].addressed.append("a job")
@@ -247,9 +245,8 @@ def test_a_job_for_a_worker_that_was_lent_in_line_is_given_to_it(lender):
     assert all(worker.is_idle for worker in workers.values())
 
 
-def test_the_marks_of_a_walk_in_line_say_what_its_steps_say_by_themselves(lender):
-    if lender is Lent:
-        pytest.skip("nothing is in line")
+@in_line
+def test_the_marks_of_a_walk_in_line_say_what_its_steps_say_by_themselves():
     plan, workers = diamond()
     walk, _ = gone(plan, workers)
     assert walk.marks == [0, 11, 12, 0, 13, 14, 0, 15, 16, 0, 17, 18]
