@@ -29,6 +29,7 @@ from fused import (
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine import walk
 from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.journal import SPAN
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.walk import Walk
 from pipeline.observe.tables import walks
@@ -440,6 +441,21 @@ async def test_a_step_may_be_taken_out_as_it_begins_and_as_it_ends(monkeypatch, 
         if is_ours and when == "ends":
             assert was_taken.wait(PATIENCE_S)
 
+    def entering(worker):
+        """Return what a walk in line calls a worker's hooks by."""
+        enter = worker.enter
+
+        def call(function, *arguments):
+            is_ours = worker.pool.name == name and not was_taken.is_set()
+            if is_ours and when == "begins":
+                assert was_taken.wait(PATIENCE_S)
+            answer = enter(function, *arguments)
+            if is_ours and when == "ends" and function == worker.op.users_postprocess:
+                assert was_taken.wait(PATIENCE_S)
+            return answer
+
+        return call
+
     def parted(pool, one):
         taken = part(pool, one)
         if taken is not None:
@@ -451,6 +467,9 @@ async def test_a_step_may_be_taken_out_as_it_begins_and_as_it_ends(monkeypatch, 
         monkeypatch.setattr(walk, "_LONGEST_NS", 10**12)
         monkeypatch.setattr(threads.ThreadWorker, "perform", performed)
         monkeypatch.setattr(threads.ThreadWorkers, "part", parted)
+        for node in server.executor.executor.nodes.values():
+            for worker in node.workers._workers:
+                worker.enter = entering(worker)
         assert value_of(await asyncio.wait_for(ask(server), PATIENCE_S)) == "1"
         assert found
         assert value_of(await asyncio.wait_for(ask(server, "2"), PATIENCE_S)) == "2"
@@ -600,10 +619,14 @@ async def test_the_journal_tells_what_ran_in_one_go(is_fused):
 @pytest.mark.usefixtures("steps_may_last")
 @on_loop
 async def test_a_step_without_an_idle_worker_is_left_out_and_the_others_go_on():
-    seen = []
+    seen, taken, nodes = [], [], {}
 
     def act(op, x):
         seen.append((op.name, threading.current_thread().name))
+        if op.name == "a":  # nobody can borrow the worker of b until c runs
+            taken.append(nodes["b"].workers.idle.pop())
+        elif op.name == "c":
+            nodes["b"].workers.idle += taken
 
     read = RequestOp()
     beside = [Calls(name=name, input_ops=[read]) for name in "abc"]
@@ -611,8 +634,7 @@ async def test_a_step_without_an_idle_worker_is_left_out_and_the_others_go_on():
     for op in [*beside, last]:
         op.act = act
     async with serving(last, expected=[("a", "b", "c", "d")]) as server:
-        nodes = {node.name: node for node in server.executor.executor.nodes.values()}
-        nodes["b"].workers.borrow = lambda: None
+        nodes |= {node.name: node for node in server.executor.executor.nodes.values()}
         assert value_of(await ask(server)) == "1"
     assert seen[:2] == [("a", "pipeline-a-0"), ("c", "pipeline-a-0")]
     assert seen[2] == ("b", "pipeline-b-0")
@@ -624,7 +646,7 @@ async def test_walks_have_the_journal_read_before_it_is_long():
     async with serving(chain(Calls, Calls), expected=[("a", "b")]) as server:
         journal = server.executor._observers.journal
         await ask(server)
-        flushes, size = journal.flushes, len(journal.spans[0])
-        journal.spans += [bytes(size)] * 4096
+        flushes = journal.flushes
+        journal.spans += [bytes(SPAN.itemsize)] * 4096
         await ask(server)
         assert journal.flushes == flushes + 1
