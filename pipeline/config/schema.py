@@ -167,6 +167,31 @@ class LocalServiceConfig(Struct, frozen=True, kw_only=True):
     engine_options: Annotated[Options, OptionsOf("engines", "engine", built_in=True)] = {}
 
 
+class SequenceConfig(Struct, frozen=True, kw_only=True):
+    """`op.<name>.sequence`: requests with one `sequence_id` stay at one worker, in order."""
+
+    strategy: Annotated[
+        Literal["direct", "oldest"] | None,
+        "direct: each sequence has its place in a worker's batches; oldest: who has waited longest"
+        " goes; absent: the Op knows no sequences.",
+    ] = None
+    max_idle_ms: Annotated[
+        Count, "A sequence of which no request comes for so long loses its slot, ms."
+    ] = 1000
+    max_candidates: Annotated[
+        Size, "oldest: sequences that have a slot at a worker; 0: batch_size of them."
+    ] = 0
+    min_slot_utilization: Annotated[
+        float, Meta(ge=0, le=1), "direct: share of a worker's slots that a batch waits for."
+    ] = 0.0
+    max_queue_delay_ms: Annotated[
+        Size, "Longest wait for that share or, with oldest, for a full batch, ms; 0: none."
+    ] = 0
+    preferred_batch_sizes: Annotated[
+        tuple[Count, ...], "oldest: batches of such a size do not wait to grow."
+    ] = ()
+
+
 class OpConfig(Struct, frozen=True, kw_only=True):
     """`op.<name>`: one Op. `resolve_op` adds what the Op's constructor and `dag` say."""
 
@@ -183,6 +208,7 @@ class OpConfig(Struct, frozen=True, kw_only=True):
         "full: wait for batch_size requests; adaptive: for what comes meanwhile; iterative: steps.",
     ] = "full"
     scheduler_options: Annotated[Options, OptionsOf("schedulers", "batching")] = {}
+    sequence: Annotated[SequenceConfig, "Requests that belong together."] = SequenceConfig()
     workers: Annotated[
         str | None, OneOf("workers"), "thread or process; absent: as dag.is_thread_op says."
     ] = None

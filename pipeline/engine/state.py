@@ -31,12 +31,25 @@ class EdgeState(msgspec.Struct, frozen=True, array_like=True):
     absent: int
 
 
+class SequencesState(msgspec.Struct, frozen=True, array_like=True):
+    """The sequences of one Op: `live`, those of them in the `backlog`; `slots`, those in use.
+
+    `reaped` counts those that have lost their slots for idleness, since the start.
+    """
+
+    live: int = 0
+    backlog: int = 0
+    slots: int = 0
+    used: int = 0
+    reaped: int = 0
+
+
 class OpState(msgspec.Struct, frozen=True, array_like=True):
     """One Op: requests that wait for parts (`joining`), are ready (`queued`), are worked on.
 
     `group` names the Ops that run in one go now, this one among them; empty: it goes by itself.
     What they work on counts as running at the first of them. `skipped`: requests of which nothing
-    came for it, since the start; so are the `edges`.
+    came for it, since the start; so are the `edges`. `sequences`: None: it has none.
     """
 
     name: str
@@ -47,6 +60,7 @@ class OpState(msgspec.Struct, frozen=True, array_like=True):
     group: tuple[str, ...] = ()
     skipped: int = 0
     edges: list[EdgeState] = []
+    sequences: SequencesState | None = None
 
 
 class EngineState(msgspec.Struct, frozen=True, array_like=True):

@@ -15,6 +15,7 @@ import msgspec
 
 from pipeline.engine.channel import Item
 from pipeline.engine.request import RequestState
+from pipeline.errors import PipelineError
 
 _WEIGHT = 1 / 16  # of the newest batch in the running mean
 
@@ -24,12 +25,14 @@ class Batch(msgspec.Struct, eq=False):
 
     `worker` is the number of the one that has to run it, where the workers are addressable; None:
     any. The times are those of the worker; `end_ns` is 0 for a batch that was not finished.
+    `places` are the slots there of the sequences that the items belong to: no other worker will do.
     """
 
     items: Sequence[Any]
     worker: int | None = None
     start_ns: int = 0
     end_ns: int = 0
+    places: Sequence[int] | None = None
 
 
 class Load(msgspec.Struct, eq=False):
@@ -67,8 +70,8 @@ class Scheduler(Protocol):
     def __len__(self) -> int:
         """Return how many items are ready."""
 
-    def add(self, item: Item, now: float) -> None:
-        """Take an item that is ready."""
+    def add(self, item: Item, now: float) -> PipelineError | None:
+        """Take an item that is ready; or return why it is not taken."""
 
     def next(self, load: Load, now: float) -> Batch | float | None:
         """Return the next batch to run; or when to ask again; None: when something changes.

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.engine.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Batch, Load, Scheduler
-from pipeline.errors import UserCodeError, described, printable
+from pipeline.errors import PipelineError, UserCodeError, described, printable
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -47,9 +47,13 @@ class GuardedScheduler:
     def __len__(self) -> int:
         return len(self._ready)
 
-    def add(self, item: Item, now: float) -> None:
+    def add(self, item: Item, now: float) -> PipelineError | None:
         self._ready[item] = None
-        self._call("add", item, now)
+        refusal = self._call("add", item, now)
+        if not isinstance(refusal, PipelineError):
+            return None
+        self._ready.pop(item, None)
+        return refusal
 
     def next(self, load: Load, now: float) -> Batch | float | None:
         """Return what the scheduler does.

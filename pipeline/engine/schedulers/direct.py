@@ -1,0 +1,31 @@
+"""The strategy `direct`: a sequence has a place of its own in every batch of its worker."""
+
+from __future__ import annotations
+
+from pipeline.config.schema import OpConfig
+from pipeline.engine.schedulers.base import Load
+from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
+from pipeline.engine.schedulers.sequences import LiveSequence
+
+
+class DirectScheduler(SequenceScheduler):
+    """Has a round at a worker take the next request of each of its slots, in their order.
+
+    With a share of slots and a delay, a round waits for that share, or that long.
+    """
+
+    def __init__(self, config: OpConfig, op_name: str, slots: int) -> None:
+        super().__init__(config, op_name, slots)
+        self._least = config.sequence.min_slot_utilization * slots
+
+    def _cut(
+        self, waiting: list[LiveSequence], load: Load, now: float
+    ) -> list[LiveSequence] | float:
+        if self._delay_s and len(waiting) < self._least and not load.is_full:
+            due = waiting[0].queue[0].ready_at + self._delay_s
+            if now < due:
+                return due
+        return waiting
+
+    def _order(self, taken: list[LiveSequence]) -> list[LiveSequence]:
+        return sorted(taken, key=lambda sequence: sequence.slot.number if sequence.slot else 0)

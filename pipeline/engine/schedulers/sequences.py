@@ -1,0 +1,356 @@
+"""SequenceBook: the live sequences of one Op, their slots, and who waits for one.
+
+A sequence is what requests with one `sequence_id` are from the one with `sequence_start` to the
+one with `sequence_end`. It has one slot at one worker from its first request to its last, and at
+most one request of it is under way. Pure, as all schedulers are; see `schedulers.base`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+import msgspec
+from msgspec import field
+
+from pipeline.engine.channel import Item
+from pipeline.engine.request import RequestState
+from pipeline.engine.state import SequencesState
+from pipeline.errors import (
+    ClosedError,
+    DeadlineError,
+    InputError,
+    OverloadedError,
+    PipelineError,
+    WorkerDiedError,
+)
+
+_LOGGER = logging.getLogger(__name__)
+
+_SPARE = 64  # entries of the backlog that may be over
+
+SequenceId: TypeAlias = int | str
+
+
+class Slot(msgspec.Struct, frozen=True, order=True):
+    """A place at a worker; the lowest number is given first, of several the lowest worker's.
+
+    `life` is the worker's: a slot of one that was lost is nobody's.
+    """
+
+    number: int
+    worker: int
+    life: int
+
+
+class LiveSequence(msgspec.Struct, eq=False):
+    """One sequence that has begun and has not ended.
+
+    Attributes:
+        order: of its first request among those of all sequences.
+        slot: None: it waits in the backlog, or behind an older sequence of its id.
+        queue: its requests that are not under way, in order.
+        running: the one that is.
+        last: number of the newest request that came.
+        has_end: whether its last request has come.
+        is_over: whether it goes on no more, and only has to wait for `running`.
+    """
+
+    id: SequenceId
+    order: int
+    slot: Slot | None = None
+    queue: deque[Item] = field(default_factory=deque)
+    running: Item | None = None
+    last: int = -1
+    has_end: bool = False
+    is_over: bool = False
+
+
+class SequenceBook:
+    """Book of one Op's sequences.
+
+    Args:
+        op_name: for what callers are told.
+        slots: at each worker.
+        max_idle_s: a sequence of which nothing came for so long, and that has nothing to do,
+            loses its slot.
+
+    Attributes:
+        queued: requests that are here and not under way.
+        ready: by the worker, the sequences there whose next request may begin.
+        refused: requests that were here and never will run, with what they are to be told. Who
+            reads it empties it.
+        lives: of the workers that have slots; see `workers_are`.
+        reaped: sequences that have lost their slots for idleness.
+    """
+
+    def __init__(self, op_name: str, slots: int, max_idle_s: float) -> None:
+        self.queued: int = 0
+        self.ready: dict[int, dict[LiveSequence, None]] = {}
+        self.refused: list[tuple[Item, PipelineError]] = []
+        self.reaped: int = 0
+        self.lives: dict[int, int] = {}
+        self._op_name = op_name
+        self._slots = slots
+        self._max_idle_s = max_idle_s
+        self._free: list[Slot] = []
+        self._held: dict[Slot, LiveSequence] = {}
+        self._chains: dict[SequenceId, list[LiveSequence]] = {}  # those of one id, in order
+        self._running: dict[Item, LiveSequence] = {}
+        self._idle: dict[LiveSequence, float] = {}  # since when, the longest first
+        self._backlog: list[tuple[int, LiveSequence]] = []  # by order; some may be over
+        self._waiting = 0
+        self._begun = 0
+
+    # Requests ---------------------------------------------------------------------------------
+
+    def add(self, item: Item, now: float) -> PipelineError | None:
+        """Take a request; or return why its sequence cannot be."""
+        self.reap(now)
+        info = item.info
+        chain = self._chains.get(info.sequence_id)
+        latest = chain[-1] if chain else None
+        is_new = latest is None or latest.has_end or latest.is_over
+        refusal = self._refusal(item, is_new)
+        if refusal is not None:
+            return refusal
+        if latest is None or is_new:
+            latest = self._begin(info.sequence_id)
+        elif item.data_id < latest.last:
+            return self._out_of_order(latest)
+        elif info.sequence_start:
+            _LOGGER.warning(
+                "[%s] sequence %s began anew before it had ended", self._op_name, latest.id
+            )
+        latest.last = item.data_id
+        latest.has_end = info.sequence_end
+        latest.queue.append(item)
+        self.queued += 1
+        self._settle(latest, now)
+        return None
+
+    def take(self, sequence: LiveSequence) -> Item:
+        """Begin with the next request of a sequence that is ready."""
+        assert sequence.slot is not None, "it is ready"
+        item = sequence.running = sequence.queue.popleft()
+        self._running[item] = sequence
+        self.queued -= 1
+        del self.ready[sequence.slot.worker][sequence]
+        return item
+
+    def done(self, items: Iterable[Item], now: float) -> None:
+        """Take note that requests have run, or never will."""
+        for item in items:
+            sequence = self._running.pop(item, None)
+            if sequence is None:
+                continue
+            sequence.running = None
+            if sequence.is_over or (sequence.has_end and not sequence.queue):
+                self._end(sequence)
+            else:
+                self._settle(sequence, now)
+
+    def drop(self, request: RequestState) -> list[Item]:
+        """Forget a request that is over, which ends its sequence; return what was queued of it."""
+        for sequence in self._chains.get(request.info.sequence_id, ()):
+            own = [item for item in sequence.queue if item.request is request]
+            is_running = sequence.running is not None and sequence.running.request is request
+            if own or is_running:
+                error = self._dropped(sequence, request)
+                self._stop(sequence, error, own)
+                return own
+        return []
+
+    def clear(self) -> list[Item]:
+        """Forget all sequences; return all that was queued."""
+        everybody = [sequence for chain in self._chains.values() for sequence in chain]
+        items = [item for sequence in everybody for item in sequence.queue]
+        for sequence in everybody:
+            sequence.queue.clear()
+            sequence.is_over = True
+        self.queued = self._waiting = 0
+        for known in (self._chains, self._held, self._idle, self._running):
+            known.clear()
+        self._backlog.clear()
+        for ready in self.ready.values():
+            ready.clear()
+        self.lives, self._free = {}, []
+        return sorted(items, key=lambda item: item.data_id)
+
+    # Workers ----------------------------------------------------------------------------------
+
+    def workers_are(self, lives: Mapping[int, int]) -> None:
+        """Take note of the workers: those that were lost have taken their sequences along.
+
+        `lives` has, by the number of each, which one it is: a worker that was replaced has
+        another life.
+        """
+        if lives == self.lives:
+            return
+        lost = {number for number, life in self.lives.items() if lives.get(number) != life}
+        self._free = [slot for slot in self._free if slot.worker not in lost]
+        new = {number: life for number, life in lives.items() if self.lives.get(number) != life}
+        self.lives = dict(lives)
+        for number, life in new.items():
+            self._free += [Slot(place, number, life) for place in range(self._slots)]
+        heapq.heapify(self._free)
+        for slot, sequence in list(self._held.items()):
+            if slot.worker in lost:
+                if sequence.running is not None:
+                    del self._running[sequence.running]
+                    sequence.running = None
+                self._stop(sequence, self._lost(sequence))
+        self._hand_out()
+
+    # Time -------------------------------------------------------------------------------------
+
+    @property
+    def idle_until(self) -> float | None:
+        """Return when the sequence that has been idle longest is to lose its slot."""
+        return next((since + self._max_idle_s for since in self._idle.values()), None)
+
+    def reap(self, now: float) -> None:
+        """Free the slots of those that have been idle for too long."""
+        while self._idle:
+            sequence, since = next(iter(self._idle.items()))
+            if now < since + self._max_idle_s:
+                return
+            self.reaped += 1
+            self._end(sequence)
+
+    def state(self) -> SequencesState:
+        """Return how they stand."""
+        return SequencesState(
+            live=len(self._held) + self._waiting,
+            backlog=self._waiting,
+            slots=len(self._held) + len(self._free),
+            used=len(self._held),
+            reaped=self.reaped,
+        )
+
+    # Within -----------------------------------------------------------------------------------
+
+    def _refusal(self, item: Item, is_new: bool) -> PipelineError | None:
+        """Return why a request is none of a sequence; the words are Triton's."""
+        info, name = item.info, self._op_name
+        if not info.sequence_id:
+            return InputError(
+                f"inference request to model '{name}' must specify a non-zero or non-empty "
+                "correlation ID"
+            )
+        if item.request.rows > 1:
+            return InputError(
+                f"inference request to model '{name}' must specify batch-size 1 due to "
+                "requirements of sequence batcher"
+            )
+        if is_new and not info.sequence_start:
+            return InputError(
+                f"inference request for sequence {info.sequence_id} to model '{name}' must "
+                "specify the START flag on the first request of the sequence"
+            )
+        return None
+
+    def _begin(self, id: SequenceId) -> LiveSequence:
+        self._begun += 1
+        sequence = LiveSequence(id, self._begun)
+        chain = self._chains.setdefault(id, [])
+        chain.append(sequence)
+        self._waiting += 1
+        if len(chain) == 1:
+            self._place(sequence)
+        return sequence
+
+    def _place(self, sequence: LiveSequence) -> None:
+        """Give a sequence, the oldest of its id, a slot, or have it wait for one."""
+        heapq.heappush(self._backlog, (sequence.order, sequence))
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give the free slots to those who wait, the oldest first."""
+        while self._backlog:
+            _, sequence = self._backlog[0]
+            if not sequence.is_over:
+                if not self._free:
+                    break
+                sequence.slot = heapq.heappop(self._free)
+                self._held[sequence.slot] = sequence
+                self._waiting -= 1
+                if sequence.queue:  # else its first request is about to come
+                    self._is_ready(sequence)
+            heapq.heappop(self._backlog)
+
+    def _settle(self, sequence: LiveSequence, now: float) -> None:
+        """Note whether a sequence is ready, idle, or has to wait."""
+        self._idle.pop(sequence, None)
+        if sequence.slot is None or sequence.running is not None:
+            return
+        if sequence.queue:
+            self._is_ready(sequence)
+        else:
+            self._idle[sequence] = now
+
+    def _is_ready(self, sequence: LiveSequence) -> None:
+        assert sequence.slot is not None, "it has one"
+        self.ready.setdefault(sequence.slot.worker, {})[sequence] = None
+
+    def _stop(self, sequence: LiveSequence, error: PipelineError, own: Iterable[Item] = ()) -> None:
+        """End a sequence before its end; what was queued is refused, but for `own`."""
+        sequence.is_over = True
+        self.queued -= len(sequence.queue)
+        self.refused += [(item, error) for item in sequence.queue if item not in own]
+        sequence.queue.clear()
+        if sequence.slot is not None:
+            self.ready.get(sequence.slot.worker, {}).pop(sequence, None)
+        self._idle.pop(sequence, None)
+        if sequence.running is None:
+            self._end(sequence)
+
+    def _end(self, sequence: LiveSequence) -> None:
+        """Let others have the slot, and those of the same id their turn."""
+        self._idle.pop(sequence, None)
+        slot, chain = sequence.slot, self._chains[sequence.id]
+        was_first = chain[0] is sequence
+        chain.remove(sequence)
+        if slot is None:
+            self._waiting -= 1
+            if len(self._backlog) > 2 * self._waiting + _SPARE:  # of those that are over
+                self._backlog = [entry for entry in self._backlog if not entry[1].is_over]
+                heapq.heapify(self._backlog)
+        else:
+            del self._held[slot]
+            if self.lives.get(slot.worker) == slot.life:
+                heapq.heappush(self._free, slot)
+        if not chain:
+            del self._chains[sequence.id]
+        elif was_first:
+            heapq.heappush(self._backlog, (chain[0].order, chain[0]))
+        self._hand_out()
+
+    def _out_of_order(self, sequence: LiveSequence) -> PipelineError:
+        """End a sequence whose requests did not come as they were sent."""
+        text = (
+            f"[{self._op_name}] requests of sequence {sequence.id} did not come in the order in "
+            "which they were sent, which ended it"
+        )
+        error = InputError(text)
+        self._stop(sequence, error)
+        return error
+
+    def _dropped(self, sequence: LiveSequence, request: RequestState) -> PipelineError:
+        """Return what the others of a sequence are told when a request of it has left."""
+        is_late = isinstance(request.error, DeadlineError)
+        if sequence.slot is None and is_late:
+            return OverloadedError("timeout of the corresponding sequence has been expired")
+        how = "ran out of time" if is_late else "was cancelled"
+        return ClosedError(
+            f"[{self._op_name}] a request of sequence {sequence.id} {how}, which ended the sequence"
+        )
+
+    def _lost(self, sequence: LiveSequence) -> PipelineError:
+        return WorkerDiedError(
+            f"[{self._op_name}] sequence {sequence.id} has ended: the worker that it was at was "
+            "lost, and what that kept of it. Begin anew with the START flag"
+        )
