@@ -162,6 +162,23 @@ class RequestInfo(msgspec.Struct, frozen=True, kw_only=True):
 NO_INFO = RequestInfo()
 
 
+class SequenceStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a sequence, at an Op that has `sequence` configured.
+
+    Args:
+        id: of the sequence; of two Ops each has sequences of its own.
+        start: whether it is the first of its sequence: what is kept under this id begins anew.
+        end: whether it is the last.
+        slot: the place that the sequence has at its worker from its first request to its last,
+            from 0; no other sequence has it meanwhile.
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+    slot: int = 0
+
+
 class RequestContext(RequestInfo, frozen=True, eq=False, kw_only=True):
     """A request, for a hook that has a parameter called `context`.
 
@@ -172,6 +189,7 @@ class RequestContext(RequestInfo, frozen=True, eq=False, kw_only=True):
         is_over: what `is_cancelled` asks.
         state: what the Op keeps of the request, empty at first: with `batching: iterative` it is
             there at every step. Replace what is in it, do not change that in place.
+        sequence: what the request is in its sequence; None: the Op has no `sequence` configured.
     """
 
     data_id: int
@@ -179,6 +197,7 @@ class RequestContext(RequestInfo, frozen=True, eq=False, kw_only=True):
     deadline: float | None = None
     is_over: Callable[[], bool] = bool
     state: dict[str, Any] = field(default_factory=dict)
+    sequence: SequenceStep | None = None
 
     def time_left(self) -> float | None:
         """Return the seconds until `deadline`, negative behind it; None if there is none."""
@@ -196,6 +215,21 @@ def context_of(
     said = {name: getattr(info, name) for name in RequestInfo.__struct_fields__}
     own = {name: getattr(request, name) for name in ("data_id", "log_id", "deadline")}
     return RequestContext(**said, **own, is_over=is_over)
+
+
+def contexts_of(items: Sequence[Any], places: Sequence[int] | None) -> list[RequestContext]:
+    """Return the contexts of a batch's items; `places` are the slots of their sequences."""
+    contexts = [context_of(item, item.info, item.is_cancelled) for item in items]
+    if places is None:
+        return contexts
+    steps = [
+        SequenceStep(
+            id=said.sequence_id, start=said.sequence_start, end=said.sequence_end, slot=place
+        )
+        for said, place in zip(contexts, places, strict=True)
+    ]
+    pairs = zip(contexts, steps, strict=True)
+    return [msgspec.structs.replace(context, sequence=step) for context, step in pairs]
 
 
 DATATYPES = frozenset(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)) | {

@@ -77,6 +77,8 @@ class Op:
         max_loops: how often it may do so for one request, >= 1; once more is an error.
         gather: True: of what streams to it, it gets all parts at once: in `input_dicts` the list
             of them.
+        sequence: "direct" or "oldest", or the mapping that `op.<name>.sequence` may be: requests
+            with one `sequence_id` stay at one worker, one after the other.
 
     A value given here wins over config.yml, config.yml over the default.
     """
@@ -125,6 +127,7 @@ class Op:
         loop_to: str | Op | Iterable[str | Op] = (),
         max_loops: int = 100,
         gather: bool = False,
+        sequence: str | Mapping[str, object] | None = None,
     ) -> None:
         self.name: str = f"Op{next(_numbers)}" if name is None else name
         self.pipeline_given: Mapping[str, object] = {
@@ -139,6 +142,7 @@ class Op:
             "auto_batching_timeout": auto_batching_timeout,
             "local_service_handler": local_service_handler,
             "fuse": fuse,
+            "sequence": sequence,
         }
         self.pipeline_gathers: bool = gather
         self.pipeline_consumers: weakref.WeakSet[Op] = weakref.WeakSet()

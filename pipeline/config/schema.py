@@ -374,6 +374,9 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
     handler = given.pop("local_service_handler", None)
     if handler is not None:
         values["local_service_conf"] = _local_service_of(name, handler)
+    sequence = given.pop("sequence", None)
+    if sequence is not None:
+        values["sequence"] = _sequence_of(name, sequence)
     for argument, value in given.items():
         setting = arguments.get(argument)
         if setting is None or setting.section is not None:
@@ -385,7 +388,10 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
                 problems.append(f"Op {name!r}, argument {argument}: {mismatch}")
     if problems:
         raise ConfigError("\n".join(problems))
-    return _with_dag(msgspec.structs.replace(config.op.get(name, OpConfig()), **values), config.dag)
+    op = msgspec.structs.replace(config.op.get(name, OpConfig()), **values)
+    if op.sequence != SequenceConfig():
+        _check_sequence(name, op, config)
+    return _with_dag(op, config.dag)
 
 
 def _local_service_of(name: str, handler: object) -> LocalServiceConfig:
@@ -400,6 +406,38 @@ def _local_service_of(name: str, handler: object) -> LocalServiceConfig:
     if reader.problems:
         raise ConfigError("\n".join(reader.problems))
     return LocalServiceConfig(**values)
+
+
+def _sequence_of(name: str, given: object) -> SequenceConfig:
+    """Return what an Op's argument `sequence` says, a strategy or a mapping, checked as YAML is."""
+    where = f"Op {name!r}, argument sequence"
+    data = {"strategy": given} if isinstance(given, str) else given
+    reader = Reader(Source(where, data), SequenceConfig)
+    values = reader.fields(SequenceConfig, data, ())
+    if reader.problems or reader.warnings:
+        raise ConfigError("\n".join([*reader.problems, *reader.warnings]))
+    return SequenceConfig(**values)
+
+
+def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:
+    """Refuse what sequences cannot go together with. Raises ConfigError."""
+    sequence, wrong = op.sequence, ""
+    if sequence.strategy is None:
+        wrong = "strategy: expected direct or oldest, found nothing"
+    elif op.batching != "full":
+        wrong = f"with batching: {op.batching}: the strategy says how batches are cut, leave it out"
+    elif config.dag.retry > 1:
+        wrong = "with dag.retry: a request of a sequence cannot start anew, which is a second step"
+    elif config.replicas > 1:
+        wrong = "with build_dag_each_worker: a sequence would be at several processes"
+    elif sequence.strategy == "direct" and (
+        sequence.max_candidates or sequence.preferred_batch_sizes
+    ):
+        wrong = "max_candidates and preferred_batch_sizes are for strategy: oldest"
+    elif sequence.strategy == "oldest" and sequence.min_slot_utilization:
+        wrong = "min_slot_utilization is for strategy: direct"
+    if wrong:
+        raise ConfigError(f"{config.source}: op.{name}.sequence: {wrong}")
 
 
 def unknown_ops(config: ServiceConfig, op_names: Collection[str]) -> list[str]:

@@ -15,6 +15,7 @@ from pipeline.engine.request import QUEUED, RequestState
 from pipeline.errors import OverloadedError
 
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
+_SEQUENCES_CAP = 65_536  # the same where an Op has sequences
 _MIN_SEEN = 8  # requests that have to be answered before anybody is refused
 _MIN_SPANS = 3.0  # ... in at least the time of so many spans at the slowest Op
 _LONG_S, _LONG_SPANS = 1.0, 4.0  # what is measured fades in this time, and not before so many spans
@@ -26,7 +27,13 @@ _MAX_OVER_S = 60.0  # nobody is told to come back later than that: nothing is kn
 
 
 def places_for(ops: Iterable[OpConfig]) -> int:
-    """Return how many requests a graph of such Ops takes: for each worker a batch and the next."""
+    """Return how many requests a graph of such Ops takes: for each worker a batch and the next.
+
+    Of sequences many may wait for a slot: they must not keep out those that have one.
+    """
+    ops = list(ops)
+    if any(op.sequence.strategy is not None for op in ops):
+        return _SEQUENCES_CAP
     return max(_DEFAULT_CAP, 2 * sum(op.concurrency * op.batch_size for op in ops))
 
 

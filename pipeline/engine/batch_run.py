@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from msgspec import field
 
-from pipeline.data import ChannelData, RequestContext, context_of
+from pipeline.data import ChannelData, RequestContext, contexts_of
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.collate import Call, alone, distribute, plan, rows_brought, rows_of
 from pipeline.engine.op_state import is_as_before, keep_changes, restore
@@ -131,7 +131,7 @@ class BatchRun(Batch, eq=False):
         self.start_ns: int = clock_ns()
         self.outcomes = [None] * len(self.items)
         if op.asking:
-            self.contexts = [context_of(i, i.info, i.is_cancelled) for i in self.items]
+            self.contexts = contexts_of(self.items, self.places)
         self._preprocess(op)
         self.preprocess_end_ns = clock_ns()
         self.calls = self._plan(op)
@@ -282,7 +282,7 @@ class BatchRun(Batch, eq=False):
 
     def _is_worth_isolating(self, call: Call) -> bool:
         """Return whether each item of a call that failed is to be run for itself."""
-        if len(call.items) == 1 or call.error is None:
+        if len(call.items) == 1 or call.error is None or self.places is not None:
             return False
         return not isinstance(call.error, DeadlineError | PredictorUnavailableError)
 

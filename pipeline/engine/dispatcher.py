@@ -10,7 +10,7 @@ from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel, Item, Links, Room, first_error
 from pipeline.engine.conditions import Absent, edges_of
-from pipeline.engine.journal import EngineObservers, Outcome
+from pipeline.engine.journal import EngineObservers, Outcome, outcome_of
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.pace import Pace
 from pipeline.engine.payload import opened
@@ -61,10 +61,7 @@ class OpDispatcher:
         self.op = op
         self.name: str = op.name
         self.channel: Channel = Channel(producers, bool(config.channel_recv_first_arrive))
-        options = registry.options_of("schedulers", config.batching)
-        make = registry.find("schedulers", config.batching)
-        given = options and options(**config.scheduler_options)
-        self.scheduler: Scheduler = guarded(make(config, given), op.name)
+        self.scheduler: Scheduler = self._make_scheduler()
         self.workers: Workers = make_workers(op, self)
         most = max_batch_size_of(op)
         # Samples that one execution may get: before the model is loaded, and after.
@@ -83,6 +80,13 @@ class OpDispatcher:
         if Shortcut.is_there(self):
             self.shortcut = Shortcut(self, router, loop)
         self._cut_timer: Any = None
+
+    def _make_scheduler(self) -> Scheduler:
+        config = self.op.pipeline_config
+        options = registry.options_of("schedulers", config.batching)
+        make = registry.find("schedulers", config.batching)
+        given = options and options(**config.scheduler_options)
+        return guarded(make(config, given), self.name)
 
     # In ---------------------------------------------------------------------------------
 
@@ -143,7 +147,9 @@ class OpDispatcher:
         item = Item(
             request, generation, data_id, log_id, inputs, now, ready_ns, is_feed, lap, entered
         )
-        self.scheduler.add(item, now)
+        refusal = self.scheduler.add(item, now)
+        if refusal is not None:
+            self._fail([item], refusal, outcome_of(refusal))
         if not self.is_dirty:
             self._router.mark_dirty(self)
 
@@ -235,7 +241,7 @@ class OpDispatcher:
             if not isinstance(batch, Batch):
                 left = len(scheduler)
                 break
-            runs.append(self.count(self.run_type(batch.items, batch.worker)))
+            runs.append(self.count(self.run_type(batch.items, batch.worker, places=batch.places)))
             if room.size:
                 self._places_freed()
             left = len(scheduler)

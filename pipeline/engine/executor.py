@@ -17,6 +17,11 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.journal import EngineObservers
 from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestState
+from pipeline.engine.sequence_dispatcher import (
+    SequenceDispatcher,
+    check_sequences,
+    has_sequences,
+)
 from pipeline.engine.streams.delivery import StreamDelivery
 from pipeline.engine.streams.dispatcher import StreamDispatcher
 from pipeline.engine.streams.iterative import IterativeDispatcher
@@ -131,9 +136,11 @@ class Executor:
                 make = IterativeDispatcher if is_iterative(op) else StreamDispatcher
                 self.nodes[op] = make(streams, dag.stream_window, *own)
             else:
-                self.nodes[op] = OpDispatcher(*own)
+                kind = SequenceDispatcher if has_sequences(op) else OpDispatcher
+                self.nodes[op] = kind(*own)
         nodes = cycle.nodes = tuple(self.nodes.values())
         link(self.nodes, graph.successors)
+        check_sequences(nodes)
         self.entries: tuple[OpDispatcher, ...] = tuple(
             self.nodes[op] for op in graph.successors(graph.request_op)
         )

@@ -54,6 +54,8 @@ def obstacle(node: OpDispatcher, nodes: Iterable[OpDispatcher]) -> str | None:
     config = node.op.pipeline_config
     if not config.fuse:
         return "fuse is false"
+    if config.sequence.strategy is not None:
+        return "its sequences stay with its workers"
     if not isinstance(node.workers, Lender | Hosting):
         return f"its workers ({config.workers}) run no Op but their own"
     if is_hosted(node) and config.batch_size > 1:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.batch_run import CallWatch
@@ -111,6 +111,17 @@ class Workers(Protocol):
 
     async def stop(self, timeout_s: float) -> int:
         """End all workers; returns how many did not end in time."""
+
+
+@runtime_checkable
+class Lasting(Protocol):
+    """Workers that can be told apart from those that they replace: sequences may stay with one."""
+
+    def lives(self) -> Mapping[int, int]:
+        """Return of each worker, by its number, which one it is: its successor is another one.
+
+        A batch with `places` is run by the one that it was made for, or is lost.
+        """
 
 
 class Owner(Protocol):

@@ -15,7 +15,7 @@ import logging
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pipeline.engine.batch_run import BatchRun
@@ -94,6 +94,7 @@ class ThreadWorkers:
         self._usual_ns = float(_QUICK_NS)
         self._rescue: asyncio.TimerHandle | None = None
         self._stuck: list[ThreadWorker] = []
+        self._lives: dict[int, int] = {}
         self._initialised: asyncio.Future[BoundOp] | None = None
         self._is_stopped = False
         # What the server's starter set for itself, such as numpy's print options, holds for its
@@ -311,6 +312,9 @@ class ThreadWorkers:
             self.make_idle(walker)
         return place, worker, run
 
+    def lives(self) -> Mapping[int, int]:
+        return {each.number: self._lives.get(each.number, 0) for each in self._workers}
+
     def states(self) -> Iterable[dict[str, Any]]:
         return [worker.op.state for worker in self._workers if worker.op is not None]
 
@@ -365,6 +369,7 @@ class ThreadWorkers:
     def _add(self, op: BoundOp, number: int, job: Job | None = None) -> None:
         worker = ThreadWorker(self, op, number)
         self._workers.append(worker)
+        self._lives[number] = self._lives.get(number, 0) + 1
         worker.start(job)
         if job is None:
             self.make_idle(worker)

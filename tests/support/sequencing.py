@@ -64,7 +64,8 @@ class Sequences:
         batch = self.scheduler.next(self.load, self.now)
         if not isinstance(batch, Batch):
             return batch
-        assert batch.worker is not None and batch.places is not None
+        assert batch.worker is not None
+        assert batch.places is not None
         assert batch.worker not in self.out, "it has one"
         self.out[batch.worker] = batch
         for item, place in zip(batch.items, batch.places, strict=True):

@@ -133,6 +133,11 @@ class ProcessWorker:
     # How it stands ------------------------------------------------------------------------
 
     @property
+    def keeps(self) -> bool:
+        """Return whether it has what its Op keeps there, and will go on."""
+        return self.is_up and not self.is_leaving
+
+    @property
     def job(self) -> Job | None:
         """Return what it works on; if nothing, what it should take up next."""
         return self.running or next((sent.run for sent in self.sent.values()), None)
@@ -185,7 +190,8 @@ class ProcessWorker:
             self._head_since = self._pool.loop.time()
         self._last_number += 1
         self.sent[self._last_number] = Sent(run, indexes, payloads, self._last_number)
-        self._unsent.append(WireJob(self._last_number, items, allowed))
+        places = None if run.places is None else [run.places[index] for index in indexes]
+        self._unsent.append(WireJob(self._last_number, items, allowed, places))
         return True
 
     def _go_on(self, sent: Sent) -> None:

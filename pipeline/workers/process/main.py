@@ -271,7 +271,7 @@ class _Worker:
         items = [self._open(item) for item in job.items]
         if job.allowed is not None:
             return self._slices.begin(job, items)
-        run = BatchRun(items)
+        run = BatchRun(items, places=job.places)
         run.run(self._op, self._status, time.monotonic_ns)
         outcomes = [
             self._outcome(item.failure or outcome, self._op.name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pipeline.engine.batch_run import BatchRun
@@ -75,6 +75,7 @@ class ProcessWorkers:
         self._alive: set[ProcessWorker] = set()
         self._backlog: deque[BatchRun] = deque()
         self._rescue_timer: asyncio.TimerHandle | None = None
+        self._has_sequences = False  # each stays with its worker
         self._is_addressed = False  # a scheduler that says who runs what balances it, too
         self._started: asyncio.Future[None] = loop.create_future()
         self._is_started = False
@@ -201,6 +202,9 @@ class ProcessWorkers:
         if isinstance(run, StreamRun) and run.groups is not None:
             self._go_on(run)
             return
+        if run.places is not None:
+            self._assign_to_its_own(run)
+            return
         if not self._up:
             self._backlog.append(run)
             return
@@ -210,6 +214,17 @@ class ProcessWorkers:
             worker = next((other for other in self._up if other.number == run.worker), worker)
         if not worker.give(run):
             self.loop.call_soon(self._unsent, worker, run)
+
+    def _assign_to_its_own(self, run: BatchRun) -> None:
+        """Give a run to the one worker that may have it, be that stopped for now."""
+        self._is_addressed = self._has_sequences = True
+        worker = next(each for each in self._alive if each.keeps and each.number == run.worker)
+        if not worker.give(run):
+            self.loop.call_soon(self._unsent, worker, run)
+        worker.flush()
+
+    def lives(self) -> Mapping[int, int]:
+        return {worker.number: worker.child.pid or 0 for worker in self._alive if worker.keeps}
 
     def _go_on(self, run: StreamRun) -> None:
         """Have the worker that has a run's generators go on with them."""
@@ -287,7 +302,12 @@ class ProcessWorkers:
         others = [run for run in given if run is not running and run not in worker.streams]
         runs = [run for run in others if not run.is_superseded]
         worker.sent.clear()
-        self._give_back(runs)
+        if not self._has_sequences:
+            self._give_back(runs)
+            return
+        for run in runs:  # what it needs was there alone
+            cause = worker.cause or worker.child.ending
+            self._owner.lost(run, run.died(self.name, worker.number, cause))
 
     # Supervision ----------------------------------------------------------------------------
 
@@ -350,7 +370,8 @@ class ProcessWorkers:
             cause = "was stopped (SIGSTOP), did not go on, and was killed"
             timer = self.loop.call_later(STOPPED_S, self._kill_if_alive, worker, cause)
             worker.slot.set_timer(timer)
-            self.on_returned(worker.revoke())
+            if not self._has_sequences:
+                self.on_returned(worker.revoke())
             self._owner.workers_changed()
         else:
             worker.slot.set_timer(None)

@@ -52,12 +52,14 @@ class WireItem(msgspec.Struct, array_like=True):
 class WireJob(msgspec.Struct, array_like=True):
     """One batch. `number` is the job's, rising from 1, for this worker.
 
-    Of a StreamRun it is the first slice; `allowed` has how many parts each item may get.
+    Of a StreamRun it is the first slice; `allowed` has how many parts each item may get. `places`
+    are the slots of the sequences that the items belong to.
     """
 
     number: int
     items: list[WireItem]
     allowed: list[int] | None = None
+    places: list[int] | None = None
 
 
 class WireSlice(msgspec.Struct, array_like=True):

@@ -1,0 +1,141 @@
+"""SequenceDispatcher: the dispatcher of an Op with `sequence`: its requests stay at one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from pipeline.data import max_batch_size_of
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.dispatcher import OpDispatcher
+from pipeline.engine.journal import Outcome
+from pipeline.engine.lone_run import LoneRun
+from pipeline.engine.request import RequestState
+from pipeline.engine.schedulers.base import Scheduler
+from pipeline.engine.schedulers.direct import DirectScheduler
+from pipeline.engine.schedulers.oldest import OldestScheduler
+from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
+from pipeline.engine.state import OpState
+from pipeline.engine.walk import Walk
+from pipeline.engine.worker_api import Lasting, Worker
+from pipeline.errors import DeadlineError, GraphError, PipelineError
+from pipeline.op import Op
+
+_STRATEGIES: dict[str | None, type[SequenceScheduler]] = {
+    "direct": DirectScheduler,
+    "oldest": OldestScheduler,
+}
+
+
+class SequenceDispatcher(OpDispatcher):
+    """Has each sequence run at one worker, which keeps what its Op does.
+
+    A batch is never run twice: that would be a second step of its sequences. What a lost worker
+    had is lost, and so are the sequences there.
+    """
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        if not isinstance(self.workers, Lasting):
+            kind = self.op.pipeline_config.workers
+            raise GraphError(f"Op {self.name!r} has sequence, which workers: {kind} cannot keep.")
+        self._lasting: Lasting = self.workers
+        self._idle_timer: Any = None
+
+    def _make_scheduler(self) -> Scheduler:
+        config = self.op.pipeline_config
+        most = max_batch_size_of(self.op) or config.batch_size
+        config = msgspec.structs.replace(config, batch_size=min(most, config.batch_size))
+        slots = config.sequence.max_candidates or config.batch_size
+        make = _STRATEGIES[config.sequence.strategy]
+        self.sequences: SequenceScheduler = make(config, self.name, slots)
+        return self.sequences
+
+    # In ---------------------------------------------------------------------------------
+
+    def drop(self, request: RequestState) -> None:
+        """Drop what is queued here for a request that is over, and end its sequence."""
+        super().drop(request)
+        if self.sequences.book.refused:
+            self._router.mark_dirty(self)
+
+    def state(self, group: tuple[str, ...] = ()) -> OpState:
+        return msgspec.structs.replace(super().state(group), sequences=self.sequences.book.state())
+
+    # Batches ----------------------------------------------------------------------------
+
+    def schedule(self) -> bool:
+        """Hand out batches; tell those who will not run; set a timer for who is idle."""
+        self.sequences.workers_are(self._lasting.lives())
+        is_left = super().schedule()
+        book = self.sequences.book
+        if book.refused:
+            refused, book.refused = book.refused, []
+            for item, error in refused:
+                self._fail([item], error, Outcome.OTHER)
+            if self.room.size:
+                self._places_freed()
+        self._watch_idle()
+        return is_left
+
+    def _watch_idle(self) -> None:
+        due = self.sequences.book.idle_until
+        if due is not None and self._idle_timer is None:
+            self._idle_timer = self._router.loop.call_at(due, self._look_for_idle)
+
+    def _look_for_idle(self) -> None:
+        self._idle_timer = None
+        self._router.mark_dirty(self)
+
+    def close(self) -> None:
+        super().close()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+
+    # Out --------------------------------------------------------------------------------
+
+    def done(self, worker: Worker, job: BatchRun | LoneRun | Walk) -> None:
+        super().done(worker, job)
+        self._watch_idle()
+
+    def _give_up(self, worker: Worker, run: BatchRun | LoneRun) -> None:
+        """Replace a worker that hangs; its sequences end."""
+        assert isinstance(run, BatchRun), "nothing else is submitted"
+        run.is_superseded = True
+        self.workers.replace(worker, None)
+        self._start_over(run, run.timed_out(self.name, worker.number))
+
+    def _start_over(self, job: BatchRun, error: PipelineError) -> None:
+        """End the requests of a lost batch: nobody else has what it needs."""
+        self.release(job)
+        is_timeout = isinstance(error, DeadlineError)
+        self._fail(job.items, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
+        self._router.mark_dirty(self)
+
+
+def has_sequences(op: Op) -> bool:
+    """Return whether an Op has `sequence` configured."""
+    return op.pipeline_config.sequence.strategy is not None
+
+
+def check_sequences(nodes: Iterable[OpDispatcher]) -> None:
+    """Refuse what a sequence cannot go together with: a step of it runs once, and answers once.
+
+    Raises:
+        GraphError: naming the Op.
+    """
+    nodes = list(nodes)
+    for node in nodes:
+        if not has_sequences(node.op):
+            continue
+        links, wrong = node.links, ""
+        if node.streams:
+            wrong = "makes or reads a stream"
+        elif links.is_in_loop or any(node in other.links.runs_again for other in nodes):
+            wrong = "runs again in a loop, or after a jump back"
+        elif links.targets or links.is_target:
+            wrong = "jumps, or is jumped to"
+        if wrong:
+            raise GraphError(f"Op {node.name!r} has sequence, and {wrong}.")
