@@ -35,7 +35,7 @@ _SPARE = 64  # entries of the backlog that may be over
 SequenceId: TypeAlias = int | str
 
 
-class Slot(msgspec.Struct, frozen=True, order=True):
+class SequenceSlot(msgspec.Struct, frozen=True, order=True):
     """A place at a worker; the lowest number is given first, of several the lowest worker's.
 
     `life` is the worker's: a slot of one that was lost is nobody's.
@@ -50,7 +50,7 @@ class LiveSequence(msgspec.Struct, eq=False):
     """One sequence that has begun and has not ended.
 
     Attributes:
-        order: of its first request among those of all sequences.
+        order: number of its first request: the oldest goes first.
         slot: None: it waits in the backlog, or behind an older sequence of its id.
         queue: its requests that are not under way, in order.
         running: the one that is.
@@ -61,7 +61,7 @@ class LiveSequence(msgspec.Struct, eq=False):
 
     id: SequenceId
     order: int
-    slot: Slot | None = None
+    slot: SequenceSlot | None = None
     queue: deque[Item] = field(default_factory=deque)
     running: Item | None = None
     last: int = -1
@@ -96,14 +96,13 @@ class SequenceBook:
         self._op_name = op_name
         self._slots = slots
         self._max_idle_s = max_idle_s
-        self._free: list[Slot] = []
-        self._held: dict[Slot, LiveSequence] = {}
+        self._free: list[SequenceSlot] = []
+        self._held: dict[SequenceSlot, LiveSequence] = {}
         self._chains: dict[SequenceId, list[LiveSequence]] = {}  # those of one id, in order
         self._running: dict[Item, LiveSequence] = {}
         self._idle: dict[LiveSequence, float] = {}  # since when, the longest first
         self._backlog: list[tuple[int, LiveSequence]] = []  # by order; some may be over
         self._waiting = 0
-        self._begun = 0
 
     # Requests ---------------------------------------------------------------------------------
 
@@ -118,7 +117,7 @@ class SequenceBook:
         if refusal is not None:
             return refusal
         if latest is None or is_new:
-            latest = self._begin(info.sequence_id)
+            latest = self._begin(info.sequence_id, item.data_id)
         elif item.data_id < latest.last:
             return self._out_of_order(latest)
         elif info.sequence_start:
@@ -195,7 +194,7 @@ class SequenceBook:
         new = {number: life for number, life in lives.items() if self.lives.get(number) != life}
         self.lives = dict(lives)
         for number, life in new.items():
-            self._free += [Slot(place, number, life) for place in range(self._slots)]
+            self._free += [SequenceSlot(place, number, life) for place in range(self._slots)]
         heapq.heapify(self._free)
         for slot, sequence in list(self._held.items()):
             if slot.worker in lost:
@@ -253,9 +252,8 @@ class SequenceBook:
             )
         return None
 
-    def _begin(self, id: SequenceId) -> LiveSequence:
-        self._begun += 1
-        sequence = LiveSequence(id, self._begun)
+    def _begin(self, id: SequenceId, number: int) -> LiveSequence:
+        sequence = LiveSequence(id, number)
         chain = self._chains.setdefault(id, [])
         chain.append(sequence)
         self._waiting += 1

@@ -1,0 +1,324 @@
+"""Sequences in a running server: each stays at one worker, in order, or ends with an error."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+from doubles import server_for, wait_until
+
+from pipeline import Op, RequestOp, ResponseOp
+from pipeline.data import RequestInfo
+from pipeline.engine.request import RequestTarget
+from pipeline.errors import ConfigError, ErrorCode, GraphError
+from pipeline.proto.pipeline_service_pb2 import Request
+
+KINDS = pytest.mark.parametrize("workers", ["thread", "process"])
+STRATEGIES = pytest.mark.parametrize("strategy", ["direct", "oldest"])
+FAILS, DIES = -1, -2
+
+
+class SumOp(Op):
+    """Adds up what each sequence brings; says of each request what it is and where it ran."""
+
+    gate: threading.Event | None = None
+    begun: threading.Event = threading.Event()
+
+    def init_op(self):
+        self.sums = {}
+
+    def preprocess(self, input_dicts):
+        (inputs,) = input_dicts.values()
+        return {"x": np.array([inputs["x"]])}
+
+    def process(self, feed_batch, *, context):
+        if self.gate is not None:
+            self.begun.set()
+            self.gate.wait(30)
+        rows = feed_batch[0]["x"]
+        told = [self.add(int(row), each.sequence) for row, each in zip(rows, context, strict=True)]
+        if DIES in rows:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if FAILS in rows:
+            raise ValueError("as asked")
+        return {
+            "sum": np.array(told),
+            "place": np.array([[os.getpid(), each.sequence.slot] for each in context]),
+        }
+
+    def add(self, value, step):
+        if step.start:
+            self.sums[step.id] = []
+        self.sums[step.id] = [*self.sums[step.id], value]
+        total = sum(self.sums[step.id]), len(self.sums[step.id])
+        if step.end:
+            del self.sums[step.id]
+        return total
+
+    def postprocess(self, input_dicts, fetch_data):
+        return {"sum": fetch_data["sum"].tolist(), "place": fetch_data["place"].tolist()}
+
+
+def target(words, value):
+    """What a v2 door makes of a request: "7 start"."""
+    name, *flags = words.split()
+    info = RequestInfo(
+        sequence_id=int(name) if name.isdigit() else name,
+        sequence_start="start" in flags,
+        sequence_end="end" in flags,
+    )
+    return RequestTarget(payload={"x": value}, wants_response=False, info=info)
+
+
+async def ask(engine, words, value=1, timeout_s=30.0):
+    """The answer's `sum` and `place`, or the text of its error."""
+    answer = await engine.handle(Request(), timeout_s, target(words, value))
+    return str(answer.error) if answer.error is not None else answer.payload
+
+
+def course(server, coroutine):
+    """Run a coroutine of (engine) on a server's loop."""
+    return server._thread.run(coroutine(server.executor))
+
+
+def served(strategy, workers, op=None, *, count=2, batch_size=4, timeout=-1, **sequence):
+    op = op or SumOp("sum", RequestOp())
+    keys = {"concurrency": count, "batch_size": batch_size, "workers": workers, "timeout": timeout}
+    keys["sequence"] = {"strategy": strategy, **sequence}
+    return server_for(op, op={"sum": keys})
+
+
+def state_of(server):
+    return server.executor.state().ops[0].sequences
+
+
+def sums(answers):
+    return [each["sum"][0] if isinstance(each, dict) else each for each in answers]
+
+
+@KINDS
+@STRATEGIES
+def test_pipelined_requests_of_many_sequences_are_all_right(strategy, workers):
+    async def talk(engine):
+        words = [
+            (f"s{name}{' start' * (step == 0)}{' end' * (step == 4)}", name + step)
+            for step in range(5)
+            for name in range(12)
+        ]
+        return await asyncio.gather(*(ask(engine, each, value) for each, value in words))
+
+    with served(strategy, workers) as server:
+        answers = course(server, talk)
+        assert state_of(server).live == 0
+        assert state_of(server).slots == 8
+    expected = [
+        (sum(name + each for each in range(step + 1)), step + 1)
+        for step in range(5)
+        for name in range(12)
+    ]
+    assert [tuple(each) for each in sums(answers)] == expected
+    for name in range(12):
+        assert len({str(each["place"]) for each in answers[name::12]}) == 1, "it stayed"
+
+
+@KINDS
+def test_a_call_that_fails_is_not_made_again_for_each_request(workers):
+    async def talk(engine):
+        first = await asyncio.gather(ask(engine, "1 start"), ask(engine, "2 start"))
+        failed = await asyncio.gather(ask(engine, "1", FAILS), ask(engine, "2"))
+        after = await asyncio.gather(ask(engine, "1"), ask(engine, "2"))
+        return first, failed, after
+
+    with served("direct", workers, count=1) as server:
+        first, failed, after = course(server, talk)
+    assert sums(first) == [[1, 1], [1, 1]]
+    assert all("as asked" in each for each in failed)
+    assert sums(after) == [[1, 3], [3, 3]], "each was in one call of three"
+
+
+def test_a_process_that_is_killed_ends_its_sequences_and_no_other():
+    async def talk(engine):
+        await ask(engine, "1 start")
+        await ask(engine, "2 start")
+        lost = await asyncio.gather(ask(engine, "1", DIES), ask(engine, "1"), ask(engine, "1"))
+        after = [await ask(engine, "1"), await ask(engine, "2"), await ask(engine, "1 start")]
+        return lost, after
+
+    with served("oldest", "process", batch_size=1) as server:
+        lost, after = course(server, talk)
+    assert "killed by SIGKILL" in lost[0]
+    assert all(
+        "sequence 1 has ended: the worker that it was at was lost" in each for each in lost[1:]
+    )
+    assert "must specify the START flag" in after[0]
+    assert sums(after[1:]) == [[2, 2], [1, 1]]
+
+
+def test_a_thread_that_hangs_ends_its_sequences():
+    class HangingOp(SumOp):
+        def process(self, feed_batch, *, context):
+            if (feed_batch[0]["x"] == FAILS).any():
+                is_over.wait(30)
+            return super().process(feed_batch, context=context)
+
+    async def talk(engine):
+        await ask(engine, "1 start")
+        lost = await asyncio.gather(ask(engine, "1", FAILS), ask(engine, "1"))
+        return lost, [await ask(engine, "1"), await ask(engine, "1 start")]
+
+    is_over = threading.Event()
+    op = HangingOp("sum", RequestOp())
+    with served("direct", "thread", op, count=1, timeout=50) as server:
+        try:
+            lost, after = course(server, talk)
+        finally:
+            is_over.set()
+    assert "exceeded retry count" in lost[0]
+    assert "sequence 1 has ended" in lost[1]
+    assert "must specify the START flag" in after[0]
+    assert sums(after[1:]) == [[1, 1]]
+
+
+def test_a_caller_who_leaves_takes_the_sequence_along():
+    async def talk(engine):
+        first = asyncio.ensure_future(ask(engine, "1 start"))
+        await asyncio.to_thread(op.begun.wait, 30)
+        second = asyncio.ensure_future(ask(engine, "1"))
+        third = asyncio.ensure_future(ask(engine, "1 end"))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait([second])
+        told = await third
+        refused = await ask(engine, "1 end")
+        op.gate.set()
+        return await first, told, refused, await ask(engine, "1 start end")
+
+    op = SumOp("sum", RequestOp())
+    op.gate, op.begun = threading.Event(), threading.Event()
+    with served("oldest", "thread", op, count=1) as server:
+        first, told, refused, anew = course(server, talk)
+    assert told == "[sum] a request of sequence 1 was cancelled, which ended the sequence"
+    assert "must specify the START flag" in refused
+    assert sums([first, anew]) == [[1, 1], [1, 1]]
+
+
+def test_a_deadline_in_the_backlog_ends_the_whole_sequence_there():
+    async def talk(engine):
+        held = asyncio.ensure_future(ask(engine, "1 start end"))
+        await asyncio.sleep(0)
+        waiting = ask(engine, "2 start"), ask(engine, "2", timeout_s=0.05), ask(engine, "2 end")
+        told = await asyncio.gather(*waiting)
+        op.gate.set()
+        await held
+        return told
+
+    op = SumOp("sum", RequestOp())
+    op.gate = threading.Event()
+    with served("direct", "thread", op, count=1, batch_size=1) as server:
+        first, late, last = course(server, talk)
+    assert first == last == "timeout of the corresponding sequence has been expired"
+    assert late not in (first, "")
+
+
+def test_an_idle_sequence_is_reaped_without_any_request():
+    with served("direct", "thread", max_idle_ms=10) as server:
+        course(server, lambda engine: ask(engine, "1 start"))
+        wait_until(lambda: state_of(server).reaped == 1)
+        assert state_of(server).used == 0
+        told = course(server, lambda engine: ask(engine, "1"))
+    assert "must specify the START flag" in told
+
+
+def test_a_request_without_an_id_is_refused_and_others_go_on():
+    async def talk(engine):
+        answer = await engine.handle(
+            Request(), 30.0, RequestTarget(payload={"x": 1}, wants_response=False)
+        )
+        return answer.error, await ask(engine, "1 start end")
+
+    with served("direct", "thread") as server:
+        error, good = course(server, talk)
+    assert error.code == ErrorCode.INPUT_PARAMS_ERROR
+    assert str(error).startswith("inference request to model 'sum' must specify a non-zero")
+    assert sums([good]) == [[1, 1]]
+
+
+def test_stateless_ops_around_it_are_not_touched():
+    class NextOp(Op):
+        def preprocess(self, input_dicts, *, context):
+            (answer,) = input_dicts.values()
+            return {**answer, "told": context.sequence}
+
+    async def talk(engine):
+        return [await ask(engine, each) for each in ("1 start", "1 end")]
+
+    first = SumOp("sum", RequestOp(), sequence="oldest")
+    with server_for(NextOp("next", first)) as server:
+        answers = course(server, talk)
+        assert server.executor.state().ops[1].sequences is None
+    assert [each["sum"][0][0] for each in answers] == [1, 2]
+    assert [each["told"] for each in answers] == [None, None]
+
+
+# What is refused at the start ----------------------------------------------------------------
+
+
+class StreamOp(SumOp):
+    def process(self, feed_batch, *, context):
+        yield {}
+
+
+def test_an_op_with_sequence_does_not_stream():
+    with pytest.raises(GraphError, match="'sum' has sequence, and makes or reads a stream"):
+        served("direct", "thread", StreamOp("sum", RequestOp())).start()
+
+
+def test_an_op_with_sequence_does_not_run_again():
+    op = SumOp("sum", RequestOp(), loop_to="sum")
+    with pytest.raises(GraphError, match="'sum' has sequence, and runs again in a loop"):
+        served("direct", "thread", op).start()
+
+
+@pytest.mark.parametrize(
+    ("sequence", "text"),
+    [
+        ("newest", "strategy: expected direct or oldest, found 'newest'"),
+        ({"max_idle_ms": 5}, "strategy: expected direct or oldest, found nothing"),
+        ({"strategy": "direct", "max_idle": 5}, "unknown key"),
+        (7, "expected a mapping"),
+    ],
+)
+def test_the_argument_is_checked_as_the_configuration_is(sequence, text):
+    with pytest.raises(ConfigError, match=text):
+        server_for(SumOp("sum", RequestOp(), sequence=sequence))
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"op": {"sum": {"batching": "adaptive"}}}, "with batching: adaptive"),
+        ({"dag": {"retry": 2}}, "with dag.retry"),
+        ({"build_dag_each_worker": True, "worker_num": 2}, "with build_dag_each_worker"),
+    ],
+)
+def test_what_sequences_do_not_go_together_with_is_refused(keys, text):
+    op = SumOp("sum", RequestOp(), sequence="direct")
+    with pytest.raises(ConfigError, match=f"op.sum.sequence: {text}"):
+        server_for(op, response_op=ResponseOp(op), **keys)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key", "value"),
+    [
+        ("direct", "max_candidates", 2),
+        ("direct", "preferred_batch_sizes", [2]),
+        ("oldest", "min_slot_utilization", 0.5),
+    ],
+)
+def test_a_key_of_the_other_strategy_is_refused(strategy, key, value):
+    with pytest.raises(ConfigError, match=f"{key}.* for strategy"):
+        served(strategy, "thread", **{key: value})
