@@ -20,8 +20,8 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "binary_data_output": ((bool,), "a boolean"),
     "triton_enable_empty_final_response": ((bool,), "a boolean"),
 }
-"""The protocol's own names, with what they may hold. Sequences and priorities are for hooks that
-ask for their context: the server itself does nothing with them."""
+"""The protocol's own names, with what they may hold. Sequences are for Ops that have `sequence`
+configured; these, and priorities, for hooks that ask for their context."""
 
 _OF_INFO = ("sequence_id", "sequence_start", "sequence_end", "priority")
 
