@@ -188,7 +188,7 @@ def test_nobody_asks_and_nothing_is_made(monkeypatch):
     def refuse(*args):
         raise AssertionError("a context was made")
 
-    monkeypatch.setattr(batch_run, "context_of", refuse)
+    monkeypatch.setattr(batch_run, "contexts_of", refuse)
     monkeypatch.setattr(pack_jobs, "context_of", refuse)
     last = Op("a", RequestOp())
     with served(last) as server:
