@@ -6,11 +6,14 @@ import asyncio
 
 import pytest
 from doubles import on_loop
+from scheduling import item, request
 from streaming import Mark, OneSink, serving
 
 from pipeline import RequestOp
 from pipeline.config import registry
 from pipeline.engine.schedulers.base import Batch, ReadyQueue
+from pipeline.engine.schedulers.guarded import GuardedScheduler
+from pipeline.errors import InputError
 
 
 class Fails:
@@ -87,3 +90,15 @@ async def test_what_was_made_is_answered_although_done_raises(caplog):
         assert list((await answered(streams.begin(OneSink(), text="x"))).value) == ["mx"]
         assert "done is wrong" in caplog.text
         assert list((await answered(streams.begin(OneSink(), text="y"))).value) == ["my"]
+
+
+def test_what_it_refuses_is_not_ready_there():
+    class Refuses(Fails):
+        def add(self, item, now):
+            return InputError("none today")
+
+    scheduler = GuardedScheduler(Refuses(None, None), "a")
+    refusal = scheduler.add(item(request()), 0.0)
+    assert isinstance(refusal, InputError)
+    assert len(scheduler) == 0
+    assert scheduler.clear() == []

@@ -1,0 +1,89 @@
+"""Sequences by the doors of v2: pipelined on a gRPC stream, and Triton's words over HTTP."""
+
+from __future__ import annotations
+
+import grpc
+import numpy as np
+import pytest
+from doubles import http, server_for
+
+from pipeline import Op, RequestOp, Tensor
+from pipeline.proto import inference_v2_pb2 as pb
+
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+class SumOp(Op):
+    input_tensors = (Tensor("x", "INT64", (1,)),)
+    output_tensors = (Tensor("sum", "INT64", (1,)),)
+    max_batch_size = 4
+
+    def init_op(self):
+        self.sums = {}
+
+    def process(self, feed_batch, *, context):
+        told = []
+        for each, (value,) in zip(context, feed_batch[0]["x"], strict=True):
+            step = each.sequence
+            self.sums[step.id] = int(value) + (0 if step.start else self.sums[step.id])
+            told.append([self.sums[step.id]])
+        return {"sum": np.array(told)}
+
+
+@pytest.fixture(scope="module", params=["thread", "process"])
+def server(request):
+    op = SumOp("sum", RequestOp(), sequence="oldest")
+    keys = {"concurrency": 2, "batch_size": 4, "workers": request.param}
+    with server_for(op, op={"sum": keys}) as running:
+        yield running
+
+
+def message(id, step, last, value):
+    asked = pb.ModelInferRequest(model_name="sum", id=f"{id}/{step}")
+    if isinstance(id, int):
+        asked.parameters["sequence_id"].int64_param = id
+    else:
+        asked.parameters["sequence_id"].string_param = id
+    asked.parameters["sequence_start"].bool_param = step == 0
+    asked.parameters["sequence_end"].bool_param = step == last
+    x = asked.inputs.add(name="x", datatype="INT64", shape=[1, 1])
+    x.contents.int64_contents.append(value)
+    return asked
+
+
+def test_pipelined_requests_of_one_stream_are_answered_in_order(server):
+    ids = [3, 2**62, "a", "b", "c"]
+    messages = [message(id, step, 5, step) for step in range(6) for id in ids]
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        call = channel.stream_stream(
+            STREAM, pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString
+        )
+        answers = list(call(iter(messages), timeout=30))
+    assert [answer.error_message for answer in answers] == [""] * 30
+    sums = {
+        answer.infer_response.id: int.from_bytes(
+            answer.infer_response.raw_output_contents[0], "little"
+        )
+        for answer in answers
+    }
+    assert sums == {f"{id}/{step}": sum(range(step + 1)) for step in range(6) for id in ids}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "samples", "text"),
+    [
+        ({}, 1, "must specify a non-zero or non-empty correlation ID"),
+        ({"sequence_id": 7}, 1, "must specify the START flag on the first request of the sequence"),
+        (
+            {"sequence_id": 7, "sequence_start": True},
+            2,
+            "must specify batch-size 1 due to requirements of sequence batcher",
+        ),
+    ],
+)
+def test_what_is_no_step_of_a_sequence_is_400(server, parameters, samples, text):
+    x = {"name": "x", "datatype": "INT64", "shape": [samples, 1], "data": [1] * samples}
+    body = {"parameters": parameters, "inputs": [x]}
+    status, _, answer = http(server, "POST", "/v2/models/sum/infer", body)
+    assert status == 400
+    assert answer["error"].endswith(text)
