@@ -99,7 +99,7 @@ class StepRun(BatchRun, eq=False):
         self.preprocess_end_ns: int = clock_ns()
         self.calls: list[Call] | None = self._plan(op)
         if op.has_model or op.most_rows:
-            self.rows = rows_brought(self.calls, len(self.items))
+            self.rows: list[int] = rows_brought(self.calls, len(self.items))
 
     def _begin(self, op: BoundOp, new: list[int]) -> None:
         """Preprocess those in these places, as a batch of their own."""
