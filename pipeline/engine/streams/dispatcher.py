@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.batch_run import BatchRun
@@ -17,7 +17,7 @@ from pipeline.engine.streams.combine import StreamLimits
 from pipeline.engine.streams.flow import ALL, ENDED, OUT, End, Flow, Part, opened_part
 from pipeline.engine.streams.inlet import Inlet, inlet_of
 from pipeline.engine.streams.plan import StreamPlan
-from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun
+from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun, allowed_of
 from pipeline.engine.streams.spans import note_made, note_stream
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Loop, Worker, WorkersFactory
@@ -130,6 +130,12 @@ class StreamDispatcher(OpDispatcher):
             self._source_of(next(iter(self._reads))).took(request, (self, ""))
         else:
             self._send(request, Part(inlet.number - 1, absent))
+
+    def begin_lap(self, request: RequestState, again: Container[str] | None = None) -> None:
+        """Do as any Op, and have an error from outside of the loop told once more."""
+        super().begin_lap(request, again)
+        if (inlet := self._inlets.get(request)) is not None:
+            inlet.has_failed = False  # those behind it have forgotten it
 
     def drop(self, request: RequestState) -> None:
         super().drop(request)
@@ -340,23 +346,15 @@ class StreamDispatcher(OpDispatcher):
         others = [reader for reader in links.successors if reader not in named]
         links.withheld.update(others)
         generation = request.generation
-        self._spread(request, Part(number, goto.answer), named)
+        _spread(self.name, request, Part(number, goto.answer), named)
         if request.generation == generation:  # else it is over, or has started anew
-            self._spread(request, Part(number, absent), others)
+            _spread(self.name, request, Part(number, absent), others)
 
     def _send(self, request: RequestState, message: Any) -> None:
         if is_for_one_op(request) or self is self._router.last:
             self.deliver(request, message)
         else:
-            self._spread(request, message, self.links.successors)
-
-    def _spread(self, request: RequestState, message: Any, readers: Sequence[OpDispatcher]) -> None:
-        generation = request.generation
-        for place, reader in enumerate(readers):
-            if request.generation == generation:
-                is_copied = place > 0 and isinstance(message, Part)
-                own = Part(message.number, own_dict(message.payload)) if is_copied else message
-                reader.enqueue(request, self.name, own)
+            _spread(self.name, request, message, self.links.successors)
 
     def _flow(self, request: RequestState) -> Flow:
         stream = request.stream
@@ -372,9 +370,14 @@ class StreamDispatcher(OpDispatcher):
         return maker
 
 
-def allowed_of(flow: Flow, count: int) -> int:
-    """Return how many parts there may be: `count`, unless nobody takes any more."""
-    return UNWANTED if flow.slowest >= ALL else count
+def _spread(by: str, request: RequestState, message: Any, to: Sequence[OpDispatcher]) -> None:
+    """Hand a message to these Ops; each has a part's values to itself."""
+    generation = request.generation
+    for place, reader in enumerate(to):
+        if request.generation == generation:
+            is_copied = place > 0 and isinstance(message, Part)
+            own = Part(message.number, own_dict(message.payload)) if is_copied else message
+            reader.enqueue(request, by, own)
 
 
 def is_for_one_op(request: RequestState) -> bool:

@@ -11,9 +11,9 @@ from pipeline.engine.journal import PartKind
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.iterative import IterativeScheduler
-from pipeline.engine.streams.dispatcher import StreamDispatcher, allowed_of, is_for_one_op
+from pipeline.engine.streams.dispatcher import StreamDispatcher, is_for_one_op
 from pipeline.engine.streams.flow import ALL, ENDED, OUT, Bundle, End, Flow, Part
-from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun
+from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun, allowed_of
 from pipeline.engine.streams.spans import note_bundle, note_made
 from pipeline.engine.streams.stepped import ENDS, Made, SteppedRun
 from pipeline.engine.walk import Walk

@@ -17,7 +17,7 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.collate import Call, alone
 from pipeline.engine.op_state import keep_changes, restore
 from pipeline.engine.stage_errors import stage_error
-from pipeline.engine.streams.flow import ENDED
+from pipeline.engine.streams.flow import ALL, ENDED, Flow
 from pipeline.engine.streams.pull import Pull
 from pipeline.errors import (
     DeadlineError,
@@ -356,6 +356,11 @@ class StreamRun(BatchRun, eq=False):
                 told.append((place, outcome))
         if told and not self.is_superseded:
             watch.yielded(self, told)
+
+
+def allowed_of(flow: Flow, count: int) -> int:
+    """Return how many parts there may be: `count`, unless nobody takes any more."""
+    return UNWANTED if flow.slowest >= ALL else count
 
 
 def _raises(error: BaseException) -> Any:
