@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-import numpy as np
+import pytest
 
-from pipeline.predictors.metadata import LoadMeter
+from pipeline.predictors import metadata
+from pipeline.predictors.metadata import LoadMeter, MemoryUse
 
-SIZE = 64 * 2**20
+
+class Process:
+    """Stands for this one, in which other tests let go of memory while one is measured."""
+
+    def __init__(self) -> None:
+        self.resident = 1000
 
 
-def test_a_load_is_charged_with_what_the_process_grew_by():
+@pytest.fixture
+def process(monkeypatch):
+    process = Process()
+    monkeypatch.setattr(metadata, "_resident_bytes", lambda: process.resident)
+    return process
+
+
+def test_a_load_is_charged_with_what_the_process_grew_by(process):
     with LoadMeter() as meter:
-        model = np.ones(SIZE, np.uint8)
-        (use,) = meter.uses()
-    assert (use.kind, use.id) == ("CPU", 0)
-    assert SIZE // 2 < use.byte_size < SIZE * 2
-    del model
+        process.resident += 64
+        assert meter.uses() == [MemoryUse("CPU", 0, 64)]
 
 
-def test_of_loads_at_the_same_time_nobody_can_tell_whose_memory_it_was():
+def test_a_process_that_shrank_meanwhile_tells_nothing(process):
+    with LoadMeter() as meter:
+        process.resident -= 1
+        assert meter.uses() == []
+
+
+def test_of_loads_at_the_same_time_nobody_can_tell_whose_memory_it_was(process):
     with LoadMeter() as first:
         with LoadMeter() as second:
-            model = np.ones(SIZE, np.uint8)
+            process.resident += 64
             assert second.uses() == []
         assert first.uses() == []
     with LoadMeter() as later:
-        other = np.ones(SIZE, np.uint8)
+        process.resident += 64
         assert len(later.uses()) == 1
-    del model, other
+
+
+def test_the_memory_of_this_process_is_known():
+    assert metadata._resident_bytes() > 2**20
