@@ -92,7 +92,7 @@ WHOLE_REQUESTS = [
     request(GOOD_BODY),
     request(TENSORS_BODY, "Content-Type: application/json"),
     request(chunked(GOOD_BODY[:7], GOOD_BODY[7:]), "Transfer-Encoding: chunked"),
-    request(gzip.compress(TENSORS_BODY), "Content-Encoding: gzip"),
+    request(gzip.compress(TENSORS_BODY, mtime=0), "Content-Encoding: gzip"),
     request(GOOD_BODY, "Expect: 100-continue", "Grpc-Timeout: 5S"),
     request(GOOD_BODY, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c"),
     request(GOOD_BODY) * 3,

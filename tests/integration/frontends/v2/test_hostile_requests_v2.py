@@ -142,7 +142,7 @@ WHOLE_REQUESTS = [
     request(GOOD_BINARY, f"{LENGTH}: {len(BINARY_HEAD)}", path=INFER),
     request(chunked(GOOD_BINARY), f"{LENGTH}: {len(BINARY_HEAD)}", "Transfer-Encoding: chunked",
             path="/v2/models/svc/versions/1/infer"),
-    request(gzip.compress(GOOD_JSON), "Content-Encoding: gzip", "Accept-Encoding: deflate",
+    request(gzip.compress(GOOD_JSON, mtime=0), "Content-Encoding: gzip", "Accept-Encoding: deflate",
             path="/v2/models/declared/infer"),
     request(method="GET", path="/v2/models/declared/versions/1/config"),
     request(method="GET", path="/v2/models/stats"),
