@@ -142,7 +142,10 @@ class AdmissionController:
             self.admit_queued()
 
     def admit_queued(self) -> None:
-        """Admit who waits, as far as there is room: the late ones last, and the newest first."""
+        """Admit who waits, as far as there is room: the late ones last, and the newest first.
+
+        Requests of sequences keep their order.
+        """
         now = self._clock() if self.queued else 0.0
         span_s = self.throughput.span_s if self.throughput is not None else 0.0
         while self.queued and self._has_room():
@@ -151,7 +154,7 @@ class AdmissionController:
             else:
                 request = next(iter(self._queue))
                 del self._queue[request]
-                if request.is_late(now, span_s):
+                if request.is_late(now, span_s) and not request.info.sequence_id:
                     self._late[request] = None
                     continue
             self._count()

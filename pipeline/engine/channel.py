@@ -184,17 +184,24 @@ class Room:
 
     Args:
         size: requests that may be ready in a channel; 0: any number.
+        ready: those that are in the Op's own.
 
     Attributes:
         behind: what is ready in the channels that the Op fills; see `link`.
         held_back: those who wait for a place in the Op's own channel.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, ready: Sized) -> None:
         self.size: int = size
+        self._ready = ready
         self.behind: tuple[Sized, ...] = ()
         self.held_back: tuple[OpDispatcher, ...] = ()
         self._promised: set[Item] = set()
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether producers have to wait before they send more."""
+        return 0 < self.size <= len(self._ready)
 
     def places(self) -> int:
         """Return how many requests may begin."""

@@ -69,7 +69,7 @@ class OpDispatcher:
         self.load: Load = Load(rows_limits=limits)
         self.pace: Pace = Pace()
         self.links: Links = Links()
-        self.room: Room = Room(channel_size)
+        self.room: Room = Room(channel_size, self.scheduler)
         self.spans: SpanRecorder = SpanRecorder(index, observers)
         self.watch: WorkerWatch = WorkerWatch(
             self.workers, self.load, self._is_awaited, config.timeout_s, loop, self._give_up
@@ -115,12 +115,16 @@ class OpDispatcher:
                 inputs = {name: opened(part) for name, part in inputs.items()}
             error = first_error(inputs)
             if error is not None:
-                if type(error) is Absent:
-                    self.links.skipped += 1
-                self._router.route(self, request, error)
+                self._pass_by(request, error)
                 return
         if self.shortcut is None or not self.shortcut.take(request, inputs, entered):
             self._add(request, inputs, entered=entered)
+
+    def _pass_by(self, request: RequestState, error: PipelineError | Absent) -> None:
+        """Pass on that there is nothing for this Op to do."""
+        if type(error) is Absent:
+            self.links.skipped += 1
+        self._router.route(self, request, error)
 
     def enqueue_direct(self, request: RequestState, target: RequestTarget) -> None:
         """Take a request that is for this Op alone, perhaps again: what came stays as it is."""
@@ -194,11 +198,6 @@ class OpDispatcher:
             self._router.mark_dirty(node)
 
     @property
-    def is_full(self) -> bool:
-        """Return whether producers have to wait before they send more."""
-        return 0 < self.room.size <= len(self.scheduler)
-
-    @property
     def is_backed_up(self) -> bool:
         """Return whether a full batch waits here that no worker has taken."""
         return len(self.scheduler) >= self.op.pipeline_config.batch_size
@@ -232,7 +231,7 @@ class OpDispatcher:
         load.max_rows = load.rows_limits[self.workers.note is not None]
         while True:
             if room.size:
-                load.max_items, load.is_full = room.places(), self.is_full
+                load.max_items, load.is_full = room.places(), room.is_full
             try:
                 batch = scheduler.next(load, now)
             except SchedulerError as failed:

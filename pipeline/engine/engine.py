@@ -35,6 +35,7 @@ from pipeline.engine.request import (
     ask,
 )
 from pipeline.engine.schema_checks import completing, delivery_of, packer_of, unpacker_of
+from pipeline.engine.sequence_dispatcher import orders_of
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.state import EngineState
 from pipeline.engine.streams.delivery import Ways
@@ -128,7 +129,7 @@ class Engine:
             filters.append(ProfileFilter(observers.profile, observers.clock_ns))
         if config.dag.retry > 1:
             filters.append(RequestRetry(config.dag.retry, self.executor.start_over))
-        return filters
+        return filters + orders_of(self.executor.nodes)
 
     # Life -----------------------------------------------------------------------------------
 

@@ -158,7 +158,7 @@ class Executor:
 
     def is_full(self) -> bool:
         """Return whether one of the first Ops takes no more requests."""
-        return any(node.is_full for node in self.entries)
+        return any(node.room.is_full for node in self.entries)
 
     # In -------------------------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from pipeline.data import max_batch_size_of
 from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.conditions import Absent
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.journal import Outcome
 from pipeline.engine.lone_run import LoneRun
@@ -17,6 +18,7 @@ from pipeline.engine.schedulers.base import Scheduler
 from pipeline.engine.schedulers.direct import DirectScheduler
 from pipeline.engine.schedulers.oldest import OldestScheduler
 from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
+from pipeline.engine.sequence_order import SequenceOrder, Turnstile
 from pipeline.engine.state import OpState
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Lasting, Worker
@@ -51,7 +53,14 @@ class SequenceDispatcher(OpDispatcher):
         slots = config.sequence.max_candidates or config.batch_size
         make = _STRATEGIES[config.sequence.strategy]
         self.sequences: SequenceScheduler = make(config, self.name, slots)
-        return self.sequences
+        self.turnstile: Turnstile = Turnstile(self.sequences, self._now, self._wake)
+        return self.turnstile
+
+    def _now(self) -> float:
+        return self._router.loop.time()
+
+    def _wake(self) -> None:
+        self._router.mark_dirty(self)
 
     # In ---------------------------------------------------------------------------------
 
@@ -59,10 +68,16 @@ class SequenceDispatcher(OpDispatcher):
         """Drop what is queued here for a request that is over, and end its sequence."""
         super().drop(request)
         if self.sequences.book.refused:
-            self._router.mark_dirty(self)
+            self._wake()
 
     def state(self, group: tuple[str, ...] = ()) -> OpState:
-        return msgspec.structs.replace(super().state(group), sequences=self.sequences.book.state())
+        state = super().state(group)
+        queued = state.queued + self.turnstile.held
+        return msgspec.structs.replace(state, queued=queued, sequences=self.sequences.book.state())
+
+    def _pass_by(self, request: RequestState, error: PipelineError | Absent) -> None:
+        self.turnstile.comes_not(request)
+        super()._pass_by(request, error)
 
     # Batches ----------------------------------------------------------------------------
 
@@ -87,7 +102,7 @@ class SequenceDispatcher(OpDispatcher):
 
     def _look_for_idle(self) -> None:
         self._idle_timer = None
-        self._router.mark_dirty(self)
+        self._wake()
 
     def close(self) -> None:
         super().close()
@@ -112,12 +127,20 @@ class SequenceDispatcher(OpDispatcher):
         self.release(job)
         is_timeout = isinstance(error, DeadlineError)
         self._fail(job.items, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
-        self._router.mark_dirty(self)
+        self._wake()
 
 
 def has_sequences(op: Op) -> bool:
     """Return whether an Op has `sequence` configured."""
     return op.pipeline_config.sequence.strategy is not None
+
+
+def orders_of(nodes: Mapping[Op, OpDispatcher]) -> list[SequenceOrder]:
+    """Return what keeps the requests of sequences in order; nothing where no Op has any."""
+    turnstiles = {
+        op: node.turnstile for op, node in nodes.items() if isinstance(node, SequenceDispatcher)
+    }
+    return [SequenceOrder(turnstiles)] if turnstiles else []
 
 
 def check_sequences(nodes: Iterable[OpDispatcher]) -> None:

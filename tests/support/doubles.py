@@ -11,6 +11,7 @@ import json
 import selectors
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
@@ -190,6 +191,7 @@ class ScriptedWorkers:
         self.begun_at: list[float] = []
         self.given_up: list[ScriptedWorker] = []
         self.refuses_replacement = False
+        self._lives: Counter[int] = Counter()
         self._workers: list[ScriptedWorker] = []
         self._loop = asyncio.get_running_loop()
 
@@ -205,6 +207,9 @@ class ScriptedWorkers:
         ]
 
     note = None
+
+    def lives(self) -> dict[int, int]:
+        return {worker.number: self._lives[worker.number] for worker in self._workers}
 
     def state(self) -> WorkersState:
         busy = sum(worker.job is not None for worker in self._workers)
@@ -229,6 +234,7 @@ class ScriptedWorkers:
         assert isinstance(worker, ScriptedWorker)
         self._workers.remove(worker)
         self.given_up.append(worker)
+        self._lives[worker.number] += 1
         if self.refuses_replacement:
             self.owner.workers_changed()
             return False
@@ -254,8 +260,10 @@ class ScriptedWorkers:
 
     def _feed(self) -> None:
         for worker in self._workers:
-            if worker.job is None and self.queue:
-                self._begin(worker, self.queue.pop(0))
+            own = [job for job in self.queue if job.worker in (None, worker.number)]
+            if worker.job is None and own:
+                self.queue.remove(own[0])
+                self._begin(worker, own[0])
 
     def _begin(self, worker: ScriptedWorker, job: Job) -> None:
         worker.job = job

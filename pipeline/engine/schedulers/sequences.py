@@ -54,7 +54,6 @@ class LiveSequence(msgspec.Struct, eq=False):
         slot: None: it waits in the backlog, or behind an older sequence of its id.
         queue: its requests that are not under way, in order.
         running: the one that is.
-        last: number of the newest request that came.
         has_end: whether its last request has come.
         is_over: whether it goes on no more, and only has to wait for `running`.
     """
@@ -64,7 +63,6 @@ class LiveSequence(msgspec.Struct, eq=False):
     slot: SequenceSlot | None = None
     queue: deque[Item] = field(default_factory=deque)
     running: Item | None = None
-    last: int = -1
     has_end: bool = False
     is_over: bool = False
 
@@ -118,13 +116,10 @@ class SequenceBook:
             return refusal
         if latest is None or is_new:
             latest = self._begin(info.sequence_id, item.data_id)
-        elif item.data_id < latest.last:
-            return self._out_of_order(latest)
         elif info.sequence_start:
             _LOGGER.warning(
                 "[%s] sequence %s began anew before it had ended", self._op_name, latest.id
             )
-        latest.last = item.data_id
         latest.has_end = info.sequence_end
         latest.queue.append(item)
         self.queued += 1
@@ -162,6 +157,20 @@ class SequenceBook:
                 self._stop(sequence, error, own)
                 return own
         return []
+
+    def miss(self, request: RequestState) -> None:
+        """Take note that a request which others of its sequence follow will never be here.
+
+        What came before it runs; what follows has to begin anew.
+        """
+        chain = self._chains.get(request.info.sequence_id)
+        if not chain or chain[-1].has_end or chain[-1].is_over:
+            return
+        sequence = chain[-1]
+        if sequence.queue or sequence.running is not None:
+            sequence.has_end = True
+        else:
+            self._end(sequence)
 
     def clear(self) -> list[Item]:
         """Forget all sequences; return all that was queued."""
@@ -326,16 +335,6 @@ class SequenceBook:
         elif was_first:
             heapq.heappush(self._backlog, (chain[0].order, chain[0]))
         self._hand_out()
-
-    def _out_of_order(self, sequence: LiveSequence) -> PipelineError:
-        """End a sequence whose requests did not come as they were sent."""
-        text = (
-            f"[{self._op_name}] requests of sequence {sequence.id} did not come in the order in "
-            "which they were sent, which ended it"
-        )
-        error = InputError(text)
-        self._stop(sequence, error)
-        return error
 
     def _dropped(self, sequence: LiveSequence, request: RequestState) -> PipelineError:
         """Return what the others of a sequence are told when a request of it has left."""

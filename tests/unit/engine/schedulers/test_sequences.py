@@ -363,17 +363,6 @@ def test_a_request_that_has_run_ends_no_sequence(strategy):
 
 
 @BOTH
-def test_what_comes_out_of_order_ends_the_sequence(strategy):
-    asked = Sequences(strategy)
-    asked.ask("1 start")
-    asked.count = 10
-    asked.ask("1")
-    asked.count = 5
-    assert "did not come in the order" in asked.ask("1")
-    assert set(asked.refused()) == {1, 11}
-
-
-@BOTH
 def test_the_sequences_of_a_lost_worker_end_and_others_go_on(strategy):
     asked = Sequences(strategy, workers=2, slots=1)
     for words in ("1 start", "2 start", "1", "2", "3 start"):

@@ -1,0 +1,148 @@
+"""The order of sequences: requests of one id come to each Op with sequences as they were asked.
+
+On the way they may overtake each other: at an Op with several workers, unpacked in a thread, in
+other batches. So each such Op has a Turnstile before its scheduler, and the engine a SequenceOrder,
+which tells the turnstiles who will come and who will not. Of two requests the older one never waits
+for the younger: it is admitted first, and what is held takes nobody's place in a scheduler. Nothing
+of this is there in a graph without sequences.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipeline.engine.channel import Item
+from pipeline.engine.filters import Filter
+from pipeline.engine.journal import FROM_OUTSIDE
+from pipeline.engine.request import RequestState
+from pipeline.engine.schedulers.base import Batch, Load
+from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
+from pipeline.engine.schedulers.sequences import SequenceId
+from pipeline.errors import PipelineError
+from pipeline.op import Op
+
+_COMES, _MISSED = "comes", "missed"
+
+
+class Turnstile:
+    """Scheduler that holds what has overtaken others, in front of an Op's scheduler.
+
+    Args:
+        behind: the Op's; what is held does not count as ready there.
+        clock: seconds, as the schedulers have them.
+        wake: called when requests went on by themselves, or may have.
+
+    Attributes:
+        held: requests that are here before their turn.
+    """
+
+    def __init__(
+        self, behind: SequenceScheduler, clock: Callable[[], float], wake: Callable[[], None]
+    ) -> None:
+        self.held: int = 0
+        self._behind = behind
+        self._clock = clock
+        self._wake = wake
+        # Of each id who has not come through, in order; with the item of who is held.
+        self._lines: dict[SequenceId, OrderedDict[RequestState, Item | str]] = {}
+
+    # Who will come ------------------------------------------------------------------------------
+
+    def expect(self, request: RequestState) -> None:
+        """Take note that a request was asked: those of its id that follow wait for it."""
+        line = self._lines.setdefault(request.info.sequence_id, OrderedDict())
+        line[request] = _COMES
+
+    def comes_not(self, request: RequestState) -> None:
+        """Take note that nothing of a request comes here, or that it is over.
+
+        If its caller left, or its time is over, it leaves a gap that no later step may close: its
+        sequence ends in its turn. So does one that it would have begun anew.
+        """
+        line = self._lines.get(request.info.sequence_id)
+        if line is None or request not in line:
+            return
+        is_left = request.outcome in FROM_OUTSIDE or line[request] is _MISSED
+        if is_left or request.info.sequence_start:
+            line[request] = _MISSED
+        else:
+            del line[request]
+        self._let_in(line, request.info.sequence_id, self._clock())
+        self._wake()
+
+    def _let_in(self, line: OrderedDict[RequestState, Any], id: SequenceId, now: float) -> None:
+        """Let in who is first of its id and here, and so on."""
+        book = self._behind.book
+        while line:
+            request, item = next(iter(line.items()))
+            if item is _COMES:
+                return
+            del line[request]
+            if item is _MISSED:
+                book.miss(request)
+                continue
+            self.held -= 1
+            refusal = self._behind.add(item, now)
+            if refusal is not None:
+                book.refused.append((item, refusal))
+        del self._lines[id]
+
+    # A scheduler --------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._behind)
+
+    def add(self, item: Item, now: float) -> PipelineError | None:
+        request, id = item.request, item.info.sequence_id
+        line = self._lines.get(id)
+        if line is None or request not in line:
+            return self._behind.add(item, now)
+        if next(iter(line)) is not request:
+            line[request] = item
+            self.held += 1
+            return None
+        del line[request]
+        refusal = self._behind.add(item, now)
+        self._let_in(line, id, now)
+        return refusal
+
+    def next(self, load: Load, now: float) -> Batch | float | None:
+        return self._behind.next(load, now)
+
+    def done(self, batch: Batch, now: float) -> None:
+        self._behind.done(batch, now)
+
+    def drop(self, request: RequestState) -> list[Item]:
+        line = self._lines.get(request.info.sequence_id)
+        held = None if line is None else line.get(request)
+        if line is None or not isinstance(held, Item):
+            return self._behind.drop(request)
+        line[request] = _MISSED
+        self.held -= 1
+        return [held]
+
+    def clear(self) -> list[Item]:
+        return self._behind.clear()
+
+
+class SequenceOrder(Filter):
+    """Filter that tells the turnstiles of all requests with an id, in the order of arrival."""
+
+    def __init__(self, turnstiles: Mapping[Op, Turnstile]) -> None:
+        super().__init__()
+        self._turnstiles = turnstiles
+
+    def on_admission(self, request: RequestState) -> None:
+        if not request.info.sequence_id:
+            return
+        only = None if request.target is None else request.target.op
+        for op, turnstile in self._turnstiles.items():
+            if only is None or op is only:
+                turnstile.expect(request)
+
+    def on_end(self, request: RequestState) -> None:
+        if request.info.sequence_id:
+            for turnstile in self._turnstiles.values():
+                turnstile.comes_not(request)

@@ -1,0 +1,297 @@
+"""The order of sequences on a virtual clock: no request comes to a stateful Op before its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+import pytest
+from doubles import Engine, settle, virtual
+
+from pipeline import Answer, Goto, Op, ProductError, RequestOp
+from pipeline.data import RequestInfo
+from pipeline.engine.request import RequestTarget
+from pipeline.engine.request import ask as asked_at_once
+from pipeline.errors import OverloadedError
+from pipeline.proto.pipeline_service_pb2 import Request
+
+NO_START = "must specify the START flag"
+
+
+class Passes(Op):
+    """Answers with what it reads; refuses what is below zero."""
+
+    def preprocess(self, input_dicts):
+        for inputs in input_dicts.values():
+            if inputs["x"] < 0:
+                raise ProductError(51, f"{self.name} refuses")
+        return next(iter(input_dicts.values()))
+
+
+class Keeps(Op):
+    """Answers with all that its sequence has brought so far."""
+
+    def init_op(self):
+        self.kept = {}
+
+    def process(self, feed_batch, *, context):
+        ((inputs,), (each,)) = feed_batch, context
+        step = each.sequence
+        self.kept[step.id] = [*([] if step.start else self.kept[step.id]), inputs["x"]]
+        return {self.name: self.kept[step.id]}
+
+    def preprocess(self, input_dicts):
+        return {"x": next(iter(input_dicts.values()))["x"]}
+
+    def postprocess(self, input_dicts, fetch_data):
+        seen = {key: value for each in input_dicts.values() for key, value in each.items()}
+        return {**seen, **fetch_data}
+
+
+def keeps(*reads, name="keeps"):
+    return Keeps(name, list(reads), sequence="oldest")
+
+
+def told(words, value, op=None):
+    name, *flags = words.split()
+    info = RequestInfo(
+        sequence_id=int(name), sequence_start="start" in flags, sequence_end="end" in flags
+    )
+    payload = {"x": value} if op is None else {"in": {"x": value}}
+    return RequestTarget(op=op, payload=payload, wants_response=False, info=info)
+
+
+def ask(engine, words, value, timeout_s=None, op=None):
+    """A request on its way, begun at once; its result is the ChannelData."""
+    return asked_at_once(engine.executor.begin, Request(), timeout_s, told(words, value, op))
+
+
+async def result(asked, name="keeps"):
+    """What an Op has kept, or the text of an error."""
+    answer = await asked
+    return str(answer.error) if answer.error is not None else answer.payload[name]
+
+
+async def pool(engine, name, *data_ids):
+    """Let the requests with these numbers go on at an Op, in this order."""
+    for data_id in data_ids:
+        await settle()
+        (worker,) = (
+            each for each in engine.pools[name].busy() if each.job.items[0].data_id == data_id
+        )
+        engine.pools[name]._finish(worker)
+    await settle()
+
+
+def wide(count=4, **config):
+    """An engine of a stateless Op with some workers, which wait, before one with sequences."""
+    op = keeps(Passes("pass", [RequestOp()]))
+    return Engine(op, {"op": {"pass": {"concurrency": count}}, **config}, {"pass": None})
+
+
+@virtual
+async def test_what_overtakes_on_the_way_waits_for_its_turn():
+    async with wide() as engine:
+        asked = [ask(engine, words, x) for x, words in enumerate(["7 start", "7", "7", "7 end"])]
+        await pool(engine, "pass", 2, 3, 1, 0)
+        assert [await result(each) for each in asked] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+
+
+@virtual
+async def test_another_sequence_does_not_wait_for_it():
+    async with wide() as engine:
+        slow, quick = ask(engine, "7 start", 1), ask(engine, "8 start", 2)
+        await pool(engine, "pass", 1)
+        assert await result(quick) == [2]
+        await pool(engine, "pass", 0)
+        assert await result(slow) == [1]
+
+
+@virtual
+async def test_who_fails_on_the_way_lets_the_others_pass():
+    async with wide() as engine:
+        asked = [ask(engine, words, x) for words, x in [("7 start", 0), ("7", -1), ("7 end", 2)]]
+        await pool(engine, "pass", 2, 0, 1)
+        first, failed, last = [await result(each) for each in asked]
+    assert (first, last) == ([0], [0, 2])
+    assert "pass refuses" in failed
+
+
+# Who never comes -----------------------------------------------------------------------------
+
+
+@virtual
+@pytest.mark.parametrize("how", ["was cancelled", "ran out of time"])
+async def test_who_leaves_on_the_way_ends_the_sequence_in_its_turn(how):
+    async with wide() as engine:
+        timeout_s = 5.0 if how == "ran out of time" else None
+        first = ask(engine, "7 start", 0)
+        gone = ask(engine, "7", 1, timeout_s)
+        held = ask(engine, "7", 2)
+        await pool(engine, "pass", 2)
+        if timeout_s is None:
+            gone.cancel()
+        else:
+            await asyncio.sleep(timeout_s)
+        await pool(engine, "pass", 0, 1)
+        assert await result(first) == [0], "what came before it has run"
+        assert NO_START in await result(held)
+
+
+@virtual
+async def test_who_is_held_and_leaves_ends_the_sequence_and_is_not_missed_twice():
+    async with wide() as engine:
+        first, gone, last = (ask(engine, words, 1) for words in ("7 start", "7", "7 end"))
+        await pool(engine, "pass", 1, 2)
+        (node,) = (each for each in engine.nodes.values() if each.name == "keeps")
+        assert node.state().queued == 2
+        gone.cancel()
+        await settle()
+        assert node.state().queued == 1
+        await pool(engine, "pass", 0)
+        assert await result(first) == [1]
+        assert NO_START in await result(last)
+        anew = ask(engine, "7 start end", 2)
+        await pool(engine, "pass", 3)
+        assert await result(anew) == [2]
+        assert node.turnstile._lines == {}
+
+
+@virtual
+async def test_a_start_that_fails_on_the_way_ends_the_old_sequence_of_its_id():
+    async with wide() as engine:
+        asked = [ask(engine, *each) for each in (("7 start", 0), ("7 start", -1), ("7", 2))]
+        await pool(engine, "pass", 2, 1, 0)
+        assert await result(asked[0]) == [0]
+        assert "pass refuses" in await result(asked[1])
+        assert NO_START in await result(asked[2]), "it does not go on with the old one"
+
+
+class Parts(Op):
+    """Sends what is odd to one reader, what is even to another, what is zero back at once."""
+
+    def postprocess(self, input_dicts, fetch_data):
+        (inputs,) = input_dicts.values()
+        if not inputs["x"]:
+            return Answer({"odd": "none", "even": "none"})
+        return Goto(inputs, "odd" if inputs["x"] % 2 else "even")
+
+
+@virtual
+async def test_who_goes_another_way_is_not_waited_for():
+    parts = Parts("parts", [RequestOp()])
+    both = keeps(parts, name="odd"), keeps(parts, name="even")
+    last = keeps(*both, name="keeps")
+    engine = Engine(last, {"op": {"parts": {"concurrency": 8}}}, {"parts": None})
+    async with engine:
+        begun = [ask(engine, "7 start", 9, op=op) for op in (*both, last)]
+        await asyncio.gather(*begun)
+        asked = [ask(engine, "7", x) for x in (1, 2, 0, 3, 4)]
+        await pool(engine, "parts", 7, 6, 3, 5, 4)
+        odd, even, none, more, most = [(await each).payload for each in asked]
+        anew = [ask(engine, *each) for each in (("7 start", 1), ("7", 3), ("7", 2))]
+        await pool(engine, "parts", 8, 10, 9)
+        assert await result(anew[1], "odd") == [1, 3]
+        assert "'even' must specify the START" in await result(anew[2]), "it is another sequence"
+    assert none["odd"] == "none"
+    assert [more["odd"], most["even"]] == [[9, 1, 3], [9, 2, 4]]
+    kept = [each["keeps"] for each in (odd, even, more, most)]
+    assert kept == [[9, 1], [9, 1, 2], [9, 1, 2, 3], [9, 1, 2, 3, 4]]
+
+
+# Wherever there is little room -----------------------------------------------------------------
+
+
+@virtual
+async def test_those_who_wait_to_be_admitted_do_not_overtake_however_late_they_are():
+    async with wide(worker_num=2) as engine:
+        words = ["7 start", "7", "7", "7", "7 end"]
+        asked = [ask(engine, each, x, 10.0) for x, each in enumerate(words)]
+        await settle()
+        await asyncio.sleep(6.0)
+        engine.pools["pass"].service_s = 0.0
+        engine.pools["pass"].release(2)
+        assert [await result(each) for each in asked] == [
+            list(range(count)) for count in range(1, 6)
+        ]
+
+
+class Fails(Passes):
+    """Fails now and then, and is made to try again."""
+
+    def preprocess(self, input_dicts):
+        if self.dice.random() < 0.1:
+            raise ValueError("bad luck")
+        return super().preprocess(input_dicts)
+
+
+@pytest.mark.parametrize("channel_size", [0, 2])
+@pytest.mark.parametrize("most", [1, 5, 1000])
+@pytest.mark.parametrize("seed", range(3))
+@virtual
+async def test_a_storm_leaves_no_wrong_answer_and_nobody_waiting(seed, most, channel_size):
+    dice = random.Random(seed)
+    fails = Fails("fails", [RequestOp()])
+    fails.dice = dice
+    branches = Passes("left", [fails]), Passes("right", [fails])
+    last = keeps(keeps(*branches), name="after")
+    one = {"concurrency": 4, "retry": 3}
+    ops = {"fails": one, "left": {**one, "batch_size": 3}, "right": one}
+    ops |= {name: {"concurrency": 2} for name in ("keeps", "after")}
+    config = {"op": ops, "worker_num": most, "dag": {"channel_size": channel_size}}
+    engine = Engine(last, config)
+    asked = {}
+    async with engine:
+        for pool_ in engine.pools.values():
+            _at_random(pool_, dice)
+        for _ in range(400):
+            id = dice.randrange(6)
+            words = f"{id + 1}{' start' * (dice.random() < 0.2)}{' end' * (dice.random() < 0.1)}"
+            x = -1 if dice.random() < 0.1 else len(asked)
+            timeout_s = dice.choice([None, 0.05, 5.0])
+            with contextlib.suppress(OverloadedError):
+                asked[len(asked)] = words, x, ask(engine, words, x, timeout_s)
+            if dice.random() < 0.05:
+                asked[dice.randrange(len(asked))][2].cancel()
+            if dice.random() < 0.3:
+                await asyncio.sleep(dice.random() * 0.02)
+        answers = await asyncio.gather(
+            *(each[2] for each in asked.values()), return_exceptions=True
+        )
+        right = _checked(list(asked.values()), answers)
+        assert right > 20
+        for node in engine.nodes.values():
+            state = node.state()
+            assert (state.queued, state.joining) == (0, 0)
+            assert not getattr(node, "turnstile", None) or node.turnstile._lines == {}
+
+
+def _at_random(workers, dice):
+    """Have each batch take its own time."""
+    feed = workers._feed
+
+    def with_dice():
+        workers.service_s = dice.random() * 0.01
+        feed()
+
+    workers._feed = with_dice
+
+
+def _checked(asked, answers):
+    """Count right answers; none may lack a step, or have one of another sequence."""
+    courses = {}
+    right = 0
+    for (words, x, _), answer in zip(asked, answers, strict=True):
+        name, *flags = words.split()
+        if "start" in flags:
+            courses[name] = []
+        course = courses.setdefault(name, [])
+        if not any(word in str(getattr(answer, "error", "")) for word in ("refuses", "bad luck")):
+            course.append(x)
+        payload = getattr(answer, "payload", None)
+        if payload is None:
+            continue
+        assert payload["keeps"] == payload["after"] == course
+        right += 1
+    return right
