@@ -222,14 +222,19 @@ def contexts_of(items: Sequence[Any], places: Sequence[int] | None) -> list[Requ
     contexts = [context_of(item, item.info, item.is_cancelled) for item in items]
     if places is None:
         return contexts
-    steps = [
+    pairs = zip(contexts, steps_of(items, places), strict=True)
+    return [msgspec.structs.replace(context, sequence=step) for context, step in pairs]
+
+
+def steps_of(items: Sequence[Any], places: Sequence[int]) -> list[SequenceStep]:
+    """Return what each of a batch's items is in its sequence; `places` are their slots."""
+    pairs = zip([item.info for item in items], places, strict=True)
+    return [
         SequenceStep(
             id=said.sequence_id, start=said.sequence_start, end=said.sequence_end, slot=place
         )
-        for said, place in zip(contexts, places, strict=True)
+        for said, place in pairs
     ]
-    pairs = zip(contexts, steps, strict=True)
-    return [msgspec.structs.replace(context, sequence=step) for context, step in pairs]
 
 
 DATATYPES = frozenset(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)) | {

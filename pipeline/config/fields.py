@@ -121,7 +121,8 @@ class Setting:
     """One key: where its value goes, and what it has to be.
 
     `default` is as the file would hold it, None when the key is simply absent. `section` is
-    the Struct of a nested mapping, `many` says that it is one such mapping for every name.
+    the Struct of a nested mapping, `many` says that it is one such mapping for every name,
+    `listed` that it is a list of them.
     `kept_in` is the field that holds the value by the name `field`; None: it is that field.
     """
 
@@ -139,6 +140,7 @@ class Setting:
     is_required: bool = False
     section: type[msgspec.Struct] | None = None
     many: bool = False
+    listed: bool = False
 
     @property
     def expected(self) -> str:
@@ -225,7 +227,7 @@ def known_keys(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple
     """Yield every key of a Struct and its sections: `dag.retry`, `op.<name>.timeout`."""
     for key, setting in settings_of(struct).items():
         yield prefix + key, setting
-        if setting.section is not None:
+        if setting.section is not None and not setting.listed:
             inner = f"{prefix}{key}.<name>." if setting.many else f"{prefix}{key}."
             yield from known_keys(setting.section, inner)
 
@@ -293,6 +295,8 @@ class Reader:
     def _value(self, setting: Setting, value: object, path: KeyPath) -> object:
         if setting.section is None and setting.chosen is None:
             return setting.read(value)
+        if setting.section is not None and setting.listed:
+            return self._listed(setting.section, value, path)
         if setting.section is not None and not setting.many:
             return setting.section(**self.fields(setting.section, value, path))
         named: dict[str, object] = {}
@@ -306,6 +310,15 @@ class Reader:
                 assert setting.chosen is not None
                 self._choose(named, setting.chosen.kind, name, raw, here)
         return named
+
+    def _listed(
+        self, section: type[msgspec.Struct], value: object, path: KeyPath
+    ) -> tuple[msgspec.Struct, ...]:
+        """Return a list of sections; one alone need not be in a list."""
+        each = value if isinstance(value, list | tuple) else [value]
+        return tuple(
+            section(**self.fields(section, raw, (*path, place))) for place, raw in enumerate(each)
+        )
 
     def _choose(
         self, named: dict[str, object], kind: registry.Kind, name: str, raw: object, path: KeyPath
@@ -368,7 +381,7 @@ def _setting(
     field: msgspec.structs.FieldInfo, base: Any, notes: list[Any], optional: bool, doc: str
 ) -> Setting:
     duration = _first(Duration, notes)
-    section, many = _section(base)
+    section, many, listed = _section(base)
     alias = _first(Alias, notes)
     metas = [note for note in notes if isinstance(note, Meta)]
     value_type = Annotated[(base, *metas)] if metas else base
@@ -377,7 +390,7 @@ def _setting(
         # `timeout` for the field `timeout_s`; a key in seconds says so itself.
         key=field.name.removesuffix("_s" if duration and duration.unit != "s" else ""),
         doc=doc,
-        default=None if section else _file_default(field.default, duration),
+        default=None if section and not listed else _file_default(field.default, duration),
         value_type=_duration_type(int, optional) if duration else value_type,
         duration=duration,
         off=optional and duration is not None,
@@ -387,6 +400,7 @@ def _setting(
         alias=alias.key if alias else None,
         section=section,
         many=many,
+        listed=listed,
     )
 
 
@@ -413,11 +427,12 @@ def _unwrap(hint: Any) -> tuple[Any, list[Any], bool]:
             return hint, notes, optional
 
 
-def _section(base: Any) -> tuple[type[msgspec.Struct] | None, bool]:
-    many = typing.get_origin(base) is Mapping
-    inner = typing.get_args(base)[1] if many else base
+def _section(base: Any) -> tuple[type[msgspec.Struct] | None, bool, bool]:
+    """Return the Struct of a section, whether there is one for each name, or a list of them."""
+    many, listed = typing.get_origin(base) is Mapping, typing.get_origin(base) is tuple
+    inner = typing.get_args(base)[1] if many else typing.get_args(base)[0] if listed else base
     is_struct = isinstance(inner, type) and issubclass(inner, msgspec.Struct)
-    return (inner, many) if is_struct else (None, False)
+    return (inner, many, listed) if is_struct else (None, False, False)
 
 
 def _file_default(default: Any, duration: Duration | None) -> object:

@@ -24,6 +24,7 @@ from pipeline.config.fields import (
     settings_of,
 )
 from pipeline.config.registry import did_you_mean
+from pipeline.config.sequences import ControlConfig, StateConfig
 from pipeline.config.yaml import Source, read_yaml
 from pipeline.errors import ConfigError
 from pipeline.proto.slices import Limits
@@ -189,6 +190,12 @@ class SequenceConfig(Struct, frozen=True, kw_only=True):
     ] = 0
     preferred_batch_sizes: Annotated[
         tuple[Count, ...], "oldest: batches of such a size do not wait to grow."
+    ] = ()
+    state: Annotated[
+        tuple[StateConfig, ...], "Arrays that a worker keeps from step to step of a sequence."
+    ] = ()
+    controls: Annotated[
+        tuple[ControlConfig, ...], "Arrays that say what a request is in its sequence."
     ] = ()
 
 

@@ -6,23 +6,36 @@ Plain code for any worker: it knows neither threads nor the event loop.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, Protocol
 
 from msgspec import field
 
-from pipeline.data import ChannelData, RequestContext, contexts_of
+from pipeline.data import RequestContext, SequenceStep, contexts_of, steps_of
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.collate import Call, alone, distribute, plan, rows_brought, rows_of
+from pipeline.engine.collate import (
+    Call,
+    alone,
+    distribute,
+    executions_of,
+    has_more_rows,
+    plan,
+    rows_brought,
+)
+from pipeline.engine.jumping import check_jumping
 from pipeline.engine.op_state import is_as_before, keep_changes, restore
 from pipeline.engine.plain_step import PlainStep
 from pipeline.engine.schedulers.base import Batch
-from pipeline.engine.stage_errors import log_raised, product_error, stage_error, stage_failure
+from pipeline.engine.stage_errors import (
+    log_raised,
+    product_error,
+    stage_error,
+    stage_failure,
+    too_large,
+)
 from pipeline.errors import (
     DeadlineError,
-    InputError,
     PipelineError,
     PredictorError,
     PredictorUnavailableError,
@@ -52,7 +65,8 @@ class BatchRun(Batch, eq=False):
     """One batch on its way through an Op's stages.
 
     `items` are `Item`s, or whatever else has inputs, data_id, log_id, deadline, info, trace,
-    is_feed, is_over and is_cancelled(); `contexts` are theirs, where a hook asks for them.
+    is_feed, is_over and is_cancelled(); `contexts` are theirs, where a hook asks for them, and
+    `sequence_steps` where the Op's `sequence` has states or controls.
     `rows` has how many rows each of them fed to `process`, where the Op has a model or says how
     many it takes; empty: it did not get that far.
     `states` has what `preprocess` of an item stored on the Op, for its own `postprocess` to read:
@@ -74,6 +88,7 @@ class BatchRun(Batch, eq=False):
     skipping: set[int] = field(default_factory=set)
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
     contexts: list[RequestContext] = field(default_factory=list)
+    sequence_steps: list[SequenceStep] = field(default_factory=list)
     calls: list[Call] | None = None
     rows: list[int] = field(default_factory=list)
     executions: list[int] = field(default_factory=list)
@@ -112,13 +127,15 @@ class BatchRun(Batch, eq=False):
             self.prepare(op, clock_ns)
         if self.calls:
             self._process(op, watch, self.calls, clock_ns)
-            self._tell_executions(self.calls)
+            if len(self.calls) > 1 or len(self.calls[0].items) < len(self.items):
+                told = executions_of(self.calls, len(self.items))
+                self.executions, self.execution_ends_ns = told
         if self.is_superseded:  # another worker has it: what follows is for that one to do
             return
         self.process_end_ns = clock_ns()
         self._postprocess(op)
         if op.jumps:
-            self.jumped = self._check_jumping(op)
+            self.jumped = check_jumping(op, self.items, self.outcomes)
         self.end_ns: int = clock_ns()
 
     @property
@@ -132,6 +149,9 @@ class BatchRun(Batch, eq=False):
         self.outcomes = [None] * len(self.items)
         if op.asking:
             self.contexts = contexts_of(self.items, self.places)
+        if op.feeds is not None and self.places is not None:
+            self.sequence_steps = steps_of(self.items, self.places)
+            op.feeds.begin(self.sequence_steps)
         self._preprocess(op)
         self.preprocess_end_ns = clock_ns()
         self.calls = self._plan(op)
@@ -238,19 +258,14 @@ class BatchRun(Batch, eq=False):
             return []
         feeds = {i: data for i, data in self.prepared.items() if i not in self.skipping}
         if op.most_rows:
-            self._refuse_large(op, feeds)
-        is_fed = any(self.items[index].is_feed for index in feeds)
-        return plan(feeds, op.most_fed_rows if is_fed else op.most_rows) if feeds else []
-
-    def _refuse_large(self, op: BoundOp, feeds: dict[int, Any]) -> None:
-        """Take out the items that no execution may get, with Triton's words for it."""
-        for index, data in list(feeds.items()):
-            parts = data if isinstance(data, list) else [data]
-            if any(rows_of(part) > op.most_rows for part in parts):
+            for index in [i for i, feed in feeds.items() if has_more_rows(feed, op.most_rows)]:
                 del feeds[index]
-                self.outcomes[index] = InputError(
-                    f"inference request batch-size must be <= {op.most_rows} for '{op.name}'"
-                )
+                self.outcomes[index] = too_large(op.name, op.most_rows)
+        is_fed = any(self.items[index].is_feed for index in feeds)
+        most_rows = op.most_fed_rows if is_fed else op.most_rows
+        if self.sequence_steps and op.feeds is not None:
+            return op.feeds.plan(feeds, self.sequence_steps, most_rows)
+        return plan(feeds, most_rows) if feeds else []
 
     def _process(
         self, op: BoundOp, watch: CallWatch, calls: list[Call], clock_ns: Callable[[], int]
@@ -266,19 +281,6 @@ class BatchRun(Batch, eq=False):
                 calls[position : position + 1] = alone(call, self.prepared)
                 continue
             position += 1
-
-    def _tell_executions(self, calls: list[Call]) -> None:
-        """Say which items ran together, if not all did."""
-        if len(calls) == 1 and len(calls[0].items) == len(self.items):
-            return
-        self.executions, self.execution_ends_ns = [-1] * len(self.items), []  # see `resumed`
-        for call in calls:
-            is_first = self.executions[call.items[0]] < 0
-            if is_first:  # else it is another part of a mini-batch
-                for index in call.items:
-                    self.executions[index] = len(self.execution_ends_ns)
-                self.execution_ends_ns.append(0)
-            self.execution_ends_ns[-1] = call.end_ns
 
     def _is_worth_isolating(self, call: Call) -> bool:
         """Return whether each item of a call that failed is to be run for itself."""
@@ -298,8 +300,7 @@ class BatchRun(Batch, eq=False):
                 op.context = tuple(self.contexts[index] for index in call.items)
             watch.call_begins()
             try:
-                call.result = op.process(call.feed, self.items[call.items[0]].log_id)
-                call.result = self._distributed(call)
+                self._call_process(call, op)
                 call.error = None
                 call.done = True
             except BaseException as error:  # user code; a worker survives even SystemExit
@@ -308,6 +309,18 @@ class BatchRun(Batch, eq=False):
             finally:
                 watch.call_ends()
                 set_call_deadline(None)
+
+    def _call_process(self, call: Call, op: BoundOp) -> None:
+        """Call `process`; of an Op with sequences also with what is kept of each, or said of it."""
+        log_id = self.items[call.items[0]].log_id
+        if not self.sequence_steps or op.feeds is None:
+            call.result = op.process(call.feed, log_id)
+            call.result = self._distributed(call)
+            return
+        fed = op.feeds.fed(call, self.sequence_steps)
+        call.result = fed.without_own(op.process(fed.feed, log_id))
+        call.result = self._distributed(call)
+        fed.keep()
 
     def _distributed(self, call: Call) -> list[Any]:
         """Return what a call's result has for each of its items."""
@@ -381,20 +394,3 @@ class BatchRun(Batch, eq=False):
                 elif not isinstance(fetched[index], _WHOLE):
                     fetched[index].append(piece)
         return fetched
-
-    def _check_jumping(self, op: BoundOp) -> bool:
-        answers = OrderedDict(
-            (item.data_id, ChannelData(item.data_id, item.log_id, outcome))
-            for item, outcome in zip(self.items, self.outcomes, strict=True)
-            if isinstance(outcome, dict)
-        )
-        if not answers:
-            return False
-        try:
-            return bool(op.op.check_jumping(answers))
-        except BaseException as error:  # user code; a worker survives even SystemExit
-            failed = stage_error(error, op, "check_jumping", 0)
-            self.outcomes = [
-                failed if isinstance(outcome, dict) else outcome for outcome in self.outcomes
-            ]
-            return False

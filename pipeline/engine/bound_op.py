@@ -38,6 +38,7 @@ from pipeline.engine.hooks import (
 )
 from pipeline.engine.init_op import ending_alone
 from pipeline.engine.op_facts import OpFacts
+from pipeline.engine.sequence_feeds import SequenceFeeds, feeds_of
 from pipeline.errors import (
     ErrorCode,
     PackageError,
@@ -74,6 +75,7 @@ class BoundOp(OpFacts):
     Attributes:
         context: of what the worker is about to work on, for the hooks that ask for it: that of one
             request, or those of a call of `process`.
+        feeds: what its sequences add to what `process` is fed; None: nothing.
         users_preprocess: the method itself, with all its parameters; see `prepared`.
         users_process: the same; see `processed`.
         users_postprocess: the same; see `answered`.
@@ -90,6 +92,7 @@ class BoundOp(OpFacts):
         self._needs_dicts = not overrides(op, "postprocess")
         self.keeps_state: bool = overrides(op, "preprocess") and not self._needs_dicts
         self.state: dict[str, Any] = vars(self.op)
+        self.feeds: SequenceFeeds | None = feeds_of(self.op)
         self._loop = loop
         self._awaited: concurrent.futures.Future[Any] | None = None
         # An override set on the instance is bound to the original: bind it to the copy.

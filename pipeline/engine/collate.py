@@ -104,6 +104,24 @@ def rows_brought(calls: Sequence[Call], items: int) -> list[int]:
     return [max(1, count) for count in rows]
 
 
+def executions_of(calls: Sequence[Call], items: int) -> tuple[list[int], list[int]]:
+    """Return which of a batch's items ran together, by number, -1: none; and when each ended."""
+    executions, ends_ns = [-1] * items, list[int]()
+    for call in calls:
+        if executions[call.items[0]] < 0:  # else it is another part of a mini-batch
+            for index in call.items:
+                executions[index] = len(ends_ns)
+            ends_ns.append(0)
+        ends_ns[-1] = call.end_ns
+    return executions, ends_ns
+
+
+def has_more_rows(data: Any, most: int) -> bool:
+    """Return whether a feed, or one of a mini-batch, has more rows than `most`."""
+    parts = data if isinstance(data, list) else [data]
+    return any(rows_of(part) > most for part in parts)
+
+
 def rows_of(feed: Any) -> int:
     """Return a feed's rows: sequences of a LoD tensor, else the length of the first array."""
     if not isinstance(feed, dict):

@@ -7,7 +7,14 @@ import logging
 
 from pipeline.engine.bound_op import BoundOp, coded_error
 from pipeline.engine.collate import LOD
-from pipeline.errors import PipelineError, ProductError, UserCodeError, described, printable
+from pipeline.errors import (
+    InputError,
+    PipelineError,
+    ProductError,
+    UserCodeError,
+    described,
+    printable,
+)
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_LOGGED_CHARS = 400  # of what an exception says
@@ -43,6 +50,11 @@ def log_raised(request: str, op_name: str, stage: str, error: BaseException) -> 
 def product_error(error: ProductError) -> PipelineError:
     """Return what is ours of it: a user's own class may fail wherever it is looked at."""
     return ProductError(_code_of(error), described(error))
+
+
+def too_large(op_name: str, most_rows: int) -> InputError:
+    """Return what a caller is told of more rows than an execution may get, in Triton's words."""
+    return InputError(f"inference request batch-size must be <= {most_rows} for '{op_name}'")
 
 
 def _hint_at(error: BaseException) -> str:
