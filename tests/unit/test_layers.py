@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("workers",),
     ("observe", "tracing.sink", "tracing.recorder", "tracing.spans"),
     ("frontends",),
-    ("runtime", "gateway"),
+    ("runtime", "gateway", "repository"),
     ("server", "web_service"),
     ("serve",),
     ("dropin", "cli", "__main__"),

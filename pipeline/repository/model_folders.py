@@ -1,0 +1,166 @@
+"""Folders of model repositories: which models there are, in which versions, and what changed.
+
+<repository>/<model>/config.pbtxt, <version>/<file>, warmup/, initial_state/, configs/
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from pipeline.errors import ConfigError
+from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.repository.model_config import TEXT_FILE, YAML_FILE
+
+_LOGGER = logging.getLogger(__name__)
+
+_NO_VERSIONS = ("warmup", "initial_state", "configs")
+_CONFIGS = (TEXT_FILE, YAML_FILE)
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """Times of what is in a model's folder, the newest in each part, to tell what has changed.
+
+    Args:
+        config_ns: of the configuration's file.
+        versions_ns: by version.
+        others_ns: of all else.
+    """
+
+    config_ns: int = 0
+    versions_ns: Mapping[int, int] = {}
+    others_ns: int = 0
+
+    def is_version_newer(self, than: Stamp, version: int) -> bool:
+        """Return whether a version has to be loaded again for its files, not its configuration."""
+        now = max(self.versions_ns.get(version, 0), self.others_ns)
+        return now > max(than.versions_ns.get(version, 0), than.others_ns)
+
+
+class ModelFolder(msgspec.Struct, frozen=True):
+    """The folder of a model, as it was looked at.
+
+    Args:
+        name: of the model.
+        path: of the folder.
+        versions: folders by version; the first is the lowest.
+    """
+
+    name: str
+    path: Path
+    versions: Mapping[int, Path]
+    stamp: Stamp
+
+    @property
+    def files(self) -> list[str]:
+        """Names of what is in the folder of the lowest version; empty if there is none."""
+        return sorted(os.listdir(next(iter(self.versions.values())))) if self.versions else []
+
+    def wanted(self, config: ModelConfig) -> list[int]:
+        """Return the versions that the policy of a configuration wants, of those there are.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        policy = config.version_policy
+        if policy.HasField("specific"):
+            for version in policy.specific.versions:
+                if version not in self.versions:
+                    _LOGGER.error(
+                        "version %d is specified for model '%s', but the version directory is "
+                        "not present",
+                        version,
+                        self.name,
+                    )
+            found = [version for version in self.versions if version in policy.specific.versions]
+        elif policy.HasField("latest"):
+            found = sorted(self.versions)[-policy.latest.num_versions :]
+        else:
+            found = list(self.versions)
+        if not found:
+            raise ConfigError(
+                "at least one version must be available under the version policy of model "
+                f"'{self.name}'"
+            )
+        return found
+
+
+def model_folders(repositories: Iterable[Path]) -> dict[str, ModelFolder]:
+    """Return the models of all repositories by name.
+
+    A name that is in two repositories is no model in either: which one is meant nobody can tell.
+
+    Raises:
+        ConfigError: a repository cannot be read.
+    """
+    found: dict[str, list[Path]] = {}
+    for repository in repositories:
+        for path in _folders(repository):
+            found.setdefault(path.name, []).append(path)
+    for name, paths in found.items():
+        if len(paths) > 1:
+            _LOGGER.error(
+                "failed to poll model '%s': not unique across all model repositories", name
+            )
+    return {name: look(paths[0]) for name, paths in found.items() if len(paths) == 1}
+
+
+def look(folder: Path) -> ModelFolder:
+    """Return what there is in the folder of a model.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    versions = dict(sorted(_versions(folder)))
+    newest = {path: _newest(path) for path in (*_entries(folder), *versions.values())}
+    known = {*versions.values(), *(folder / name for name in _CONFIGS)}
+    stamp = Stamp(
+        max((newest.get(folder / name, 0) for name in _CONFIGS), default=0),
+        {version: newest[path] for version, path in versions.items()},
+        max((time for path, time in newest.items() if path not in known), default=0),
+    )
+    return ModelFolder(folder.name, folder, versions, stamp)
+
+
+def _versions(folder: Path) -> Iterable[tuple[int, Path]]:
+    for path in _folders(folder):
+        name = path.name
+        if name in _NO_VERSIONS:
+            continue
+        if not (name.isascii() and name.isdigit()):
+            _LOGGER.warning(
+                "ignore version directory '%s' which fails to convert to integral number", name
+            )
+        elif name.startswith("0") and len(name) > 1:
+            _LOGGER.warning(
+                "ignore version directory '%s' which contains leading zeros in its directory name",
+                name,
+            )
+        else:
+            yield int(name), path
+
+
+def _folders(path: Path) -> list[Path]:
+    return [entry for entry in _entries(path) if entry.is_dir()]
+
+
+def _entries(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except OSError as error:
+        raise ConfigError(f"failed to open directory {path}: {error.strerror}") from error
+
+
+def _newest(path: Path) -> int:
+    """Return the newest time of a file, or of all that is below a folder; of what is gone 0."""
+    try:
+        times = [path.stat().st_mtime_ns]
+        if path.is_dir():
+            times += [_newest(entry) for entry in path.iterdir()]
+    except OSError:  # it went away meanwhile
+        return 0
+    return max(times)
