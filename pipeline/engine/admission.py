@@ -8,6 +8,7 @@ up refuses nobody.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from pipeline.config.schema import OpConfig
@@ -15,7 +16,7 @@ from pipeline.engine.request import QUEUED, RequestState
 from pipeline.errors import OverloadedError
 
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
-_SEQUENCES_CAP = 65_536  # the same where an Op has sequences
+_MOST_PARKED = 262_144  # requests of sequences that wait for others and take no place
 _MIN_SEEN = 8  # requests that have to be answered before anybody is refused
 _MIN_SPANS = 3.0  # ... in at least the time of so many spans at the slowest Op
 _LONG_S, _LONG_SPANS = 1.0, 4.0  # what is measured fades in this time, and not before so many spans
@@ -27,13 +28,7 @@ _MAX_OVER_S = 60.0  # nobody is told to come back later than that: nothing is kn
 
 
 def places_for(ops: Iterable[OpConfig]) -> int:
-    """Return how many requests a graph of such Ops takes: for each worker a batch and the next.
-
-    Of sequences many may wait for a slot: they must not keep out those that have one.
-    """
-    ops = list(ops)
-    if any(op.sequence.strategy is not None for op in ops):
-        return _SEQUENCES_CAP
+    """Return how many requests a graph of such Ops takes: for each worker a batch and the next."""
     return max(_DEFAULT_CAP, 2 * sum(op.concurrency * op.batch_size for op in ops))
 
 
@@ -54,6 +49,8 @@ class AdmissionController:
         throughput: of requests that were answered; None: none had a deadline so far.
         is_open: whether any is admitted at all.
         is_full: whether the graph takes no more now, however few are in it.
+        parked: how many of those in it wait for others who may still have to come, and so take no
+            place; None: never any.
     """
 
     def __init__(
@@ -69,7 +66,8 @@ class AdmissionController:
         self.rejected: int = 0
         self.is_open: bool = False
         self.is_full: Callable[[], bool] | None = None
-        self._queue: dict[RequestState, None] = {}
+        self.parked: Callable[[], int] | None = None
+        self._queue: OrderedDict[RequestState, None] = OrderedDict()
         self._late: dict[RequestState, None] = {}
         self._cap = cap
         self.queue_size: int = queue_size
@@ -103,7 +101,7 @@ class AdmissionController:
             return
         now = self._clock()
         throughput.passes(now)
-        ahead = len(self.active) + self.queued
+        ahead = len(self.active) + self.queued - self._parked()
         over_s = seconds_over(throughput, now, ahead, time_left_s)
         if over_s is None:
             return
@@ -126,6 +124,8 @@ class AdmissionController:
             request.advance(QUEUED)
             self._queue[request] = None
             self._count()
+            if self.parked is not None:
+                self.admit_queued()
 
     def release(self, request: RequestState, is_served: bool) -> None:
         """Give the place of a request that is over to the next one that waits.
@@ -164,8 +164,11 @@ class AdmissionController:
     def _count(self) -> None:
         self.queued = len(self._queue) + len(self._late)
 
+    def _parked(self) -> int:
+        return 0 if self.parked is None else min(self.parked(), _MOST_PARKED)
+
     def _has_room(self) -> bool:
-        has_place = self.is_open and len(self.active) < self._cap
+        has_place = self.is_open and len(self.active) < self._cap + self._parked()
         return has_place and (self.is_full is None or not self.is_full())
 
 

@@ -129,7 +129,7 @@ class Engine:
             filters.append(ProfileFilter(observers.profile, observers.clock_ns))
         if config.dag.retry > 1:
             filters.append(RequestRetry(config.dag.retry, self.executor.start_over))
-        return filters + orders_of(self.executor.nodes)
+        return filters + orders_of(self.executor.nodes, self._admission)
 
     # Life -----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from pipeline.data import max_batch_size_of
+from pipeline.engine.admission import AdmissionController
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.conditions import Absent
 from pipeline.engine.dispatcher import OpDispatcher
@@ -72,7 +73,7 @@ class SequenceDispatcher(OpDispatcher):
 
     def state(self, group: tuple[str, ...] = ()) -> OpState:
         state = super().state(group)
-        queued = state.queued + self.turnstile.held
+        queued = state.queued + self.turnstile.parked
         return msgspec.structs.replace(state, queued=queued, sequences=self.sequences.book.state())
 
     def _pass_by(self, request: RequestState, error: PipelineError | Absent) -> None:
@@ -86,6 +87,8 @@ class SequenceDispatcher(OpDispatcher):
         self.sequences.workers_are(self._lasting.lives())
         is_left = super().schedule()
         book = self.sequences.book
+        if book.queued and (outage := self.workers.outage) is not None:
+            self._fail(self.turnstile.clear(), outage, Outcome.OTHER)
         if book.refused:
             refused, book.refused = book.refused, []
             for item, error in refused:
@@ -135,12 +138,18 @@ def has_sequences(op: Op) -> bool:
     return op.pipeline_config.sequence.strategy is not None
 
 
-def orders_of(nodes: Mapping[Op, OpDispatcher]) -> list[SequenceOrder]:
+def orders_of(
+    nodes: Mapping[Op, OpDispatcher], admission: AdmissionController
+) -> list[SequenceOrder]:
     """Return what keeps the requests of sequences in order; nothing where no Op has any."""
     turnstiles = {
         op: node.turnstile for op, node in nodes.items() if isinstance(node, SequenceDispatcher)
     }
-    return [SequenceOrder(turnstiles)] if turnstiles else []
+    if not turnstiles:
+        return []
+    order = SequenceOrder(turnstiles)
+    admission.parked = order.parked
+    return [order]
 
 
 def check_sequences(nodes: Iterable[OpDispatcher]) -> None:

@@ -92,7 +92,13 @@ class Turnstile:
     # A scheduler --------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._behind)
+        """Return how many may run: who waits for a slot must not keep out who has one."""
+        return len(self._behind) - self._behind.book.parked
+
+    @property
+    def parked(self) -> int:
+        """Requests that are here and wait for others, be it for their slots."""
+        return self.held + self._behind.book.parked
 
     def add(self, item: Item, now: float) -> PipelineError | None:
         request, id = item.request, item.info.sequence_id
@@ -133,6 +139,10 @@ class SequenceOrder(Filter):
     def __init__(self, turnstiles: Mapping[Op, Turnstile]) -> None:
         super().__init__()
         self._turnstiles = turnstiles
+
+    def parked(self) -> int:
+        """Return how many requests wait for others at an Op: they need no place in the graph."""
+        return sum(turnstile.parked for turnstile in self._turnstiles.values())
 
     def on_admission(self, request: RequestState) -> None:
         if not request.info.sequence_id:

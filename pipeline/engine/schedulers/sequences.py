@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
@@ -98,7 +98,9 @@ class SequenceBook:
         self._held: dict[SequenceSlot, LiveSequence] = {}
         self._chains: dict[SequenceId, list[LiveSequence]] = {}  # those of one id, in order
         self._running: dict[Item, LiveSequence] = {}
-        self._idle: dict[LiveSequence, float] = {}  # since when, the longest first
+        self._idle: OrderedDict[LiveSequence, float] = (
+            OrderedDict()
+        )  # since when, the longest first
         self._backlog: list[tuple[int, LiveSequence]] = []  # by order; some may be over
         self._waiting = 0
 
@@ -228,6 +230,11 @@ class SequenceBook:
                 return
             self.reaped += 1
             self._end(sequence)
+
+    @property
+    def parked(self) -> int:
+        """Requests that wait for a slot, or for one of their own sequence."""
+        return self.queued - sum(map(len, self.ready.values()))
 
     def state(self) -> SequencesState:
         """Return how they stand."""

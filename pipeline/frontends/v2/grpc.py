@@ -220,7 +220,8 @@ class _Calls:
                 place.leave()
             wants_empty = request.parameters.get(_WANTS_EMPTY_FINAL) is True
             empty = InferResponse(model, "", request.id, {}, {})
-            found = self._models.answers(request, left_s, self._trace(call), call.headers)
+            trace = self._trace(call)
+            found = self._models.answers(request, left_s, trace, call.headers, place.entrance)
             del request
             has_ended = not is_decoupled
             async with aclosing(found):

@@ -13,7 +13,7 @@ import msgspec
 from pipeline.data import ChannelData
 from pipeline.engine.models import ModelEntry, ModelRegistry
 from pipeline.engine.offload import Offload
-from pipeline.engine.request import RequestTarget, ask
+from pipeline.engine.request import Begin, RequestTarget, ask
 from pipeline.errors import PipelineError
 from pipeline.frontends.base import HeaderForwarding, takes_info
 from pipeline.frontends.parts import answers_to
@@ -23,6 +23,7 @@ from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.frontends.v2.model import Model, OpModel, PipelineModel
 from pipeline.frontends.v2.parameters import info_of, timeout_of
+from pipeline.frontends.v2.side_by_side import Place
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.observe.statistics import StatisticsError, merge, select, version_number
 from pipeline.proto.pipeline.large import LargeResponse
@@ -215,16 +216,22 @@ class ModelRepository:
         timeout_s: float | None = None,
         traceparent: str = "",
         headers: Callable[[], Iterable[tuple[str | bytes, str | bytes]]] = tuple,
+        entrance: Place | None = None,
     ) -> AsyncGenerator[tuple[InferResponse, bool], None]:
         """Run as `infer` does; yield each answer, and whether it is one part of several.
 
-        See `answers_to`. An error, also one behind some parts, is raised.
+        See `answers_to`. An error, also one behind some parts, is raised. With an `entrance` the
+        engine is asked when those before have asked it.
         """
         fitted, request_id = self.fit(request), request.id
         try:
             asked = await self._asked(fitted, request, timeout_s, traceparent, headers)
             del request
-            found = answers_to(fitted.entry.served.engine.begin, *asked)
+            begin: Begin = fitted.entry.served.engine.begin
+            if entrance is not None:
+                await entrance.come()
+                begin = entrance.leaving(begin)
+            found = answers_to(begin, *asked)
             async with aclosing(found):
                 async for answer, is_part in found:
                     yield await self._response(fitted, request_id, answer), is_part

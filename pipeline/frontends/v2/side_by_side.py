@@ -5,15 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from typing import Any
+
+from pipeline.engine.request import Begin, RequestHandle
+from pipeline.proto.slices import SHORT_BYTES
 
 AHEAD = 64
-"""Requests of one stream that are worked on at a time; those behind wait."""
+"""Requests of one stream that are worked on at a time; those behind wait. But steps of sequences:
+one of them may wait for what ends another sequence, and comes far behind it."""
 
 WAITING_BYTES = 4 * 2**20
 """What may wait of one stream; then no more of it is read. A caller who writes all of its requests
 before it reads an answer would wait for ever behind fewer."""
 
+STEPS_BYTES = 64 * 2**20
+"""What the steps of sequences may take that are worked on; then no more of the stream is read."""
+
 _TASK_BYTES = 2048  # what a waiting request takes beside its message
+_STEP_BYTES = 8192  # what one takes that is worked on
+_SEQUENCE_ID = b"sequence_id"
 
 
 class Place:
@@ -21,9 +31,14 @@ class Place:
 
     Args:
         before: that of the request before; None: it is the first.
+
+    Attributes:
+        entrance: of a step of a sequence, its place behind the steps before it on the way into the
+            engine, since what is large takes longer to be read; None: it needs none.
     """
 
     def __init__(self, before: Place | None = None) -> None:
+        self.entrance: Place | None = None
         self._is_next = asyncio.Event()
         self._has_left = False
         self._behind: Place | None = None
@@ -50,6 +65,42 @@ class Place:
             if place is not None:
                 place._is_next.set()
 
+    def leaving(self, begin: Begin) -> Begin:
+        """Return `begin`, by which those behind are let pass."""
+
+        def begun(*asked: Any) -> RequestHandle:
+            try:
+                return begin(*asked)
+            finally:
+                self.leave()
+
+        return begun
+
+
+class _Bound:
+    """Bytes that may be used, before no more is read."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._used = 0
+        self._freed = asyncio.Event()
+
+    def use(self, count: int) -> None:
+        self._used += count
+
+    def free(self, count: int) -> None:
+        self._used -= count
+        self._freed.set()
+
+    @property
+    def is_over(self) -> bool:
+        return self._used > self._most
+
+    async def room(self) -> None:
+        while self.is_over:
+            self._freed.clear()
+            await self._freed.wait()
+
 
 async def side_by_side(
     messages: AsyncIterator[bytes],
@@ -64,41 +115,58 @@ async def side_by_side(
     """
     said: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(1)
     room = asyncio.Semaphore(AHEAD)
-    has_begun = asyncio.Event()
-    waiting_bytes = 0
+    waiting, steps = _Bound(WAITING_BYTES), _Bound(STEPS_BYTES)
     working: set[asyncio.Task[None]] = set()
 
+    async def say(found: AsyncGenerator[bytes, None], place: Place) -> None:
+        try:
+            async with aclosing(found):
+                async for answer in found:
+                    await said.put(answer)
+        except Exception as error:
+            await place.come()
+            await said.put(error)
+        finally:
+            place.leave()
+            if place.entrance is not None:
+                place.entrance.leave()
+
     async def work(message: bytes, place: Place) -> None:
-        nonlocal waiting_bytes
         async with room:
-            waiting_bytes -= len(message) + _TASK_BYTES
-            has_begun.set()
+            waiting.free(len(message) + _TASK_BYTES)
             found = answers(message, place)
             del message
-            try:
-                async with aclosing(found):
-                    async for answer in found:
-                        await said.put(answer)
-            except Exception as error:
-                await place.come()
-                await said.put(error)
-            finally:
-                place.leave()
+            await say(found, place)
+
+    async def work_on_step(message: bytes, place: Place) -> None:
+        size = len(message) + _STEP_BYTES
+        found = answers(message, place)
+        del message
+        await say(found, place)
+        steps.free(size)
 
     async def read() -> None:
-        nonlocal waiting_bytes
         last: Place | None = None
+        last_entrance: Place | None = None
         failure: Exception | None = None
         try:
             async for message in messages:
                 last = Place(last)
-                waiting_bytes += len(message) + _TASK_BYTES
-                task = asyncio.ensure_future(work(message, last))
+                is_step = message.find(_SEQUENCE_ID, 0, SHORT_BYTES) >= 0
+                if is_step or len(message) > SHORT_BYTES:  # it may be one
+                    last.entrance = last_entrance = Place(last_entrance)
+                if is_step:
+                    steps.use(len(message) + _STEP_BYTES)
+                    task = asyncio.ensure_future(work_on_step(message, last))
+                else:
+                    waiting.use(len(message) + _TASK_BYTES)
+                    task = asyncio.ensure_future(work(message, last))
                 working.add(task)
                 task.add_done_callback(working.discard)
-                while waiting_bytes > WAITING_BYTES:
-                    has_begun.clear()
-                    await has_begun.wait()
+                del message
+                for bound in (waiting, steps):
+                    if bound.is_over:
+                        await bound.room()
         except Exception as error:
             failure = error
         if working:

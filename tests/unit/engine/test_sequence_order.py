@@ -295,3 +295,51 @@ def _checked(asked, answers):
         assert payload["keeps"] == payload["after"] == course
         right += 1
     return right
+
+
+@pytest.mark.parametrize("config", [{"worker_num": 2}, {"dag": {"channel_size": 1}}, {}])
+@virtual
+async def test_those_who_wait_for_a_slot_keep_nobody_out_who_has_one(config):
+    op = keeps(Passes("pass", [RequestOp()]))
+    ops = {"keeps": {"sequence": {"strategy": "oldest", "max_idle_ms": 1000_000}}}
+    engine = Engine(op, {"queue_size": 1, "op": ops, **config})
+    async with engine:
+        assert await result(ask(engine, "1 start", 1)) == [1]
+        waiting = []
+        for id in range(2, 302):
+            waiting += [ask(engine, f"{id} start", id), ask(engine, f"{id} end", 0)]
+            await settle()
+        assert await result(ask(engine, "1", 2)) == [1, 2]
+        assert await result(ask(engine, "1 end", 3)) == [1, 2, 3]
+        kept = [await result(each) for each in waiting]
+        assert kept == [each for id in range(2, 302) for each in ([id], [id, 0])]
+
+
+@virtual
+async def test_many_of_one_sequence_keep_nobody_out_who_has_a_slot_too():
+    engine = Engine(keeps(RequestOp()), {"worker_num": 2, "op": {"keeps": {"concurrency": 2}}})
+    async with engine:
+        engine.pools["keeps"].service_s = None
+        many = [ask(engine, f"1{' start' * (not x)}", x) for x in range(20)]
+        other = ask(engine, "2 start", 5)
+        await settle()
+        assert len(list(engine.pools["keeps"].busy())) == 2, "each at a worker"
+        engine.pools["keeps"].service_s = 0.0
+        engine.pools["keeps"].release(2)
+        assert await result(other) == [5]
+        assert await result(many[-1]) == list(range(20))
+
+
+@virtual
+async def test_without_workers_those_who_wait_for_a_slot_are_told_so():
+    async with wide() as engine:
+        engine.pools["pass"].service_s = 0.0
+        keeps_pool = engine.pools["keeps"]
+        keeps_pool.service_s, keeps_pool.refuses_replacement = None, True
+        first, second = ask(engine, "1 start", 1), ask(engine, "2 start", 2)
+        await settle()
+        (worker,) = keeps_pool.busy()
+        keeps_pool.replace(worker, None)
+        await settle()
+        assert "all workers hang" in await result(second)
+        first.cancel()

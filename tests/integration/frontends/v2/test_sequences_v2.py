@@ -87,3 +87,36 @@ def test_what_is_no_step_of_a_sequence_is_400(server, parameters, samples, text)
     status, _, answer = http(server, "POST", "/v2/models/sum/infer", body)
     assert status == 400
     assert answer["error"].endswith(text)
+
+
+def talk(server, messages):
+    """The answers of one stream to all that is said before any of them is read, by their ids."""
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        call = channel.stream_stream(
+            STREAM, pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString
+        )
+        answers = list(call(iter(messages), timeout=30))
+    assert {answer.error_message for answer in answers} == {""}
+    return {
+        answer.infer_response.id: int.from_bytes(
+            answer.infer_response.raw_output_contents[0], "little"
+        )
+        for answer in answers
+    }
+
+
+def test_what_is_behind_many_who_wait_for_slots_is_read():
+    op = SumOp("sum", RequestOp(), sequence={"strategy": "direct", "max_idle_ms": 10**6})
+    first = [message(7, 0, 1, 1)]
+    waiting = [message(f"w{number}", 0, 0, number) for number in range(200)]
+    with server_for(op) as server:
+        sums = talk(server, [*first, *waiting, message(7, 1, 1, 2)])
+    assert sums == {"7/0": 1, "7/1": 3, **{f"w{number}/0": number for number in range(200)}}
+
+
+def test_a_step_that_is_read_in_a_thread_is_not_overtaken_by_those_behind_it(server):
+    messages = [message("large", step, 9, step) for step in range(10)]
+    messages[0].inputs[0].parameters["padding"].string_param = "x" * 200_000
+    messages[4].parameters["padding"].string_param = "x" * 200_000
+    sums = talk(server, messages)
+    assert sums == {f"large/{step}": sum(range(step + 1)) for step in range(10)}
