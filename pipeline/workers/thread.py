@@ -26,7 +26,7 @@ from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Job, Owner, SetUp, StreamOwner, Worker, WorkerContext
-from pipeline.errors import DeadlineError, InitError, PipelineError, described
+from pipeline.errors import DeadlineError, InitError, PipelineError, WorkerDiedError, described
 from pipeline.op import Op, predictor_of
 from pipeline.predictors.metadata import ModelMetadata, metadata_of
 from pipeline.workers.inbox import LoopInbox
@@ -37,6 +37,7 @@ _LOGGER = logging.getLogger(__name__)
 _QUICK_NS = 100_000  # a job that takes less costs less than waking another thread for it
 _RESCUE_S = 0.002  # for jobs that were left to a busy worker which then takes its time
 _MAX_STUCK = 32  # threads that may hang at once before an Op gives up replacing them
+_KEPT = "the worker hangs, and with it all that it kept of the sequence. Begin anew with START"
 
 
 class ThreadKind:
@@ -329,8 +330,6 @@ class ThreadWorkers:
         self._stuck.append(stuck)
         self.replaced += 1
         stuck.op.cancel()
-        addressed = list(stuck.addressed)
-        stuck.addressed.clear()
         _LOGGER.warning(
             "[%s] worker %d is stuck: it was replaced (%d stuck now). A thread cannot be "
             "interrupted; run the Op in processes if this goes on.",
@@ -341,13 +340,21 @@ class ThreadWorkers:
         if len(self._stuck) > _MAX_STUCK:
             if isinstance(job, BatchRun):  # another worker may go on with it
                 job.take_along(stuck.op.state)
-            self.submit(addressed)
+            self._pass_on(stuck.addressed)
             self._fail_backlog()
             self._owner.workers_changed()
             return False
         self._add(stuck.op.replacement(), stuck.op.worker, job)
-        self.submit(addressed)
+        self._pass_on(stuck.addressed)
         return True
+
+    def _pass_on(self, jobs: Iterable[Job | Walk]) -> None:
+        """Give to others what a worker that hangs had not begun; not what it alone could run."""
+        for job in jobs:
+            if getattr(job, "places", None) is None:
+                self.submit([job])
+            else:
+                self._owner.lost(job, WorkerDiedError(f"[{self.name}] {_KEPT}"))
 
     def forget(self, data_id: int) -> None:
         """Threads see their requests themselves."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipeline.config.schema import OpConfig
 from pipeline.engine.schedulers.base import Load
 from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
-from pipeline.engine.schedulers.sequences import LiveSequence
+from pipeline.engine.schedulers.sequences import LiveSequence, Ready
 
 
 class DirectScheduler(SequenceScheduler):
@@ -18,14 +20,10 @@ class DirectScheduler(SequenceScheduler):
         super().__init__(config, op_name, slots)
         self._least = config.sequence.min_slot_utilization * slots
 
-    def _cut(
-        self, waiting: list[LiveSequence], load: Load, now: float
-    ) -> list[LiveSequence] | float:
-        if self._delay_s and len(waiting) < self._least and not load.is_full:
-            due = waiting[0].queue[0].ready_at + self._delay_s
-            if now < due:
-                return due
-        return waiting
+    def _count(self, ready: Sequence[Ready], load: Load, now: float) -> int:
+        if len(ready) < self._least and self._may_wait(ready, load, now):
+            return 0
+        return len(ready)
 
     def _order(self, taken: list[LiveSequence]) -> list[LiveSequence]:
         return sorted(taken, key=lambda sequence: sequence.slot.number if sequence.slot else 0)

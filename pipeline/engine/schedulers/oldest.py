@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipeline.config.schema import OpConfig
 from pipeline.engine.schedulers.base import Load
 from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
-from pipeline.engine.schedulers.sequences import LiveSequence
+from pipeline.engine.schedulers.sequences import Ready
 
 
 class OldestScheduler(SequenceScheduler):
@@ -18,15 +20,11 @@ class OldestScheduler(SequenceScheduler):
         super().__init__(config, op_name, slots)
         self._preferred = sorted(config.sequence.preferred_batch_sizes)
 
-    def _cut(
-        self, waiting: list[LiveSequence], load: Load, now: float
-    ) -> list[LiveSequence] | float:
-        count = min(len(waiting), self._batch_size)
-        if count < min(self._batch_size, self._slots) and not load.is_full:
+    def _count(self, ready: Sequence[Ready], load: Load, now: float) -> int:
+        count = min(len(ready), self._batch_size)
+        if count < self._whole and not load.is_full:
             fitting = [size for size in self._preferred if size <= count]
-            due = waiting[0].queue[0].ready_at + self._delay_s
-            if fitting:
-                count = fitting[-1]
-            elif now < due:
-                return due
-        return waiting[:count]
+            if not fitting and self._may_wait(ready, load, now):
+                return 0
+            count = fitting[-1] if fitting else count
+        return count

@@ -8,14 +8,16 @@ from pipeline.config.schema import OpConfig
 from pipeline.engine.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Batch, Load
-from pipeline.engine.schedulers.sequences import LiveSequence, SequenceBook
+from pipeline.engine.schedulers.dynamic import batches_ahead
+from pipeline.engine.schedulers.sequences import LiveSequence, Ready, SequenceBook
 from pipeline.errors import PipelineError
 
 
 class SequenceScheduler:
     """Cuts batches for one worker each, of the next requests of sequences that have a slot there.
 
-    A worker gets its next batch when it is done with the last one.
+    A worker gets its next batch when it is done with the last one; or ahead of that, if those who
+    are not in the last one fill it.
 
     Args:
         op_name: for what callers are told.
@@ -31,7 +33,8 @@ class SequenceScheduler:
         self._delay_s = sequence.max_queue_delay_ms / 1000
         self._batch_size = config.batch_size
         self._slots = slots
-        self._at: dict[int, Item] = {}  # the first of what each worker has
+        self._whole = min(config.batch_size, slots)
+        self._at: dict[int, list[Item]] = {}  # the first of each batch that a worker has
 
     def __len__(self) -> int:
         return self.book.queued
@@ -54,37 +57,49 @@ class SequenceScheduler:
             return None
         most = min(load.max_items, load.max_rows or load.max_items)
         for worker, ready in self.book.ready.items():
-            if not ready or worker in self._at:
+            if not ready or not self._may_begin(worker, len(ready), load):
                 continue
-            waiting = sorted(ready, key=_oldest)
-            taken = self._cut(waiting, load, now)
-            if isinstance(taken, float):
-                wake = taken if wake is None else min(wake, taken)
-                continue
-            return self._batch(worker, taken[:most])
+            count = self._count(ready, load, now)
+            if count:
+                return self._batch(worker, min(count, most))
+            due = ready[0][0] + self._delay_s
+            wake = due if wake is None else min(wake, due)
         return wake
 
-    def _cut(
-        self, waiting: list[LiveSequence], load: Load, now: float
-    ) -> list[LiveSequence] | float:
-        """Return who of those that are ready at a worker goes now, the oldest first; or when."""
+    def _may_begin(self, worker: int, ready: int, load: Load) -> bool:
+        """Return whether a worker may have another batch: of a busy one it has to be whole."""
+        batches = len(self._at.get(worker, ()))
+        if not batches or ready < self._whole:
+            return not batches
+        ahead = batches_ahead(load.service_s, self._batch_size, load.workers)
+        return batches * max(1, load.workers) <= ahead
+
+    def _count(self, ready: Sequence[Ready], load: Load, now: float) -> int:
+        """Return how many of those that are ready at a worker go now, the oldest first.
+
+        0: others may come before the delay of the oldest is over.
+        """
         raise NotImplementedError
+
+    def _may_wait(self, ready: Sequence[Ready], load: Load, now: float) -> bool:
+        return not load.is_full and now < ready[0][0] + self._delay_s
 
     def _order(self, taken: list[LiveSequence]) -> list[LiveSequence]:
         """Return those that go in the order that they have in the batch."""
         return taken
 
-    def _batch(self, worker: int, taken: list[LiveSequence]) -> Batch:
-        taken = self._order(taken)
+    def _batch(self, worker: int, count: int) -> Batch:
+        taken = self._order(self.book.take(worker, count))
         places = [sequence.slot.number for sequence in taken if sequence.slot is not None]
-        items = [self.book.take(sequence) for sequence in taken]
-        self._at[worker] = items[0]
+        items = [sequence.running for sequence in taken if sequence.running is not None]
+        self._at.setdefault(worker, []).append(items[0])
         return Batch(items, worker, places=places)
 
     def done(self, batch: Batch, now: float) -> None:
         items: Sequence[Item] = batch.items
-        if batch.worker is not None and self._at.get(batch.worker) is items[0]:
-            del self._at[batch.worker]
+        at = self._at.get(-1 if batch.worker is None else batch.worker, [])
+        if items[0] in at:
+            at.remove(items[0])
         self.book.done(items, now)
 
     def drop(self, request: RequestState) -> list[Item]:
@@ -94,8 +109,3 @@ class SequenceScheduler:
     def clear(self) -> list[Item]:
         self._at.clear()
         return self.book.clear()
-
-
-def _oldest(sequence: LiveSequence) -> tuple[float, int]:
-    first = sequence.queue[0]
-    return first.ready_at, first.data_id

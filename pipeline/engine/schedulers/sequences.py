@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
@@ -67,6 +68,10 @@ class LiveSequence(msgspec.Struct, eq=False):
     is_over: bool = False
 
 
+Ready: TypeAlias = tuple[float, int, LiveSequence]
+"""Since when a sequence's next request has been ready, that request's number, the sequence."""
+
+
 class SequenceBook:
     """Book of one Op's sequences.
 
@@ -78,7 +83,7 @@ class SequenceBook:
 
     Attributes:
         queued: requests that are here and not under way.
-        ready: by the worker, the sequences there whose next request may begin.
+        ready: by the worker, the sequences there whose next request may begin, the oldest first.
         refused: requests that were here and never will run, with what they are to be told. Who
             reads it empties it.
         lives: of the workers that have slots; see `workers_are`.
@@ -87,7 +92,7 @@ class SequenceBook:
 
     def __init__(self, op_name: str, slots: int, max_idle_s: float) -> None:
         self.queued: int = 0
-        self.ready: dict[int, dict[LiveSequence, None]] = {}
+        self.ready: dict[int, list[Ready]] = {}
         self.refused: list[tuple[Item, PipelineError]] = []
         self.reaped: int = 0
         self.lives: dict[int, int] = {}
@@ -98,9 +103,8 @@ class SequenceBook:
         self._held: dict[SequenceSlot, LiveSequence] = {}
         self._chains: dict[SequenceId, list[LiveSequence]] = {}  # those of one id, in order
         self._running: dict[Item, LiveSequence] = {}
-        self._idle: OrderedDict[LiveSequence, float] = (
-            OrderedDict()
-        )  # since when, the longest first
+        # Since when, the longest first; a dict would search its front for those that have left.
+        self._idle: OrderedDict[LiveSequence, float] = OrderedDict()
         self._backlog: list[tuple[int, LiveSequence]] = []  # by order; some may be over
         self._waiting = 0
 
@@ -108,7 +112,8 @@ class SequenceBook:
 
     def add(self, item: Item, now: float) -> PipelineError | None:
         """Take a request; or return why its sequence cannot be."""
-        self.reap(now)
+        if self._idle:
+            self.reap(now)
         info = item.info
         chain = self._chains.get(info.sequence_id)
         latest = chain[-1] if chain else None
@@ -125,17 +130,20 @@ class SequenceBook:
         latest.has_end = info.sequence_end
         latest.queue.append(item)
         self.queued += 1
-        self._settle(latest, now)
+        if len(latest.queue) == 1:  # else it is ready, or not: nothing has changed
+            self._settle(latest, now)
         return None
 
-    def take(self, sequence: LiveSequence) -> Item:
-        """Begin with the next request of a sequence that is ready."""
-        assert sequence.slot is not None, "it is ready"
-        item = sequence.running = sequence.queue.popleft()
-        self._running[item] = sequence
-        self.queued -= 1
-        del self.ready[sequence.slot.worker][sequence]
-        return item
+    def take(self, worker: int, count: int) -> list[LiveSequence]:
+        """Begin with the next requests of the first who are ready at a worker."""
+        entries = self.ready[worker]
+        taken = [sequence for _, _, sequence in entries[:count]]
+        del entries[:count]
+        for sequence in taken:
+            item = sequence.running = sequence.queue.popleft()
+            self._running[item] = sequence
+        self.queued -= len(taken)
+        return taken
 
     def done(self, items: Iterable[Item], now: float) -> None:
         """Take note that requests have run, or never will."""
@@ -308,16 +316,26 @@ class SequenceBook:
 
     def _is_ready(self, sequence: LiveSequence) -> None:
         assert sequence.slot is not None, "it has one"
-        self.ready.setdefault(sequence.slot.worker, {})[sequence] = None
+        first = sequence.queue[0]
+        entry = first.ready_at, first.data_id, sequence
+        insort(self.ready.setdefault(sequence.slot.worker, []), entry)
+
+    def _is_not_ready(self, sequence: LiveSequence) -> None:
+        """Take a sequence out of those who are ready, if it is among them."""
+        if sequence.slot is None or not sequence.queue:
+            return
+        entries, first = self.ready.get(sequence.slot.worker, []), sequence.queue[0]
+        place = bisect_left(entries, (first.ready_at, first.data_id, sequence))
+        if place < len(entries) and entries[place][2] is sequence:
+            del entries[place]
 
     def _stop(self, sequence: LiveSequence, error: PipelineError, own: Iterable[Item] = ()) -> None:
         """End a sequence before its end; what was queued is refused, but for `own`."""
+        self._is_not_ready(sequence)
         sequence.is_over = True
         self.queued -= len(sequence.queue)
         self.refused += [(item, error) for item in sequence.queue if item not in own]
         sequence.queue.clear()
-        if sequence.slot is not None:
-            self.ready.get(sequence.slot.worker, {}).pop(sequence, None)
         self._idle.pop(sequence, None)
         if sequence.running is None:
             self._end(sequence)

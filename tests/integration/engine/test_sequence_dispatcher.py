@@ -183,6 +183,40 @@ def test_a_thread_that_hangs_ends_its_sequences():
     assert sums(after[1:]) == [[1, 1]]
 
 
+@KINDS
+def test_a_batch_that_was_sent_ahead_is_lost_with_its_worker(workers):
+    """Sequences 3 and 4 wait at the worker behind 1 and 2: no other has what they need."""
+
+    async def talk(engine):
+        for _ in range(2):  # from then on it is known how long a batch takes
+            await asyncio.gather(*(ask(engine, f"{name} start") for name in names))
+        values = FAILS, 1, 1, 1
+        asked = (ask(engine, name, value) for name, value in zip(names, values, strict=True))
+        lost = await asyncio.gather(*asked)
+        return lost, [await ask(engine, "3"), await ask(engine, "3 start")]
+
+    names = "1", "2", "3", "4"
+    is_over = threading.Event()
+
+    class HangingOp(SumOp):
+        def process(self, feed_batch, *, context):
+            if (feed_batch[0]["x"] == FAILS).any():
+                is_over.wait(30)
+            return super().process(feed_batch, context=context)
+
+    op = HangingOp("sum", RequestOp())
+    keys = {"count": 1, "batch_size": 2, "max_candidates": 4, "timeout": 50}
+    with served("oldest", workers, op, **keys) as server:
+        try:
+            lost, after = course(server, talk)
+        finally:
+            is_over.set()
+    assert ["exceeded retry count" in each for each in lost] == [True, True, False, False]
+    assert all("hangs" in each or "hung" in each for each in lost[2:])
+    assert "must specify the START flag" in after[0]
+    assert sums(after[1:]) == [[1, 1]]
+
+
 def test_a_caller_who_leaves_takes_the_sequence_along():
     async def talk(engine):
         first = asyncio.ensure_future(ask(engine, "1 start"))

@@ -286,6 +286,47 @@ def test_oldest_takes_batches_out_of_more_candidates():
     assert asked.next() == (0, {2: "3/3", 3: "4/4"}), "who has waited longest"
 
 
+def test_a_busy_worker_gets_a_whole_batch_of_others_ahead():
+    asked = Sequences("oldest", slots=2, max_candidates=6)
+    for name in range(1, 7):
+        asked.ask(f"{name} start")
+    assert asked.next() == (0, {0: "1/1", 1: "2/2"})
+    first = asked.out.pop(0)
+    assert asked.next() is None, "how long a batch takes is not known"
+    asked.load.service_s = 0.01
+    assert asked.next() == (0, {2: "3/3", 3: "4/4"})
+    second = asked.out.pop(0)
+    assert asked.next() is None, "one is enough"
+    asked.scheduler.done(first, asked.now)
+    assert asked.next() == (0, {4: "5/5", 5: "6/6"})
+    asked.ask("1")
+    asked.ask("3")
+    third = asked.out.pop(0)
+    asked.scheduler.done(second, asked.now)
+    assert asked.next() == (0, {0: "1/7", 2: "3/8"})
+    asked.scheduler.done(third, asked.now)
+    asked.ask("2")
+    assert asked.next() is None, "it is not whole"
+    asked.done()
+    assert asked.next() == (0, {1: "2/9"})
+
+
+def test_what_was_sent_ahead_is_forgotten_with_its_worker():
+    asked = Sequences("oldest", slots=1, max_candidates=3)
+    asked.load.service_s = 0.0005
+    for name in range(1, 4):
+        asked.ask(f"{name} start")
+    batches = []
+    while asked.next() is not None:
+        batches.append(asked.out.pop(0))
+    assert len(batches) == 3
+    asked.lose(0)
+    for batch in batches:
+        asked.scheduler.done(batch, asked.now)
+    asked.ask("4 start")
+    assert asked.next() == (0, {0: "4/4"})
+
+
 @BOTH
 def test_no_more_begin_than_there_is_room_for_behind(strategy):
     asked = Sequences(strategy, slots=4)
