@@ -79,6 +79,10 @@ class ClosedError(PipelineError):
     code: int = ErrorCode.CLOSED_ERROR
 
 
+class RequestCancelledError(ClosedError):
+    """The request will not run, for another one of its sequence was given up."""
+
+
 class NoServiceError(PipelineError):
     """The request names a service that this server is not."""
 

@@ -197,6 +197,10 @@ class SequenceConfig(Struct, frozen=True, kw_only=True):
     controls: Annotated[
         tuple[ControlConfig, ...], "Arrays that say what a request is in its sequence."
     ] = ()
+    preserve_ordering: Annotated[
+        bool,
+        "oldest: accepted, as Triton has it; the answers of a worker leave in order anyway.",
+    ] = False
 
 
 class OpConfig(Struct, frozen=True, kw_only=True):
@@ -438,11 +442,15 @@ def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:
     elif config.replicas > 1:
         wrong = "with build_dag_each_worker: a sequence would be at several processes"
     elif sequence.strategy == "direct" and (
-        sequence.max_candidates or sequence.preferred_batch_sizes
+        sequence.max_candidates or sequence.preferred_batch_sizes or sequence.preserve_ordering
     ):
-        wrong = "max_candidates and preferred_batch_sizes are for strategy: oldest"
+        wrong = (
+            "max_candidates, preferred_batch_sizes and preserve_ordering are for strategy: oldest"
+        )
     elif sequence.strategy == "oldest" and sequence.min_slot_utilization:
         wrong = "min_slot_utilization is for strategy: direct"
+    elif any(size > op.batch_size for size in sequence.preferred_batch_sizes):
+        wrong = f"preferred_batch_sizes: more than batch_size, which is {op.batch_size}"
     if wrong:
         raise ConfigError(f"{config.source}: op.{name}.sequence: {wrong}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,13 +18,14 @@ from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Scheduler
 from pipeline.engine.schedulers.direct import DirectScheduler
+from pipeline.engine.schedulers.held_start import held_start
 from pipeline.engine.schedulers.oldest import OldestScheduler
 from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
 from pipeline.engine.sequence_order import SequenceOrder, Turnstile
 from pipeline.engine.state import OpState
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Lasting, Worker
-from pipeline.errors import DeadlineError, GraphError, PipelineError
+from pipeline.errors import DeadlineError, GraphError, PipelineError, RequestCancelledError
 from pipeline.op import Op
 
 _STRATEGIES: dict[str | None, type[SequenceScheduler]] = {
@@ -54,6 +56,7 @@ class SequenceDispatcher(OpDispatcher):
         slots = config.sequence.max_candidates or config.batch_size
         make = _STRATEGIES[config.sequence.strategy]
         self.sequences: SequenceScheduler = make(config, self.name, slots)
+        self.sequences.start = held_start(os.environ)
         self.turnstile: Turnstile = Turnstile(self.sequences, self._now, self._wake)
         return self.turnstile
 
@@ -92,16 +95,20 @@ class SequenceDispatcher(OpDispatcher):
         if book.refused:
             refused, book.refused = book.refused, []
             for item, error in refused:
-                self._fail([item], error, Outcome.OTHER)
+                is_cancelled = isinstance(error, RequestCancelledError)
+                self._fail([item], error, Outcome.CANCELED if is_cancelled else Outcome.OTHER)
             if self.room.size:
                 self._places_freed()
         self._watch_idle()
         return is_left
 
     def _watch_idle(self) -> None:
-        due = self.sequences.book.idle_until
-        if due is not None and self._idle_timer is None:
-            self._idle_timer = self._router.loop.call_at(due, self._look_for_idle)
+        due, timer = self.sequences.book.reaps_at, self._idle_timer
+        if due is None or (timer is not None and timer.when() <= due):
+            return
+        if timer is not None:
+            timer.cancel()
+        self._idle_timer = self._router.loop.call_at(due, self._look_for_idle)
 
     def _look_for_idle(self) -> None:
         self._idle_timer = None

@@ -45,10 +45,11 @@ class Sequences:
         self.out: dict[int, Batch] = {}
         self.log: list[tuple[Any, int, int, int]] = []
 
-    def ask(self, words: str, rows: int = 1, id: Any = None) -> Any:
-        """Send a request; its Item, or the text of what it is refused with."""
+    def ask(self, words: str, rows: int = 1, id: Any = None, timeout: int = 0) -> Any:
+        """Send a request, with Triton's timeout in us; its Item, or what it is refused with."""
         name, *flags = words.split()
         info = RequestInfo(
+            parameters={"timeout": timeout} if timeout else {},
             sequence_id=(int(name) if name.isdigit() else name) if id is None else id,
             sequence_start="start" in flags,
             sequence_end="end" in flags,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.config.schema import OpConfig
 from pipeline.engine.schedulers.base import Load
+from pipeline.engine.schedulers.held_start import HeldStart
 from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
 from pipeline.engine.schedulers.sequences import LiveSequence, Ready
 
@@ -27,3 +28,7 @@ class DirectScheduler(SequenceScheduler):
 
     def _order(self, taken: list[LiveSequence]) -> list[LiveSequence]:
         return sorted(taken, key=lambda sequence: sequence.slot.number if sequence.slot else 0)
+
+    def _is_held(self, start: HeldStart) -> bool:
+        backlog = self.book.in_backlog
+        return self.book.queued - backlog < start.queued or backlog < start.backlog

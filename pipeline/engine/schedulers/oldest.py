@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.config.schema import OpConfig
 from pipeline.engine.schedulers.base import Load
+from pipeline.engine.schedulers.held_start import HeldStart
 from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
 from pipeline.engine.schedulers.sequences import Ready
 
@@ -13,7 +14,8 @@ from pipeline.engine.schedulers.sequences import Ready
 class OldestScheduler(SequenceScheduler):
     """Fills batches up to `batch_size` out of the candidates of a worker.
 
-    With a delay, a batch that is not full waits so long at most; one of a preferred size goes.
+    Of what is there a preferred size goes at once. What has none waits for the delay at most, and
+    then all goes.
     """
 
     def __init__(self, config: OpConfig, op_name: str, slots: int) -> None:
@@ -22,9 +24,11 @@ class OldestScheduler(SequenceScheduler):
 
     def _count(self, ready: Sequence[Ready], load: Load, now: float) -> int:
         count = min(len(ready), self._batch_size)
-        if count < self._whole and not load.is_full:
-            fitting = [size for size in self._preferred if size <= count]
-            if not fitting and self._may_wait(ready, load, now):
-                return 0
-            count = fitting[-1] if fitting else count
-        return count
+        is_due = now >= ready[0][0] + self._delay_s
+        fitting = [size for size in self._preferred if size <= count]
+        if fitting and not (is_due and self._delay_s):
+            return fitting[-1]
+        return count if is_due or load.is_full or count >= self._whole else 0
+
+    def _is_held(self, start: HeldStart) -> bool:
+        return all(len(ready) < start.queued for ready in self.book.ready.values())

@@ -9,6 +9,7 @@ from pipeline.engine.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Batch, Load
 from pipeline.engine.schedulers.dynamic import batches_ahead
+from pipeline.engine.schedulers.held_start import HeldStart
 from pipeline.engine.schedulers.sequences import LiveSequence, Ready, SequenceBook
 from pipeline.errors import PipelineError
 
@@ -25,6 +26,7 @@ class SequenceScheduler:
 
     Attributes:
         book: of the Op's sequences.
+        start: what it waits for before its first batch, for tests; None: nothing.
     """
 
     def __init__(self, config: OpConfig, op_name: str, slots: int) -> None:
@@ -32,9 +34,9 @@ class SequenceScheduler:
         self.book: SequenceBook = SequenceBook(op_name, slots, sequence.max_idle_ms / 1000)
         self._delay_s = sequence.max_queue_delay_ms / 1000
         self._batch_size = config.batch_size
-        self._slots = slots
         self._whole = min(config.batch_size, slots)
         self._at: dict[int, list[Item]] = {}  # the first of each batch that a worker has
+        self.start: HeldStart | None = None
 
     def __len__(self) -> int:
         return self.book.queued
@@ -55,6 +57,10 @@ class SequenceScheduler:
         wake: float | None = None
         if load.max_items <= 0:
             return None
+        if self.start is not None:
+            if self._is_held(self.start):
+                return None
+            self.start = None
         most = min(load.max_items, load.max_rows or load.max_items)
         for worker, ready in self.book.ready.items():
             if not ready or not self._may_begin(worker, len(ready), load):
@@ -83,6 +89,10 @@ class SequenceScheduler:
 
     def _may_wait(self, ready: Sequence[Ready], load: Load, now: float) -> bool:
         return not load.is_full and now < ready[0][0] + self._delay_s
+
+    def _is_held(self, start: HeldStart) -> bool:
+        """Return whether there is less than what the first batch waits for."""
+        raise NotImplementedError
 
     def _order(self, taken: list[LiveSequence]) -> list[LiveSequence]:
         """Return those that go in the order that they have in the batch."""

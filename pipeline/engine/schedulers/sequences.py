@@ -19,19 +19,22 @@ from msgspec import field
 
 from pipeline.engine.channel import Item
 from pipeline.engine.request import RequestState
+from pipeline.engine.schedulers.backlog import Backlog
 from pipeline.engine.state import SequencesState
 from pipeline.errors import (
-    ClosedError,
     DeadlineError,
     InputError,
     OverloadedError,
     PipelineError,
+    RequestCancelledError,
     WorkerDiedError,
 )
 
 _LOGGER = logging.getLogger(__name__)
 
-_SPARE = 64  # entries of the backlog that may be over
+_MICROS = 1e-6
+
+_EXPIRED = "timeout of the corresponding sequence has been expired"
 
 SequenceId: TypeAlias = int | str
 
@@ -105,8 +108,7 @@ class SequenceBook:
         self._running: dict[Item, LiveSequence] = {}
         # Since when, the longest first; a dict would search its front for those that have left.
         self._idle: OrderedDict[LiveSequence, float] = OrderedDict()
-        self._backlog: list[tuple[int, LiveSequence]] = []  # by order; some may be over
-        self._waiting = 0
+        self._backlog = Backlog()
 
     # Requests ---------------------------------------------------------------------------------
 
@@ -125,11 +127,16 @@ class SequenceBook:
             latest = self._begin(info.sequence_id, item.data_id)
         elif info.sequence_start:
             _LOGGER.warning(
-                "[%s] sequence %s began anew before it had ended", self._op_name, latest.id
+                "sequence %s for model '%s' has a conflict. The previous sequence did not end "
+                "before this sequence start. Previous sequence will be terminated early.",
+                latest.id,
+                self._op_name,
             )
         latest.has_end = info.sequence_end
         latest.queue.append(item)
         self.queued += 1
+        if latest.slot is None and (timeout_s := _timeout_of(item)):
+            self._backlog.limit(latest, now + timeout_s)
         if len(latest.queue) == 1:  # else it is ready, or not: nothing has changed
             self._settle(latest, now)
         return None
@@ -189,7 +196,7 @@ class SequenceBook:
         for sequence in everybody:
             sequence.queue.clear()
             sequence.is_over = True
-        self.queued = self._waiting = 0
+        self.queued = 0
         for known in (self._chains, self._held, self._idle, self._running):
             known.clear()
         self._backlog.clear()
@@ -226,18 +233,24 @@ class SequenceBook:
     # Time -------------------------------------------------------------------------------------
 
     @property
-    def idle_until(self) -> float | None:
-        """Return when the sequence that has been idle longest is to lose its slot."""
-        return next((since + self._max_idle_s for since in self._idle.values()), None)
+    def reaps_at(self) -> float | None:
+        """Return when the next sequence has been idle, or in the backlog, for too long."""
+        idle = next((since + self._max_idle_s for since in self._idle.values()), None)
+        limited = self._backlog.limited_until
+        if idle is None or limited is None:
+            return limited if idle is None else idle
+        return min(idle, limited)
 
     def reap(self, now: float) -> None:
-        """Free the slots of those that have been idle for too long."""
+        """Free the slots of those that have been idle for too long, refuse who waited too long."""
         while self._idle:
             sequence, since = next(iter(self._idle.items()))
             if now < since + self._max_idle_s:
-                return
+                break
             self.reaped += 1
             self._end(sequence)
+        while (late := self._backlog.expired(now)) is not None:
+            self._stop(late, OverloadedError(_EXPIRED))
 
     @property
     def parked(self) -> int:
@@ -247,12 +260,18 @@ class SequenceBook:
     def state(self) -> SequencesState:
         """Return how they stand."""
         return SequencesState(
-            live=len(self._held) + self._waiting,
-            backlog=self._waiting,
+            live=len(self._held) + self._backlog.size,
+            backlog=self._backlog.size,
             slots=len(self._held) + len(self._free),
             used=len(self._held),
             reaped=self.reaped,
         )
+
+    @property
+    def in_backlog(self) -> int:
+        """Requests of sequences that have no slot."""
+        chains = self._chains.values()
+        return sum(len(each.queue) for chain in chains for each in chain if each.slot is None)
 
     # Within -----------------------------------------------------------------------------------
 
@@ -280,29 +299,20 @@ class SequenceBook:
         sequence = LiveSequence(id, number)
         chain = self._chains.setdefault(id, [])
         chain.append(sequence)
-        self._waiting += 1
+        self._backlog.add()
         if len(chain) == 1:
-            self._place(sequence)
+            self._backlog.may_have(sequence)
+            self._hand_out()
         return sequence
-
-    def _place(self, sequence: LiveSequence) -> None:
-        """Give a sequence, the oldest of its id, a slot, or have it wait for one."""
-        heapq.heappush(self._backlog, (sequence.order, sequence))
-        self._hand_out()
 
     def _hand_out(self) -> None:
         """Give the free slots to those who wait, the oldest first."""
-        while self._backlog:
-            _, sequence = self._backlog[0]
-            if not sequence.is_over:
-                if not self._free:
-                    break
-                sequence.slot = heapq.heappop(self._free)
-                self._held[sequence.slot] = sequence
-                self._waiting -= 1
-                if sequence.queue:  # else its first request is about to come
-                    self._is_ready(sequence)
-            heapq.heappop(self._backlog)
+        while self._free and self._backlog.first() is not None:
+            sequence = self._backlog.take()
+            sequence.slot = heapq.heappop(self._free)
+            self._held[sequence.slot] = sequence
+            if sequence.queue:  # else its first request is about to come
+                self._is_ready(sequence)
 
     def _settle(self, sequence: LiveSequence, now: float) -> None:
         """Note whether a sequence is ready, idle, or has to wait."""
@@ -347,10 +357,7 @@ class SequenceBook:
         was_first = chain[0] is sequence
         chain.remove(sequence)
         if slot is None:
-            self._waiting -= 1
-            if len(self._backlog) > 2 * self._waiting + _SPARE:  # of those that are over
-                self._backlog = [entry for entry in self._backlog if not entry[1].is_over]
-                heapq.heapify(self._backlog)
+            self._backlog.left()
         else:
             del self._held[slot]
             if self.lives.get(slot.worker) == slot.life:
@@ -358,16 +365,16 @@ class SequenceBook:
         if not chain:
             del self._chains[sequence.id]
         elif was_first:
-            heapq.heappush(self._backlog, (chain[0].order, chain[0]))
+            self._backlog.may_have(chain[0])
         self._hand_out()
 
     def _dropped(self, sequence: LiveSequence, request: RequestState) -> PipelineError:
         """Return what the others of a sequence are told when a request of it has left."""
         is_late = isinstance(request.error, DeadlineError)
         if sequence.slot is None and is_late:
-            return OverloadedError("timeout of the corresponding sequence has been expired")
+            return OverloadedError(_EXPIRED)
         how = "ran out of time" if is_late else "was cancelled"
-        return ClosedError(
+        return RequestCancelledError(
             f"[{self._op_name}] a request of sequence {sequence.id} {how}, which ended the sequence"
         )
 
@@ -376,3 +383,9 @@ class SequenceBook:
             f"[{self._op_name}] sequence {sequence.id} has ended: the worker that it was at was "
             "lost, and what that kept of it. Begin anew with the START flag"
         )
+
+
+def _timeout_of(item: Item) -> float:
+    """Return how long a request lets its sequence wait for a slot, seconds; 0: any time."""
+    timeout = item.info.parameters.get("timeout", 0)
+    return timeout * _MICROS if isinstance(timeout, int) and timeout > 0 else 0.0

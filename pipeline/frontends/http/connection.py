@@ -59,10 +59,18 @@ def _head_too_large() -> HttpError:
 @functools.lru_cache(maxsize=64)  # of a second, most answers have the same
 def head_of(status: int, content_type: bytes, headers: tuple[Header, ...]) -> bytes:
     """Return the head of an answer up to its length."""
-    lines = [b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())]
+    lines = [b"HTTP/1.1 %d %s\r\n" % (status, _phrase_of(status))]
     lines += [b"%b: %b\r\n" % header for header in headers]
     lines.append(b"content-type: %b\r\n%b" % (content_type, _LENGTH))
     return b"".join(lines)
+
+
+def _phrase_of(status: int) -> bytes:
+    """Return the words that go with a status; none for one without, as 499 of a cancelled call."""
+    try:
+        return HTTPStatus(status).phrase.encode()
+    except ValueError:
+        return b""
 
 
 def stream_head_of(reply: WebStream, dated: Sequence[Header], is_chunked: bool) -> bytes:

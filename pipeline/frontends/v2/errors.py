@@ -10,6 +10,7 @@ from pipeline.errors import (
     PipelineError,
     PredictorUnavailableError,
     ProductError,
+    RequestCancelledError,
     TooLargeError,
     shortened,
     utf8_text,
@@ -22,6 +23,7 @@ class V2Status(enum.Enum):
     INVALID = (400, "INVALID_ARGUMENT")
     NOT_FOUND = (404, "NOT_FOUND")
     TOO_LARGE = (413, "RESOURCE_EXHAUSTED")
+    CANCELLED = (499, "CANCELLED")
     INTERNAL = (500, "INTERNAL")
     UNSUPPORTED = (501, "UNIMPLEMENTED")
     UNAVAILABLE = (503, "UNAVAILABLE")
@@ -71,6 +73,8 @@ def v2_error(error: PipelineError | V2Error) -> V2Error:
         return V2Error(V2Status.INVALID, f"[{error.code}] {error}")
     if isinstance(error, PredictorUnavailableError):
         return V2Error(V2Status.UNAVAILABLE, str(error))
+    if isinstance(error, RequestCancelledError):
+        return V2Error(V2Status.CANCELLED, str(error))
     if isinstance(error, TooLargeError):
         return V2Error(V2Status.TOO_LARGE, str(error))
     retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1

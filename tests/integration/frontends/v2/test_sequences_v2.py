@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import numpy as np
 import pytest
-from doubles import http, server_for
+from doubles import http, server_for, wait_until
 
 from pipeline import Op, RequestOp, Tensor
 from pipeline.proto import inference_v2_pb2 as pb
@@ -120,3 +120,49 @@ def test_a_step_that_is_read_in_a_thread_is_not_overtaken_by_those_behind_it(ser
     messages[4].parameters["padding"].string_param = "x" * 200_000
     sums = talk(server, messages)
     assert sums == {f"large/{step}": sum(range(step + 1)) for step in range(10)}
+
+
+def body(id, timeout=0, **flags):
+    parameters = {"sequence_id": id, **flags, **({"timeout": timeout} if timeout else {})}
+    x = {"name": "x", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+    return {"parameters": parameters, "inputs": [x]}
+
+
+@pytest.fixture(scope="module")
+def one_slot():
+    op = SumOp("sum", RequestOp(), sequence={"strategy": "direct", "max_idle_ms": 60_000})
+    with server_for(op) as running:
+        assert ask(running, "held", sequence_start=True)[0] == 200
+        yield running
+
+
+def ask(server, id, **said):
+    status, _, answer = http(server, "POST", "/v2/models/sum/infer", body(id, **said))
+    return status, answer
+
+
+def test_a_timeout_in_the_backlog_is_unavailable_and_nothing_to_who_has_a_slot(one_slot):
+    status, answer = ask(one_slot, "late", timeout=1000, sequence_start=True)
+    assert (status, answer["error"]) == (
+        503,
+        "timeout of the corresponding sequence has been expired",
+    )
+    assert ask(one_slot, "held", timeout=1)[0] == 200
+    assert ask(one_slot, "late")[0] == 400, "it is not known any more"
+
+
+def test_the_others_of_a_cancelled_sequence_are_cancelled(one_slot):
+    with grpc.insecure_channel(f"127.0.0.1:{one_slot.rpc_port}") as channel:
+        infer = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            pb.ModelInferRequest.SerializeToString,
+            pb.ModelInferResponse.FromString,
+        )
+        first = infer.future(message("left", 0, 9, 1))
+        state = one_slot.executor.state
+        wait_until(lambda: state().ops[0].queued == 1)
+        second = infer.future(message("left", 1, 9, 1))
+        wait_until(lambda: state().ops[0].queued == 2)
+        first.cancel()
+        assert second.exception().code() is grpc.StatusCode.CANCELLED
+    assert state().ops[0].sequences.backlog == 0

@@ -8,6 +8,7 @@ import random
 import pytest
 from sequencing import Sequences
 
+from pipeline.engine.schedulers.held_start import HeldStart, held_start
 from pipeline.errors import ClosedError, DeadlineError, OverloadedError, WorkerDiedError
 
 BOTH = pytest.mark.parametrize("strategy", ["direct", "oldest"])
@@ -135,7 +136,10 @@ def test_a_start_of_a_live_sequence_cuts_it_short_in_its_slot(strategy, caplog):
     asked.next()
     with caplog.at_level(logging.WARNING):
         asked.ask("1 start")
-    assert "sequence 1 began anew" in caplog.text
+    assert (
+        "sequence 1 for model 'm' has a conflict. The previous sequence did not end before this "
+        "sequence start. Previous sequence will be terminated early."
+    ) in caplog.text
     asked.done()
     assert asked.next() == (0, {0: "1/2"})
     assert asked.scheduler.book.state().live == 1
@@ -213,7 +217,7 @@ def test_an_idle_sequence_loses_its_slot_and_its_next_request_is_refused(strateg
     asked.next()
     asked.now = 5.0
     asked.done()
-    assert asked.scheduler.book.idle_until == 6.0, "counted from its answer, not its arrival"
+    assert asked.scheduler.book.reaps_at == 6.0, "counted from its answer, not its arrival"
     asked.now = 5.9
     asked.ask("1")
     asked.next()
@@ -233,7 +237,7 @@ def test_nobody_is_idle_in_the_backlog_or_while_it_runs(strategy):
     asked.ask("2 start")
     asked.next()
     asked.now = 100.0
-    assert asked.scheduler.book.idle_until is None
+    assert asked.scheduler.book.reaps_at is None
     assert not isinstance(asked.ask("1 end"), str)
     asked.done()
     asked.next()
@@ -273,6 +277,25 @@ def test_oldest_waits_for_a_full_batch_or_a_preferred_one():
     asked.done()
     asked.now = 0.1
     assert asked.next() == (0, {2: "3/3"})
+
+
+def test_oldest_takes_all_when_the_delay_is_over_whatever_the_preferred_sizes():
+    asked = Sequences("oldest", slots=8, max_queue_delay_ms=100, preferred_batch_sizes=(2, 4))
+    for name in range(1, 8):
+        asked.ask(f"{name} start")
+    assert len(asked.next()[1]) == 4, "the largest that can be had"
+    asked.done()
+    asked.now = 0.1
+    assert len(asked.next()[1]) == 3
+
+
+def test_oldest_without_delay_prefers_sizes_but_waits_for_none():
+    asked = Sequences("oldest", slots=4, preferred_batch_sizes=(3,))
+    for name in range(1, 5):
+        asked.ask(f"{name} start")
+    assert len(asked.next()[1]) == 3
+    asked.done()
+    assert len(asked.next()[1]) == 1
 
 
 def test_oldest_takes_batches_out_of_more_candidates():
@@ -339,6 +362,41 @@ def test_no_more_begin_than_there_is_room_for_behind(strategy):
     assert asked.next() is None
 
 
+# Triton's hooks for tests -----------------------------------------------------------------
+
+
+def test_direct_begins_only_when_so_many_are_queued_and_in_the_backlog():
+    asked = Sequences("direct", workers=2, slots=1)
+    asked.scheduler.start = HeldStart(queued=3, backlog=1)
+    for words in ("1 start", "1", "2 start"):
+        asked.ask(words)
+        assert asked.next() is None
+    asked.ask("3 start")
+    assert asked.next() == (0, {0: "1/1"})
+    assert asked.next() == (1, {0: "2/3"})
+    asked.done()
+    assert asked.next() == (0, {0: "1/2"}), "it waits once"
+
+
+def test_oldest_begins_only_when_so_many_sequences_are_ready_at_a_worker():
+    asked = Sequences("oldest", workers=2, slots=2)
+    asked.scheduler.start = HeldStart(queued=2, backlog=9)
+    for words in ("1 start", "1", "2 start"):
+        asked.ask(words)
+        assert asked.next() is None
+    asked.ask("3 start")
+    assert asked.next() == (0, {0: "1/1", 1: "3/4"})
+    assert asked.next() == (1, {0: "2/3"})
+
+
+def test_the_hooks_are_read_only_when_they_are_switched_on():
+    hooks = {"TRITONSERVER_DELAY_SCHEDULER": "4", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER": "2"}
+    assert held_start(hooks) is None
+    assert held_start({**hooks, "PIPELINE_TEST_HOOKS": "0"}) is None
+    assert held_start({**hooks, "PIPELINE_TEST_HOOKS": "1"}) == HeldStart(4, 2)
+    assert held_start({"PIPELINE_TEST_HOOKS": "1"}) is None
+
+
 # Ends before the end ----------------------------------------------------------------------
 
 
@@ -391,6 +449,76 @@ def test_the_first_timeout_in_the_backlog_ends_the_whole_sequence(strategy):
     assert isinstance(error, OverloadedError)
     assert str(error) == "timeout of the corresponding sequence has been expired"
     assert asked.ask("2") == NO_START.format(2)
+
+
+@BOTH
+def test_the_earliest_timeout_of_a_sequence_in_the_backlog_counts(strategy):
+    asked = Sequences(strategy)
+    book = asked.scheduler.book
+    asked.ask("1 start")
+    asked.next()
+    asked.ask("2 start", timeout=3_000_000)
+    asked.now = 1.0
+    asked.ask("2", timeout=500_000)
+    asked.ask("2")
+    asked.ask("3 start", timeout=5_000_000)
+    assert book.reaps_at == 1.5
+    asked.now = 1.4
+    assert asked.next() is None
+    assert not book.refused
+    asked.now = 1.5
+    assert asked.next() is None
+    errors = [error for _, error in book.refused]
+    assert all(isinstance(error, OverloadedError) for error in errors)
+    told = "timeout of the corresponding sequence has been expired"
+    assert asked.refused() == {2: told, 3: told, 4: told}
+    assert asked.ask("2") == NO_START.format(2)
+    assert book.reaps_at == 6.0, "that of 3, which waits on"
+    assert book.state().backlog == 1
+
+
+@BOTH
+def test_a_timeout_is_nothing_to_a_sequence_that_has_a_slot(strategy):
+    asked = Sequences(strategy)
+    asked.ask("1 start", timeout=1)
+    asked.ask("2 start", timeout=1_000_000)
+    asked.next()
+    asked.now = 0.5
+    assert not isinstance(asked.ask("1 end", timeout=1), str)
+    asked.done()
+    asked.next()
+    asked.done()
+    asked.now = 10.0
+    assert asked.next() == (0, {0: "2/2"}), "it got the slot in time, and waits for no one"
+    assert not asked.refused()
+
+
+@BOTH
+def test_a_new_sequence_of_an_id_has_nothing_of_the_timeout_of_the_former(strategy):
+    asked = Sequences(strategy)
+    for words in ("1 start", "2 start end"):
+        asked.ask(words, timeout=1_000_000)
+    asked.next()
+    asked.ask("2 start")
+    asked.now = 1.0
+    asked.next()
+    assert list(asked.refused()) == [2]
+    assert not isinstance(asked.ask("2"), str)
+
+
+@BOTH
+def test_limits_of_the_backlog_are_forgotten_with_their_sequences(strategy):
+    asked = Sequences(strategy)
+    asked.ask("1 start")
+    for name in range(2, 1000):
+        _leave(asked, asked.ask(f"{name} start", timeout=1_000_000 + name))
+    last = asked.ask("1000 start", timeout=10)
+    for _ in range(1000):
+        asked.ask("1000", timeout=2_000_000)
+    assert len(asked.scheduler.book._backlog._limits) < 200
+    assert asked.scheduler.book.reaps_at == pytest.approx(10e-6)
+    _leave(asked, last)
+    assert asked.scheduler.book.reaps_at is None
 
 
 @BOTH
@@ -466,7 +594,7 @@ def test_the_backlog_forgets_those_that_were_cancelled(strategy):
     asked.ask("1 start")
     for name in range(2, 2000):
         _leave(asked, asked.ask(f"{name} start"))
-    assert len(asked.scheduler.book._backlog) < 200
+    assert len(asked.scheduler.book._backlog._line) < 200
     assert asked.scheduler.book.state().backlog == 0
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.frontends.http import heads
+from pipeline.frontends.http.connection import head_of
 from pipeline.frontends.http.heads import HeadMemory
 
 
@@ -135,3 +136,8 @@ def test_services_are_asked_in_turn():
     memory = HeadMemory([Service(), Other()])
     assert memory.find(head()) == ("/s/m", 5)
     assert memory.find(head(line="POST /t/m HTTP/1.1")) == ("other", 5)
+
+
+def test_a_status_without_words_has_a_head_too():
+    assert head_of(499, b"text/plain", ()).startswith(b"HTTP/1.1 499 \r\n")
+    assert head_of(200, b"text/plain", ()).startswith(b"HTTP/1.1 200 OK\r\n")
