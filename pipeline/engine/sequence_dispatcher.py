@@ -80,7 +80,7 @@ class SequenceDispatcher(OpDispatcher):
         return msgspec.structs.replace(state, queued=queued, sequences=self.sequences.book.state())
 
     def _pass_by(self, request: RequestState, error: PipelineError | Absent) -> None:
-        self.turnstile.comes_not(request)
+        self.turnstile.comes_not(request, error)
         super()._pass_by(request, error)
 
     # Batches ----------------------------------------------------------------------------

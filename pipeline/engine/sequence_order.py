@@ -14,15 +14,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.engine.channel import Item
+from pipeline.engine.conditions import Absent
 from pipeline.engine.filters import Filter
 from pipeline.engine.journal import FROM_OUTSIDE
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Batch, Load
 from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
 from pipeline.engine.schedulers.sequences import SequenceId
-from pipeline.errors import PipelineError
+from pipeline.errors import (
+    DeadlineError,
+    PipelineError,
+    PredictorUnavailableError,
+    WorkerDiedError,
+)
 from pipeline.op import Op
 
+_LOSSES = (WorkerDiedError, DeadlineError, PredictorUnavailableError)
 _COMES, _MISSED = "comes", "missed"
 
 
@@ -55,17 +62,20 @@ class Turnstile:
         line = self._lines.setdefault(request.info.sequence_id, OrderedDict())
         line[request] = _COMES
 
-    def comes_not(self, request: RequestState) -> None:
-        """Take note that nothing of a request comes here, or that it is over.
+    def comes_not(
+        self, request: RequestState, reason: PipelineError | Absent | None = None
+    ) -> None:
+        """Take note that nothing of a request comes here, for some reason, or that it is over.
 
-        If its caller left, or its time is over, it leaves a gap that no later step may close: its
-        sequence ends in its turn. So does one that it would have begun anew.
+        If its caller left, or it was lost before anybody had looked at it, a step is missing of
+        which its caller need not know when the next one is here already: the sequence ends, in its
+        turn. So does one that it would have begun anew.
         """
         line = self._lines.get(request.info.sequence_id)
         if line is None or request not in line:
             return
-        is_left = request.outcome in FROM_OUTSIDE or line[request] is _MISSED
-        if is_left or request.info.sequence_start:
+        is_lost = isinstance(reason or request.error, _LOSSES) or request.outcome in FROM_OUTSIDE
+        if is_lost or line[request] is _MISSED or request.info.sequence_start:
             line[request] = _MISSED
         else:
             del line[request]

@@ -13,7 +13,7 @@ from pipeline import Answer, Goto, Op, ProductError, RequestOp
 from pipeline.data import RequestInfo
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.request import ask as asked_at_once
-from pipeline.errors import OverloadedError
+from pipeline.errors import OverloadedError, WorkerDiedError
 from pipeline.proto.pipeline_service_pb2 import Request
 
 NO_START = "must specify the START flag"
@@ -137,6 +137,21 @@ async def test_who_leaves_on_the_way_ends_the_sequence_in_its_turn(how):
         await pool(engine, "pass", 0, 1)
         assert await result(first) == [0], "what came before it has run"
         assert NO_START in await result(held)
+
+
+@virtual
+async def test_a_step_that_a_worker_before_lost_ends_the_sequence():
+    async with wide() as engine:
+        asked = [ask(engine, words, x) for x, words in enumerate(["7 start", "7", "7", "8 start"])]
+        await settle()
+        lost = list(engine.pools["pass"].busy())[1]
+        engine.pools["pass"].replace(lost, None)
+        engine.pools["pass"].owner.lost(lost.job, WorkerDiedError("gone"))
+        await pool(engine, "pass", 3, 2, 0)
+        first, gone, last, other = [await result(each) for each in asked]
+    assert (first, other) == ([0], [3])
+    assert "gone" in gone
+    assert NO_START in last
 
 
 @virtual
