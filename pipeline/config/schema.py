@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from pipeline.config.controls import controls_of
 from pipeline.config.fields import (
     Alias,
     Chosen,
@@ -451,6 +452,10 @@ def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:
         wrong = "min_slot_utilization is for strategy: direct"
     elif any(size > op.batch_size for size in sequence.preferred_batch_sizes):
         wrong = f"preferred_batch_sizes: more than batch_size, which is {op.batch_size}"
+    try:
+        controls_of(name, sequence.controls)
+    except ConfigError as error:
+        wrong = wrong or str(error)
     if wrong:
         raise ConfigError(f"{config.source}: op.{name}.sequence: {wrong}")
 

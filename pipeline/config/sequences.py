@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -35,7 +35,34 @@ class StateConfig(Struct, frozen=True, kw_only=True):
     use_growable_memory: Annotated[bool, "Not there on processors: an error."] = False
 
 
-class ControlConfig(Struct, frozen=True, kw_only=True):
+ControlKind = Literal[
+    "start",
+    "end",
+    "ready",
+    "corrid",
+    "CONTROL_SEQUENCE_START",
+    "CONTROL_SEQUENCE_END",
+    "CONTROL_SEQUENCE_READY",
+    "CONTROL_SEQUENCE_CORRID",
+]
+
+
+class ControlValuesConfig(Struct, frozen=True, kw_only=True):
+    """Words of a control; of the pairs one, which has what stands for False and for True."""
+
+    kind: Annotated[
+        ControlKind | None, "start, end, ready: yes or no; corrid: the id of the sequence."
+    ] = None
+    int32_false_true: Annotated[tuple[int, ...], "As INT32."] = ()
+    fp32_false_true: Annotated[tuple[float, ...], "As FP32."] = ()
+    bool_false_true: Annotated[tuple[bool, ...], "As BOOL."] = ()
+    data_type: Annotated[str, "Of a corrid: UINT64, INT64, UINT32, INT32 or STRING."] = ""
+
+
+class ControlConfig(ControlValuesConfig, frozen=True, kw_only=True):
     """`op.<name>.sequence.controls`: what `process` is told of a sequence in an array."""
 
     name: Annotated[str, "Name by which `process` is fed it."] = ""
+    control: Annotated[
+        tuple[ControlValuesConfig, ...], "The same in Triton's form, in a list."
+    ] = ()
