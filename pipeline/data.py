@@ -209,21 +209,33 @@ class RequestContext(RequestInfo, frozen=True, eq=False, kw_only=True):
 
 
 def context_of(
-    request: Any, info: RequestInfo, is_over: Callable[[], bool] = bool
+    request: Any,
+    info: RequestInfo,
+    is_over: Callable[[], bool] = bool,
+    sequence: SequenceStep | None = None,
 ) -> RequestContext:
     """Return the context of `request`, which has data_id, log_id and deadline."""
-    said = {name: getattr(info, name) for name in RequestInfo.__struct_fields__}
-    own = {name: getattr(request, name) for name in ("data_id", "log_id", "deadline")}
-    return RequestContext(**said, **own, is_over=is_over)
+    return RequestContext(
+        id=info.id,
+        parameters=info.parameters,
+        headers=info.headers,
+        sequence_id=info.sequence_id,
+        sequence_start=info.sequence_start,
+        sequence_end=info.sequence_end,
+        priority=info.priority,
+        data_id=request.data_id,
+        log_id=request.log_id,
+        deadline=request.deadline,
+        is_over=is_over,
+        sequence=sequence,
+    )
 
 
 def contexts_of(items: Sequence[Any], places: Sequence[int] | None) -> list[RequestContext]:
     """Return the contexts of a batch's items; `places` are the slots of their sequences."""
-    contexts = [context_of(item, item.info, item.is_cancelled) for item in items]
-    if places is None:
-        return contexts
-    pairs = zip(contexts, steps_of(items, places), strict=True)
-    return [msgspec.structs.replace(context, sequence=step) for context, step in pairs]
+    steps = [None] * len(items) if places is None else steps_of(items, places)
+    pairs = zip(items, steps, strict=True)
+    return [context_of(item, item.info, item.is_cancelled, step) for item, step in pairs]
 
 
 def steps_of(items: Sequence[Any], places: Sequence[int]) -> list[SequenceStep]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline import Op, RequestOp
+from pipeline.data import RequestInfo, SequenceStep, context_of
 from pipeline.engine.hooks import (
     POSTPROCESS,
     PREPROCESS,
@@ -72,6 +74,18 @@ def test_the_edges_may_ask_too():
     assert call_form(read, UNPACK)[::2] == (1, True)
     assert asking(read) == {"unpack_request_package"}
     assert asking(Op("a", read)) == set()
+
+
+def test_all_that_a_caller_said_is_there():
+    said = {"parameters": {"a": 1}, "headers": {"b": "c"}, "sequence_id": "d"}
+    said |= {"id": "e", "sequence_start": True, "sequence_end": True, "priority": 7}
+    assert {*said} == {*RequestInfo.__struct_fields__}
+    request = SimpleNamespace(data_id=8, log_id=9, deadline=10.0)
+    step = SequenceStep(id="d")
+    context = context_of(request, RequestInfo(**said), sequence=step)
+    assert {name: getattr(context, name) for name in said} == said
+    assert (context.data_id, context.log_id, context.deadline) == (8, 9, 10.0)
+    assert context.sequence is step
 
 
 def test_a_hook_without_requests_has_none():

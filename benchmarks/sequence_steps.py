@@ -1,0 +1,276 @@
+"""Steps of sequences, and of an Op that has none: the Op, and callers in its server's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from pipeline import Op, RequestOp
+from pipeline.data import RequestInfo
+from pipeline.engine.request import RequestTarget
+from pipeline.proto import pipeline_service_pb2
+
+KINDS = ("stateless", "direct", "oldest")
+LIMIT_S = 60.0  # for what has begun to end
+_INPUT = np.ones((1, 1))
+_BUCKETS, _BUCKETS_AN_E = 1000, 50.0
+_BETWEEN_S = 0.1  # the two steps of a short sequence
+_RAW = pipeline_service_pb2.Request()
+
+Begin = Callable[..., Any]
+"""`Engine.begin`."""
+
+
+class Model(Op):
+    """Takes `step_s` for a batch; the answer has how many there were in it."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__("model", RequestOp())
+        self.step_s: float = step_s
+
+    def preprocess(self, input_dicts: Any) -> Any:
+        ((_, inputs),) = input_dicts.items()
+        return inputs
+
+    def process(self, feed_batch: Any) -> Any:
+        return self.answered(feed_batch[0]["x"])
+
+    def answered(self, rows: Any) -> Any:
+        """Return what a call answers."""
+        if self.step_s:
+            time.sleep(self.step_s)
+        return {"y": rows, "size": np.full((len(rows), 1), len(rows))}
+
+
+class Stateful(Model):
+    """Adds up what comes of each sequence: the answer is the number of the step."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__(step_s)
+        self.sums: dict[Any, float] = {}
+
+    def process(self, feed_batch: Any, *, context: Any) -> Any:  # type: ignore[override]
+        rows = feed_batch[0]["x"]
+        steps = [each.sequence for each in context]
+        sums = [self.add(row, step) for row, step in zip(rows.tolist(), steps, strict=True)]
+        return self.answered(np.array(sums))
+
+    def add(self, row: list[float], step: Any) -> list[float]:
+        """Return the sum, which its end forgets."""
+        total = row[0] if step.start else self.sums[step.id] + row[0]
+        if step.end:
+            del self.sums[step.id]
+        else:
+            self.sums[step.id] = total
+        return [total]
+
+
+def model_of(kind: str, step_s: float) -> Model:
+    """Return the Op of one of KINDS."""
+    return Model(step_s) if kind == KINDS[0] else Stateful(step_s)
+
+
+class Steps:
+    """What became of steps: how long each took, how many batches they made, what failed."""
+
+    def __init__(self) -> None:
+        self.count: int = 0
+        self.batches: float = 0.0
+        self.errors: Counter[str] = Counter()
+        self._took = [0] * _BUCKETS  # as many steps of each length, however many there are
+
+    def took(self, seconds: float) -> None:
+        """Take down how long a step took."""
+        self.count += 1
+        self._took[min(_BUCKETS - 1, int(_BUCKETS_AN_E * math.log(1 + seconds * 1e6)))] += 1
+
+    def percentile_ms(self, share: float) -> float:
+        """Return what such a share of the steps stayed below, by 2 %."""
+        left = share * self.count
+        for bucket, count in enumerate(self._took):
+            left -= count
+            if left <= 0:
+                return math.expm1((bucket + 1) / _BUCKETS_AN_E) / 1e3
+        return math.inf
+
+    @property
+    def mean_batch(self) -> float:
+        """Return the size of a batch."""
+        return self.count / self.batches
+
+
+class Caller:
+    """One caller, with a sequence of `length` steps (0: without an end); then another.
+
+    Args:
+        ids: the numbers of sequences; None: the Op has none, and the caller says no id.
+        on_end: called with the caller after each answer.
+    """
+
+    def __init__(
+        self,
+        begin: Begin,
+        steps: Steps,
+        ids: Iterator[int] | None,
+        length: int,
+        on_end: Callable[[Caller], None] = lambda caller: None,
+    ) -> None:
+        self.steps: Steps = steps
+        self.on_end: Callable[[Caller], None] = on_end
+        self.number: int = 0  # of steps that were asked in its sequence
+        self._begin = begin
+        self._ids = ids
+        self._id = 0
+        self._length = length
+
+    def ask(self, due: float | None = None) -> None:
+        """Take the next step; it was `due` then, else it is now, in `time.perf_counter`."""
+        info = None
+        is_last = self.number + 1 == self._length
+        if self._ids is not None:
+            if self.number == 0:
+                self._id = next(self._ids)
+            info = RequestInfo(
+                sequence_id=self._id, sequence_start=self.number == 0, sequence_end=is_last
+            )
+        self.number += 1
+        expected = 0 if info is None else self.number
+        if is_last:
+            self.number = 0
+        sink = Asked(self, expected, time.perf_counter() if due is None else due)
+        target = RequestTarget(payload={"x": _INPUT}, wants_response=False, info=info)
+        self._begin(_RAW, None, target, sink)
+
+
+class Asked:
+    """One step that a caller asked for: its sink. `expected`: its number in its sequence, or 0."""
+
+    __slots__ = ("_began", "_caller", "_expected")
+
+    def __init__(self, caller: Caller, expected: int, began: float) -> None:
+        self._caller = caller
+        self._expected = expected
+        self._began = began
+
+    def part(self, answer: Any) -> None:
+        """Never called: the answer is one."""
+
+    def end(self, answer: Any) -> None:
+        """Take the answer, which is the number of the step."""
+        steps = self._caller.steps
+        steps.took(time.perf_counter() - self._began)
+        if answer.error is not None:
+            steps.errors[str(answer.error)] += 1
+        else:
+            steps.batches += 1 / int(answer.payload["size"][0, 0])
+            if self._expected and answer.payload["y"][0, 0] != self._expected:
+                steps.errors["a wrong answer"] += 1
+        self._caller.on_end(self._caller)
+
+
+class Crowd:
+    """Callers each of whom asks again when it is answered, until `stop`."""
+
+    def __init__(self, begin: Begin, is_stateful: bool, count: int, length: int) -> None:
+        self.steps: Steps = Steps()
+        ids = itertools.count(1) if is_stateful else None
+        self._left = count
+        self._is_stopped = False
+        self._over = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._callers = [Caller(begin, self.steps, ids, length, self._again) for _ in range(count)]
+        for caller in self._callers:
+            self._loop.call_soon(caller.ask)
+
+    def _again(self, caller: Caller) -> None:
+        if self._is_stopped and caller.number == 0:
+            self._left -= 1
+            if not self._left:
+                self._over.set()
+            return
+        self._loop.call_soon(caller.ask)  # as a door would: not within the answer
+
+    def count_anew(self) -> Steps:
+        """Have the steps from now on counted apart."""
+        self.steps = Steps()
+        for caller in self._callers:
+            caller.steps = self.steps
+        return self.steps
+
+    async def stop(self) -> None:
+        """Let each caller end its sequence."""
+        self._is_stopped = True
+        await asyncio.wait_for(self._over.wait(), LIMIT_S)
+
+
+class Flow:
+    """A steady rate of steps: of sequences that go on, and of short ones that come and go.
+
+    Args:
+        live: sequences that go on, with a step each every `every_s`.
+        short_per_s: sequences of two steps that begin in a second; the second step follows the
+            first after `_BETWEEN_S`, answered or not.
+    """
+
+    def __init__(
+        self, begin: Begin, is_stateful: bool, live: int, every_s: float, short_per_s: float
+    ) -> None:
+        self.steps: Steps = Steps()
+        self._asked = self._answered = 0
+        self._all = asyncio.Event()
+        ids = itertools.count(1) if is_stateful else None
+        self._live = [Caller(begin, self.steps, ids, 0, self._took) for _ in range(live)]
+        self._live_per_s = live / every_s
+        self._short_per_s = short_per_s
+        self._short: deque[Caller] = deque()
+        self._new = lambda: Caller(begin, self.steps, ids, 2, self._took)
+
+    def _took(self, caller: Caller) -> None:
+        self._answered += 1
+        if self._answered == self._asked:
+            self._all.set()
+
+    async def begin_all(self) -> None:
+        """Begin the sequences that go on, some hundred at a time."""
+        for place in range(0, len(self._live), 256):
+            for caller in self._live[place : place + 256]:
+                self._ask(caller, time.perf_counter())
+            await asyncio.wait_for(self._all.wait(), LIMIT_S)
+
+    async def run(self, seconds: float) -> Steps:
+        """Go on for so long; return the steps of that time."""
+        self.steps = Steps()
+        for caller in self._live:
+            caller.steps = self.steps
+        began = time.perf_counter()
+        live = begun = ended = 0
+        while (now := time.perf_counter() - began) < seconds:
+            while live < now * self._live_per_s:
+                caller = self._live[live % len(self._live)]
+                self._ask(caller, began + live / self._live_per_s)
+                live += 1
+            while begun < now * self._short_per_s:
+                self._short.append(self._new())
+                self._ask(self._short[-1], began + begun / self._short_per_s)
+                begun += 1
+            while ended < (now - _BETWEEN_S) * self._short_per_s:
+                due = began + ended / self._short_per_s + _BETWEEN_S
+                self._ask(self._short.popleft(), due)
+                ended += 1
+            await asyncio.sleep(0.001)
+        while self._short:
+            self._ask(self._short.popleft(), time.perf_counter())
+        await asyncio.wait_for(self._all.wait(), LIMIT_S)
+        return self.steps
+
+    def _ask(self, caller: Caller, due: float) -> None:
+        self._asked += 1
+        self._all.clear()
+        caller.ask(due)

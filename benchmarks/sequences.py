@@ -1,0 +1,193 @@
+"""`python -m benchmarks.sequences`: what sequences cost beside the same Op without them.
+
+Two workers under full load, without sequences and with either strategy in turns: steps a second.
+With `--live`: a steady rate of steps, of so many sequences that go on and of `--short` ones of two
+steps that begin each minute, in turns with as many steps of an Op without sequences: memory, and
+how long a step takes. All is in one process, the callers too, which go by no door.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import NotMeasuredError
+from benchmarks.family import usage_of
+from benchmarks.report import machine, table
+from benchmarks.sequence_steps import KINDS, Begin, Crowd, Flow, Steps, model_of
+from pipeline import PipelineServer, ResponseOp
+
+_WARM_UP_S = 0.3
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one kind did in one round."""
+
+    steps: Steps
+    seconds: float
+    cpu_s: float
+
+    @property
+    def per_s(self) -> float:
+        return self.steps.count / self.seconds
+
+    @property
+    def cpu_us(self) -> float:
+        return 1e6 * self.cpu_s / self.steps.count
+
+
+def main() -> int:
+    said = _arguments()
+    asyncio.run(_steady(said) if said.live else _turns(said))
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sequences", description=__doc__)
+    parser.add_argument("--processes", action="store_true", help="in place of threads")
+    parser.add_argument("--callers", type=int, default=64, help="a sequence each")
+    parser.add_argument("--batch", type=int, default=32, help="the most steps in a batch")
+    parser.add_argument("--candidates", type=int, default=0, help="slots; 0: as many as a batch")
+    parser.add_argument("--step-ms", type=float, default=2.0, help="that the model takes for one")
+    parser.add_argument("--length", type=int, default=100, help="steps of a sequence")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--live", type=int, default=0, help="sequences that go on")
+    parser.add_argument("--every", type=float, default=10.0, help="s between two steps of theirs")
+    parser.add_argument("--short", type=int, default=100_000, help="with --live: a minute")
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    return parser.parse_args()
+
+
+@asynccontextmanager
+async def _serving(kind: str, said: argparse.Namespace) -> AsyncIterator[Begin]:
+    """Run a server with the Op; gives its engine's `begin`."""
+    sequence: dict[str, Any] = {} if kind == KINDS[0] else {"strategy": kind}
+    if kind == "oldest":
+        sequence["max_candidates"] = said.candidates or said.live or said.batch
+    if sequence:
+        sequence["max_idle_ms"] = 600_000
+    server = PipelineServer(kind)
+    server.set_response_op(ResponseOp([model_of(kind, said.step_ms / 1e3)]))
+    server.prepare_server(
+        yml_dict={
+            "rpc_port": 0,
+            "http_port": 0,
+            "edge": "embedded",
+            "worker_num": 65_536,
+            "dag": {"is_thread_op": not said.processes},
+            "op": {"model": {"concurrency": 2, "batch_size": said.batch, "sequence": sequence}},
+        }
+    )
+    async with server:
+        yield server._running().models.begin
+
+
+async def _turns(said: argparse.Namespace) -> None:
+    turns: dict[str, list[Turn]] = {kind: [] for kind in said.kinds}
+    async with AsyncExitStack() as stack:
+        begins = {kind: await stack.enter_async_context(_serving(kind, said)) for kind in turns}
+        for _ in range(said.rounds):
+            for kind, begin in begins.items():
+                turns[kind].append(await _turn(begin, kind, said))
+    print(_report(turns))
+
+
+async def _steady(said: argparse.Namespace) -> None:
+    found: dict[str, list[Steps]] = {kind: [] for kind in said.kinds}
+    async with AsyncExitStack() as stack:
+        flows = {}
+        for kind in found:
+            begin = await stack.enter_async_context(_serving(kind, said))
+            flow = Flow(begin, kind != KINDS[0], said.live, said.every, said.short / 60)
+            await flow.begin_all()
+            flows[kind] = flow
+            await flow.run(_WARM_UP_S)
+        rss_mib = []
+        for _ in range(said.rounds):
+            for kind, flow in flows.items():
+                found[kind].append(await flow.run(said.seconds))
+                if found[kind][-1].errors:
+                    raise NotMeasuredError(f"{kind}: {found[kind][-1].errors}")
+            rss_mib.append(usage_of(os.getpid()).rss_bytes / 2**20)
+    print(_report_steady(found, said), f"RSS MiB after each round: {rss_mib}", sep="\n\n")
+
+
+async def _turn(begin: Begin, kind: str, said: argparse.Namespace) -> Turn:
+    crowd = Crowd(begin, kind != KINDS[0], said.callers, said.length)
+    await asyncio.sleep(_WARM_UP_S)
+    steps = crowd.count_anew()
+    began, cpu_s = time.perf_counter(), usage_of(os.getpid()).cpu_s
+    await asyncio.sleep(said.seconds)
+    seconds, cpu_s = time.perf_counter() - began, usage_of(os.getpid()).cpu_s - cpu_s
+    crowd.count_anew()
+    await crowd.stop()
+    if steps.errors:
+        raise NotMeasuredError(f"{kind}: {steps.errors}")
+    return Turn(steps, seconds, cpu_s)
+
+
+def _report(turns: dict[str, list[Turn]]) -> str:
+    base = next(iter(turns))
+    rows = []
+    for kind, found in turns.items():
+        ratios = [turn.per_s / other.per_s for turn, other in zip(found, turns[base], strict=True)]
+        cpu = [turn.cpu_us / other.cpu_us for turn, other in zip(found, turns[base], strict=True)]
+        rows.append(
+            (
+                kind,
+                f"{statistics.median(turn.per_s for turn in found):,.0f}",
+                f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+                f"{statistics.median(turn.steps.mean_batch for turn in found):.1f}",
+                f"{statistics.median(turn.cpu_us for turn in found):.1f}",
+                f"{statistics.median(cpu):.2f}",
+                f"{statistics.median(turn.steps.percentile_ms(0.5) for turn in found):.1f}",
+                f"{statistics.median(turn.steps.percentile_ms(0.99) for turn in found):.1f}",
+            )
+        )
+    header = (
+        "steps",
+        "a second",
+        f"over {base}",
+        "in a batch",
+        "CPU us",
+        f"over {base}",
+        "p50 ms",
+        "p99 ms",
+    )
+    return f"{machine()}.\n\n{table(header, rows)}"
+
+
+def _report_steady(found: dict[str, list[Steps]], said: argparse.Namespace) -> str:
+    base, rows = next(iter(found)), []
+    for kind, steps in found.items():
+        both = [
+            (mine.percentile_ms(0.99), other.percentile_ms(0.99))
+            for mine, other in zip(steps, found[base], strict=True)
+        ]
+        ratios = [mine / other for mine, other in both]
+        rows.append(
+            (
+                kind,
+                f"{statistics.median(each.count for each in steps) / said.seconds:,.0f}",
+                f"{statistics.median(each.mean_batch for each in steps):.1f}",
+                f"{statistics.median(each.percentile_ms(0.5) for each in steps):.1f}",
+                f"{statistics.median(mine for mine, _ in both):.1f}",
+                f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+            )
+        )
+    header = ("steps", "a second", "in a batch", "p50 ms", "p99 ms", f"p99 over {base}")
+    return f"{machine()}.\n\n{table(header, rows)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
