@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -105,6 +106,7 @@ class Op:
     # What is only ours begins with `pipeline_`, so that no script has it by chance.
     pipeline_config: OpConfig
     pipeline_in_a_graph: bool = False
+    pipeline_base_dir: Path = Path()  # where files that config.yml names are looked for first
     pipeline_is_quick: bool = False  # for Ops of our own, see `runs_on_the_loop`
     pipeline_packs_tensors: bool | None = None  # as `set_pack_tensor_format` was told
 

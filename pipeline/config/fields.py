@@ -314,11 +314,14 @@ class Reader:
     def _listed(
         self, section: type[msgspec.Struct], value: object, path: KeyPath
     ) -> tuple[msgspec.Struct, ...]:
-        """Return a list of sections; one alone need not be in a list."""
-        each = value if isinstance(value, list | tuple) else [value]
-        return tuple(
-            section(**self.fields(section, raw, (*path, place))) for place, raw in enumerate(each)
-        )
+        """Return a list of sections, without bad ones; one alone need not be in a list."""
+        made = []
+        for place, raw in enumerate(value if isinstance(value, list | tuple) else [value]):
+            before = len(self.problems)
+            values = self.fields(section, raw, (*path, place))
+            if len(self.problems) == before:
+                made.append(section(**values))
+        return tuple(made)
 
     def _choose(
         self, named: dict[str, object], kind: registry.Kind, name: str, raw: object, path: KeyPath

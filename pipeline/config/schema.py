@@ -25,7 +25,7 @@ from pipeline.config.fields import (
     settings_of,
 )
 from pipeline.config.registry import did_you_mean
-from pipeline.config.sequences import ControlConfig, StateConfig
+from pipeline.config.sequences import ControlConfig, StateConfig, fault_of_states
 from pipeline.config.yaml import Source, read_yaml
 from pipeline.errors import ConfigError
 from pipeline.proto.slices import Limits
@@ -456,6 +456,7 @@ def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:
         controls_of(name, sequence.controls)
     except ConfigError as error:
         wrong = wrong or str(error)
+    wrong = wrong or fault_of_states(sequence.state)
     if wrong:
         raise ConfigError(f"{config.source}: op.{name}.sequence: {wrong}")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+
+from pipeline.data import DATATYPES
 
 Dims = tuple[Annotated[int, Meta(ge=-1)], ...]
 
@@ -12,27 +15,32 @@ Dims = tuple[Annotated[int, Meta(ge=-1)], ...]
 class InitialStateConfig(Struct, frozen=True, kw_only=True):
     """`initial_state` of a state: what it is before the first step of a sequence."""
 
-    name: Annotated[str, "What it is called, in errors."] = ""
-    data_type: Annotated[str, "That of the state."] = ""
-    dims: Annotated[Dims, "Those of the state, each with a size."] = ()
-    zero_data: Annotated[bool | None, "Given: it is zeros, or empty strings."] = None
-    data_file: Annotated[str | None, "File of its bytes, in the folder initial_state."] = None
+    name: Annotated[str | None, "What it is called; only looked at where it is given."] = None
+    data_type: Annotated[str | None, "That of the state; absent: the same."] = None
+    dims: Annotated[Dims | None, "As those of the state, each with a size; absent: those."] = None
+    zero_data: Annotated[bool | None, "Given: it is zeros, of text empty strings."] = None
+    data_file: Annotated[
+        str | None, "File with its bytes: in initial_state/ beside the model, or where it says."
+    ] = None
 
 
 class StateConfig(Struct, frozen=True, kw_only=True):
     """`op.<name>.sequence.state`: an array that a worker keeps from step to step of a sequence."""
 
-    input_name: Annotated[str, "Name by which `process` is fed it."] = ""
-    output_name: Annotated[str, "Name by which `process` returns it."] = ""
-    data_type: Annotated[str, "TYPE_FP32 or FP32, and so on; TYPE_STRING: text."] = ""
-    dims: Annotated[Dims, "Its shape for one request; -1: of any size, at first 1."] = ()
+    input_name: Annotated[str, "Name by which `process` is fed it."]
+    output_name: Annotated[str, "Name by which `process` returns it."]
+    data_type: Annotated[str, "FP32, INT64, BOOL and so on, STRING; TYPE_ may stand before."]
+    dims: Annotated[Dims, "Its shape for one request; -1: of any size, at first 1."]
+    batch_axis: Annotated[
+        int, Meta(ge=-1), "Axis of its array along which requests are; -1: none, each runs alone."
+    ] = 0
     initial_state: Annotated[
         tuple[InitialStateConfig, ...], "What it is at first; absent: zeros."
     ] = ()
     use_same_buffer_for_input_output: Annotated[
         bool, "What `process` writes into the array that it is fed is kept."
     ] = False
-    use_growable_memory: Annotated[bool, "Not there on processors: an error."] = False
+    use_growable_memory: Annotated[bool, "Refused: that is memory of a card."] = False
 
 
 ControlKind = Literal[
@@ -66,3 +74,92 @@ class ControlConfig(ControlValuesConfig, frozen=True, kw_only=True):
     control: Annotated[
         tuple[ControlValuesConfig, ...], "The same in Triton's form, in a list."
     ] = ()
+
+
+def datatype(said: str) -> str:
+    """Return the v2 protocol's name of a `data_type`; one that is none as it stands."""
+    name = said.upper().removeprefix("TYPE_")
+    return "BYTES" if name == "STRING" else name
+
+
+def fault_of_states(states: Iterable[StateConfig]) -> str:
+    """Return what is wrong with an Op's states, in Triton's words if it has some; "": nothing."""
+    inputs: set[str] = set()
+    outputs: set[str] = set()
+    for state in states:
+        if not state.input_name or not state.output_name:
+            return "state: expected an input_name and an output_name, found an empty one"
+        if state.input_name in inputs:
+            return f"State input name '{state.input_name}' specified more than once."
+        if state.output_name in outputs:
+            return f"State output name '{state.output_name}' specified more than once."
+        if datatype(state.data_type) not in DATATYPES:
+            known = ", ".join(sorted(DATATYPES))
+            return f"state '{state.input_name}': data_type '{state.data_type}' is none of {known}"
+        if state.batch_axis > len(state.dims):
+            return f"state '{state.input_name}': batch_axis is beyond its dims"
+        if fault := _fault_of_buffers(state) or _fault_of_initial(state):
+            return fault
+        inputs.add(state.input_name)
+        outputs.add(state.output_name)
+    return ""
+
+
+def _fault_of_buffers(state: StateConfig) -> str:
+    if not state.use_growable_memory:
+        return ""
+    if not state.use_same_buffer_for_input_output:
+        return (
+            "In order to 'use_growable_memory', you must also enable 'use_single_buffer' for state "
+            f"input name '{state.input_name}'."
+        )
+    return (
+        "'use_growable_memory' can only work with KIND_GPU model instances right now. Please "
+        "either change the instance type to KIND_GPU or set 'use_growable_memory' to false for "
+        f"state input '{state.input_name}'."
+    )
+
+
+def _fault_of_initial(state: StateConfig) -> str:
+    name, count = state.input_name, len(state.initial_state)
+    if count > 1:
+        return (
+            f"initial_state field for state input '{name}' must contain exactly one or zero "
+            f"element. Found '{count}' elements."
+        )
+    if not count:
+        return ""
+    initial = state.initial_state[0]
+    kind = initial.data_type
+    if kind is not None and datatype(kind) != datatype(state.data_type):
+        return (
+            f"The data type used for 'initial_state' field of state '{name}' does not match the "
+            "state data type."
+        )
+    if initial.name == "":
+        return f"Field 'name' must be set when using initial_state for state input '{name}'."
+    if fault := _fault_of_dims(name, initial.dims, state.dims):
+        return fault
+    if (initial.zero_data is None) == (initial.data_file is None):
+        return f"initial_state setting expects state'{name}' to have state_data set"
+    return ""
+
+
+def _fault_of_dims(name: str, initial: Dims | None, declared: Dims) -> str:
+    dims = declared if initial is None else initial
+    if len(dims) != len(declared):
+        return (
+            "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions "
+            f"for state input '{name}'. {len(dims)} != {len(declared)}"
+        )
+    for dim, expected in zip(dims, declared, strict=True):
+        if dim == -1:
+            return (
+                f"'initial_state' field for state input name '{name}' contains variable dimensions."
+            )
+        if expected not in (-1, dim):
+            return (
+                f"'initial_state' dim for input name '{name}' doesn't match 'state' dim "
+                f"description. {dim} != {expected}"
+            )
+    return ""

@@ -6,65 +6,119 @@ controls has none, and pays nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pipeline.data import SequenceStep
 from pipeline.engine.collate import Call, plan
-from pipeline.op import Op
+from pipeline.engine.sequence_state import FOLDER, SlotStates, specs_of
+from pipeline.errors import InitError
+from pipeline.op import Op, overrides, predictor_of
+from pipeline.routes import Answer
 
 
 class FedCall:
     """One call of `process` with what its sequences add.
 
+    Args:
+        steps: of all items of the batch.
+        listed: output names of states that the requests get, too.
+
     Attributes:
         feed: for `process`: the call's own, and what was added.
-        slots: of the sequences that its rows belong to.
+        slots: of the sequences that its rows belong to; None: a row of nobody's.
     """
 
-    def __init__(self, call: Call, steps: Sequence[SequenceStep]) -> None:
-        self.feed: Any = call.feed
-        self.slots: list[int] = [steps[index].slot for index in call.items]
+    def __init__(
+        self,
+        call: Call,
+        steps: Sequence[SequenceStep],
+        states: SlotStates,
+        listed: frozenset[str],
+    ) -> None:
+        self._steps = [steps[index] for index in call.items]
+        self._states = states
+        self._listed = listed
+        self._next: dict[str, np.ndarray] = {}
+        self.slots: list[int | None] = [step.slot for step in self._steps]
+        self.feed: Any = {**call.feed, **states.feed(self.slots)}
 
     def without_own(self, result: Any) -> Any:
-        """Return the result of `process` with only what is for the requests of the call."""
-        return result
+        """Return the result of `process` with only what is for the requests of the call.
+
+        Raises:
+            PayloadTypeError: a state that it has is not as it was declared.
+        """
+        whole = result.answer if isinstance(result, Answer) else result
+        states = self._states
+        self._next = {
+            spec.input_name: self.feed[spec.input_name]
+            for spec in states.specs
+            if spec.is_one_buffer
+        }
+        if not isinstance(whole, dict) or not states.specs:
+            return result
+        self._next |= states.returned(whole, len(self.slots))
+        own = {spec.output_name for spec in states.specs} - self._listed
+        rest = {name: value for name, value in whole.items() if name not in own}
+        for name in self._listed & rest.keys():
+            rest[name] = np.array(rest[name])  # the caller may write into it
+        return Answer(rest) if isinstance(result, Answer) else rest
 
     def keep(self) -> None:
         """Keep what the result has for the next steps: the call has succeeded."""
+        if self._next:
+            self._states.keep(self.slots, self._next)
+        for step in self._steps:
+            if step.end:
+                self._states.drop(step.slot)
 
 
 class SequenceFeeds:
     """States and controls of the sequences at one copy of an Op.
 
     Args:
-        op: the worker's copy.
+        op: the worker's copy, with its predictor; of a model more is fetched from here on.
+
+    Raises:
+        InitError: the file of an initial state does not hold it, or a model has no such state.
     """
 
     def __init__(self, op: Op) -> None:
-        self.op = op
+        states = op.pipeline_config.sequence.state
+        self._states = SlotStates(op.name, specs_of(states, _folders(op)))
+        self._listed = frozenset(state.output_name for state in states) - hidden_outputs(op)
+        if predictor_of(op) is not None and not overrides(op, "process"):
+            _fetch_states(op, self._states)
 
     def begin(self, steps: Sequence[SequenceStep]) -> None:
         """Take note of a batch: who begins has nothing of who had the slot before."""
+        self._states.begin(steps)
 
     def plan(
         self, feeds: Mapping[int, Any], steps: Sequence[SequenceStep], most_rows: int
     ) -> list[Call]:
-        """Return the calls that serve `feeds`; see `collate.plan`.
+        """Return the calls that serve `feeds`: as `collate.plan`, each for states of one shape.
 
         Args:
             feeds: by the item's index in the batch.
             steps: of all items of the batch.
         """
-        return plan(feeds, most_rows) if feeds else []
+        groups: dict[Hashable, dict[int, Any]] = {}
+        for index, feed in feeds.items():
+            groups.setdefault(self._states.form(steps[index].slot), {})[index] = feed
+        return [call for group in groups.values() for call in plan(group, most_rows)]
 
     def fed(self, call: Call, steps: Sequence[SequenceStep]) -> FedCall:
         """Return what `process` is fed in a call, which is asked anew for each attempt."""
-        return FedCall(call, steps)
+        return FedCall(call, steps, self._states, self._listed)
 
 
 def feeds_of(op: Op) -> SequenceFeeds | None:
-    """Return what an Op's sequences add to its feeds; None: nothing."""
+    """Return what an Op's sequences add to its feeds; None: nothing. Raises InitError."""
     return SequenceFeeds(op) if feeds_sequences(op) else None
 
 
@@ -86,3 +140,26 @@ def hidden_outputs(op: Op) -> frozenset[str]:
     listed.update(op.pipeline_config.fetch_list or ())
     listed.update(op.pipeline_config.local_service_conf.fetch_list or ())
     return frozenset(state.output_name for state in op.pipeline_config.sequence.state) - listed
+
+
+def _folders(op: Op) -> list[Path]:
+    """Return where the files of an Op's initial states may be."""
+    base, model = op.pipeline_base_dir, op.pipeline_config.local_service_conf.model_config
+    if model is None:
+        return [base, Path()]
+    at = base / model if (base / model).exists() else Path(model)
+    return [(at if at.is_dir() else at.parent) / FOLDER, base, Path()]
+
+
+def _fetch_states(op: Op, states: SlotStates) -> None:
+    """Have the default `process` fetch what a model returns as states. Raises InitError."""
+    fed, fetched = list(op.right_feed_names), list(op._fetch_names or op.right_fetch_names)
+    for spec in states.specs:
+        if spec.input_name not in fed:
+            raise InitError(
+                f"state '{spec.input_name}' is not a valid state name. The model of Op {op.name!r} "
+                f"has the inputs {', '.join(fed)}"
+            )
+        if spec.output_name not in fetched:
+            fetched.append(spec.output_name)
+    op._fetch_names = fetched

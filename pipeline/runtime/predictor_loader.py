@@ -48,6 +48,7 @@ class PredictorLoader:
         Raises InitError: the model cannot be loaded, or is configured in a way that is not
         supported.
         """
+        op.pipeline_base_dir = self.base_dir
         predictor = self._predictor(op, worker)
         if predictor is not None:
             connect_op(op, predictor, predictor.feed_names, predictor.fetch_names)

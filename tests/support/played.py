@@ -14,6 +14,7 @@ import msgspec
 from doubles import RecordingOwner, in_place_of, settle, virtual
 
 from pipeline import Op
+from pipeline.config.schema import OpConfig
 from pipeline.engine.batch_run import BatchRun
 from pipeline.workers.process.pages import StatusPage
 from pipeline.workers.process.pool import ProcessContext, ProcessWorkers
@@ -203,6 +204,7 @@ class PlayedPool:
         self.owner = RecordingOwner()
         self.records: list[bytes] = []
         op = Op("op")
+        op.pipeline_config = OpConfig()
         processes = ProcessContext(
             self.zygotes, self.memory, {op: 7}, on_record or self.records.append
         )

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from pipeline.data import Tensor, declared, max_batch_size_of
 from pipeline.engine.graph import Graph
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.sequence_feeds import hidden_inputs, hidden_outputs
 from pipeline.errors import ConfigError
 from pipeline.frontends.v2.convert import request_of, values_of
 from pipeline.frontends.v2.errors import V2Error, V2Status
@@ -121,6 +124,13 @@ class OpModel:
     def _read(self, note: ModelMetadata) -> ModelInterface | None:
         config = self.op.pipeline_config
         fetch = config.fetch_list or config.local_service_conf.fetch_list
+        if config.sequence.state or config.sequence.controls:
+            hidden = hidden_inputs(self.op), hidden_outputs(self.op)
+            note = msgspec.structs.replace(
+                note,
+                inputs=[each for each in note.inputs if each.name not in hidden[0]],
+                outputs=[each for each in note.outputs if each.name not in hidden[1]],
+            )
         return interface_of(note, config.batch_size, fetch, max_batch_size_of(self.op))
 
     def config(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
 from pipeline.engine.hooks import asking
+from pipeline.engine.sequence_feeds import feeds_sequences
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.stepped import SteppedRun
@@ -107,7 +108,8 @@ class ProcessWorker:
         group = pool.group
         self._op_name = group[-1].name if group else op.name
         self._gathers = op.pipeline_gathers
-        self._asks_context = any(asking(member) for member in group or (op,))
+        members = group or (op,)
+        self._asks_context = any(asking(each) or feeds_sequences(each) for each in members)
         self._pool = pool
         self._memory = processes.memory
         self._on_record = processes.on_record

@@ -322,7 +322,8 @@ class _Worker:
                 inputs = self._with_gathered(item, inputs)
         except PayloadTypeError as error:  # of users' classes: fails its own item only
             failure = PayloadTypeError(f"[{self._op.name}] {error}")
-            return OpenedItem(data_id, log_id, {}, is_over=True, failure=failure)
+            info = item.info or NO_INFO
+            return OpenedItem(data_id, log_id, {}, is_over=True, failure=failure, info=info)
         opened = OpenedItem(data_id, log_id, inputs, item.deadline, item.trace, item.is_feed)
         if item.info is not None:
             opened.info, opened.forgotten = item.info, self._forgotten

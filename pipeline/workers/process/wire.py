@@ -33,7 +33,8 @@ class WireItem(msgspec.Struct, array_like=True):
     """One request of a batch: `inputs` by the name of the Op that they come from.
 
     With `is_feed` they are what `process` is fed, by name. `deadline` is in `time.monotonic`,
-    which all processes of a machine share. `info` is there if a hook of the Op asks for it.
+    which all processes of a machine share. `info` is there if a hook of the Op asks for
+    it, or its sequences need it.
     `is_entered`: the further entries of a walk read it, too. `gathered` has what of an input is all
     parts of a stream.
     """

@@ -1,0 +1,240 @@
+"""SlotStates: the arrays that a worker keeps of each of its sequences, from step to step.
+
+They stay in the worker: an array that `process` returned is fed to the next step as it is. Only
+where requests that were not side by side before are merged are their states copied together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.config.sequences import InitialStateConfig, StateConfig, datatype
+from pipeline.data import SequenceStep
+from pipeline.errors import InitError, PackageError, PayloadTypeError
+from pipeline.proto.v2.raw import DATATYPES, raw_to_array, with_text
+
+FOLDER = "initial_state"
+"""The folder beside a model that has the files of initial states."""
+
+_TEXT = DATATYPES["BYTES"]
+
+
+class StateSpec(NamedTuple):
+    """One state that an Op declares.
+
+    Args:
+        dims: of one request; -1: of any size.
+        axis: where in its array the requests are; None: the array has no such axis.
+        initial: the array of one request at the first step of a sequence.
+        is_one_buffer: whether what `process` writes into the array that it is fed is kept.
+    """
+
+    input_name: str
+    output_name: str
+    dtype: np.dtype[Any]
+    dims: tuple[int, ...]
+    axis: int | None
+    initial: np.ndarray
+    is_one_buffer: bool
+
+    def checked(self, op_name: str, value: Any, requests: int) -> np.ndarray:
+        """Return what `process` returned of it for so many requests, in its dtype.
+
+        Raises:
+            PayloadTypeError: it has another shape, or a dtype that is not cast to its own.
+        """
+        array = np.asarray(value)
+        dims = list(self.dims)
+        if self.axis is not None:
+            dims.insert(self.axis, requests)
+        found = array.shape
+        if len(found) != len(dims) or any(
+            dim not in (-1, size) for dim, size in zip(dims, found, strict=True)
+        ):
+            raise PayloadTypeError(
+                f"process of Op {op_name!r} returned state {self.output_name!r} of shape "
+                f"{list(found)}, declared for {requests} requests is {dims}"
+            )
+        if array.dtype == self.dtype:
+            return array
+        if self.dtype == _TEXT and array.dtype.kind in "SUT":
+            return array.astype(object)
+        cast = np.can_cast(array.dtype, self.dtype, "same_kind") and array.astype(self.dtype)
+        is_float = array.dtype.kind in "fc"
+        if cast is False or not (is_float or np.array_equal(cast, array)):
+            raise PayloadTypeError(
+                f"process of Op {op_name!r} returned state {self.output_name!r} of dtype "
+                f"{array.dtype}, declared is {self.dtype}"
+            )
+        return cast
+
+
+class Row(NamedTuple):
+    """One request's part of an array that may be that of several; `place` is along its axis."""
+
+    array: np.ndarray
+    place: int
+
+
+class SlotStates:
+    """States of the sequences at one copy of an Op, by their slots.
+
+    Args:
+        op_name: for errors.
+        specs: of the states that the Op declares.
+    """
+
+    def __init__(self, op_name: str, specs: Sequence[StateSpec]) -> None:
+        self.specs: Sequence[StateSpec] = specs
+        self._op_name = op_name
+        self._kept: dict[int, dict[str, Row]] = {}  # by slot and input name
+        self._ids: dict[int, int | str] = {}
+
+    def begin(self, steps: Iterable[SequenceStep]) -> None:
+        """Drop what there is of others in the slots of those who begin."""
+        for step in steps:
+            if step.start or self._ids.get(step.slot) != step.id:
+                self._kept.pop(step.slot, None)
+                self._ids[step.slot] = step.id
+
+    def form(self, slot: int) -> Hashable:
+        """Return what is equal for sequences whose next steps may be made in one call."""
+        if any(spec.axis is None for spec in self.specs):
+            return slot
+        kept = self._kept.get(slot, {})
+        return tuple(
+            _without(kept[spec.input_name].array.shape, spec.axis)
+            if spec.input_name in kept
+            else _without(spec.initial.shape, spec.axis)
+            for spec in self.specs
+        )
+
+    def feed(self, slots: Sequence[int | None]) -> dict[str, np.ndarray]:
+        """Return the arrays for a call with these rows, by input name; None: a row of nobody's.
+
+        Those that `process` may not write into are read-only.
+        """
+        arrays = {}
+        for spec in self.specs:
+            array = _joined(spec, [self._row(spec, slot) for slot in slots])
+            if not spec.is_one_buffer:
+                array = array.view()
+                array.flags.writeable = False
+            arrays[spec.input_name] = array
+        return arrays
+
+    def _row(self, spec: StateSpec, slot: int | None) -> Row:
+        kept = self._kept.get(slot, {}).get(spec.input_name) if slot is not None else None
+        if kept is not None:
+            return kept
+        return Row(spec.initial.copy() if spec.is_one_buffer else spec.initial, 0)
+
+    def returned(self, result: Mapping[str, Any], requests: int) -> dict[str, np.ndarray]:
+        """Return, by input name, what a result has for the next steps of so many requests.
+
+        Raises:
+            PayloadTypeError: a state has not the shape or dtype that is declared.
+        """
+        return {
+            spec.input_name: spec.checked(self._op_name, result[spec.output_name], requests)
+            for spec in self.specs
+            if spec.output_name in result
+        }
+
+    def keep(self, slots: Sequence[int | None], arrays: Mapping[str, np.ndarray]) -> None:
+        """Keep what is next for the sequences in these slots; the row of None is nobody's."""
+        for place, slot in enumerate(slots):
+            if slot is not None:
+                rows = {name: Row(array, place) for name, array in arrays.items()}
+                self._kept[slot] = {**self._kept.get(slot, {}), **rows}
+
+    def drop(self, slot: int) -> None:
+        """Forget a sequence that has ended."""
+        self._kept.pop(slot, None)
+        self._ids.pop(slot, None)
+
+
+def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    return shape if axis is None else shape[:axis] + shape[axis + 1 :]
+
+
+def _joined(spec: StateSpec, rows: Sequence[Row]) -> np.ndarray:
+    """Return one array of the rows, without a copy where they are side by side in one already."""
+    first, axis = rows[0], spec.axis
+    if axis is None:
+        return first.array
+    is_one = all(
+        row.array is first.array and row.place == first.place + index
+        for index, row in enumerate(rows)
+    )
+    if is_one:
+        return _cut(first.array, axis, first.place, len(rows))
+    return np.concatenate([_cut(row.array, axis, row.place) for row in rows], axis)
+
+
+def _cut(array: np.ndarray, axis: int, place: int, count: int = 1) -> np.ndarray:
+    if array.shape[axis] == count:
+        return array
+    return array[(slice(None),) * axis + (slice(place, place + count),)]
+
+
+# Declared -----------------------------------------------------------------------------------
+
+
+def specs_of(states: Iterable[StateConfig], folders: Sequence[Path]) -> list[StateSpec]:
+    """Return the states that an Op declares.
+
+    Args:
+        folders: where the files of initial states are looked for, in this order.
+
+    Raises:
+        InitError: such a file is not there, or does not hold the state.
+    """
+    return [_spec(state, folders) for state in states]
+
+
+def _spec(state: StateConfig, folders: Sequence[Path]) -> StateSpec:
+    dtype = DATATYPES[datatype(state.data_type)]
+    said = state.initial_state[0] if state.initial_state else InitialStateConfig(zero_data=True)
+    dims = said.dims if said.dims is not None else state.dims
+    shape = tuple(1 if dim == -1 else dim for dim in dims)
+    if said.data_file is None:
+        initial = np.full(shape, "", object) if dtype == _TEXT else np.zeros(shape, dtype)
+    else:
+        initial = _read(said.data_file, folders, datatype(state.data_type), shape)
+    axis = None if state.batch_axis == -1 else state.batch_axis
+    return StateSpec(
+        state.input_name,
+        state.output_name,
+        dtype,
+        state.dims,
+        axis,
+        initial if axis is None else np.expand_dims(initial, axis),
+        state.use_same_buffer_for_input_output,
+    )
+
+
+def _read(name: str, folders: Sequence[Path], kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the array in a file: its elements in C order, little-endian, as v2 sends them."""
+    path = next((at for folder in folders if (at := folder / name).is_file()), None)
+    if path is None:
+        looked = " and ".join(map(str, folders))
+        raise InitError(f"initial_state: data_file {name} is not in {looked}")
+    data = path.read_bytes()
+    if kind != "BYTES":
+        size = math.prod(shape) * DATATYPES[kind].itemsize
+        if len(data) < size:
+            raise InitError(
+                f"initial_state setting expects {size} bytes, but the data provided from {name} "
+                f"only has {len(data)} bytes."
+            )
+        data = data[:size]
+    try:
+        return with_text(raw_to_array(kind, shape, data))
+    except PackageError as error:
+        raise InitError(f"initial_state: data_file {name}: {error}") from error
