@@ -8,31 +8,24 @@ from urllib.parse import parse_qsl
 
 from pipeline.errors import PackageError, TooLargeError
 from pipeline.frontends.api.multipart import fields_of_form
+from pipeline.frontends.http.bodies import JSON, is_json, kind_of
 from pipeline.frontends.http.routes import HttpError
 from pipeline.proto.plain_json import read_large_object, read_object
 from pipeline.proto.slices import SHORT_BYTES, Limits
 
-_JSON = "application/json"
 _MULTIPART = "multipart/form-data"
-_FORM = "application/x-www-form-urlencoded"  # what curl says of all that it is given
 _TEXT = "text/plain"
 _DATA = "application/octet-stream"
 KEYS = {"image": "image", "audio": "audio", "video": "video"}
 """Keys of bodies that are bytes, by the first part of their content type."""
 
-TAKEN = (_JSON, _MULTIPART, "image/*", "audio/*", "video/*", _DATA, _TEXT)
+TAKEN = (JSON, _MULTIPART, "image/*", "audio/*", "video/*", _DATA, _TEXT)
 """Content types of bodies."""
 
 
 def is_large(body: bytes) -> bool:
     """Return whether a body is too large to be read on the event loop."""
     return len(body) > SHORT_BYTES
-
-
-def is_json(content_type: bytes) -> bool:
-    """Return whether a body of this type is JSON: b"", for none, and what `curl -d` says, too."""
-    kind = _kind_of(content_type)
-    return kind in ("", _JSON, _FORM) or kind.endswith("+json")
 
 
 def fields_of(
@@ -50,7 +43,7 @@ def fields_of(
     content_type = headers.get(b"content-type", b"")
     if is_json(content_type):
         return read_large_object(body, limits) if is_large(body) else read_object(body)
-    kind = _kind_of(content_type)
+    kind = kind_of(content_type)
     if kind == _MULTIPART:
         return fields_of_form(body, content_type, limits)
     key = dict(parse_qsl(query)).get("key")
@@ -62,10 +55,6 @@ def fields_of(
     if family in KEYS:
         return {key or KEYS[family]: body}
     raise _unknown(kind)
-
-
-def _kind_of(content_type: bytes) -> str:
-    return content_type.decode("latin-1").partition(";")[0].strip(" \t").lower()
 
 
 def _text_of(body: bytes, content_type: bytes, limits: Limits) -> str:

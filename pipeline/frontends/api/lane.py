@@ -17,10 +17,10 @@ from pipeline.frontends.api.answers import (
     payload_of,
     written,
 )
-from pipeline.frontends.api.bodies import is_json
 from pipeline.frontends.api.errors import reply_to
 from pipeline.frontends.api.pipelines import EMPTY, Pipelines, served_by
 from pipeline.frontends.base import seconds_of
+from pipeline.frontends.http.bodies import is_json
 from pipeline.frontends.http.routes import Headers, LaneReply, WebResponse
 from pipeline.frontends.http.streams import stream_form
 from pipeline.proto.plain_answer import write_object

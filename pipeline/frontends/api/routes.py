@@ -10,9 +10,10 @@ from pipeline.engine.offload import Offload
 from pipeline.engine.request import ask
 from pipeline.errors import NoServiceError, PipelineError, TooLargeError
 from pipeline.frontends.api.answers import AnswerWriter
-from pipeline.frontends.api.bodies import fields_of, is_json, is_large
+from pipeline.frontends.api.bodies import fields_of, is_large
 from pipeline.frontends.api.errors import error_body, failure_of, reply_to
 from pipeline.frontends.api.pipelines import Asked, Pipelines
+from pipeline.frontends.http.bodies import is_json
 from pipeline.frontends.http.paths import Answer, Paths, begun
 from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, WebStream
 from pipeline.frontends.http.streams import StreamForm, stream_form, stream_of

@@ -23,6 +23,25 @@ _WINDOW_BITS = {
     b"x-gzip": zlib.MAX_WBITS | 16,
     b"deflate": zlib.MAX_WBITS,
 }
+JSON = "application/json"
+_FORM = "application/x-www-form-urlencoded"  # what curl says of all that it is given
+_BINARY = b"inference-header-content-length"  # behind so much JSON, in v2
+
+
+def kind_of(content_type: bytes) -> str:
+    """Return a content type without its parameters."""
+    return content_type.decode("latin-1").partition(";")[0].strip(" \t").lower()
+
+
+def is_json(content_type: bytes) -> bool:
+    """Return whether a body of this type is JSON: b"", for none, and what `curl -d` says, too."""
+    kind = kind_of(content_type)
+    return kind in ("", JSON, _FORM) or kind.endswith("+json")
+
+
+def is_all_json(said: Headers) -> bool:
+    """Return whether the body behind these headers is JSON, and nothing else."""
+    return _BINARY not in said and is_json(said.get(b"content-type", b""))
 
 
 class SizeLimit(NamedTuple):

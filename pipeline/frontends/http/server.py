@@ -21,7 +21,7 @@ from pipeline.errors import (
     UserCodeError,
 )
 from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
-from pipeline.frontends.http.bodies import BodyReader, SizeLimit
+from pipeline.frontends.http.bodies import BodyReader, SizeLimit, is_all_json
 from pipeline.frontends.http.connection import CONNECTION, HEADERS, HttpConnection
 from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.hosts import Hosts
@@ -215,8 +215,11 @@ class HttpFrontend:
         said: Headers = scope[HEADERS]
         encoding, timeout_s, _ = _special(scope)
 
+        # What is packed is not unpacked beyond what its reader would take.
+        limit = self._json_limit if encoding and is_all_json(said) else self._limit
+
         async def read() -> bytes:
-            return await self._bodies.read(connection, receive, said, encoding, self._limit)
+            return await self._bodies.read(connection, receive, said, encoding, limit)
 
         request = WebRequest(
             method=scope["method"],

@@ -9,8 +9,8 @@ from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
 from pipeline.errors import PipelineError
 from pipeline.frontends.api.answers import is_short_answer, payload_of
-from pipeline.frontends.api.bodies import is_json
 from pipeline.frontends.base import seconds_of
+from pipeline.frontends.http.bodies import is_json
 from pipeline.frontends.http.routes import HandOverError, Headers, LaneReply, WebResponse
 from pipeline.frontends.openai.answers import Choice, Writer
 from pipeline.frontends.openai.errors import reply_to

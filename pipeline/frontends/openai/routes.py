@@ -13,9 +13,10 @@ from pipeline.engine.request import RequestTarget
 from pipeline.engine.streams.combine import StreamLimits
 from pipeline.errors import NoServiceError, PackageError, TooLargeError
 from pipeline.frontends.api.answers import is_short_answer, payload_of
-from pipeline.frontends.api.bodies import is_json, is_large
+from pipeline.frontends.api.bodies import is_large
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.base import FrontendContext
+from pipeline.frontends.http.bodies import is_json
 from pipeline.frontends.http.paths import Answer, Paths, begun
 from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, WebStream
 from pipeline.frontends.http.streams import stream_in

@@ -16,8 +16,10 @@ from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.engine.offload import Offload
 from pipeline.engine.pack_jobs import Packer, Unpacker
 from pipeline.errors import DeadlineError
+from pipeline.frontends.http import bodies
 from pipeline.frontends.v2 import http as http_v2
 from pipeline.proto import codec, inference_v2_pb2
+from pipeline.proto.inflate import inflated
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline import large
 from pipeline.proto.pipeline_service_pb2 import Request, Response
@@ -140,6 +142,45 @@ def test_json_above_its_limit_is_refused_by_the_keys_name(server):
         assert f"max_json_bytes ({JSON_LIMIT} bytes)" in json.loads(answer)["err_msg"]
     status, answer = post(server, b" " * (JSON_LIMIT + 1), "/v2/models/svc/infer")
     assert (status, "max_json_bytes" in json.loads(answer)["error"]) == (413, True)
+
+
+@pytest.mark.parametrize(
+    "path", ["/svc/p", "/api/svc", "/v2/models/svc/infer", "/v2/models/svc/generate"]
+)
+def test_packed_json_is_not_unpacked_beyond_its_limit(server, monkeypatch, path):
+    limits = []
+
+    def unpacked(body, window_bits, limit):
+        limits.append(limit)
+        return inflated(body, window_bits, limit)
+
+    monkeypatch.setattr(bodies, "inflated", unpacked)
+    packed = gzip.compress(b" " * (JSON_LIMIT + 1), mtime=0)
+    headers = {"Content_Encoding": "gzip", "Content_Type": "application/json"}
+    status, answer = post(server, packed, path, **headers)
+    assert (status, b"max_json_bytes" in answer) == (413, True)
+    assert limits
+    assert max(limits) <= JSON_LIMIT
+
+
+def test_packed_tensors_are_not_json(server):
+    array = np.zeros(JSON_LIMIT, "i1")
+    fields = {
+        "inputs": [
+            {
+                "name": "a",
+                "datatype": "INT8",
+                "shape": [array.size],
+                "parameters": {"binary_data_size": array.nbytes},
+            }
+        ],
+        "parameters": {"binary_data_output": True},
+    }
+    head = json.dumps(fields).encode()
+    packed = gzip.compress(head + array.tobytes(), mtime=0)
+    headers = {"Content_Encoding": "gzip", "Inference_Header_Content_Length": str(len(head))}
+    status, _ = post(server, packed, "/v2/models/svc/infer", **headers)
+    assert status == 200
 
 
 def test_more_text_than_allowed_is_refused_by_the_keys_name(server):
