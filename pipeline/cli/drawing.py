@@ -72,6 +72,9 @@ def _settings(config: OpConfig) -> Iterator[str]:
     if config.batch_size > 1:
         wait = config.auto_batching_timeout_s
         yield f"batch up to {config.batch_size}" + (f" within {_ms(wait)}" if wait else "")
+    if config.sequence.strategy is not None:
+        slots = config.sequence.max_candidates or config.batch_size
+        yield f"sequences: {config.sequence.strategy}, {slots} slot{'s' * (slots > 1)} a worker"
     if config.timeout_s is not None:
         yield f"timeout {_ms(config.timeout_s)}"
     if config.retry > 1:

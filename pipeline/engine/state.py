@@ -34,7 +34,10 @@ class EdgeState(msgspec.Struct, frozen=True, array_like=True):
 class SequencesState(msgspec.Struct, frozen=True, array_like=True):
     """The sequences of one Op: `live`, those of them in the `backlog`; `slots`, those in use.
 
-    `reaped` counts those that have lost their slots for idleness, since the start.
+    The others count those that are over, since the start: `ended`: their last request has run;
+    `reaped`: they have lost their slots for idleness; `lost`: with their worker; `cut`: a request
+    of them was cancelled or came to nothing, their time in the backlog was over, or they began
+    anew.
     """
 
     live: int = 0
@@ -42,6 +45,14 @@ class SequencesState(msgspec.Struct, frozen=True, array_like=True):
     slots: int = 0
     used: int = 0
     reaped: int = 0
+    ended: int = 0
+    lost: int = 0
+    cut: int = 0
+
+    @property
+    def begun(self) -> int:
+        """Sequences since the start."""
+        return self.live + self.ended + self.reaped + self.lost + self.cut
 
 
 class OpState(msgspec.Struct, frozen=True, array_like=True):

@@ -171,6 +171,18 @@ def _op_workers(replicas: _Replicas) -> _Samples:
             yield {**labels, "kind": workers.kind, "state": state}, count
 
 
+def _of_sequences(*fields: str, label: str = "") -> Callable[[_Replicas], _Samples]:
+    """Return what finds fields of the states of the Ops' sequences, where they have any."""
+
+    def find(replicas: _Replicas) -> _Samples:
+        for labels, op in replicas.ops():
+            for field in fields if op.sequences is not None else ():
+                more = {label: field} if label else {}
+                yield {**labels, **more}, getattr(op.sequences, field)
+
+    return find
+
+
 def _edges(replicas: _Replicas) -> _Samples:
     for labels, op in replicas.ops():
         for edge in op.edges:
@@ -234,6 +246,30 @@ _OTHERS: Sequence[tuple[str, str, str, Callable[[_Replicas], _Samples]]] = (
         "pipeline_edge_answers_total",
         "Answers of an Op that another one got, or that went elsewhere.",
         _edges,
+    ),
+    (
+        "gauge",
+        "pipeline_op_sequences",
+        "Sequences of an Op that are not over: which use a slot, and in the backlog.",
+        _of_sequences("used", "backlog", label="state"),
+    ),
+    (
+        "gauge",
+        "pipeline_op_sequence_slots",
+        "Slots at all workers of an Op.",
+        _of_sequences("slots"),
+    ),
+    (
+        "counter",
+        "pipeline_op_sequences_begun_total",
+        "Sequences that have begun.",
+        _of_sequences("begun"),
+    ),
+    (
+        "counter",
+        "pipeline_op_sequences_over_total",
+        "Those that are over: ended, cut short, reaped while they were idle, lost with a worker.",
+        _of_sequences("ended", "cut", "reaped", "lost", label="reason"),
     ),
     (
         "gauge",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import logging
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
@@ -60,6 +60,7 @@ class LiveSequence(msgspec.Struct, eq=False):
         running: the one that is.
         has_end: whether its last request has come.
         is_over: whether it goes on no more, and only has to wait for `running`.
+        fate: field of SequencesState that counts it when it is over.
     """
 
     id: SequenceId
@@ -69,6 +70,7 @@ class LiveSequence(msgspec.Struct, eq=False):
     running: Item | None = None
     has_end: bool = False
     is_over: bool = False
+    fate: str = "ended"
 
 
 Ready: TypeAlias = tuple[float, int, LiveSequence]
@@ -90,14 +92,14 @@ class SequenceBook:
         refused: requests that were here and never will run, with what they are to be told. Who
             reads it empties it.
         lives: of the workers that have slots; see `workers_are`.
-        reaped: sequences that have lost their slots for idleness.
+        fates: how many sequences are over, by what has become of them; see SequencesState.
     """
 
     def __init__(self, op_name: str, slots: int, max_idle_s: float) -> None:
         self.queued: int = 0
         self.ready: dict[int, list[Ready]] = {}
         self.refused: list[tuple[Item, PipelineError]] = []
-        self.reaped: int = 0
+        self.fates: Counter[str] = Counter()
         self.lives: dict[int, int] = {}
         self._op_name = op_name
         self._slots = slots
@@ -132,6 +134,7 @@ class SequenceBook:
                 latest.id,
                 self._op_name,
             )
+            self.fates["cut"] += 1
         latest.has_end = info.sequence_end
         latest.queue.append(item)
         self.queued += 1
@@ -184,6 +187,7 @@ class SequenceBook:
         if not chain or chain[-1].has_end or chain[-1].is_over:
             return
         sequence = chain[-1]
+        sequence.fate = "cut"
         if sequence.queue or sequence.running is not None:
             sequence.has_end = True
         else:
@@ -197,6 +201,7 @@ class SequenceBook:
             sequence.queue.clear()
             sequence.is_over = True
         self.queued = 0
+        self.fates["lost"] += len(everybody)
         for known in (self._chains, self._held, self._idle, self._running):
             known.clear()
         self._backlog.clear()
@@ -247,7 +252,7 @@ class SequenceBook:
             sequence, since = next(iter(self._idle.items()))
             if now < since + self._max_idle_s:
                 break
-            self.reaped += 1
+            sequence.fate = "reaped"
             self._end(sequence)
         while (late := self._backlog.expired(now)) is not None:
             self._stop(late, OverloadedError(_EXPIRED))
@@ -264,7 +269,7 @@ class SequenceBook:
             backlog=self._backlog.size,
             slots=len(self._held) + len(self._free),
             used=len(self._held),
-            reaped=self.reaped,
+            **self.fates,
         )
 
     @property
@@ -343,6 +348,7 @@ class SequenceBook:
         """End a sequence before its end; what was queued is refused, but for `own`."""
         self._is_not_ready(sequence)
         sequence.is_over = True
+        sequence.fate = "lost" if isinstance(error, WorkerDiedError) else "cut"
         self.queued -= len(sequence.queue)
         self.refused += [(item, error) for item in sequence.queue if item not in own]
         sequence.queue.clear()
@@ -353,6 +359,7 @@ class SequenceBook:
     def _end(self, sequence: LiveSequence) -> None:
         """Let others have the slot, and those of the same id their turn."""
         self._idle.pop(sequence, None)
+        self.fates[sequence.fate] += 1
         slot, chain = sequence.slot, self._chains[sequence.id]
         was_first = chain[0] is sequence
         chain.remove(sequence)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pipeline.engine.journal import BY_CALLERS, Outcome
-from pipeline.engine.state import OpState
+from pipeline.engine.state import OpState, SequencesState
 from pipeline.frontends.dashboard.layout import Layout
 from pipeline.frontends.dashboard.minute import merged
 from pipeline.frontends.dashboard.recent import MAX_FAILED, MAX_SLOW
@@ -82,9 +82,16 @@ def _op(name: str, states: Sequence[OpState], counters: dict[str, Any]) -> dict[
         },
         **_sums(states, "skipped"),
         "edges": _edges(states),
+        "sequences": _sequences([state.sequences for state in states if state.sequences]),
         "group": next((list(state.group) for state in states if state.group), []),
         "counters": counters,
     }
+
+
+def _sequences(states: Sequence[SequencesState]) -> dict[str, Any] | None:
+    """Return the sequences of an Op; None: it has none."""
+    names = ("live", "backlog", "slots", "used", "begun", "ended", "cut", "reaped", "lost")
+    return _sums(states, *names) if states else None
 
 
 def _edges(states: Sequence[OpState]) -> list[dict[str, Any]]:

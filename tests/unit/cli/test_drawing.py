@@ -52,6 +52,11 @@ def test_a_chain_is_one_rail():
     )
 
 
+def test_sequences_are_told_with_their_slots():
+    config = {"op": {"a": {"batch_size": 8, "sequence": {"strategy": "direct"}}}}
+    assert "sequences: direct, 8 slots a worker" in as_text(drawn(chain("a"), config))
+
+
 def test_a_fork_and_its_join_are_drawn():
     assert as_text(drawn(diamond())) == (
         "svc\n\n"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.engine.journal import Outcome
-from pipeline.engine.state import EdgeState, EngineState, OpState, WorkersState
+from pipeline.engine.state import EdgeState, EngineState, OpState, SequencesState, WorkersState
 from pipeline.observe.metrics import render, render_predecessor
 from pipeline.observe.snapshot import (
     LATENCY_STEPS,
@@ -159,6 +159,25 @@ def test_it_is_counted_where_answers_went():
     text = render([Snapshot(0, engine(op), [counters("svc"), counters("a")])])
     assert value(text, "pipeline_edge_answers_total", model="a", to="big", state="sent") == 10
     assert value(text, "pipeline_edge_answers_total", model="a", to="out", state="absent") == 10
+
+
+def test_sequences_are_told_of_the_ops_that_have_any():
+    its = SequencesState(live=5, backlog=2, slots=3, used=3, reaped=7, ended=11, lost=13, cut=17)
+    ops = msgspec.structs.replace(op_state("a"), sequences=its), op_state("b")
+    text = render([Snapshot(0, engine(*ops), [counters(name) for name in ("svc", "a", "b")])])
+    told = {key: found for key, found in read(text).items() if "sequence" in key[0]}
+    assert {
+        (name, *sorted(dict(labels).values())): found for (name, labels), found in told.items()
+    } == {
+        ("pipeline_op_sequences", "a", "used"): 3,
+        ("pipeline_op_sequences", "a", "backlog"): 2,
+        ("pipeline_op_sequence_slots", "a"): 3,
+        ("pipeline_op_sequences_begun_total", "a"): 53,
+        ("pipeline_op_sequences_over_total", "a", "ended"): 11,
+        ("pipeline_op_sequences_over_total", "a", "cut"): 17,
+        ("pipeline_op_sequences_over_total", "a", "reaped"): 7,
+        ("pipeline_op_sequences_over_total", "a", "lost"): 13,
+    }
 
 
 def test_memory_is_told_where_it_is_known():

@@ -4,6 +4,7 @@ import { arrange, byId, draw, make, say } from "./page_dom.js";
 import { History, digits, duration, growth, ofService, percentile, total } from "./page_figures.js";
 import { GraphView } from "./page_graph.js";
 import { RequestsView } from "./page_requests.js";
+import { SequencesView } from "./page_sequences.js";
 
 const EVERY_MS = 1000;
 const LONGEST_MS = 8000; // between questions to a server that does not answer
@@ -11,6 +12,7 @@ const PATIENCE_MS = 8000;
 
 const statuses = new History();
 const graph = new GraphView(byId("graph"));
+const sequences = new SequencesView();
 const slowest = new RequestsView(byId("slowest"), byId("slowest_none"));
 const failed = new RequestsView(byId("failed"), byId("failed_none"));
 const rows = new Map();
@@ -55,9 +57,11 @@ function show() {
     figures(op.counters, before?.ops[index].counters, passed_s, op.workers.up));
   tiles(now, pipeline);
   const busiest = busiestOf(now, ops);
-  graph.show(now.graph, byId("graph").parentElement.clientWidth);
+  const hasSequences = now.ops.some((op) => op.sequences);
+  graph.show(now.graph, byId("graph").parentElement.clientWidth, hasSequences);
   for (const [index, op] of now.ops.entries()) graph.fill(op, ops[index], index === busiest);
   table(now, pipeline, ops);
+  sequences.show(now, before, passed_s);
   slowest.show(now.slowest, now.time_ms, now.copies, now.graph);
   failed.show(now.failed, now.time_ms, now.copies, now.graph);
 }

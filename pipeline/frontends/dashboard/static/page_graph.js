@@ -4,6 +4,7 @@ import { draw, make, say } from "./page_dom.js";
 import { digits, duration } from "./page_figures.js";
 
 const OP = { narrowest: 96, least: 150, most: 210, height: 100, heightIfNarrow: 152 };
+const LINE = 22; // of facts, which the Ops have one more of if some have sequences
 const END = { width: 88, height: 34 };
 const GAP = { wide: 64, least: 28, rows: 16, rowsIfNarrow: 8 };
 const WIRE_ROWS = 0.3; // of an Op's: what a wire takes that passes a column
@@ -21,11 +22,11 @@ export class GraphView {
   }
 
   /** Draw the graph, if it or the place for it has changed. */
-  show(graph, width) {
-    const drawn = `${width} ${JSON.stringify(graph)}`;
+  show(graph, width, hasSequences) {
+    const drawn = `${width} ${hasSequences} ${JSON.stringify(graph)}`;
     if (drawn === this.#drawn || width <= 0) return;
     this.#drawn = drawn;
-    const plan = planned(graph, width);
+    const plan = planned(graph, width, hasSequences ? LINE : 0);
     this.#nodes = new Map(graph.boxes.map((node) => [node.name, card(node, plan.boxes.get(node.name))]));
     this.#parent.style.width = `${plan.width}px`;
     this.#parent.style.height = `${plan.height}px`;
@@ -53,6 +54,11 @@ export class GraphView {
       + (op.joining ? `; ${op.joining} waiting for another branch` : "");
     node.waiting.className = op.queued > Math.max(4, 2 * op.running) ? "many" : "";
     say(node.batch, `batch ${digits(figures.batch)}`);
+    const { used, slots, backlog } = op.sequences ?? {};
+    node.slots.parentElement.hidden = slots === undefined;
+    say(node.slots, slots === undefined ? "" : `${digits(used)} of ${digits(slots)} slots`);
+    node.slots.title = backlog ? `${digits(backlog)} more sequences wait for a slot` : "";
+    node.slots.className = backlog ? "many" : "";
     say(node.workers, `${workers.busy} of ${workers.up} busy`);
     say(node.share, figures.load === undefined ? "" : `${Math.round(100 * figures.load)} %`);
     node.load.style.width = `${100 * (figures.load ?? 0)}%`;
@@ -77,7 +83,7 @@ function card(node, box) {
     return { root };
   }
   const made = { root, tag: make("span", "tag"), load: make("i") };
-  for (const name of ["rate", "p99", "waiting", "batch", "workers", "share"]) made[name] = make("span");
+  for (const name of ["rate", "p99", "waiting", "batch", "slots", "workers", "share"]) made[name] = make("span");
   made.tag.hidden = true;
   root.title = `${node.name}: ${node.kind}`;
   root.append(
@@ -85,6 +91,7 @@ function card(node, box) {
     make("h3", "", node.name),
     make("p", "facts", made.rate, made.p99),
     make("p", "facts", made.waiting, made.batch),
+    make("p", "facts", made.slots),
     make("p", "facts", made.workers, made.share),
     make("div", "load", made.load),
   );
@@ -94,7 +101,7 @@ function card(node, box) {
 // Geometry -------------------------------------------------------------------------------------
 
 /** Boxes of all nodes: from left to right where that fits, else from top to bottom. */
-function planned(graph, width) {
+function planned(graph, width, more) {
   const columns = new Map(graph.boxes.map((box) => [box.name, box.column]));
   const last = Math.max(...columns.values());
   const edges = [...graph.boxes.flatMap(({ row }) => [row - 0.5, row + 0.5]),
@@ -106,7 +113,7 @@ function planned(graph, width) {
   const isUpright = along.size === 0 && (across.size >= OP.least || width < 700);
   const { size, gap, rowGap } = isUpright ? across : along;
   const op = { width: Math.max(size, isUpright ? OP.narrowest : OP.least) };
-  op.height = op.width < OP.least ? OP.heightIfNarrow : OP.height;
+  op.height = op.width < OP.least ? OP.heightIfNarrow + 2 * more : OP.height + more;
   const plan = { isUpright, op, columns, gap, rowGap, first };
   const deep = start(plan, last) + (isUpright ? END.height : END.width);
   const broad = rows * ((isUpright ? op.width : op.height) + rowGap);

@@ -6,11 +6,13 @@ import contextlib
 import json
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from browser import CHROMIUM, Browser
 from played_page import MS, Played, graph_of, op_state, request, served, turn
 
 from pipeline.engine.journal import Outcome
+from pipeline.engine.state import SequencesState
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
 
@@ -63,6 +65,27 @@ def test_the_graph_is_drawn_and_its_figures_follow_the_server():
         assert browser.text("#state") == "Not ready"
         node = "[...document.querySelectorAll('.node')].find((n) => n.title === 'left: Op')"
         assert "3 of 4 up" in browser.run(f"{node}.innerText")
+
+
+def test_sequences_are_there_for_ops_that_have_any():
+    played = Played(graph_of(("", "cut"), ("cut", "vad")))
+
+    def stand(**counts: int) -> None:
+        its = SequencesState(slots=4, used=4, ended=10, **counts)
+        played.states["vad"] = msgspec.structs.replace(op_state("vad"), sequences=its)
+
+    with opened(played) as browser:
+        card = "document.getElementById('sequences_card')"
+        assert browser.run(f"{card}.hidden")
+        stand(live=6, backlog=2, reaped=3)
+        cells = f"[...{card}.querySelectorAll('tbody td')].map((cell) => cell.textContent)"
+        told = browser.wait_for(f"!{card}.hidden && {cells}")
+        assert told[:2] == ["4 of 4", "2"]
+        assert "4 of 4 slots" in browser.run("document.getElementById('graph').innerText")
+        stand(live=5, backlog=1, reaped=5, lost=1)
+        browser.wait_for(f"({cells})[1] === '1'")
+        assert browser.run(cells)[6] == "1"
+        assert browser.run(f"{card}.querySelector('td.bad').textContent") == "1"
 
 
 def test_percentiles_throughput_and_batches_are_of_the_time_that_is_looked_at():
@@ -178,7 +201,8 @@ def test_what_waits_for_another_branch_is_told_from_what_waits_for_a_worker():
     with opened(played) as browser:
         texts = "[...document.querySelectorAll('.node .facts')].map((line) => line.textContent)"
         assert any("3 waiting, 5 at join" in text for text in browser.run(texts))
-        head = browser.run("[...document.querySelectorAll('thead th')].map((c) => c.textContent)")
+        titles = "[...document.querySelectorAll('.card:has(#ops) thead th')]"
+        head = browser.run(f"{titles}.map((c) => c.textContent)")
         cells = dict(zip(head, browser.run(row_of("join")), strict=True))
         assert (cells["Waiting"], cells["At a join"]) == ("3", "5")
 

@@ -231,6 +231,30 @@ def test_an_idle_sequence_loses_its_slot_and_its_next_request_is_refused(strateg
 
 
 @BOTH
+def test_each_sequence_counts_as_one_thing_when_it_is_over(strategy):
+    asked = Sequences(strategy, slots=8, max_idle_ms=1000)
+    asked.ask("1 start end")
+    asked.ask("2 start")
+    cancelled = asked.ask("3 start")
+    asked.ask("4 start")
+    asked.next()
+    asked.ask("2 start")
+    asked.done()
+    asked.scheduler.drop(cancelled.request)
+    asked.next()
+    asked.done()
+    asked.now = 2.0
+    asked.scheduler.book.reap(asked.now)
+    asked.ask("5 start")
+    asked.ask("6 start")
+    asked.next()
+    asked.lose(0)
+    state = asked.scheduler.book.state()
+    assert (state.ended, state.cut, state.reaped, state.lost) == (1, 2, 2, 2)
+    assert (state.begun, state.live) == (7, 0)
+
+
+@BOTH
 def test_nobody_is_idle_in_the_backlog_or_while_it_runs(strategy):
     asked = Sequences(strategy, max_idle_ms=1)
     asked.ask("1 start")
