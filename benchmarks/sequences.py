@@ -24,6 +24,7 @@ from benchmarks.family import usage_of
 from benchmarks.report import machine, table
 from benchmarks.sequence_steps import KINDS, Begin, Crowd, Flow, Steps, model_of
 from pipeline import PipelineServer, ResponseOp
+from pipeline.runtime.service import gc_frozen
 
 _WARM_UP_S = 0.3
 
@@ -89,7 +90,8 @@ async def _serving(kind: str, said: argparse.Namespace) -> AsyncIterator[Begin]:
         }
     )
     async with server:
-        yield server._running().models.begin
+        with gc_frozen():  # as in a process that only serves
+            yield server._running().models.begin
 
 
 async def _turns(said: argparse.Namespace) -> None:
@@ -105,9 +107,9 @@ async def _turns(said: argparse.Namespace) -> None:
 async def _steady(said: argparse.Namespace) -> None:
     found: dict[str, list[Steps]] = {kind: [] for kind in said.kinds}
     async with AsyncExitStack() as stack:
+        begins = {kind: await stack.enter_async_context(_serving(kind, said)) for kind in found}
         flows = {}
-        for kind in found:
-            begin = await stack.enter_async_context(_serving(kind, said))
+        for kind, begin in begins.items():
             flow = Flow(begin, kind != KINDS[0], said.live, said.every, said.short / 60)
             await flow.begin_all()
             flows[kind] = flow
@@ -119,7 +121,11 @@ async def _steady(said: argparse.Namespace) -> None:
                 if found[kind][-1].errors:
                     raise NotMeasuredError(f"{kind}: {found[kind][-1].errors}")
             rss_mib.append(usage_of(os.getpid()).rss_bytes / 2**20)
-    print(_report_steady(found, said), f"RSS MiB after each round: {rss_mib}", sep="\n\n")
+    print(
+        _report_steady(found, said),
+        f"RSS MiB after each round: {', '.join(f'{each:.1f}' for each in rss_mib)}",
+        sep="\n\n",
+    )
 
 
 async def _turn(begin: Begin, kind: str, said: argparse.Namespace) -> Turn:

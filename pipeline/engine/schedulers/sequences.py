@@ -39,7 +39,7 @@ _EXPIRED = "timeout of the corresponding sequence has been expired"
 SequenceId: TypeAlias = int | str
 
 
-class SequenceSlot(msgspec.Struct, frozen=True, order=True):
+class SequenceSlot(msgspec.Struct, frozen=True, order=True, gc=False):
     """A place at a worker; the lowest number is given first, of several the lowest worker's.
 
     `life` is the worker's: a slot of one that was lost is nobody's.
