@@ -237,10 +237,10 @@ def test_each_sequence_counts_as_one_thing_when_it_is_over(strategy):
     asked.ask("2 start")
     cancelled = asked.ask("3 start")
     asked.ask("4 start")
+    asked.scheduler.drop(cancelled.request)
     asked.next()
     asked.ask("2 start")
     asked.done()
-    asked.scheduler.drop(cancelled.request)
     asked.next()
     asked.done()
     asked.now = 2.0
