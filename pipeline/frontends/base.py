@@ -16,6 +16,7 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import asking
 from pipeline.engine.models import ModelRegistry
 from pipeline.engine.offload import Offload
+from pipeline.engine.sequence_dispatcher import has_sequences
 from pipeline.errors import PackageError
 from pipeline.observe.snapshot import AskAll
 
@@ -93,10 +94,13 @@ class FrontendContext:
 
 
 def takes_info(models: ModelRegistry) -> bool:
-    """Return whether a hook or a filter asks what callers say beside their data."""
+    """Return whether a hook, a filter or a sequence needs what callers say beside their data."""
     graphs = models.graphs()
-    ops = [op for served in graphs for op in served.graph.all_ops]
-    return any(served.config.filters for served in graphs) or any(map(asking, ops))
+    if any(served.config.filters for served in graphs):
+        return True
+    if any(has_sequences(op) for served in graphs for op in served.graph.ops):
+        return True
+    return any(asking(op) for served in graphs for op in served.graph.all_ops)
 
 
 class FrontendFactory(Protocol):

@@ -14,6 +14,7 @@ from pipeline.data import RequestInfo
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import InitError
 from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.workers.process.wire import Link, Unframer
 
 KINDS = pytest.mark.parametrize("workers", ["thread", "process"])
 FAILS = -1
@@ -257,6 +258,28 @@ def test_without_such_an_axis_each_request_runs_alone():
     with served("thread", SingleOp("tally", RequestOp()), (state,)) as server:
         answers = talk(server, ("a start", 1), ("b start", 10), ("a end", 2), ("b end", 20))
     assert [each["sum"] for each in answers] == [[[1]], [[10]], [[3]], [[30]]]
+
+
+class LargeOp(TallyOp):
+    def process(self, feed_batch):
+        feed = feed_batch[0]
+        kept = feed["total"].copy()
+        kept[:, -1:] += feed["x"]
+        return {"sum": kept[:, -1:], "next_total": kept}
+
+
+def test_nothing_of_a_state_leaves_its_process(monkeypatch):
+    """Counted are the bytes on the sockets, both ways; the answers have no state either."""
+    passed = []
+    feed, send = Unframer.feed, Link.send
+    monkeypatch.setattr(Unframer, "feed", lambda at, data: passed.append(data) or feed(at, data))
+    monkeypatch.setattr(Link, "send", lambda at, frame: passed.append(frame) or send(at, frame))
+    state = {**TOTAL, "dims": [2**20]}
+    with served("process", LargeOp("tally", RequestOp()), (state,)) as server:
+        passed.clear()
+        answers = talk(server, ("a start", 1), ("b start", 2), ("a", 3), ("b end", 4), ("a end", 5))
+        assert 0 < sum(map(len, passed)) < 10_000
+    assert answers == [{"sum": [[total]]} for total in (1, 2, 4, 6, 9)]
 
 
 def test_ops_of_a_graph_have_states_of_their_own():
