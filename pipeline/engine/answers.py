@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.data import ChannelData
 from pipeline.engine.request import RequestState
-from pipeline.errors import PackageError, PipelineError, described
+from pipeline.errors import ErrorCode, PackageError, PipelineError, described
 from pipeline.proto.pipeline.response import pack_error
 from pipeline.proto.pipeline_service_pb2 import Response
 
@@ -24,10 +24,13 @@ def channel_data(request: RequestState, payload: Any, error: PipelineError | Non
 
 
 def refusal(request: RequestState, error: PipelineError) -> Any:
-    """Return the answer for an error that nobody's code is asked about."""
-    data = channel_data(request, None, error)
+    """Return the answer for an error that nobody's code is asked about; OK is an empty one."""
+    is_error = error.code != ErrorCode.OK
+    data = channel_data(request, None if is_error else {}, error if is_error else None)
     wants_response = request.target is None or request.target.wants_response
-    return pack_error(data) if wants_response else data
+    if not wants_response:
+        return data
+    return pack_error(data) if is_error else Response()
 
 
 def packing_error(data: ChannelData, error: Exception) -> Response:

@@ -13,6 +13,7 @@ from pipeline.engine.admission import AdmissionController
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.conditions import Absent
 from pipeline.engine.dispatcher import OpDispatcher
+from pipeline.engine.filters import Filter
 from pipeline.engine.journal import Outcome
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.request import RequestState
@@ -22,6 +23,7 @@ from pipeline.engine.schedulers.held_start import held_start
 from pipeline.engine.schedulers.oldest import OldestScheduler
 from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
 from pipeline.engine.sequence_order import SequenceOrder, Turnstile
+from pipeline.engine.sequence_pairs import SequencePairs
 from pipeline.engine.state import OpState
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Lasting, Worker
@@ -145,10 +147,8 @@ def has_sequences(op: Op) -> bool:
     return op.pipeline_config.sequence.strategy is not None
 
 
-def orders_of(
-    nodes: Mapping[Op, OpDispatcher], admission: AdmissionController
-) -> list[SequenceOrder]:
-    """Return what keeps the requests of sequences in order; nothing where no Op has any."""
+def orders_of(nodes: Mapping[Op, OpDispatcher], admission: AdmissionController) -> list[Filter]:
+    """Return what knows the requests of sequences, and keeps them in order; no Op has any: []."""
     turnstiles = {
         op: node.turnstile for op, node in nodes.items() if isinstance(node, SequenceDispatcher)
     }
@@ -156,7 +156,7 @@ def orders_of(
         return []
     order = SequenceOrder(turnstiles)
     admission.parked = order.parked
-    return [order]
+    return [SequencePairs(order.end), order]
 
 
 def check_sequences(nodes: Iterable[OpDispatcher]) -> None:

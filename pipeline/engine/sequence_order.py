@@ -69,18 +69,26 @@ class Turnstile:
 
         If its caller left, or it was lost before anybody had looked at it, a step is missing of
         which its caller need not know when the next one is here already: the sequence ends, in its
-        turn. So does one that it would have begun anew.
+        turn. So does one that it would have begun anew, or ended.
         """
         line = self._lines.get(request.info.sequence_id)
         if line is None or request not in line:
             return
         is_lost = isinstance(reason or request.error, _LOSSES) or request.outcome in FROM_OUTSIDE
-        if is_lost or line[request] is _MISSED or request.info.sequence_start:
+        said = request.info
+        is_lost |= line[request] is _MISSED
+        if is_lost or said.sequence_start or said.sequence_end:
             line[request] = _MISSED
         else:
             del line[request]
         self._let_in(line, request.info.sequence_id, self._clock())
         self._wake()
+
+    def end(self, request: RequestState) -> None:
+        """Take note of a request that is nothing but the end of its sequence, behind the others."""
+        self.expect(request)
+        self._lines[request.info.sequence_id][request] = _MISSED
+        self.comes_not(request)
 
     def _let_in(self, line: OrderedDict[RequestState, Any], id: SequenceId, now: float) -> None:
         """Let in who is first of its id and here, and so on."""
@@ -153,6 +161,11 @@ class SequenceOrder(Filter):
     def parked(self) -> int:
         """Return how many requests wait for others at an Op: they need no place in the graph."""
         return sum(turnstile.parked for turnstile in self._turnstiles.values())
+
+    def end(self, request: RequestState) -> None:
+        """End a request's sequence at all Ops, behind its other requests."""
+        for turnstile in self._turnstiles.values():
+            turnstile.end(request)
 
     def on_admission(self, request: RequestState) -> None:
         if not request.info.sequence_id:

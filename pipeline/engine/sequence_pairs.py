@@ -1,0 +1,124 @@
+"""SequencePairs: what requests of the pipeline's own forms say of the sequences they belong to.
+
+A request of pairs says it in `sequence_id`, `sequence_start` and `sequence_end`, one of plain JSON
+in fields of these names. The v2 protocol has parameters for it, which its frontends read. One that
+says nothing but that its sequence ends has it end behind the others, and runs no Op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from pipeline.data import NO_INFO, RequestInfo
+from pipeline.engine.filters import Filter
+from pipeline.engine.request import RequestState, RequestTarget
+from pipeline.errors import ErrorCode, InputError, PipelineError
+from pipeline.proto.codec import decode_tensors
+from pipeline.proto.pipeline.blocks import BlockMessage
+from pipeline.proto.pipeline.plain import PlainRequest
+from pipeline.proto.pipeline_service_pb2 import Request
+
+ID, START, END = "sequence_id", "sequence_start", "sequence_end"
+_NAMES = frozenset((ID, START, END))
+_MOST_PAIRS = 64  # in which the names are looked for
+_LAST_ID = 2**64 - 1
+_LONGEST_ID = 1024  # characters
+_FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
+
+
+class SequenceEndedError(PipelineError):
+    """The end of a sequence, of which there is nothing else to do: no error, for its caller."""
+
+    code: int = ErrorCode.OK
+
+
+class SequencePairs(Filter):
+    """Filter that takes a request's sequence from its pairs, or from its fields of plain JSON.
+
+    It is there where an Op has `sequence`. The pairs stay as they are: hooks see them too.
+
+    Args:
+        end: ends a request's sequence behind its other requests.
+    """
+
+    def __init__(self, end: Callable[[RequestState], None]) -> None:
+        super().__init__()
+        self._end = end
+
+    def on_request(self, request: RequestState) -> None:
+        target = request.target
+        if request.info.sequence_id or (target is not None and target.op is not None):
+            return
+        if target is None or target.payload is None:
+            said = _of_message(request.raw)
+        elif type(target.payload) is dict:
+            said = {name: target.payload[name] for name in _NAMES & target.payload.keys()}
+        else:
+            return
+        if said:
+            info = _with(request.info, said)
+            request.target = msgspec.structs.replace(target or RequestTarget(), info=info)
+            if info.sequence_end and not info.sequence_start and _has_no_more(request, said):
+                self._end(request)
+                raise SequenceEndedError
+
+
+def _of_message(raw: Any) -> dict[str, Any]:
+    """Return what a Request, or a PlainRequest, says of its sequence: text, or numbers.
+
+    Raises:
+        PackageError: a tensor of these names is broken.
+    """
+    if not isinstance(
+        raw, Request | PlainRequest | BlockMessage
+    ):  # of a frontend that we do not know
+        return {}
+    keys = raw.key[:_MOST_PAIRS]
+    said = {key: value for key, value in zip(keys, raw.value, strict=False) if key in _NAMES}
+    tensors = [tensor for tensor in raw.tensors[:_MOST_PAIRS] if tensor.name in _NAMES]
+    return said | {name: _one(value) for name, value in decode_tensors(tensors).items()}
+
+
+def _has_no_more(request: RequestState, said: Mapping[str, Any]) -> bool:
+    """Return whether a request says only what it says of its sequence."""
+    payload = request.target.payload if request.target is not None else None
+    raw = request.raw
+    return len(said) == (len(raw.key) + len(raw.tensors) if payload is None else len(payload))
+
+
+def _one(value: Any) -> Any:
+    """Return the only element of an array, as Python has it; of what else comes, itself."""
+    return value.item() if getattr(value, "size", 0) == 1 else value
+
+
+def _with(info: RequestInfo, said: Mapping[str, Any]) -> RequestInfo:
+    """Return what a caller says, with what it says of its sequence. Raises InputError."""
+    told = {name: value for name, value in said.items() if not hasattr(value, "shape")}
+    return msgspec.structs.replace(
+        info or NO_INFO,
+        sequence_id=_id(told.get(ID, 0)),
+        sequence_start=_flag(START, told.get(START, False)),
+        sequence_end=_flag(END, told.get(END, False)),
+    )
+
+
+def _id(value: Any) -> int | str:
+    if isinstance(value, str) and len(value) <= _LONGEST_ID:
+        number = int(value) if value.isascii() and value.isdecimal() and len(value) <= 20 else -1
+        return number if str(number) == value and number <= _LAST_ID else value
+    if type(value) is int and -(2**63) <= value <= _LAST_ID:
+        return value % (_LAST_ID + 1)
+    raise InputError(
+        f"{ID} must be an unsigned 64-bit integer or a string of at most {_LONGEST_ID} "
+        f"characters, found {value!r:.60}"
+    )
+
+
+def _flag(name: str, value: Any) -> bool:
+    known = _FLAGS.get(str(value).lower()) if isinstance(value, str | bool | int) else None
+    if known is None:
+        raise InputError(f"{name} must be true or false, found {value!r:.60}")
+    return known

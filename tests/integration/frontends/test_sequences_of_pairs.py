@@ -1,0 +1,151 @@
+"""Requests of the pipeline's own forms belong to sequences by their pairs, and by their fields."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import grpc
+import numpy as np
+import pytest
+from doubles import server_for, wait_until
+
+from pipeline import Op, RequestOp
+from pipeline.proto import codec
+from pipeline.proto.pipeline_service_pb2 import Request, Response
+
+INFERENCE = "/baidu.paddle_serving.pipeline_serving.PipelineService/inference"
+NO_ID = "must specify a non-zero or non-empty correlation ID"
+NO_START = "must specify the START flag on the first request of the sequence"
+
+
+class Tally(Op):
+    """Counts the requests of each sequence."""
+
+    def init_op(self):
+        self.counts = {}
+
+    def preprocess(self, input_dicts, *, context):
+        step = context.sequence
+        if step.start:
+            self.counts[step.id] = 0
+        self.counts[step.id] += 1
+        kind = type(step.id).__name__
+        return {"count": np.array([self.counts[step.id]]), "id": [f"{kind} {step.id}"]}
+
+
+@pytest.fixture(scope="module")
+def server():
+    op = Tally("tally", RequestOp(), sequence={"strategy": "oldest", "max_candidates": 4})
+    with server_for(op) as made:
+        yield made
+
+
+def state(server):
+    return server.executor.state().ops[0].sequences
+
+
+def over_grpc(server, fields):
+    said = {key: value for key, value in fields.items() if isinstance(value, str)}
+    others = [codec.numpy_to_tensor(k, np.array([v])) for k, v in fields.items() if k not in said]
+    message = Request(key=[*said], value=[*said.values()], tensors=others)
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        found = channel.unary_unary(INFERENCE)(message.SerializeToString(), timeout=30)
+    answer = Response.FromString(found)
+    if answer.err_no:
+        return answer.err_no, answer.err_msg
+    return {
+        **dict(zip(answer.key, answer.value, strict=True)),
+        **codec.decode_tensors(answer.tensors),
+    }
+
+
+def posted(server, path, fields):
+    url = f"http://127.0.0.1:{server.http_port}{path}"
+    headers = {"Content-Type": "application/json"}
+    asked = urllib.request.Request(url, json.dumps(fields).encode(), headers)
+    try:
+        with urllib.request.urlopen(asked, timeout=30) as reply:
+            return json.loads(reply.read())
+    except urllib.error.HTTPError as error:
+        return json.loads(error.read())
+
+
+def over_http(server, fields):
+    texts = [value if isinstance(value, str) else json.dumps(value) for value in fields.values()]
+    answer = posted(server, "/svc/p", {"key": [*fields], "value": texts})
+    if answer["err_no"]:
+        return answer["err_no"], answer["err_msg"]
+    return dict(zip(answer["key"], answer["value"], strict=True))
+
+
+def plain(server, fields):
+    answer = posted(server, "/api/svc", fields)
+    return (answer["error"]["code"], answer["error"]["message"]) if "error" in answer else answer
+
+
+DOORS = pytest.mark.parametrize("ask", [over_grpc, over_http, plain])
+
+
+def count_in(answer):
+    """The count of an answer, in whatever form it has."""
+    assert isinstance(answer, dict), answer
+    return int("".join(filter(str.isdigit, str(answer["count"]))))
+
+
+@DOORS
+def test_a_sequence_goes_through_a_door(server, ask):
+    id = f"of {ask.__name__}"
+    begun = ask(server, {"x": "1", "sequence_id": id, "sequence_start": "true"})
+    assert count_in(begun) == 1
+    assert id in str(begun["id"])
+    assert count_in(ask(server, {"x": "1", "sequence_id": id})) == 2
+    assert count_in(ask(server, {"x": "1", "sequence_id": id, "sequence_end": "1"})) == 3
+    assert NO_START in ask(server, {"x": "1", "sequence_id": id})[1]
+
+
+@pytest.mark.parametrize(
+    ("id", "expected"),
+    [("7", "int 7"), ("007", "str 007"), ("-7", "str -7"), (str(2**64 - 1), f"int {2**64 - 1}")],
+)
+def test_text_that_is_a_number_is_the_number(server, id, expected):
+    found = over_http(server, {"sequence_id": id, "sequence_start": "True", "sequence_end": "True"})
+    assert expected in found["id"]
+
+
+@pytest.mark.parametrize("ask", [over_grpc, plain])
+def test_numbers_and_flags_may_come_as_such(server, ask):
+    found = ask(server, {"x": 1, "sequence_id": 9, "sequence_start": True, "sequence_end": True})
+    assert "int 9" in str(found["id"])
+
+
+@DOORS
+@pytest.mark.parametrize(
+    ("said", "code", "text"),
+    [
+        ({}, 5000, NO_ID),
+        ({"sequence_id": "0"}, 5000, NO_ID),
+        ({"sequence_id": "new"}, 5000, NO_START),
+        ({"sequence_id": "s" * 1025}, 5000, "sequence_id must be an unsigned 64-bit integer or a"),
+        (
+            {"sequence_id": "a", "sequence_start": "yes"},
+            5000,
+            "sequence_start must be true or false",
+        ),
+        ({"sequence_id": "a", "sequence_end": "2"}, 5000, "sequence_end must be true or false"),
+    ],
+)
+def test_what_is_wrong_is_told(server, ask, said, code, text):
+    found = ask(server, {"x": "1", **said})
+    assert (found[0], text in found[1]) == (code, True), found
+
+
+@DOORS
+def test_an_end_alone_frees_the_slot_and_runs_no_op(server, ask):
+    before = state(server).live
+    ask(server, {"x": "1", "sequence_id": "alone", "sequence_start": "true"})
+    assert state(server).live == before + 1
+    assert ask(server, {"sequence_id": "alone", "sequence_end": "true"}) == {}
+    wait_until(lambda: state(server).live == before)
+    assert ask(server, {"sequence_id": "alone", "sequence_end": "true"}) == {}, "it may be twice"
