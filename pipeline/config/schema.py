@@ -434,7 +434,9 @@ def _sequence_of(name: str, given: object) -> SequenceConfig:
 def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:
     """Refuse what sequences cannot go together with. Raises ConfigError."""
     sequence, wrong = op.sequence, ""
-    if sequence.strategy is None:
+    if op.batching == "iterative":
+        pass  # each request is a sequence, and nobody waits for others
+    elif sequence.strategy is None:
         wrong = "strategy: expected direct or oldest, found nothing"
     elif op.batching != "full":
         wrong = f"with batching: {op.batching}: the strategy says how batches are cut, leave it out"

@@ -106,7 +106,10 @@ class BoundOp(OpFacts):
 
     def replacement(self) -> BoundOp:
         """Return a copy for the worker that takes over from one that is stuck, with its state."""
-        return BoundOp(self.op, self.worker, self._loop)
+        copied = BoundOp(self.op, self.worker, self._loop)
+        if self.feeds is not None:
+            copied.feeds = self.feeds.taken_over()
+        return copied
 
     def cancel(self) -> None:
         """Cancel the `async def` method that its worker waits for. Thread-safe."""

@@ -25,6 +25,7 @@ from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
 from pipeline.engine.sequence_order import SequenceOrder, Turnstile
 from pipeline.engine.sequence_pairs import SequencePairs
 from pipeline.engine.state import OpState
+from pipeline.engine.streams.plan import ITERATIVE
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Lasting, Worker
 from pipeline.errors import DeadlineError, GraphError, PipelineError, RequestCancelledError
@@ -143,8 +144,9 @@ class SequenceDispatcher(OpDispatcher):
 
 
 def has_sequences(op: Op) -> bool:
-    """Return whether an Op has `sequence` configured."""
-    return op.pipeline_config.sequence.strategy is not None
+    """Return whether requests for an Op belong to sequences of their callers."""
+    config = op.pipeline_config
+    return config.sequence.strategy is not None and config.batching != ITERATIVE
 
 
 def orders_of(nodes: Mapping[Op, OpDispatcher], admission: AdmissionController) -> list[Filter]:

@@ -7,6 +7,7 @@ controls has none, and pays nothing.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,16 @@ class SequenceFeeds:
         for index, feed in feeds.items():
             groups.setdefault(self._states.form(steps[index].slot), {})[index] = feed
         return [call for group in groups.values() for call in plan(group, most_rows)]
+
+    def drop(self, slot: int) -> None:
+        """Forget what is kept of a sequence that goes on no more."""
+        self._states.drop(slot)
+
+    def taken_over(self) -> SequenceFeeds:
+        """Return a copy for who goes on here, when this one is stuck in a call."""
+        feeds = copy(self)
+        feeds._states = self._states.taken_over()
+        return feeds
 
     def fed(self, call: Call, steps: Sequence[SequenceStep]) -> FedCall:
         """Return what `process` is fed in a call, which is asked anew for each attempt."""

@@ -153,6 +153,12 @@ class SlotStates:
                 rows = {name: Row(array, place) for name, array in arrays.items()}
                 self._kept[slot] = {**self._kept.get(slot, {}), **rows}
 
+    def taken_over(self) -> SlotStates:
+        """Return one with the same states: what is kept here from now on is not kept there."""
+        states = SlotStates(self._op_name, self.specs)
+        states._kept, states._ids = dict(self._kept), dict(self._ids)
+        return states
+
     def drop(self, slot: int) -> None:
         """Forget a sequence that has ended."""
         self._kept.pop(slot, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+from pipeline.config.schema import SequenceConfig
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
 from pipeline.engine.journal import PartKind
@@ -38,6 +39,8 @@ class IterativeDispatcher(StreamDispatcher):
         self._seated: IterativeScheduler = cast(IterativeScheduler, self.scheduler)
         self.may_hold: bool = False
         self._at: dict[int, SteppedRun] = {}
+        self._numbers_sequences = self.op.pipeline_config.sequence != SequenceConfig()
+        self._last_number = 0  # of a sequence; each request is one
 
     def count(self, run: BatchRun) -> BatchRun:
         self.load.items += len(run.items)
@@ -65,7 +68,8 @@ class IterativeDispatcher(StreamDispatcher):
             allowed = allowed_of(flow, flow.slowest + self._window - flow.sent)
             if run.holds and allowed != UNWANTED and self._makes_one_answer(item.request):
                 allowed = ALL
-            place = run.join(item, allowed)
+            self._last_number += self._numbers_sequences
+            place = run.join(item, allowed, self._last_number)
             if not item.is_over:
                 self._runs[item.request] = run, place
         if run.is_out:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import field
 
-from pipeline.data import RequestContext, context_of
+from pipeline.data import RequestContext, SequenceStep, context_of
 from pipeline.engine.batch_run import BatchRun, CallWatch
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.collate import Call, Form, form_of, rows_brought
@@ -49,6 +49,7 @@ class Progress(msgspec.Struct, eq=False):
         stored: what `preprocess` stored on the Op.
         form: of `data`, where all of one form can be merged as they are; None: each is looked at.
         rows: of `data`, where it has a form.
+        sequence: what it is in the next step, where the Op has `sequence`; None: it has none.
     """
 
     has_begun: bool = False
@@ -58,6 +59,14 @@ class Progress(msgspec.Struct, eq=False):
     stored: dict[str, Any] | None = None
     form: Form | None = None
     rows: int = 0
+    sequence: SequenceStep | None = None
+
+    def next_step(self) -> SequenceStep | None:
+        """Return what it is in the step that begins; in the next one it is no START."""
+        step = self.sequence
+        if step is not None and step.start:
+            self.sequence = msgspec.structs.replace(step, start=False)
+        return step
 
 
 class StepRun(BatchRun, eq=False):
@@ -88,6 +97,9 @@ class StepRun(BatchRun, eq=False):
                 each.context or _context(item, each)
                 for item, each in zip(self.items, self.progress, strict=True)
             ]
+        steps = [step for each in self.progress if (step := each.next_step()) is not None]
+        if steps:
+            self._take_steps(op, steps)
         self.prepared: dict[int, Any] = dict(enumerate([each.data for each in self.progress]))
         new = [place for place, each in enumerate(self.progress) if not each.has_begun]
         if new:
@@ -100,6 +112,17 @@ class StepRun(BatchRun, eq=False):
         self.calls: list[Call] | None = self._plan(op)
         if op.has_model or op.most_rows:
             self.rows: list[int] = rows_brought(self.calls, len(self.items))
+
+    def _take_steps(self, op: BoundOp, steps: list[SequenceStep]) -> None:
+        """Let hooks see the steps of the sequences, and `process` what is fed for them."""
+        if self.contexts:
+            self.contexts = [
+                msgspec.structs.replace(context, sequence=step)
+                for context, step in zip(self.contexts, steps, strict=True)
+            ]
+        if op.feeds is not None:
+            self.sequence_steps: list[SequenceStep] = steps
+            op.feeds.begin(steps)
 
     def _begin(self, op: BoundOp, new: list[int]) -> None:
         """Preprocess those in these places, as a batch of their own."""
@@ -140,7 +163,7 @@ class StepRun(BatchRun, eq=False):
         forms = [each.form for each in progress]
         form = forms[0]
         is_whole = len(self.prepared) == len(progress) > 1 and not self.skipping
-        if form is None or not is_whole or forms.count(form) < len(forms):
+        if form is None or not is_whole or op.feeds or forms.count(form) < len(forms):
             return super()._plan(op)
         feed = {name: np.concatenate([each.data[name] for each in progress]) for name, *_ in form}
         return [Call(feed, list(range(len(progress))), [[each.rows for each in progress]])]

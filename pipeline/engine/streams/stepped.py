@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from msgspec import field
 
+from pipeline.data import SequenceStep
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.stage_errors import stage_error
@@ -80,6 +81,8 @@ class SteppedRun(StreamRun, eq=False):
         stepping: places of those in the step that runs; as the next two the worker's.
         seated: places of those that have begun, in this order.
         progress: of each place.
+        numbers: of the sequences in each place; 0: the Op has no `sequence`. The loop's.
+        vacated: places that somebody has left since the last step. The worker's.
         held: parts that were not told yet, by place; as the next two the worker's.
         untold: what is to be told next.
         steps: that were not told yet.
@@ -91,6 +94,8 @@ class SteppedRun(StreamRun, eq=False):
     stepping: list[int] = field(default_factory=list)
     seated: list[int] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    vacated: list[int] = field(default_factory=list)
     held: dict[int, Bundle] = field(default_factory=dict)
     held_bytes: int = 0
     untold: list[Entry] = field(default_factory=list)
@@ -98,17 +103,19 @@ class SteppedRun(StreamRun, eq=False):
 
     # On the loop --------------------------------------------------------------------------------
 
-    def join(self, item: Any, allowed: int) -> int:
-        """Have an item be in the next step; return its place."""
+    def join(self, item: Any, allowed: int, number: int = 0) -> int:
+        """Have an item be in the next step, as the sequence `number`; return its place."""
         if self.free:
             place = self.free.pop()
             self._items[place], self.allowed[place] = item, allowed
+            self.numbers[place] = number
         else:
             place = len(self.items)
             self._items.append(item)
             self.allowed.append(allowed)
             self.made.append(0)
             self.ended.append(True)
+            self.numbers.append(number)
         self.joining.append(place)
         return place
 
@@ -124,14 +131,15 @@ class SteppedRun(StreamRun, eq=False):
         """Have all join again: the worker that was told of them has not begun."""
         self.joining = deque(self.taken)
 
-    def join_at(self, place: int, item: Any) -> None:
+    def join_at(self, place: int, item: Any, number: int = 0) -> None:
         """Have an item, whose place was chosen elsewhere, be in the next step."""
         while len(self.items) <= place:
             self._items.append(VACANT)
             self.allowed.append(0)
             self.made.append(0)
             self.ended.append(True)
-        self._items[place] = item
+            self.numbers.append(0)
+        self._items[place], self.numbers[place] = item, number
         self.joining.append(place)
 
     @property
@@ -174,7 +182,7 @@ class SteppedRun(StreamRun, eq=False):
         run.holds = self.holds
         run.allowed, run.made, run.ended = list(self.allowed), list(self.made), list(self.ended)
         run.joining, run.free = deque(self.joining), list(self.free)
-        run.progress = list(self.progress)
+        run.progress, run.numbers = list(self.progress), list(self.numbers)
         run.seated = [place for place in self.seated if place not in places]
         for place in places:
             run.ended[place] = True
@@ -218,6 +226,7 @@ class SteppedRun(StreamRun, eq=False):
                 self._end(place, failed)
             self._say(teller)
         self.stepping = []
+        self._forget(op)
         op.context = None  # it has the states of those in the last step
         self.end_ns: int = clock_ns()
         self.busy_ns: int = self.end_ns - began_ns
@@ -228,9 +237,16 @@ class SteppedRun(StreamRun, eq=False):
             place = self.joining.popleft()
             while len(self.progress) <= place:
                 self.progress.append(Progress())
-            self.progress[place] = Progress()
+            self.progress[place] = Progress(sequence=_first_step(self.numbers[place], place))
             self.made[place], self.ended[place] = 0, False
             self.seated.append(place)
+
+    def _forget(self, op: BoundOp) -> None:
+        """Drop the states of those who have left."""
+        if op.feeds is not None:
+            for place in self.vacated:
+                op.feeds.drop(place)
+        self.vacated.clear()
 
     def _ready(self) -> list[int]:
         """Return the places of those that have room; who is over leaves."""
@@ -247,6 +263,7 @@ class SteppedRun(StreamRun, eq=False):
 
     def _step(self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int]) -> None:
         places = self.stepping
+        self._forget(op)
         step = StepRun(
             [self.items[place] for place in places],
             progress=[self.progress[place] for place in places],
@@ -309,6 +326,7 @@ class SteppedRun(StreamRun, eq=False):
         self.ended[place] = True
         self.progress[place] = Progress()
         self.seated.remove(place)
+        self.vacated.append(place)
 
     def _let_go(self, place: int) -> None:
         """Have what is held of a request be told next."""
@@ -333,9 +351,15 @@ class SteppedRun(StreamRun, eq=False):
             for place in unsent:  # which may be another's in the next step
                 self.progress[place] = Progress()
                 self.seated.remove(place)
+                self.vacated.append(place)
 
     def _room(self, group: Sequence[int]) -> int:
         (place,) = group
         if self.allowed[place] == UNWANTED or self.items[place].is_over:
             return sys.maxsize
         return self.allowed[place] - self.made[place]
+
+
+def _first_step(number: int, place: int) -> SequenceStep | None:
+    """Return what who has a place is in its first step; None: the Op has no `sequence`."""
+    return SequenceStep(id=number, start=True, slot=place) if number else None

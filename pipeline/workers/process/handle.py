@@ -236,10 +236,12 @@ class ProcessWorker:
                 continue
             payloads: list[SharedPayload] = []
             try:
-                items.append((place, self._item(item, payloads)))
+                wire = self._item(item, payloads)
             except PipelineError as error:
                 ends.append((place, error))
                 continue
+            wire.sequence = run.numbers[place]
+            items.append((place, wire))
             sent.joined[place] = payloads
         if ends:
             for place, _ in ends:

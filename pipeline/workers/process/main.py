@@ -76,6 +76,7 @@ class OpenedItem(msgspec.Struct, eq=False):
     ready_ns: int = 0
     entered: bool = False
     is_alone: bool = False
+    sequence: int = 0
 
     def is_cancelled(self) -> bool:
         return self.forgotten is not None and self.forgotten.has(self.data_id)
@@ -325,6 +326,7 @@ class _Worker:
             info = item.info or NO_INFO
             return OpenedItem(data_id, log_id, {}, is_over=True, failure=failure, info=info)
         opened = OpenedItem(data_id, log_id, inputs, item.deadline, item.trace, item.is_feed)
+        opened.sequence = item.sequence
         if item.info is not None:
             opened.info, opened.forgotten = item.info, self._forgotten
         return opened

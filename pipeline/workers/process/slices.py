@@ -119,7 +119,7 @@ class Slices:
         made = self.runs.setdefault(piece.stream, SteppedRun([], ran_at=piece.stream))
         run = cast(SteppedRun, made)
         for place, item in items:
-            run.join_at(place, StreamedItem(item, self._forgotten))
+            run.join_at(place, StreamedItem(item, self._forgotten), item.sequence)
             if item.failure:
                 run.joining.pop()
                 self._keep(run, [(place, item.failure)])

@@ -36,7 +36,7 @@ class WireItem(msgspec.Struct, array_like=True):
     which all processes of a machine share. `info` is there if a hook of the Op asks for
     it, or its sequences need it.
     `is_entered`: the further entries of a walk read it, too. `gathered` has what of an input is all
-    parts of a stream.
+    parts of a stream. `sequence` is its number as one, of who joins a SteppedRun.
     """
 
     data_id: int
@@ -48,6 +48,7 @@ class WireItem(msgspec.Struct, array_like=True):
     info: RequestInfo | None = None
     is_entered: bool = False
     gathered: dict[str, list[SerializedPayload]] = {}
+    sequence: int = 0
 
 
 class WireJob(msgspec.Struct, array_like=True):
