@@ -151,14 +151,18 @@ def has_sequences(op: Op) -> bool:
 
 def orders_of(nodes: Mapping[Op, OpDispatcher], admission: AdmissionController) -> list[Filter]:
     """Return what knows the requests of sequences, and keeps them in order; no Op has any: []."""
-    turnstiles = {
-        op: node.turnstile for op, node in nodes.items() if isinstance(node, SequenceDispatcher)
-    }
+    turnstiles = turnstiles_of(nodes)
     if not turnstiles:
         return []
     order = SequenceOrder(turnstiles)
     admission.parked = order.parked
     return [SequencePairs(order.end), order]
+
+
+def turnstiles_of(nodes: Mapping[Op, OpDispatcher]) -> dict[Op, Turnstile]:
+    """Return the turnstiles of the Ops that have sequences."""
+    kept = ((op, node) for op, node in nodes.items() if isinstance(node, SequenceDispatcher))
+    return {op: node.turnstile for op, node in kept}
 
 
 def check_sequences(nodes: Iterable[OpDispatcher]) -> None:

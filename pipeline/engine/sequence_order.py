@@ -22,6 +22,7 @@ from pipeline.engine.schedulers.base import Batch, Load
 from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
 from pipeline.engine.schedulers.sequences import SequenceId
 from pipeline.errors import (
+    ClosedError,
     DeadlineError,
     PipelineError,
     PredictorUnavailableError,
@@ -29,6 +30,7 @@ from pipeline.errors import (
 )
 from pipeline.op import Op
 
+_STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 _LOSSES = (WorkerDiedError, DeadlineError, PredictorUnavailableError)
 _COMES, _MISSED = "comes", "missed"
 
@@ -43,17 +45,20 @@ class Turnstile:
 
     Attributes:
         held: requests that are here before their turn.
+        is_stopping: whether no sequence may begin any more, while those that there are go on.
     """
 
     def __init__(
         self, behind: SequenceScheduler, clock: Callable[[], float], wake: Callable[[], None]
     ) -> None:
         self.held: int = 0
+        self.is_stopping: bool = False
         self._behind = behind
         self._clock = clock
         self._wake = wake
         # Of each id who has not come through, in order; with the item of who is held.
         self._lines: dict[SequenceId, OrderedDict[RequestState, Item | str]] = {}
+        behind.book.is_awaited = self._lines.__contains__
 
     # Who will come ------------------------------------------------------------------------------
 
@@ -102,16 +107,26 @@ class Turnstile:
                 book.miss(request)
                 continue
             self.held -= 1
-            refusal = self._behind.add(item, now)
+            refusal = self._enter(item, now)
             if refusal is not None:
                 book.refused.append((item, refusal))
         del self._lines[id]
+
+    def _enter(self, item: Item, now: float) -> PipelineError | None:
+        if self.is_stopping and item.info.sequence_start:
+            return ClosedError(_STOPPING)
+        return self._behind.add(item, now)
 
     # A scheduler --------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """Return how many may run: who waits for a slot must not keep out who has one."""
         return len(self._behind) - self._behind.book.parked
+
+    @property
+    def has_live(self) -> bool:
+        """Return whether a sequence has begun here and may go on."""
+        return bool(self._lines) or self._behind.book.state().live > 0
 
     @property
     def parked(self) -> int:
@@ -122,13 +137,13 @@ class Turnstile:
         request, id = item.request, item.info.sequence_id
         line = self._lines.get(id)
         if line is None or request not in line:
-            return self._behind.add(item, now)
+            return self._enter(item, now)
         if next(iter(line)) is not request:
             line[request] = item
             self.held += 1
             return None
         del line[request]
-        refusal = self._behind.add(item, now)
+        refusal = self._enter(item, now)
         self._let_in(line, id, now)
         return refusal
 

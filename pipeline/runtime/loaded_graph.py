@@ -12,6 +12,7 @@ from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
 from pipeline.engine.filters import NameCheck, configured
 from pipeline.engine.graph import Graph
+from pipeline.engine.sequence_dispatcher import turnstiles_of
 from pipeline.engine.worker_api import Owner, WorkerContext, WorkerKind, Workers, WorkersFactory
 from pipeline.errors import InitError
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
@@ -22,10 +23,12 @@ from pipeline.op import Op
 from pipeline.runtime.observation import ObservabilityStack
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_query import Ask, ServerView
+from pipeline.system.event_loop import waited
 from pipeline.workers.thread import ThreadKind
 
 _LOGGER = logging.getLogger(__name__)
 
+_LOOK_S = 0.02  # at the sequences of a server that stops
 _EDGE_WORKERS = 4  # threads for an overridden unpack or pack method, unless configured
 
 
@@ -96,6 +99,16 @@ class LoadedGraph:
         """Say not ready for good; go on serving."""
         if self._engine is not None:
             self._engine.leave()
+
+    async def finish_sequences(self, ends: float, cancelled: asyncio.Event) -> None:
+        """Begin no more sequences, and serve on while there are some: until then, on the loop."""
+        if self._engine is None:
+            return
+        loop = asyncio.get_running_loop()
+        for turnstile in turnstiles_of(self._engine.executor.nodes).values():
+            turnstile.is_stopping = True
+            while turnstile.has_live and loop.time() < ends and not cancelled.is_set():
+                await waited(cancelled, min(_LOOK_S, ends - loop.time()))
 
     def answer_all_closed(self) -> None:
         """Answer all requests at once."""

@@ -166,6 +166,8 @@ class Service(Runtime):
         if is_alone:
             await waited(self._grace_cancelled, self._config.drain_delay_s)
         ends = loop.time() + self._grace_s
+        for graph in self._graphs:
+            await graph.finish_sequences(ends, self._grace_cancelled)
         await self.close_frontends()
         if is_alone:
             await waited(self._grace_cancelled, min(STRAGGLERS_S, self._config.drain_delay_s))

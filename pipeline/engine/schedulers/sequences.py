@@ -11,7 +11,7 @@ import heapq
 import logging
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -93,6 +93,7 @@ class SequenceBook:
             reads it empties it.
         lives: of the workers that have slots; see `workers_are`.
         fates: how many sequences are over, by what has become of them; see SequencesState.
+        is_awaited: returns whether a request of a sequence is on its way here: it is not idle.
     """
 
     def __init__(self, op_name: str, slots: int, max_idle_s: float) -> None:
@@ -100,6 +101,7 @@ class SequenceBook:
         self.ready: dict[int, list[Ready]] = {}
         self.refused: list[tuple[Item, PipelineError]] = []
         self.fates: Counter[str] = Counter()
+        self.is_awaited: Callable[[SequenceId], bool] = lambda id: False
         self.lives: dict[int, int] = {}
         self._op_name = op_name
         self._slots = slots
@@ -252,6 +254,10 @@ class SequenceBook:
             sequence, since = next(iter(self._idle.items()))
             if now < since + self._max_idle_s:
                 break
+            if self.is_awaited(sequence.id):
+                self._idle.move_to_end(sequence)
+                self._idle[sequence] = now
+                continue
             sequence.fate = "reaped"
             self._end(sequence)
         while (late := self._backlog.expired(now)) is not None:

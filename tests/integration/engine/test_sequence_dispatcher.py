@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from doubles import server_for, wait_until
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.data import RequestInfo
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.sequence_dispatcher import turnstiles_of
 from pipeline.errors import ConfigError, ErrorCode, GraphError
 from pipeline.proto.pipeline_service_pb2 import Request
 
@@ -85,11 +87,11 @@ def course(server, coroutine):
     return server._thread.run(coroutine(server.executor))
 
 
-def served(strategy, workers, op=None, *, count=2, batch_size=4, timeout=-1, **sequence):
+def served(strategy, workers, op=None, *, count=2, batch_size=4, timeout=-1, grace=50, **sequence):
     op = op or SumOp("sum", RequestOp())
     keys = {"concurrency": count, "batch_size": batch_size, "workers": workers, "timeout": timeout}
-    keys["sequence"] = {"strategy": strategy, **sequence}
-    return server_for(op, op={"sum": keys})
+    keys["sequence"] = {"strategy": strategy, "max_idle_ms": 60_000, **sequence}
+    return server_for(op, op={"sum": keys}, stop_grace_period=grace)
 
 
 def state_of(server):
@@ -296,6 +298,35 @@ def test_stateless_ops_around_it_are_not_touched():
         assert server.executor.state().ops[1].sequences is None
     assert [each["sum"][0][0] for each in answers] == [1, 2]
     assert [each["told"] for each in answers] == [None, None]
+
+
+def test_a_server_that_stops_lets_sequences_go_on_and_none_begin():
+    async def asked(*words):
+        return [await ask(engine, each) for each in words]
+
+    server = served("direct", "thread", grace=30_000).start()
+    engine, loop = server.executor, server._thread.loop
+    with ThreadPoolExecutor() as pool:
+        course(server, lambda _: asked("1 start"))
+        stopping = pool.submit(server.stop)
+        run = asyncio.run_coroutine_threadsafe
+        (turnstile,) = turnstiles_of(engine.executor.nodes).values()
+        wait_until(lambda: turnstile.is_stopping)
+        told = run(asked("1", "2 start", "1 start", "1 end"), loop).result(30)
+        stopping.result(30)
+    assert sums([told[0], told[3]]) == [[2, 2], [3, 3]]
+    assert (
+        told[1]
+        == told[2]
+        == ("Server is stopping, scheduler for model has stopped accepting new inference requests")
+    )
+
+
+def test_a_server_that_stops_does_not_wait_for_ever_for_a_sequence():
+    server = served("direct", "thread").start()
+    first = course(server, lambda engine: ask(engine, "1 start"))
+    server.stop()
+    assert sums([first]) == [[1, 1]]
 
 
 # What is refused at the start ----------------------------------------------------------------

@@ -215,6 +215,19 @@ async def test_who_goes_another_way_is_not_waited_for():
     assert kept == [[9, 1], [9, 1, 2], [9, 1, 2, 3], [9, 1, 2, 3, 4]]
 
 
+@virtual
+async def test_a_sequence_with_a_request_on_its_way_is_not_idle():
+    async with wide() as engine:
+        asked = [ask(engine, words, x) for x, words in enumerate(["7 start", "7", "8 start"])]
+        await pool(engine, "pass", 0)
+        await asyncio.sleep(60.0)
+        await pool(engine, "pass", 1, 2)
+        assert [await result(each) for each in asked] == [[0], [0, 1], [2]]
+        await asyncio.sleep(60.0)
+        (node,) = (each for each in engine.nodes.values() if each.name == "keeps")
+        assert node.state().sequences.reaped == 2
+
+
 # Wherever there is little room -----------------------------------------------------------------
 
 
