@@ -131,7 +131,7 @@ def body(id, timeout=0, **flags):
 @pytest.fixture(scope="module")
 def one_slot():
     op = SumOp("sum", RequestOp(), sequence={"strategy": "direct", "max_idle_ms": 60_000})
-    with server_for(op) as running:
+    with server_for(op, stop_grace_period=50) as running:
         assert ask(running, "held", sequence_start=True)[0] == 200
         yield running
 
