@@ -6,8 +6,10 @@ import heapq
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pipeline.engine.channel import Item
     from pipeline.engine.schedulers.sequences import LiveSequence
 
+_MICROS = 1e-6
 _SPARE = 64  # entries that may be over
 
 
@@ -85,3 +87,9 @@ class Backlog:
 
 def _waits(sequence: LiveSequence) -> bool:
     return sequence.slot is None and not sequence.is_over
+
+
+def timeout_of(item: Item) -> float:
+    """Return how long a request lets its sequence wait for a slot, seconds; 0: any time."""
+    timeout = item.info.parameters.get("timeout", 0)
+    return timeout * _MICROS if isinstance(timeout, int) and timeout > 0 else 0.0

@@ -19,7 +19,7 @@ from msgspec import field
 
 from pipeline.engine.channel import Item
 from pipeline.engine.request import RequestState
-from pipeline.engine.schedulers.backlog import Backlog
+from pipeline.engine.schedulers.backlog import Backlog, timeout_of
 from pipeline.engine.state import SequencesState
 from pipeline.errors import (
     DeadlineError,
@@ -31,8 +31,6 @@ from pipeline.errors import (
 )
 
 _LOGGER = logging.getLogger(__name__)
-
-_MICROS = 1e-6
 
 _EXPIRED = "timeout of the corresponding sequence has been expired"
 
@@ -140,7 +138,7 @@ class SequenceBook:
         latest.has_end = info.sequence_end
         latest.queue.append(item)
         self.queued += 1
-        if latest.slot is None and (timeout_s := _timeout_of(item)):
+        if latest.slot is None and (timeout_s := timeout_of(item)):
             self._backlog.limit(latest, now + timeout_s)
         if len(latest.queue) == 1:  # else it is ready, or not: nothing has changed
             self._settle(latest, now)
@@ -255,8 +253,7 @@ class SequenceBook:
             if now < since + self._max_idle_s:
                 break
             if self.is_awaited(sequence.id):
-                self._idle.move_to_end(sequence)
-                self._idle[sequence] = now
+                self._settle(sequence, now)
                 continue
             sequence.fate = "reaped"
             self._end(sequence)
@@ -396,9 +393,3 @@ class SequenceBook:
             f"[{self._op_name}] sequence {sequence.id} has ended: the worker that it was at was "
             "lost, and what that kept of it. Begin anew with the START flag"
         )
-
-
-def _timeout_of(item: Item) -> float:
-    """Return how long a request lets its sequence wait for a slot, seconds; 0: any time."""
-    timeout = item.info.parameters.get("timeout", 0)
-    return timeout * _MICROS if isinstance(timeout, int) and timeout > 0 else 0.0
