@@ -209,8 +209,10 @@ def what_does_not_fit_is_refused(way: Way) -> None:
         way.infer("numbers", {**pair(), "A": np.ones((1, 15), np.int32)})
     with refused("expected 2 inputs but got 1 inputs", *invalid):
         way.infer("numbers", {"A": pair()["A"]})
-    with refused("unexpected inference input 'C'", *invalid):
+    with refused("expected 2 inputs but got 3 inputs", *invalid):
         way.infer("numbers", {**pair(), "C": pair()["A"]})
+    with refused("unexpected inference input 'C'", *invalid):
+        way.infer("numbers", {"A": pair()["A"], "C": pair()["A"]})
     with refused("[request id: <id_unknown>] input 'A' already exists in request", *invalid):
         way.client.infer("numbers", [way.input("A", pair()["A"])] * 2)
     with refused("in ensemble 'numbers', [51] this number is no good", *invalid):

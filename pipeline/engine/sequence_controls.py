@@ -5,7 +5,7 @@ Formats are Triton's: a control is [1] of each request, and so [rows, 1] of a ba
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,15 +31,19 @@ class Controls:
     Args:
         op_name: for texts.
         controls: checked.
+        flat: names of those that a model takes as [rows].
 
     Attributes:
         tells_ready: whether `process` is told which rows of a batch nobody has sent.
     """
 
-    def __init__(self, op_name: str, controls: Sequence[Control]) -> None:
+    def __init__(
+        self, op_name: str, controls: Sequence[Control], flat: Collection[str] = ()
+    ) -> None:
         self.tells_ready: bool = any(control.kind is Kind.READY for control in controls)
         self._op_name = op_name
         self._controls = controls
+        self._flat = flat
 
     def refusal(self, id: int | str) -> InputError | None:
         """Return why a sequence cannot have this id; None: it can."""
@@ -54,30 +58,52 @@ class Controls:
                 )
         return None
 
-    def arrays(self, steps: Sequence[SequenceStep]) -> dict[str, np.ndarray]:
-        """Return the controls of so many requests, a row each."""
-        return {control.name: _array(control, steps) for control in self._controls}
+    def arrays(self, steps: Sequence[SequenceStep | None]) -> dict[str, np.ndarray]:
+        """Return the controls of so many rows; None: nobody has sent it."""
+        arrays = {control.name: _array(control, steps) for control in self._controls}
+        for name in self._flat:
+            arrays[name] = arrays[name].reshape(-1)
+        return arrays
 
 
-def _array(control: Control, steps: Sequence[SequenceStep]) -> np.ndarray:
+def _array(control: Control, steps: Sequence[SequenceStep | None]) -> np.ndarray:
     match control.kind:
         case Kind.START:
-            flags = [step.start for step in steps]
+            flags = [step is not None and step.start for step in steps]
         case Kind.END:
-            flags = [step.end for step in steps]
+            flags = [step is not None and step.end for step in steps]
         case Kind.READY:
-            flags = [True] * len(steps)
+            flags = [step is not None for step in steps]
         case Kind.CORRID:
             return _ids(control.datatype, steps)
     values = [control.values[flag] for flag in flags]
     return np.array(values, _DTYPES[control.datatype]).reshape(-1, 1)
 
 
-def _ids(datatype: str, steps: Sequence[SequenceStep]) -> np.ndarray:
+def _ids(datatype: str, steps: Sequence[SequenceStep | None]) -> np.ndarray:
     if datatype == "STRING":
-        return np.array([str(step.id).encode() for step in steps], object).reshape(-1, 1)
-    ids = np.array([int(step.id) & _ID_BITS for step in steps], np.uint64)
+        texts = ["" if step is None else str(step.id) for step in steps]
+        return np.array(texts, object).reshape(-1, 1)
+    numbers = [0 if step is None else int(step.id) & _ID_BITS for step in steps]
+    ids = np.array(numbers, np.uint64)
     return ids.astype(_DTYPES[datatype]).reshape(-1, 1)  # of which a shorter type has the low bits
+
+
+def is_one_row(feed: Any) -> bool:
+    """Return whether a request's feed has one row, so that others can be put around it."""
+    return isinstance(feed, Mapping) and all(
+        len(value) == 1
+        for value in feed.values()
+        if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim)
+    )
+
+
+def in_slots(steps: Sequence[SequenceStep]) -> list[SequenceStep | None]:
+    """Return a row for each slot up to the highest that has a step; None: it has none."""
+    rows: list[SequenceStep | None] = [None] * (max(step.slot for step in steps) + 1)
+    for step in steps:
+        rows[step.slot] = step
+    return rows
 
 
 def spread(feed: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
@@ -85,41 +111,48 @@ def spread(feed: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
 
     Args:
         feed: of `process`; arrays and lists have a row for each place, other values are kept.
-        places: of the rows, rising.
+        places: of the rows.
     """
-    rows = places[-1] + 1
-    if rows == len(places):
+    rows = max(places) + 1
+    if list(places) == list(range(rows)):
         return dict(feed)
     return {name: _spread(value, places, rows) for name, value in feed.items()}
 
 
 def _spread(value: Any, places: Sequence[int], rows: int) -> Any:
     if isinstance(value, list) and len(value) == len(places):
-        empty = "" if value and isinstance(value[0], str) else None
-        spread = [empty] * rows
+        listed = [_empty(value[0])] * rows
         for place, each in zip(places, value, strict=True):
-            spread[place] = each
-        return spread
+            listed[place] = each
+        return listed
     if not isinstance(value, np.ndarray) or value.ndim == 0 or len(value) != len(places):
         return value
+    shape = (rows, *value.shape[1:])
     if value.dtype == object:
-        array = np.full((rows, *value.shape[1:]), b"", object)
+        array = np.full(shape, _empty(value.flat[0] if value.size else ""), object)
     else:
-        array = np.zeros((rows, *value.shape[1:]), value.dtype)
+        array = np.zeros(shape, value.dtype)
     array[list(places)] = value
     return array
 
 
+def _empty(element: Any) -> Any:
+    """Return an element of nobody's beside those like `element`: "" beside text, 0 beside 5."""
+    is_simple = isinstance(element, str | bytes | int | float | list)
+    return type(element)() if is_simple else None
+
+
 def gathered(result: Any, places: Sequence[int]) -> Any:
     """Return what `process` made of a feed that was `spread`, without the rows between."""
-    rows = places[-1] + 1
-    if rows == len(places) or not isinstance(result, Mapping):
-        return result
-    return {name: _gathered(value, places, rows) for name, value in result.items()}
+    rows = max(places) + 1
+    is_as_it_was = list(places) == list(range(rows))
+    return result if is_as_it_was else _gathered(result, places, rows)
 
 
 def _gathered(value: Any, places: Sequence[int], rows: int) -> Any:
-    if isinstance(value, list) and len(value) == rows:
+    if isinstance(value, Mapping):
+        return {name: _gathered(each, places, rows) for name, each in value.items()}
+    if isinstance(value, list | tuple) and len(value) == rows:
         return [value[place] for place in places]
     if isinstance(value, np.ndarray) and value.ndim and len(value) == rows:
         return value[list(places)]

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.config.controls import controls_of
 from pipeline.data import SequenceStep
 from pipeline.engine.collate import Call, plan
+from pipeline.engine.sequence_controls import Controls, gathered, in_slots, is_one_row, spread
 from pipeline.engine.sequence_state import FOLDER, SlotStates, specs_of
-from pipeline.errors import InitError
+from pipeline.errors import InitError, InputError
 from pipeline.op import Op, overrides, predictor_of
 from pipeline.routes import Answer
 
@@ -24,13 +26,16 @@ from pipeline.routes import Answer
 class FedCall:
     """One call of `process` with what its sequences add.
 
+    Where rows are fillers each request's is at the place of its slot.
+
     Args:
         steps: of all items of the batch.
         listed: output names of states that the requests get, too.
+        has_fillers: whether there are rows for slots that have no request.
 
     Attributes:
         feed: for `process`: the call's own, and what was added.
-        slots: of the sequences that its rows belong to; None: a row of nobody's.
+        slots: of the sequences that its rows belong to; None: a filler.
     """
 
     def __init__(
@@ -38,14 +43,22 @@ class FedCall:
         call: Call,
         steps: Sequence[SequenceStep],
         states: SlotStates,
+        controls: Controls,
         listed: frozenset[str],
+        has_fillers: bool,
     ) -> None:
         self._steps = [steps[index] for index in call.items]
         self._states = states
         self._listed = listed
         self._next: dict[str, np.ndarray] = {}
-        self.slots: list[int | None] = [step.slot for step in self._steps]
-        self.feed: Any = {**call.feed, **states.feed(self.slots)}
+        self._places = [step.slot for step in self._steps] if has_fillers else []
+        rows: list[SequenceStep | None] = [*self._steps]
+        own = call.feed
+        if has_fillers:
+            rows = in_slots(self._steps)
+            own = spread(own, self._places)
+        self.slots: list[int | None] = [None if step is None else step.slot for step in rows]
+        self.feed: Any = {**own, **states.feed(self.slots), **controls.arrays(rows)}
 
     def without_own(self, result: Any) -> Any:
         """Return the result of `process` with only what is for the requests of the call.
@@ -60,13 +73,15 @@ class FedCall:
             for spec in states.specs
             if spec.is_one_buffer
         }
-        if not isinstance(whole, dict) or not states.specs:
+        if not isinstance(whole, dict) or not (states.specs or self._places):
             return result
         self._next |= states.returned(whole, len(self.slots))
         own = {spec.output_name for spec in states.specs} - self._listed
         rest = {name: value for name, value in whole.items() if name not in own}
         for name in self._listed & rest.keys():
             rest[name] = np.array(rest[name])  # the caller may write into it
+        if self._places:
+            rest = gathered(rest, self._places)
         return Answer(rest) if isinstance(result, Answer) else rest
 
     def keep(self) -> None:
@@ -92,8 +107,14 @@ class SequenceFeeds:
         states = op.pipeline_config.sequence.state
         self._states = SlotStates(op.name, specs_of(states, _folders(op)))
         self._listed = frozenset(state.output_name for state in states) - hidden_outputs(op)
+        flat: list[str] = []
         if predictor_of(op) is not None and not overrides(op, "process"):
             _fetch_states(op, self._states)
+            flat = _flat_controls(op)
+        controls = controls_of(op.name, op.pipeline_config.sequence.controls)
+        self._controls = Controls(op.name, controls, flat)
+        self._has_fillers = self._controls.tells_ready and has_rows_of_slots(op)
+        self._op_name = op.name
 
     def begin(self, steps: Sequence[SequenceStep]) -> None:
         """Take note of a batch: who begins has nothing of who had the slot before."""
@@ -109,9 +130,23 @@ class SequenceFeeds:
             steps: of all items of the batch.
         """
         groups: dict[Hashable, dict[int, Any]] = {}
+        refused: list[Call] = []
         for index, feed in feeds.items():
+            if self._has_fillers and not self._is_one_row(feed):
+                refused.append(self._refused(index))
+                continue
             groups.setdefault(self._states.form(steps[index].slot), {})[index] = feed
-        return [call for group in groups.values() for call in plan(group, most_rows)]
+        return [call for group in groups.values() for call in plan(group, most_rows)] + refused
+
+    def _is_one_row(self, feed: Any) -> bool:
+        return all(map(is_one_row, feed)) if isinstance(feed, list) else is_one_row(feed)
+
+    def _refused(self, index: int) -> Call:
+        error = InputError(
+            f"inference request to model '{self._op_name}' must specify batch-size 1 due to "
+            "requirements of sequence batcher: what preprocess returns has another number of rows"
+        )
+        return Call({}, [index], error=error, done=True)
 
     def drop(self, slot: int) -> None:
         """Forget what is kept of a sequence that goes on no more."""
@@ -125,7 +160,7 @@ class SequenceFeeds:
 
     def fed(self, call: Call, steps: Sequence[SequenceStep]) -> FedCall:
         """Return what `process` is fed in a call, which is asked anew for each attempt."""
-        return FedCall(call, steps, self._states, self._listed)
+        return FedCall(call, steps, self._states, self._controls, self._listed, self._has_fillers)
 
 
 def feeds_of(op: Op) -> SequenceFeeds | None:
@@ -136,6 +171,14 @@ def feeds_of(op: Op) -> SequenceFeeds | None:
 def feeds_sequences(op: Op) -> bool:
     """Return whether an Op's `sequence` has states or controls."""
     return bool(op.pipeline_config.sequence.state or op.pipeline_config.sequence.controls)
+
+
+def has_rows_of_slots(op: Op) -> bool:
+    """Return whether each slot of an Op's workers can have a row of its own in their batches."""
+    config = op.pipeline_config
+    is_direct = config.sequence.strategy == "direct" and config.batching != "iterative"
+    has_axes = all(state.batch_axis != -1 for state in config.sequence.state)
+    return is_direct and config.batch_size > 1 and has_axes
 
 
 def hidden_inputs(op: Op) -> frozenset[str]:
@@ -160,6 +203,26 @@ def _folders(op: Op) -> list[Path]:
         return [base, Path()]
     at = base / model if (base / model).exists() else Path(model)
     return [(at if at.is_dir() else at.parent) / FOLDER, base, Path()]
+
+
+def _flat_controls(op: Op) -> list[str]:
+    """Return the controls that a model takes as [rows], not as [rows, 1].
+
+    Raises:
+        InitError: it does not have an input that is declared as a control.
+    """
+    signature = getattr(predictor_of(op), "signature", None)
+    if signature is None:  # as of a model on another machine
+        return []
+    shapes = {spec.name: spec.shape for spec in signature.inputs}
+    names = [control.name for control in op.pipeline_config.sequence.controls]
+    for name in names:
+        if name not in shapes:
+            raise InitError(
+                f"unable to load model '{op.name}', configuration specified sequence control "
+                f"'{name}', but model does not provide that input"
+            )
+    return [name for name in names if len(shapes[name] or ()) == 1]
 
 
 def _fetch_states(op: Op, states: SlotStates) -> None:

@@ -121,15 +121,16 @@ class SlotStates:
         """
         arrays = {}
         for spec in self.specs:
-            array = _joined(spec, [self._row(spec, slot) for slot in slots])
+            rows = [None if slot is None else self._row(spec, slot) for slot in slots]
+            array = _joined(spec, _filled(spec, rows))
             if not spec.is_one_buffer:
                 array = array.view()
                 array.flags.writeable = False
             arrays[spec.input_name] = array
         return arrays
 
-    def _row(self, spec: StateSpec, slot: int | None) -> Row:
-        kept = self._kept.get(slot, {}).get(spec.input_name) if slot is not None else None
+    def _row(self, spec: StateSpec, slot: int) -> Row:
+        kept = self._kept.get(slot, {}).get(spec.input_name)
         if kept is not None:
             return kept
         return Row(spec.initial.copy() if spec.is_one_buffer else spec.initial, 0)
@@ -167,6 +168,17 @@ class SlotStates:
 
 def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
     return shape if axis is None else shape[:axis] + shape[axis + 1 :]
+
+
+def _filled(spec: StateSpec, rows: Sequence[Row | None]) -> list[Row]:
+    """Return the rows with one of zeros, as long as the others, for each that is nobody's."""
+    known = [row for row in rows if row is not None]
+    if len(known) == len(rows):
+        return known
+    assert spec.axis is not None, "who has no such axis is alone in its call"
+    like = _cut(known[0].array, spec.axis, known[0].place)
+    empty = np.full(like.shape, "", object) if spec.dtype == _TEXT else np.zeros_like(like)
+    return [Row(empty, 0) if row is None else row for row in rows]
 
 
 def _joined(spec: StateSpec, rows: Sequence[Row]) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pipeline.config.controls import controls_of
 from pipeline.config.schema import OpConfig
 from pipeline.engine.channel import Item
 from pipeline.engine.request import RequestState
@@ -11,6 +12,7 @@ from pipeline.engine.schedulers.base import Batch, Load
 from pipeline.engine.schedulers.dynamic import batches_ahead
 from pipeline.engine.schedulers.held_start import HeldStart
 from pipeline.engine.schedulers.sequences import LiveSequence, Ready, SequenceBook
+from pipeline.engine.sequence_controls import Controls
 from pipeline.errors import PipelineError
 
 
@@ -32,6 +34,7 @@ class SequenceScheduler:
     def __init__(self, config: OpConfig, op_name: str, slots: int) -> None:
         sequence = config.sequence
         self.book: SequenceBook = SequenceBook(op_name, slots, sequence.max_idle_ms / 1000)
+        self._controls = Controls(op_name, controls_of(op_name, sequence.controls))
         self._delay_s = sequence.max_queue_delay_ms / 1000
         self._batch_size = config.batch_size
         self._whole = min(config.batch_size, slots)
@@ -42,7 +45,7 @@ class SequenceScheduler:
         return self.book.queued
 
     def add(self, item: Item, now: float) -> PipelineError | None:
-        return self.book.add(item, now)
+        return self._controls.refusal(item.info.sequence_id) or self.book.add(item, now)
 
     def workers_are(self, lives: Mapping[int, int]) -> None:
         """Take note of the workers; see `SequenceBook.workers_are`."""

@@ -74,11 +74,12 @@ class ModelInterface(msgspec.Struct, frozen=True):
 
     def _check_names(self, model: str, slots: Sequence[Slot], inputs: Mapping[str, Array]) -> None:
         known = [slot.name for slot in slots]
-        for name in inputs:
-            if name not in known:
-                raise _refused(f"unexpected inference input '{name}' for model '{model}'")
         missing = [name for name in known if name not in inputs]
-        if missing:
+        if len(inputs) == len(known):
+            for name in inputs:
+                if name not in known:
+                    raise _refused(f"unexpected inference input '{name}' for model '{model}'")
+        else:
             raise _refused(
                 f"expected {len(known)} inputs but got {len(inputs)} inputs for model '{model}'. "
                 f"Got input(s) {_listed(inputs)}, but missing required input(s) "

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pipeline.config.controls import Control, controls_of
 from pipeline.config.schema import OpConfig
+from pipeline.config.sequences import StateConfig, datatype
 from pipeline.data import ANY, declared
 from pipeline.engine.graph import Graph
 from pipeline.frontends.v2.interface import ModelInterface, Slot
@@ -47,13 +49,76 @@ def config_of_op(
     config = _config_of(name, platform, interface, is_decoupled)
     config["instance_group"] = [_instance_group(name, settings)]
     delay_s = settings.auto_batching_timeout_s or 0.0
-    if settings.batch_size > 1:
+    if settings.sequence.strategy is not None or settings.batching == "iterative":
+        config["sequence_batching"] = _sequence_batching(settings, interface.max_batch_size)
+    elif settings.batch_size > 1:
         config["dynamic_batching"] = {
             "preferred_batch_size": [settings.batch_size],
             "max_queue_delay_microseconds": round(delay_s * 1e6),
             "preserve_ordering": False,
         }
     return config
+
+
+def _sequence_batching(settings: OpConfig, max_batch_size: int) -> dict[str, Any]:
+    sequence = settings.sequence
+    delay_us = sequence.max_queue_delay_ms * 1000
+    strategy: dict[str, Any]
+    if sequence.strategy == "direct":
+        strategy = {
+            "max_queue_delay_microseconds": delay_us,
+            "minimum_slot_utilization": sequence.min_slot_utilization,
+        }
+    else:
+        whole = [max_batch_size] if max_batch_size else []
+        strategy = {  # also of iterative ones without a strategy: who has waited longest goes
+            "max_candidate_sequences": sequence.max_candidates,
+            "preferred_batch_size": list(sequence.preferred_batch_sizes) or whole,
+            "max_queue_delay_microseconds": delay_us,
+            "preserve_ordering": sequence.preserve_ordering,
+        }
+    return {
+        sequence.strategy or "oldest": strategy,
+        "max_sequence_idle_microseconds": sequence.max_idle_ms * 1000,
+        "control_input": [_control(each) for each in controls_of("", sequence.controls)],
+        "state": [_state(each) for each in sequence.state],
+        "iterative_sequence": settings.batching == "iterative",
+    }
+
+
+def _control(control: Control) -> dict[str, Any]:
+    pairs = {
+        f"{datatype.lower()}_false_true": list(control.values) * (datatype == control.datatype)
+        for datatype in ("INT32", "FP32", "BOOL")
+    }
+    kind = "INVALID" if control.values else control.datatype
+    said = {"kind": control.kind.value, **pairs, "data_type": f"TYPE_{kind}"}
+    return {"name": control.name, "control": [said]}
+
+
+def _state(state: StateConfig) -> dict[str, Any]:
+    data_type = _data_type(datatype(state.data_type))
+    return {
+        "input_name": state.input_name,
+        "output_name": state.output_name,
+        "data_type": data_type,
+        "dims": list(state.dims),
+        "initial_state": [
+            {
+                "data_type": data_type,
+                "dims": list(state.dims if initial.dims is None else initial.dims),
+                "name": initial.name or "",
+                **(
+                    {"zero_data": bool(initial.zero_data)}
+                    if initial.data_file is None
+                    else {"data_file": initial.data_file}
+                ),
+            }
+            for initial in state.initial_state
+        ],
+        "use_same_buffer_for_input_output": state.use_same_buffer_for_input_output,
+        "use_growable_memory": state.use_growable_memory,
+    }
 
 
 def config_of_pipeline(
@@ -121,9 +186,12 @@ def _metadata_slots(slots: Iterable[Slot] | None, batches: bool) -> list[dict[st
 
 
 def _config_slot(slot: Slot) -> dict[str, Any]:
-    datatype = "STRING" if slot.datatype == "BYTES" else slot.datatype
     dims = [ANY] if slot.shape is None else list(slot.shape)
-    return {"name": slot.name, "data_type": f"TYPE_{datatype}", "dims": dims}
+    return {"name": slot.name, "data_type": _data_type(slot.datatype), "dims": dims}
+
+
+def _data_type(datatype: str) -> str:
+    return f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}"
 
 
 def _instance_group(name: str, settings: OpConfig) -> dict[str, Any]:

@@ -66,6 +66,58 @@ def test_batching_and_cards_are_shown():
     assert (group["kind"], group["gpus"]) == ("KIND_GPU", [0, 2])
 
 
+def test_sequences_are_shown_as_triton_shows_them():
+    controls = [
+        {"name": "START", "kind": "start", "fp32_false_true": [0, 1]},
+        {"name": "ID", "kind": "corrid", "data_type": "STRING"},
+    ]
+    state = {"input_name": "a", "output_name": "b", "data_type": "FP32", "dims": [-1]}
+    initial = {"name": "first", "dims": [2], "zero_data": True}
+    said = {"strategy": "direct", "min_slot_utilization": 0.5, "max_queue_delay_ms": 2}
+    said |= {"controls": controls, "state": [{**state, "initial_state": initial}]}
+    whole = op_config(batch_size=4, sequence=said)
+    batching = whole["sequence_batching"]
+    message = json_format.ParseDict(whole, ModelConfig())
+    assert message.sequence_batching.state[0].initial_state[0].zero_data
+    empty = {"int32_false_true": [], "bool_false_true": []}
+    start = {"kind": "CONTROL_SEQUENCE_START", "fp32_false_true": [0.0, 1.0], **empty}
+    corrid = {"kind": "CONTROL_SEQUENCE_CORRID", "fp32_false_true": [], **empty}
+    assert batching == {
+        "direct": {"max_queue_delay_microseconds": 2000, "minimum_slot_utilization": 0.5},
+        "max_sequence_idle_microseconds": 1_000_000,
+        "control_input": [
+            {"name": "START", "control": [{**start, "data_type": "TYPE_INVALID"}]},
+            {"name": "ID", "control": [{**corrid, "data_type": "TYPE_STRING"}]},
+        ],
+        "state": [
+            {
+                "input_name": "a",
+                "output_name": "b",
+                "data_type": "TYPE_FP32",
+                "dims": [-1],
+                "initial_state": [
+                    {"data_type": "TYPE_FP32", "dims": [2], "name": "first", "zero_data": True}
+                ],
+                "use_same_buffer_for_input_output": False,
+                "use_growable_memory": False,
+            }
+        ],
+        "iterative_sequence": False,
+    }
+
+
+def test_the_strategy_oldest_has_its_own_fields():
+    whole = op_config(batch_size=4, sequence={"strategy": "oldest", "max_candidates": 9})
+    assert whole["sequence_batching"]["oldest"] == {
+        "max_candidate_sequences": 9,
+        "preferred_batch_size": [INTERFACE.max_batch_size],
+        "max_queue_delay_microseconds": 0,
+        "preserve_ordering": False,
+    }
+    assert "dynamic_batching" not in whole
+    assert op_config(batching="iterative")["sequence_batching"]["iterative_sequence"]
+
+
 def test_both_forms_of_a_configuration_say_the_same():
     config = op_config(batch_size=4, auto_batching_timeout=1)
     message = json_format.ParseDict(config, ModelConfig())
