@@ -18,6 +18,7 @@ from pipeline.engine.conditions import Absent
 from pipeline.engine.filters import Filter
 from pipeline.engine.journal import FROM_OUTSIDE
 from pipeline.engine.request import RequestState
+from pipeline.engine.schedulers.arrivals import Arrivals
 from pipeline.engine.schedulers.base import Batch, Load
 from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
 from pipeline.engine.schedulers.sequences import SequenceId
@@ -35,7 +36,7 @@ _LOSSES = (WorkerDiedError, DeadlineError, PredictorUnavailableError)
 _COMES, _MISSED = "comes", "missed"
 
 
-class Turnstile:
+class Turnstile(Arrivals):
     """Scheduler that holds what has overtaken others, in front of an Op's scheduler.
 
     Args:
@@ -58,7 +59,9 @@ class Turnstile:
         self._wake = wake
         # Of each id who has not come through, in order; with the item of who is held.
         self._lines: dict[SequenceId, OrderedDict[RequestState, Item | str]] = {}
-        behind.book.is_awaited = self._lines.__contains__
+        # What those are told who are on their way to a sequence that has ended.
+        self._endings: dict[SequenceId, PipelineError] = {}
+        behind.book.arrivals = self
 
     # Who will come ------------------------------------------------------------------------------
 
@@ -111,10 +114,22 @@ class Turnstile:
             if refusal is not None:
                 book.refused.append((item, refusal))
         del self._lines[id]
+        self._endings.pop(id, None)
+
+    def is_awaited(self, id: SequenceId) -> bool:
+        return id in self._lines
+
+    def ended(self, id: SequenceId, error: PipelineError) -> None:
+        if id in self._lines:
+            self._endings[id] = error
 
     def _enter(self, item: Item, now: float) -> PipelineError | None:
         if self.is_stopping and item.info.sequence_start:
             return ClosedError(_STOPPING)
+        if self._endings and item.info.sequence_id in self._endings:
+            if not item.info.sequence_start:
+                return self._endings[item.info.sequence_id]
+            del self._endings[item.info.sequence_id]
         return self._behind.add(item, now)
 
     # A scheduler --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import heapq
 import logging
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -19,6 +19,7 @@ from msgspec import field
 
 from pipeline.engine.channel import Item
 from pipeline.engine.request import RequestState
+from pipeline.engine.schedulers.arrivals import Arrivals, how_it_left
 from pipeline.engine.schedulers.backlog import Backlog, timeout_of
 from pipeline.engine.state import SequencesState
 from pipeline.errors import (
@@ -91,7 +92,7 @@ class SequenceBook:
             reads it empties it.
         lives: of the workers that have slots; see `workers_are`.
         fates: how many sequences are over, by what has become of them; see SequencesState.
-        is_awaited: returns whether a request of a sequence is on its way here: it is not idle.
+        arrivals: who is on the way here.
     """
 
     def __init__(self, op_name: str, slots: int, max_idle_s: float) -> None:
@@ -99,7 +100,7 @@ class SequenceBook:
         self.ready: dict[int, list[Ready]] = {}
         self.refused: list[tuple[Item, PipelineError]] = []
         self.fates: Counter[str] = Counter()
-        self.is_awaited: Callable[[SequenceId], bool] = lambda id: False
+        self.arrivals: Arrivals = Arrivals()
         self.lives: dict[int, int] = {}
         self._op_name = op_name
         self._slots = slots
@@ -188,6 +189,8 @@ class SequenceBook:
             return
         sequence = chain[-1]
         sequence.fate = "cut"
+        if not request.info.sequence_start:
+            self.arrivals.ended(sequence.id, self._dropped(sequence, request))
         if sequence.queue or sequence.running is not None:
             sequence.has_end = True
         else:
@@ -252,7 +255,7 @@ class SequenceBook:
             sequence, since = next(iter(self._idle.items()))
             if now < since + self._max_idle_s:
                 break
-            if self.is_awaited(sequence.id):
+            if self.arrivals.is_awaited(sequence.id):
                 self._settle(sequence, now)
                 continue
             sequence.fate = "reaped"
@@ -351,6 +354,7 @@ class SequenceBook:
         """End a sequence before its end; what was queued is refused, but for `own`."""
         self._is_not_ready(sequence)
         sequence.is_over = True
+        self.arrivals.ended(sequence.id, error)
         sequence.fate = "lost" if isinstance(error, WorkerDiedError) else "cut"
         self.queued -= len(sequence.queue)
         self.refused += [(item, error) for item in sequence.queue if item not in own]
@@ -380,10 +384,9 @@ class SequenceBook:
 
     def _dropped(self, sequence: LiveSequence, request: RequestState) -> PipelineError:
         """Return what the others of a sequence are told when a request of it has left."""
-        is_late = isinstance(request.error, DeadlineError)
-        if sequence.slot is None and is_late:
+        if sequence.slot is None and isinstance(request.error, DeadlineError):
             return OverloadedError(_EXPIRED)
-        how = "ran out of time" if is_late else "was cancelled"
+        how = how_it_left(request.error)
         return RequestCancelledError(
             f"[{self._op_name}] a request of sequence {sequence.id} {how}, which ended the sequence"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from pipeline.workers.process.pool import ProcessWorkers
 
 _PICK_UP_TIMEOUT_S = 1.0  # for an idle worker to begin a job, beyond the Op's timeout
+_LIVES = itertools.count()
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # of msgpack
 
 
@@ -75,6 +77,7 @@ class ProcessWorker:
     """One worker process.
 
     Attributes:
+        life: tells it from those that had its number before it.
         sent: the runs that it has and has not reported on, by the numbers of their jobs.
         streams: the runs whose generators it has, from the end of their first slice on.
         is_up: whether it has reported that it is ready.
@@ -95,6 +98,7 @@ class ProcessWorker:
         self, pool: ProcessWorkers, slot: RestartSlot, processes: ProcessContext, op: Op
     ) -> None:
         self.number: int = slot.number
+        self.life: int = next(_LIVES)  # its process may be ready before its pid is known
         self.slot = slot
         self.sent: dict[int, Sent] = {}
         self.streams: dict[BatchRun, Sent] = {}

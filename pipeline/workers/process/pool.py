@@ -224,7 +224,7 @@ class ProcessWorkers:
         worker.flush()
 
     def lives(self) -> Mapping[int, int]:
-        return {worker.number: worker.child.pid or 0 for worker in self._alive if worker.keeps}
+        return {worker.number: worker.life for worker in self._alive if worker.keeps}
 
     def _go_on(self, run: StreamRun) -> None:
         """Have the worker that has a run's generators go on with them."""

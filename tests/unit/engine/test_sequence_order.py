@@ -136,7 +136,11 @@ async def test_who_leaves_on_the_way_ends_the_sequence_in_its_turn(how):
             await asyncio.sleep(timeout_s)
         await pool(engine, "pass", 0, 1)
         assert await result(first) == [0], "what came before it has run"
-        assert NO_START in await result(held)
+        ended = f"[keeps] a request of sequence 7 {how}, which ended the sequence"
+        assert await result(held) == ended
+        later = ask(engine, "7", 3)
+        await pool(engine, "pass", 3)
+        assert NO_START in await result(later)
 
 
 @virtual
@@ -151,7 +155,7 @@ async def test_a_step_that_a_worker_before_lost_ends_the_sequence():
         first, gone, last, other = [await result(each) for each in asked]
     assert (first, other) == ([0], [3])
     assert "gone" in gone
-    assert NO_START in last
+    assert "was lost on its way, which ended the sequence" in last
 
 
 @virtual
@@ -166,7 +170,7 @@ async def test_who_is_held_and_leaves_ends_the_sequence_and_is_not_missed_twice(
         assert node.state().queued == 1
         await pool(engine, "pass", 0)
         assert await result(first) == [1]
-        assert NO_START in await result(last)
+        assert "was cancelled, which ended the sequence" in await result(last)
         anew = ask(engine, "7 start end", 2)
         await pool(engine, "pass", 3)
         assert await result(anew) == [2]

@@ -43,6 +43,24 @@ async def test_start_returns_when_every_worker_is_ready():
 
 
 @virtual
+async def test_a_worker_whose_pid_is_known_later_is_the_same_one():
+    async with PlayedPool() as pool:
+        (child,) = await pool.begin()
+        pid, child.pid = child.pid, None
+        child.is_ready()
+        await pool.starting
+        before = dict(pool.workers.lives())
+        child.pid = pid
+        assert pool.workers.lives() == before
+        child.dies(KILLED)
+        await settle()
+        pool.children[-1].is_ready()
+        await settle()
+        assert pool.workers.lives().keys() == before.keys()
+        assert pool.workers.lives() != before
+
+
+@virtual
 async def test_a_worker_that_cannot_start_fails_the_start_with_its_traceback():
     async with PlayedPool(2) as pool:
         first, second = await pool.begin()
