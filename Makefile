@@ -25,6 +25,7 @@ generate: $(READY)
 
 speech: $(READY)
 	$(BIN)/python examples/speech/demo.py
+	$(BIN)/python examples/speech/microphones_demo.py
 
 # CONFIG=config_paddle.yml: the same models on Paddle, in processes.
 ocr: $(READY)

@@ -5,12 +5,10 @@ python web_server.py        then ask it: python demo.py, or see README.md
 audio -> vad -> loudness -> {start_s, end_s, loudness_db}, as soon as a segment has ended
 """
 
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import yaml
+from installed import configuration
 from segments import FRAME, find_segments, frames_of
 from sound import RATE, SoundError, level_of, read_sound
 
@@ -58,24 +56,12 @@ class LoudnessOp(Op):
         }
 
 
-def configuration():
-    """config.yml with the path of the model, which is a file in an installed package."""
-    config = yaml.safe_load((HERE / "config.yml").read_text(encoding="utf-8"))
-    model = config["op"]["vad"]["local_service_conf"]
-    package, _, file = model["model_config"].partition("/")
-    found = find_spec(package)  # not imported: it would want PyTorch
-    if found is None:
-        sys.exit(f"no model: pip install --no-deps {package.replace('_', '-')}==6.2.3")
-    model["model_config"] = str(Path(found.submodule_search_locations[0], file))
-    return config
-
-
 vad = VadOp("vad", RequestOp())
 loudness = LoudnessOp("loudness", vad)
 
 server = PipelineServer("speech")
 server.set_response_op(ResponseOp(loudness))
-server.prepare_server(yml_dict=configuration())
+server.prepare_server(yml_dict=configuration(HERE / "config.yml", "vad"))
 
 if __name__ == "__main__":
     server.run_server()

@@ -1,0 +1,167 @@
+"""examples/speech: many microphones at once, chunk by chunk what the model alone says of each.
+
+They need the package that carries the model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from doubles import wait_until
+from paths import ROOT
+
+from pipeline.proto import inference_v2_pb2 as pb
+
+EXAMPLE = ROOT / "examples" / "speech"
+OWN = ("installed", "microphones", "microphones_demo", "segments", "sound")
+UNARY = "/inference.GRPCInferenceService/ModelInfer"
+NO_START = "must specify the START flag on the first request"
+
+pytestmark = pytest.mark.skipif(
+    find_spec("silero_vad") is None, reason="no model: pip install --no-deps silero-vad==6.2.3"
+)
+
+
+def copied(folder: Path) -> Path:
+    """The example on ports that are free; a busy machine may take its time between two chunks."""
+    copy = folder / "speech"
+    shutil.copytree(EXAMPLE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    config = copy / "microphones.yml"
+    text = config.read_text(encoding="utf-8")
+    for before, after in (("18098", "0"), ("18099", "0"), ("idle_ms: 5000", "idle_ms: 60000")):
+        assert before in text
+        text = text.replace(before, after)
+    config.write_text(text, encoding="utf-8")
+    return copy
+
+
+def test_the_demo_passes(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(copied(tmp_path) / "microphones_demo.py")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("demo passed")
+
+
+@pytest.fixture(scope="module")
+def demo(module_logs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """The module of the demo, with the server running."""
+    folder = str(copied(tmp_path_factory.mktemp("copy")))
+    others = {name: sys.modules.pop(name) for name in OWN if name in sys.modules}
+    sys.path.insert(0, folder)
+    try:
+        loaded = import_module("microphones_demo")
+        with loaded.server:
+            yield loaded
+    finally:
+        sys.path.remove(folder)
+        for name in OWN:
+            sys.modules.pop(name, None)
+        sys.modules.update(others)
+
+
+class Ears:
+    """Callers of the service, one chunk at a time."""
+
+    def __init__(self, demo: ModuleType, channel: grpc.Channel) -> None:
+        self.demo = demo
+        self._call: Any = channel.unary_unary(
+            UNARY, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
+        )
+
+    def hear(self, name: str, chunk: Any, start: bool = False, end: bool = False) -> Any:
+        """The score of a chunk, or the text of the error."""
+        try:
+            answer = self._call(self.demo.step_of(name, chunk, start, end), timeout=60)
+        except grpc.RpcError as error:
+            return error.details()
+        (score,) = self.demo.scores_of(answer)
+        return score
+
+    @property
+    def sequences(self) -> Any:
+        return self.demo.server.executor.state().ops[0].sequences
+
+
+@pytest.fixture
+def ears(grpc_is_up: None, demo: ModuleType) -> Iterator[Ears]:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    address = f"127.0.0.1:{demo.server.rpc_port}"
+    with grpc.insecure_channel(address, options=options) as channel:
+        yield Ears(demo, channel)
+
+
+def samples_of(demo: ModuleType, shift: int, chunks: int = 12) -> tuple[Any, list[Any]]:
+    """The clip from some place on, and its chunks."""
+    samples = np.roll(demo.read_sound(demo.CLIP), -shift)[: 512 * chunks]
+    return samples, list(samples.reshape(-1, 512))
+
+
+def test_microphones_that_take_turns_in_any_order_are_heard_as_if_alone(demo, ears):
+    sounds = {f"turn {n}": samples_of(demo, 3000 * n) for n in range(4)}
+    order = np.random.default_rng(7).permutation([name for name in sounds for _ in range(12)])
+    step, heard = dict.fromkeys(sounds, 0), {name: [] for name in sounds}
+    for name in order.tolist():
+        place = step[name]
+        chunk = sounds[name][1][place]
+        heard[name].append(ears.hear(name, chunk, place == 0, place == 11))
+        step[name] += 1
+    assert heard == {name: demo.alone(samples) for name, (samples, _) in sounds.items()}
+    assert ears.sequences.live == 0
+
+
+def test_who_is_silent_has_left_and_begins_anew(demo, ears, monkeypatch):
+    samples, chunks = samples_of(demo, 5000)
+    (node,) = demo.server.executor.executor.nodes.values()
+    first = [ears.hear("silent", chunk, place == 0) for place, chunk in enumerate(chunks[:3])]
+    with monkeypatch.context() as patched:  # so long has it been silent by now
+        patched.setattr(node.sequences.book, "_max_idle_s", 0.0)
+        assert NO_START in ears.hear("silent", chunks[3])
+    assert ears.sequences.reaped == 1
+    again = [ears.hear("silent", chunk, place == 0) for place, chunk in enumerate(chunks)]
+    assert again == demo.alone(samples), "nothing was left of what it had said before"
+    assert first == again[:3]
+
+
+def test_a_worker_that_is_killed_takes_its_microphones_along_and_no_others(demo, ears):
+    sounds = {f"killed {n}": samples_of(demo, 4000 * n, 6) for n in range(4)}
+    heard = {name: [] for name in sounds}
+
+    def listen(places):
+        for place, (name, (_, chunks)) in itertools.product(places, sounds.items()):
+            if all(isinstance(each, float) for each in heard[name]):
+                heard[name].append(ears.hear(name, chunks[place], place == 0, place == 5))
+
+    listen(range(3))
+    (node,) = demo.server.executor.executor.nodes.values()
+    workers = node.workers
+    victim = workers._up[0].child.pid
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: victim not in {each.child.pid for each in workers._alive})
+    listen(range(3, 6))
+    alone = {name: demo.alone(samples) for name, (samples, _) in sounds.items()}
+    lost = [name for name in sounds if heard[name] != alone[name]]
+    assert 0 < len(lost) < len(sounds)
+    for name in lost:
+        assert heard[name][:3] == alone[name][:3]
+        (told,) = heard[name][3:]
+        assert NO_START in told or "has ended: the worker that it was at was lost" in told
