@@ -195,6 +195,9 @@ class SequenceConfig(Struct, frozen=True, kw_only=True):
     state: Annotated[
         tuple[StateConfig, ...], "Arrays that a worker keeps from step to step of a sequence."
     ] = ()
+    checkpoint: Annotated[
+        bool, "True: the server has the states, too; sequences of a lost worker go on at others."
+    ] = False
     controls: Annotated[
         tuple[ControlConfig, ...], "Arrays that say what a request is in its sequence."
     ] = ()
@@ -454,6 +457,8 @@ def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:
         wrong = "min_slot_utilization is for strategy: direct"
     elif any(size > op.batch_size for size in sequence.preferred_batch_sizes):
         wrong = f"preferred_batch_sizes: more than batch_size, which is {op.batch_size}"
+    elif sequence.checkpoint and not sequence.state:
+        wrong = "checkpoint: it keeps what is declared as state, which is nothing"
     try:
         controls_of(name, sequence.controls)
     except ConfigError as error:

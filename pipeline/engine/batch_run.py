@@ -66,7 +66,8 @@ class BatchRun(Batch, eq=False):
 
     `items` are `Item`s, or whatever else has inputs, data_id, log_id, deadline, info, trace,
     is_feed, is_over and is_cancelled(); `contexts` are theirs, where a hook asks for them, and
-    `sequence_steps` where the Op's `sequence` has states or controls.
+    `sequence_steps` where the Op's `sequence` has states or controls. By item, `given` has states
+    that the worker lacks, `kept` those behind the steps; `unsent` items did not get to the worker.
     `rows` has how many rows each of them fed to `process`, where the Op has a model or says how
     many it takes; empty: it did not get that far.
     `states` has what `preprocess` of an item stored on the Op, for its own `postprocess` to read:
@@ -78,7 +79,6 @@ class BatchRun(Batch, eq=False):
     see `again`.
 
     With `is_step` it is part of a walk, whose books have it.
-
     Where its items did not all go through one call of `process`, `executions` has the number of
     each one's first call, -1 for none, and `execution_ends_ns` when these calls ended.
     """
@@ -89,6 +89,9 @@ class BatchRun(Batch, eq=False):
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
     contexts: list[RequestContext] = field(default_factory=list)
     sequence_steps: list[SequenceStep] = field(default_factory=list)
+    given: dict[int, Any] | None = None
+    kept: dict[int, Any] | None = None
+    unsent: list[int] | None = None
     calls: list[Call] | None = None
     rows: list[int] = field(default_factory=list)
     executions: list[int] = field(default_factory=list)
@@ -132,6 +135,7 @@ class BatchRun(Batch, eq=False):
                 self.executions, self.execution_ends_ns = told
         if self.is_superseded:  # another worker has it: what follows is for that one to do
             return
+        self.kept = op.feeds.kept(self.sequence_steps) if op.feeds else None
         self.process_end_ns = clock_ns()
         self._postprocess(op)
         if op.jumps:
@@ -151,7 +155,7 @@ class BatchRun(Batch, eq=False):
             self.contexts = contexts_of(self.items, self.places)
         if op.feeds is not None and self.places is not None:
             self.sequence_steps = steps_of(self.items, self.places)
-            op.feeds.begin(self.sequence_steps)
+            op.feeds.begin(self.sequence_steps, self.given)
         self._preprocess(op)
         self.preprocess_end_ns = clock_ns()
         self.calls = self._plan(op)

@@ -20,6 +20,7 @@ from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Scheduler
 from pipeline.engine.schedulers.direct import DirectScheduler
 from pipeline.engine.schedulers.held_start import held_start
+from pipeline.engine.schedulers.kept_sequences import KeptSequenceBook
 from pipeline.engine.schedulers.oldest import OldestScheduler
 from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
 from pipeline.engine.sequence_order import SequenceOrder, Turnstile
@@ -41,7 +42,8 @@ class SequenceDispatcher(OpDispatcher):
     """Has each sequence run at one worker, which keeps what its Op does.
 
     A batch is never run twice: that would be a second step of its sequences. What a lost worker
-    had is lost, and so are the sequences there.
+    had is lost, and so are the sequences there; unless the book has their states, of before the
+    batch: then they go on elsewhere.
     """
 
     def __init__(self, *args: Any, **named: Any) -> None:
@@ -105,6 +107,12 @@ class SequenceDispatcher(OpDispatcher):
         self._watch_idle()
         return is_left
 
+    def count(self, run: BatchRun) -> BatchRun:
+        given = self.sequences.given
+        if given:
+            run.given = given.pop(run.items[0], None)
+        return super().count(run)
+
     def _watch_idle(self) -> None:
         due, timer = self.sequences.book.reaps_at, self._idle_timer
         if due is None or (timer is not None and timer.when() <= due):
@@ -125,21 +133,33 @@ class SequenceDispatcher(OpDispatcher):
     # Out --------------------------------------------------------------------------------
 
     def done(self, worker: Worker, job: BatchRun | LoneRun | Walk) -> None:
+        if isinstance(job, BatchRun) and not job.is_superseded:
+            self._take_states(job)
         super().done(worker, job)
         self._watch_idle()
 
+    def _take_states(self, run: BatchRun) -> None:
+        book = self.sequences.book
+        for place in run.unsent or ():
+            book.unsent(run.items[place], (run.given or {}).get(place))
+        if run.kept and isinstance(book, KeptSequenceBook):
+            book.keep(run.items, run.kept)
+
     def _give_up(self, worker: Worker, run: BatchRun | LoneRun) -> None:
-        """Replace a worker that hangs; its sequences end."""
+        """Replace a worker that hangs; its sequences end, or go on elsewhere."""
         assert isinstance(run, BatchRun), "nothing else is submitted"
         run.is_superseded = True
         self.workers.replace(worker, None)
         self._start_over(run, run.timed_out(self.name, worker.number))
 
     def _start_over(self, job: BatchRun, error: PipelineError) -> None:
-        """End the requests of a lost batch: nobody else has what it needs."""
+        """End the requests of a lost batch: nobody else has what it needs, if the book has not."""
+        book, failed = self.sequences.book, job.items
+        if isinstance(book, KeptSequenceBook):
+            failed = book.again(job.items, error, self.op.pipeline_config.retry)
         self.release(job)
         is_timeout = isinstance(error, DeadlineError)
-        self._fail(job.items, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
+        self._fail(failed, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
         self._wake()
 
 

@@ -106,6 +106,7 @@ class SequenceFeeds:
     def __init__(self, op: Op) -> None:
         states = op.pipeline_config.sequence.state
         self._states = SlotStates(op.name, specs_of(states, _folders(op)))
+        self._keeps_elsewhere = op.pipeline_config.sequence.checkpoint
         self._listed = frozenset(state.output_name for state in states) - hidden_outputs(op)
         flat: list[str] = []
         if predictor_of(op) is not None and not overrides(op, "process"):
@@ -116,9 +117,26 @@ class SequenceFeeds:
         self._has_fillers = self._controls.tells_ready and has_rows_of_slots(op)
         self._op_name = op.name
 
-    def begin(self, steps: Sequence[SequenceStep]) -> None:
-        """Take note of a batch: who begins has nothing of who had the slot before."""
+    def begin(
+        self, steps: Sequence[SequenceStep], given: Mapping[int, dict[str, Any]] | None = None
+    ) -> None:
+        """Take note of a batch: who begins has nothing of who had the slot before.
+
+        Args:
+            given: by the index of the step, the states of sequences that were elsewhere.
+        """
         self._states.begin(steps)
+        for index, states in (given or {}).items():
+            if not steps[index].start:
+                self._states.restore(steps[index].slot, states)
+
+    def kept(self, steps: Sequence[SequenceStep]) -> dict[int, Any] | None:
+        """Return the states of those who go on, by the index of the step; None: nobody asks."""
+        if not self._keeps_elsewhere:
+            return None
+        return {
+            index: self._states.copy(step.slot) for index, step in enumerate(steps) if not step.end
+        }
 
     def plan(
         self, feeds: Mapping[int, Any], steps: Sequence[SequenceStep], most_rows: int

@@ -160,6 +160,25 @@ class SlotStates:
         states._kept, states._ids = dict(self._kept), dict(self._ids)
         return states
 
+    def copy(self, slot: int) -> dict[str, np.ndarray]:
+        """Return what there is of the sequence in this slot; nothing is written into it later."""
+        kept = self._kept.get(slot, {})
+        return {
+            spec.input_name: _one(spec, kept[spec.input_name])
+            for spec in self.specs
+            if spec.input_name in kept
+        }
+
+    def restore(self, slot: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Have the sequence in this slot go on with what `copy` has returned elsewhere."""
+        self._kept[slot] = {
+            spec.input_name: Row(
+                arrays[spec.input_name].copy() if spec.is_one_buffer else arrays[spec.input_name], 0
+            )
+            for spec in self.specs
+            if spec.input_name in arrays
+        }
+
     def drop(self, slot: int) -> None:
         """Forget a sequence that has ended."""
         self._kept.pop(slot, None)
@@ -193,6 +212,12 @@ def _joined(spec: StateSpec, rows: Sequence[Row]) -> np.ndarray:
     if is_one:
         return _cut(first.array, axis, first.place, len(rows))
     return np.concatenate([_cut(row.array, axis, row.place) for row in rows], axis)
+
+
+def _one(spec: StateSpec, row: Row) -> np.ndarray:
+    """Return the array of one request alone."""
+    array = row.array if spec.axis is None else _cut(row.array, spec.axis, row.place)
+    return array.copy() if spec.is_one_buffer else np.ascontiguousarray(array)
 
 
 def _cut(array: np.ndarray, axis: int, place: int, count: int = 1) -> np.ndarray:

@@ -86,7 +86,7 @@ class Backlog:
 
 
 def _waits(sequence: LiveSequence) -> bool:
-    return sequence.slot is None and not sequence.is_over
+    return sequence.slot is None and not (sequence.is_over or sequence.is_moved)
 
 
 def timeout_of(item: Item) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipeline.config.controls import controls_of
 from pipeline.config.schema import OpConfig
@@ -11,6 +12,7 @@ from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Batch, Load
 from pipeline.engine.schedulers.dynamic import batches_ahead
 from pipeline.engine.schedulers.held_start import HeldStart
+from pipeline.engine.schedulers.kept_sequences import KeptSequenceBook
 from pipeline.engine.schedulers.sequences import LiveSequence, Ready, SequenceBook
 from pipeline.engine.sequence_controls import Controls
 from pipeline.errors import PipelineError
@@ -29,17 +31,21 @@ class SequenceScheduler:
     Attributes:
         book: of the Op's sequences.
         start: what it waits for before its first batch, for tests; None: nothing.
+        given: of batches, by their first items, the states of sequences that their workers do not
+            have, by the places of the items. Who reads one takes it out.
     """
 
     def __init__(self, config: OpConfig, op_name: str, slots: int) -> None:
         sequence = config.sequence
-        self.book: SequenceBook = SequenceBook(op_name, slots, sequence.max_idle_ms / 1000)
+        book = KeptSequenceBook if sequence.checkpoint else SequenceBook
+        self.book: SequenceBook = book(op_name, slots, sequence.max_idle_ms / 1000)
         self._controls = Controls(op_name, controls_of(op_name, sequence.controls))
         self._delay_s = sequence.max_queue_delay_ms / 1000
         self._batch_size = config.batch_size
         self._whole = min(config.batch_size, slots)
         self._at: dict[int, list[Item]] = {}  # the first of each batch that a worker has
         self.start: HeldStart | None = None
+        self.given: dict[Item, dict[int, Any]] = {}
 
     def __len__(self) -> int:
         return self.book.queued
@@ -102,11 +108,23 @@ class SequenceScheduler:
         return taken
 
     def _batch(self, worker: int, count: int) -> Batch:
-        taken = self._order(self.book.take(worker, count))
+        taken = self._order(self.book.take(worker, self._together(worker, count)))
         places = [sequence.slot.number for sequence in taken if sequence.slot is not None]
         items = [sequence.running for sequence in taken if sequence.running is not None]
         self._at.setdefault(worker, []).append(items[0])
+        moved = {place: sequence for place, sequence in enumerate(taken) if sequence.is_moved}
+        if moved:
+            self.given[items[0]] = {place: sequence.kept for place, sequence in moved.items()}
+            for sequence in moved.values():
+                sequence.is_moved = False
         return Batch(items, worker, places=places)
+
+    def _together(self, worker: int, count: int) -> int:
+        """Return how many of the first so many may run together: a suspect runs alone."""
+        first = [entry[2].is_suspect for entry in self.book.ready[worker][:count]]
+        if True not in first:
+            return count
+        return first.index(True) or 1
 
     def done(self, batch: Batch, now: float) -> None:
         items: Sequence[Item] = batch.items

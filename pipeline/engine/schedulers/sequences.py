@@ -12,28 +12,21 @@ import logging
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import field
 
 from pipeline.engine.channel import Item
 from pipeline.engine.request import RequestState
-from pipeline.engine.schedulers.arrivals import Arrivals, how_it_left
+from pipeline.engine.schedulers.arrivals import Arrivals
 from pipeline.engine.schedulers.backlog import Backlog, timeout_of
+from pipeline.engine.schedulers.sequence_refusals import EXPIRED, dropped, lost, refusal_of
 from pipeline.engine.state import SequencesState
-from pipeline.errors import (
-    DeadlineError,
-    InputError,
-    OverloadedError,
-    PipelineError,
-    RequestCancelledError,
-    WorkerDiedError,
-)
+from pipeline.errors import OverloadedError, PipelineError, WorkerDiedError
 
 _LOGGER = logging.getLogger(__name__)
 
-_EXPIRED = "timeout of the corresponding sequence has been expired"
 
 SequenceId: TypeAlias = int | str
 
@@ -60,6 +53,11 @@ class LiveSequence(msgspec.Struct, eq=False):
         has_end: whether its last request has come.
         is_over: whether it goes on no more, and only has to wait for `running`.
         fate: field of SequencesState that counts it when it is over.
+        kept: its states behind its last step, by name, or a payload with them; None: they are not
+            known. Only looked at where its worker does not have them, or was lost.
+        is_moved: whether its worker has to be given them.
+        tries: how often the request that is its next one was lost with a worker, alone.
+        is_suspect: whether its next request was lost beside others: it runs alone.
     """
 
     id: SequenceId
@@ -70,6 +68,10 @@ class LiveSequence(msgspec.Struct, eq=False):
     has_end: bool = False
     is_over: bool = False
     fate: str = "ended"
+    kept: Any = field(default_factory=dict)
+    is_moved: bool = False
+    tries: int = 0
+    is_suspect: bool = False
 
 
 Ready: TypeAlias = tuple[float, int, LiveSequence]
@@ -123,7 +125,7 @@ class SequenceBook:
         chain = self._chains.get(info.sequence_id)
         latest = chain[-1] if chain else None
         is_new = latest is None or latest.has_end or latest.is_over
-        refusal = self._refusal(item, is_new)
+        refusal = refusal_of(self._op_name, item, is_new)
         if refusal is not None:
             return refusal
         if latest is None or is_new:
@@ -168,13 +170,28 @@ class SequenceBook:
             else:
                 self._settle(sequence, now)
 
+    def unsent(self, item: Item, given: Any) -> None:
+        """Take note that a request which is done did not get to its worker, nor what it brought.
+
+        Args:
+            given: the states of its sequence that were to go along; None: none.
+        """
+        sequence = self._running.get(item)
+        if sequence is None:
+            return
+        if item.info.sequence_start:  # the worker still has what was before
+            sequence.kept, sequence.is_moved = {}, True
+        elif given is not None:
+            sequence.is_moved = True
+
     def drop(self, request: RequestState) -> list[Item]:
         """Forget a request that is over, which ends its sequence; return what was queued of it."""
         for sequence in self._chains.get(request.info.sequence_id, ()):
             own = [item for item in sequence.queue if item.request is request]
             is_running = sequence.running is not None and sequence.running.request is request
             if own or is_running:
-                error = self._dropped(sequence, request)
+                has_slot = sequence.slot is not None
+                error = dropped(self._op_name, sequence.id, has_slot, request)
                 self._stop(sequence, error, own)
                 return own
         return []
@@ -190,7 +207,9 @@ class SequenceBook:
         sequence = chain[-1]
         sequence.fate = "cut"
         if not request.info.sequence_start:
-            self.arrivals.ended(sequence.id, self._dropped(sequence, request))
+            self.arrivals.ended(
+                sequence.id, dropped(self._op_name, sequence.id, sequence.slot is not None, request)
+            )
         if sequence.queue or sequence.running is not None:
             sequence.has_end = True
         else:
@@ -223,20 +242,24 @@ class SequenceBook:
         """
         if lives == self.lives:
             return
-        lost = {number for number, life in self.lives.items() if lives.get(number) != life}
-        self._free = [slot for slot in self._free if slot.worker not in lost]
+        gone = {number for number, life in self.lives.items() if lives.get(number) != life}
+        self._free = [slot for slot in self._free if slot.worker not in gone]
         new = {number: life for number, life in lives.items() if self.lives.get(number) != life}
         self.lives = dict(lives)
         for number, life in new.items():
             self._free += [SequenceSlot(place, number, life) for place in range(self._slots)]
         heapq.heapify(self._free)
         for slot, sequence in list(self._held.items()):
-            if slot.worker in lost:
-                if sequence.running is not None:
-                    del self._running[sequence.running]
-                    sequence.running = None
-                self._stop(sequence, self._lost(sequence))
+            if slot.worker in gone:
+                self._worker_is_lost(sequence)
         self._hand_out()
+
+    def _worker_is_lost(self, sequence: LiveSequence) -> None:
+        """End a sequence whose worker was lost, with what that kept of it."""
+        if sequence.running is not None:
+            del self._running[sequence.running]
+            sequence.running = None
+        self._stop(sequence, lost(self._op_name, sequence.id))
 
     # Time -------------------------------------------------------------------------------------
 
@@ -261,7 +284,7 @@ class SequenceBook:
             sequence.fate = "reaped"
             self._end(sequence)
         while (late := self._backlog.expired(now)) is not None:
-            self._stop(late, OverloadedError(_EXPIRED))
+            self._stop(late, OverloadedError(EXPIRED))
 
     @property
     def parked(self) -> int:
@@ -286,26 +309,6 @@ class SequenceBook:
 
     # Within -----------------------------------------------------------------------------------
 
-    def _refusal(self, item: Item, is_new: bool) -> PipelineError | None:
-        """Return why a request is none of a sequence; the words are Triton's."""
-        info, name = item.info, self._op_name
-        if not info.sequence_id:
-            return InputError(
-                f"inference request to model '{name}' must specify a non-zero or non-empty "
-                "correlation ID"
-            )
-        if item.request.rows > 1:
-            return InputError(
-                f"inference request to model '{name}' must specify batch-size 1 due to "
-                "requirements of sequence batcher"
-            )
-        if is_new and not info.sequence_start:
-            return InputError(
-                f"inference request for sequence {info.sequence_id} to model '{name}' must "
-                "specify the START flag on the first request of the sequence"
-            )
-        return None
-
     def _begin(self, id: SequenceId, number: int) -> LiveSequence:
         sequence = LiveSequence(id, number)
         chain = self._chains.setdefault(id, [])
@@ -322,7 +325,7 @@ class SequenceBook:
             sequence = self._backlog.take()
             sequence.slot = heapq.heappop(self._free)
             self._held[sequence.slot] = sequence
-            if sequence.queue:  # else its first request is about to come
+            if sequence.queue and sequence.running is None:  # else one is about to come
                 self._is_ready(sequence)
 
     def _settle(self, sequence: LiveSequence, now: float) -> None:
@@ -365,6 +368,7 @@ class SequenceBook:
 
     def _end(self, sequence: LiveSequence) -> None:
         """Let others have the slot, and those of the same id their turn."""
+        sequence.is_over = True
         self._idle.pop(sequence, None)
         self.fates[sequence.fate] += 1
         slot, chain = sequence.slot, self._chains[sequence.id]
@@ -381,18 +385,3 @@ class SequenceBook:
         elif was_first:
             self._backlog.may_have(chain[0])
         self._hand_out()
-
-    def _dropped(self, sequence: LiveSequence, request: RequestState) -> PipelineError:
-        """Return what the others of a sequence are told when a request of it has left."""
-        if sequence.slot is None and isinstance(request.error, DeadlineError):
-            return OverloadedError(_EXPIRED)
-        how = how_it_left(request.error)
-        return RequestCancelledError(
-            f"[{self._op_name}] a request of sequence {sequence.id} {how}, which ended the sequence"
-        )
-
-    def _lost(self, sequence: LiveSequence) -> PipelineError:
-        return WorkerDiedError(
-            f"[{self._op_name}] sequence {sequence.id} has ended: the worker that it was at was "
-            "lost, and what that kept of it. Begin anew with the START flag"
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ from pipeline.workers.zygote.controller import Child, Zygotes
 
 if TYPE_CHECKING:
     from pipeline.workers.process.pool import ProcessWorkers
+
+_LOGGER = logging.getLogger(__name__)
 
 _PICK_UP_TIMEOUT_S = 1.0  # for an idle worker to begin a job, beyond the Op's timeout
 _LIVES = itertools.count()
@@ -185,6 +188,7 @@ class ProcessWorker:
                 items.append(self._item(item, payloads))
             except PipelineError as error:
                 run.outcomes[index] = error
+                run.unsent = [*(run.unsent or ()), index]
                 continue
             indexes.append(index)
         allowed = begin(run, indexes) if isinstance(run, StreamRun) else None
@@ -197,7 +201,14 @@ class ProcessWorker:
         self._last_number += 1
         self.sent[self._last_number] = Sent(run, indexes, payloads, self._last_number)
         places = None if run.places is None else [run.places[index] for index in indexes]
-        self._unsent.append(WireJob(self._last_number, items, allowed, places))
+        job = WireJob(self._last_number, items, allowed, places)
+        if run.given:
+            job.given = {
+                indexes.index(index): self._serialized(self._op_name, states, payloads)
+                for index, states in run.given.items()
+                if index in indexes
+            }
+        self._unsent.append(job)
         return True
 
     def _go_on(self, sent: Sent) -> None:
@@ -370,6 +381,7 @@ class ProcessWorker:
             step.place: {slot: self._taken(part) for slot, part in step.inputs.items()}
             for step in result.left
         }
+        kept = {at: self._taken(states) for at, states in (result.kept or {}).items()}
         sent = self.sent.pop(result.number, None)
         if sent is None:
             return
@@ -400,7 +412,16 @@ class ProcessWorker:
         if result.executions:
             run.executions = _spread(result.executions, sent.indexes, [-1] * len(run.items))
             run.execution_ends_ns = result.execution_ends_ns
+        if kept:
+            run.kept = {sent.indexes[at]: self._states(taken) for at, taken in kept.items()}
         self._pool.done(self, run)
+
+    def _states(self, taken: SharedPayload | Routed | PipelineError | None) -> Any:
+        """Return the states of a sequence; None: they could not be sent."""
+        if isinstance(taken, SharedPayload):
+            return taken
+        _LOGGER.warning("[%s] states of a sequence cannot be kept: %s", self._op_name, taken)
+        return None
 
     def _taken(self, outcome: ItemOutcome) -> SharedPayload | Routed | PipelineError | None:
         if outcome.payload is None:

@@ -273,6 +273,8 @@ class _Worker:
         if job.allowed is not None:
             return self._slices.begin(job, items)
         run = BatchRun(items, places=job.places)
+        if job.given:
+            run.given = {at: deserialize(part, self._arena) for at, part in job.given.items()}
         run.run(self._op, self._status, time.monotonic_ns)
         outcomes = [
             self._outcome(item.failure or outcome, self._op.name)
@@ -289,6 +291,7 @@ class _Worker:
             run.rows,
             run.executions,
             run.execution_ends_ns,
+            kept=run.kept and {at: self._outcome(s, self._op.name) for at, s in run.kept.items()},
         )
 
     def _walk(self, job: WireJob, walker: Walker) -> Result:

@@ -55,13 +55,15 @@ class WireJob(msgspec.Struct, array_like=True):
     """One batch. `number` is the job's, rising from 1, for this worker.
 
     Of a StreamRun it is the first slice; `allowed` has how many parts each item may get. `places`
-    are the slots of the sequences that the items belong to.
+    are the slots of the sequences that the items belong to, `given` the states of those that the
+    worker does not have, by the place of the item.
     """
 
     number: int
     items: list[WireItem]
     allowed: list[int] | None = None
     places: list[int] | None = None
+    given: dict[int, SerializedPayload] | None = None
 
 
 class WireSlice(msgspec.Struct, array_like=True):
@@ -187,6 +189,7 @@ class Result(msgspec.Struct, array_like=True):
     """Outcome of a job, item by item; see `BatchRun`.
 
     Of a walk the outcome is that of its last step, if it got there; of a slice it is not here.
+    `kept` has the states of sequences, by the place of the item.
     """
 
     number: int
@@ -202,6 +205,7 @@ class Result(msgspec.Struct, array_like=True):
     steps: list[StepResult] = []
     left: list[LeftStep] = []
     slice_end: SliceEnd | None = None
+    kept: dict[int, ItemOutcome] | None = None
 
 
 class WorkerReport(msgspec.Struct, array_like=True):

@@ -1,0 +1,200 @@
+"""Sequences whose states the book has: they wait for another slot when their worker is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sequencing import Sequences
+
+from pipeline.errors import DeadlineError, PipelineError, WorkerDiedError
+
+DIED = WorkerDiedError("the worker process was killed")
+
+
+class Kept(Sequences):
+    """As Sequences, of which each step leaves its number as the states of its sequence."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, checkpoint=True)
+
+    def done(self, worker: int = 0) -> None:
+        items = self.out[worker].items
+        self.scheduler.book.keep(items, {at: item.data_id for at, item in enumerate(items)})
+        super().done(worker)
+
+    def fail(self, worker: int, error: PipelineError = DIED) -> list[int]:
+        """Lose a worker, which is known before what it had; the numbers of those that fail."""
+        self.lives[worker] += 1
+        self.scheduler.workers_are(self.lives)
+        batch = self.out.pop(worker)
+        failed = self.scheduler.book.again(batch.items, error, 1)
+        self.scheduler.done(batch, self.now)
+        return [item.data_id for item in failed]
+
+    def given(self) -> dict[int, Any]:
+        """What the batches that run bring, by the number of the request."""
+        return {
+            batch.items[at].data_id: states
+            for batch in self.out.values()
+            for at, states in self.scheduler.given.get(batch.items[0], {}).items()
+        }
+
+
+def test_it_goes_on_at_another_worker_and_brings_its_states() -> None:
+    at = Kept(workers=2)
+    at.ask("7 start")
+    assert at.next() == (0, {0: "7/1"})
+    at.done()
+    at.ask("7")
+    assert at.next() == (0, {0: "7/2"})
+    assert at.given() == {}
+    assert at.fail(0) == []
+    assert at.next() == (0, {0: "7/2"})
+    assert at.given() == {2: 1}
+    at.done()
+    at.ask("7 end")
+    assert at.next() == (0, {0: "7/3"})
+    assert at.given() == {}
+    at.done()
+    assert at.refused() == {}
+    state = at.scheduler.book.state()
+    assert (state.live, state.slots, state.ended, state.lost) == (0, 2, 1, 0)
+
+
+def test_the_first_request_of_a_sequence_brings_that_there_is_nothing() -> None:
+    at = Kept()
+    at.ask("7 start")
+    at.next()
+    assert at.fail(0) == []
+    assert at.next() == (0, {0: "7/1"})
+    assert at.given() == {1: {}}
+
+
+def test_those_of_a_lost_batch_run_alone_and_who_is_to_blame_fails() -> None:
+    at = Kept(slots=4)
+    for name in "abc":
+        at.ask(f"{name} start")
+    assert at.next() == (0, {0: "a/1", 1: "b/2", 2: "c/3"})
+    assert at.fail(0) == []
+    assert at.next() == (0, {0: "a/1"})
+    at.done()
+    for _ in range(2):
+        assert list(at.next()[1].values()) == ["b/2"]
+        assert at.fail(0) == []
+    assert list(at.next()[1].values()) == ["b/2"]
+    assert at.fail(0) == [2]
+    assert list(at.next()[1].values()) == ["c/3"]
+    at.done()
+    for name in "abc":
+        at.ask(f"{name} end")
+    assert set(at.next()[1].values()) == {"a/4", "b/5", "c/6"}
+    assert at.given() == {4: 1, 5: {}}
+
+
+def test_a_request_with_which_a_worker_hung_alone_fails_as_configured() -> None:
+    at = Kept()
+    at.ask("7 start")
+    at.next()
+    assert at.fail(0, DeadlineError("hung")) == [1]
+    at.ask("7 end")
+    assert at.next() == (0, {0: "7/2"})
+
+
+def test_it_is_before_those_that_began_later() -> None:
+    at = Kept()
+    at.ask("7 start")
+    at.ask("8 start")
+    at.next()
+    assert at.fail(0) == []
+    assert at.next() == (0, {0: "7/1"})
+
+
+def test_a_timeout_of_the_backlog_is_not_for_who_had_a_slot() -> None:
+    at = Kept(workers=1)
+    at.ask("7 start")
+    at.next()
+    at.ask("8 start", timeout=1_000_000)
+    at.done()
+    at.ask("7 end")
+    at.next()
+    at.done()
+    assert at.next() == (0, {0: "8/2"})
+    del at.lives[0]
+    at.scheduler.workers_are(at.lives)
+    at.now = 5.0
+    at.scheduler.book.reap(at.now)
+    assert at.refused() == {}
+
+
+def test_who_is_idle_keeps_its_time_and_is_reaped() -> None:
+    at = Kept(max_idle_ms=1000)
+    at.ask("7 start")
+    at.next()
+    at.now = 1.0
+    at.done()
+    at.now = 1.5
+    at.lose(0)
+    assert at.scheduler.book.reaps_at == pytest.approx(2.0)
+    at.now = 2.0
+    assert at.next() is None
+    assert "must specify the START flag" in at.ask("7")
+    state = at.scheduler.book.state()
+    assert (state.live, state.backlog, state.reaped) == (0, 0, 1)
+
+
+def test_who_was_cancelled_meanwhile_does_not_run_again() -> None:
+    at = Kept()
+    item = at.ask("7 start")
+    at.next()
+    at.scheduler.drop(item.request)
+    assert at.fail(0) == [1]
+    assert at.next() is None
+    assert at.scheduler.book.state().live == 0
+
+
+def test_states_that_could_not_be_kept_end_their_sequence_as_without() -> None:
+    at = Kept()
+    at.ask("7 start")
+    at.next()
+    at.scheduler.book.keep(at.out[0].items, {0: None})
+    Sequences.done(at)
+    at.ask("7")
+    at.next()
+    at.ask("7")
+    assert at.fail(0) == [2]
+    assert "sequence 7 has ended: the worker that it was at was lost" in at.refused()[3]
+
+
+def test_what_a_worker_said_before_it_was_lost_counts() -> None:
+    at = Kept(workers=2)
+    at.ask("7 start")
+    at.ask("8 start end")
+    assert at.next() == (0, {0: "7/1"})
+    assert at.next() == (1, {0: "8/2"})
+    at.lives = {0: 1, 1: 1}
+    at.scheduler.workers_are(at.lives)
+    at.ask("9 start")
+    assert at.next() is None
+    at.done(0)
+    at.done(1)
+    assert at.next() == (1, {0: "9/3"})
+    at.ask("7")
+    assert at.next() == (0, {0: "7/4"})
+    assert at.given() == {4: 1}
+    state = at.scheduler.book.state()
+    assert (state.live, state.used, state.backlog, state.ended) == (2, 2, 0, 1)
+
+
+def test_a_first_request_that_never_got_to_its_worker_leaves_nothing_behind() -> None:
+    at = Sequences()
+    at.ask("7 start")
+    at.next()
+    at.done()
+    cut = at.ask("7 start")
+    at.next()
+    at.scheduler.book.unsent(cut, None)
+    at.done()
+    at.ask("7")
+    at.next()
+    assert list(at.scheduler.given.values()) == [{0: {}}]
