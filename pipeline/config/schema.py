@@ -437,8 +437,9 @@ def _sequence_of(name: str, given: object) -> SequenceConfig:
 def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:
     """Refuse what sequences cannot go together with. Raises ConfigError."""
     sequence, wrong = op.sequence, ""
-    if op.batching == "iterative":
-        pass  # each request is a sequence, and nobody waits for others
+    if op.batching == "iterative":  # each request is a sequence, and nobody waits for others
+        if sequence.checkpoint:
+            wrong = "checkpoint: with batching: iterative each request is a sequence of its own"
     elif sequence.strategy is None:
         wrong = "strategy: expected direct or oldest, found nothing"
     elif op.batching != "full":

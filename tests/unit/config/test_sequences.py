@@ -102,3 +102,19 @@ def test_names_of_states_are_there_once() -> None:
 def test_zeros_need_not_be_said_in_full() -> None:
     (state,) = read({**STATE, "dims": [2], "initial_state": {"zero_data": True}})
     assert state.initial_state[0].dims is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"sequence": {"strategy": "direct", "checkpoint": True}}, "declared as state"),
+        (
+            {"batching": "iterative", "sequence": {"state": [STATE], "checkpoint": True}},
+            "with batching: iterative each request is a sequence of its own",
+        ),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_is_refused(keys: Any, text: str) -> None:
+    config = load_config(yml_dict={"rpc_port": 18070, "op": {"m": keys}})
+    with pytest.raises(ConfigError, match=f"op.m.sequence: checkpoint: .*{text}"):
+        resolve_op("m", {}, config)
