@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import http.client as http_client
+import json
+
 import grpc
 import numpy as np
 import pytest
@@ -166,3 +169,42 @@ def test_the_others_of_a_cancelled_sequence_are_cancelled(one_slot):
         first.cancel()
         assert second.exception().code() is grpc.StatusCode.CANCELLED
     assert state().ops[0].sequences.backlog == 0
+
+
+class Countdown(Op):
+    """Answers "x" - 1, "x" - 2, ..., 0."""
+
+    input_tensors = (Tensor("x", "INT32", (1,)),)
+    output_tensors = (Tensor("left", "INT32", (1,)),)
+    max_batch_size = 4
+
+    def process(self, feed_batch, *, context):
+        for each, (x,) in zip(context, feed_batch[0]["x"], strict=True):
+            each.state["left"] = (int(x) if each.sequence.start else each.state["left"]) - 1
+        left = np.array([[each.state["left"]] for each in context], np.int32)
+        return {"left": left, "done": left[:, 0] == 0}
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_iterative_sequences_need_no_ids_and_each_step_counts(workers):
+    op = Countdown("count", RequestOp(), sequence="oldest")
+    keys = {"batching": "iterative", "batch_size": 2, "workers": workers}
+    with server_for(op, op={"count": keys}) as server:
+        for count in (3, 2, 4):
+            assert lefts(server, count) == list(range(count))[::-1]
+        wait_until(lambda: counts(server)["inference_count"] == 9)
+        stats = counts(server)
+    assert stats["execution_count"] == stats["inference_stats"]["success"]["count"] == 9
+
+
+def lefts(server, count):
+    connection = http_client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    body = json.dumps({"x": [count]})
+    connection.request("POST", "/v2/models/count/generate_stream", body)
+    events = connection.getresponse().read().decode().split()[1::2]
+    connection.close()
+    return [json.loads(event)["left"] for event in events]
+
+
+def counts(server):
+    return http(server, "GET", "/v2/models/count/stats")[2]["model_stats"][0]
