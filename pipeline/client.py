@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self, overload
 
 import grpc
 
+from pipeline.client_answers import (
+    AsyncPipelineStream,
+    PipelinePredictFuture,
+    PipelineStream,
+    show_profile,
+)
 from pipeline.client_http import AsyncHttpChannel, HttpChannel
-from pipeline.errors import ClosedError, InitError, PipelineError
+from pipeline.client_sequence import AsyncPipelineSequence, PipelineSequence
+from pipeline.errors import ClosedError, InitError
 from pipeline.proto.channels import MAX_MESSAGE_BYTES, channel_options, close_at_exit
 from pipeline.proto.http_answer import is_http, services_of
 from pipeline.proto.messages import (
     INFERENCE_PATH,
-    PROFILE_KEY,
     STREAM_PATH,
     CallOptions,
     PipelineResponse,
@@ -28,132 +33,14 @@ from pipeline.tracing.context import call_metadata
 
 __all__ = [
     "AsyncPipelineClient",
+    "AsyncPipelineSequence",
     "AsyncPipelineStream",
     "PipelineClient",
     "PipelinePredictFuture",
     "PipelineResponse",
+    "PipelineSequence",
     "PipelineStream",
 ]
-
-
-class PipelinePredictFuture:
-    """The answer to come of `predict(..., asyn=True)`."""
-
-    def __init__(self, call: Any, options: CallOptions) -> None:
-        self._call = call
-        self._options = options
-        self._has_shown_profile = False
-
-    def result(self, timeout: float | None = None) -> PipelineResponse:
-        """Wait for the answer, at most `timeout` seconds.
-
-        Raises grpc.FutureTimeoutError when they have passed, grpc.FutureCancelledError after
-        `cancel`, and grpc.RpcError when the call failed.
-        """
-        answer = self._call.result(timeout)
-        if not self._has_shown_profile:
-            self._has_shown_profile = True
-            _show_profile(answer, self._options)
-        return cut_answer(answer, self._options)
-
-    def done(self) -> bool:
-        return bool(self._call.done())
-
-    def cancel(self) -> bool:
-        return bool(self._call.cancel())
-
-    def add_done_callback(self, callback: Callable[[PipelinePredictFuture], None]) -> None:
-        """Call `callback` with this future, on a thread of gRPC's, once it is done."""
-        self._call.add_done_callback(lambda _: callback(self))
-
-
-class PipelineStream:
-    """The parts of an answer, which `predict_stream` gives: an iterator, and a context manager.
-
-    Behind the last part the iteration ends. An error of the application is a last part, with its
-    `err_no`; grpc.RpcError is raised when the call failed, over HTTP PipelineError. A slow reader
-    makes the server wait. One thread reads; another one may close it.
-    """
-
-    def __init__(self, call: Any, options: CallOptions) -> None:
-        self._call = call
-        self._options = options
-        self._is_closed = False
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> PipelineResponse:
-        if self._is_closed:
-            raise StopIteration
-        try:
-            answer = next(self._call)
-        except (grpc.RpcError, PipelineError):
-            if self._is_closed:  # meanwhile
-                raise StopIteration from None
-            raise
-        _show_profile(answer, self._options)
-        return cut_answer(answer, self._options)
-
-    def close(self) -> None:
-        """Cancel the call, unless it has ended: no part follows, and the server makes no more."""
-        self._is_closed = True
-        self._call.cancel()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class AsyncPipelineStream:
-    """`PipelineStream` for asyncio: `async for`, `async with`, `await close()`."""
-
-    def __init__(self, call: Any, options: CallOptions) -> None:
-        self._call = call
-        self._options = options
-        self._is_closed = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> PipelineResponse:
-        if self._is_closed:
-            raise StopAsyncIteration
-        try:
-            answer = await self._call.read()
-        except (asyncio.CancelledError, PipelineError):
-            task = asyncio.current_task()
-            if not self._is_closed or task is None or task.cancelling():
-                raise
-            raise StopAsyncIteration from None  # another task has closed it meanwhile
-        if not isinstance(answer, Response):  # the end, as gRPC says it, and as HTTP does
-            raise StopAsyncIteration
-        _show_profile(answer, self._options)
-        return cut_answer(answer, self._options)
-
-    async def close(self) -> None:
-        """Cancel the call, unless it has ended: no part follows, and the server makes no more."""
-        self._is_closed = True
-        self._call.cancel()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-
-def _show_profile(answer: Response, options: CallOptions) -> None:
-    """Write the profile that was asked for to stdout, for a file that `Analyst` reads.
-
-    A server may give the request's own pair back, "1", which is no profile.
-    """
-    if options.profile and sys.stdout is not None:  # None: a program without a console
-        for key, value in zip(answer.key, answer.value, strict=False):
-            if key == PROFILE_KEY and "PROFILE" in value:
-                sys.stdout.write(value if value.endswith("\n") else value + "\n")
 
 
 class _ClientBase:
@@ -165,6 +52,8 @@ class _ClientBase:
         self._inference: Any = None
         self._stream: Any = None
         self._own_ip = ""
+        self._endpoints: list[str] = []
+        self._turn = itertools.count()
 
     def _open(
         self,
@@ -173,6 +62,7 @@ class _ClientBase:
         http_channel: type[HttpChannel | AsyncHttpChannel],
     ) -> None:
         most_bytes = self._max_message_bytes
+        self._endpoints = [endpoints] if isinstance(endpoints, str) else list(endpoints)
         if is_http(endpoints):
             self._channel = http_channel(services_of(endpoints), most_bytes)
             self._own_ip = own_ip(None)
@@ -200,6 +90,13 @@ class _ClientBase:
                 f"{type(self).__name__} is not connected: call connect(['127.0.0.1:9998']) first"
             )
         return method
+
+    def _one_server(self) -> list[str]:
+        """Return the endpoint that a sequence keeps to, the next in turn; []: there is but one."""
+        self._connected(self._inference)
+        if len(self._endpoints) == 1:
+            return []
+        return [self._endpoints[next(self._turn) % len(self._endpoints)]]
 
     def _called(
         self, method: Any, feed_dict: dict[str, Any], options: CallOptions, timeout: Any
@@ -298,7 +195,7 @@ class PipelineClient(_ClientBase):
             call = inference.future(request, timeout=timeout, metadata=call_metadata())
             return PipelinePredictFuture(call, options)
         answer = inference(request, timeout=timeout, metadata=call_metadata())
-        _show_profile(answer, options)
+        show_profile(answer, options)
         return cut_answer(answer, options)
 
     def predict_stream(
@@ -325,6 +222,25 @@ class PipelineClient(_ClientBase):
         """
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
         return PipelineStream(self._called(self._stream, feed_dict, options, timeout), options)
+
+    def sequence(self, id: int | str | None = None) -> PipelineSequence:
+        """Return a sequence: requests that Ops with `sequence` run one after the other.
+
+        `id` is known to the server, which tells its sequences apart by it; None makes one that
+        nobody else has. With several endpoints all requests of a sequence go to one of them, over a
+        connection of its own. Raises TypeError for an id that cannot be sent, and ClosedError
+        before `connect`.
+
+        >>> with client.sequence() as sequence:
+        ...     for chunk in chunks:
+        ...         print(sequence.predict({"audio": chunk})["text"])
+        """
+        one = self._one_server()
+        if not one:
+            return PipelineSequence(self, id)
+        own = PipelineClient(self._max_message_bytes)
+        own.connect(one)
+        return PipelineSequence(own, id, own.close)
 
     def close(self) -> None:
         """End the connection and the calls under way. May be called again."""
@@ -366,7 +282,7 @@ class AsyncPipelineClient(_ClientBase):
         """Predict as `PipelineClient.predict`; cancelling the awaiting task cancels the call."""
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
         answer = await self._called(self._inference, feed_dict, options, timeout)
-        _show_profile(answer, options)
+        show_profile(answer, options)
         return cut_answer(answer, options)
 
     def predict_stream(
@@ -386,6 +302,15 @@ class AsyncPipelineClient(_ClientBase):
         """
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
         return AsyncPipelineStream(self._called(self._stream, feed_dict, options, timeout), options)
+
+    def sequence(self, id: int | str | None = None) -> AsyncPipelineSequence:
+        """Return a sequence, as `PipelineClient.sequence`, for `async with`."""
+        one = self._one_server()
+        if not one:
+            return AsyncPipelineSequence(self, id)
+        own = AsyncPipelineClient(self._max_message_bytes)
+        own.connect(one)
+        return AsyncPipelineSequence(own, id, own.close)
 
     async def close(self) -> None:
         """End the connection and the calls under way. May be called again."""

@@ -17,12 +17,14 @@ from pipeline.engine.filters import Filter
 from pipeline.engine.request import RequestState, RequestTarget
 from pipeline.errors import ErrorCode, InputError, PipelineError
 from pipeline.proto.codec import decode_tensors
-from pipeline.proto.pipeline.blocks import BlockMessage
+from pipeline.proto.pipeline.blocks import BlockMessage, remove_one
 from pipeline.proto.pipeline.plain import PlainRequest
 from pipeline.proto.pipeline_service_pb2 import Request
 
 ID, START, END = "sequence_id", "sequence_start", "sequence_end"
-_NAMES = frozenset((ID, START, END))
+NAMES = frozenset((ID, START, END))
+"""Keys of what a request says of its sequence."""
+
 _MOST_PAIRS = 64  # in which the names are looked for
 _LAST_ID = 2**64 - 1
 _LONGEST_ID = 1024  # characters
@@ -36,9 +38,10 @@ class SequenceEndedError(PipelineError):
 
 
 class SequencePairs(Filter):
-    """Filter that takes a request's sequence from its pairs, or from its fields of plain JSON.
+    """Filter that takes a request's sequence out of its pairs, or its fields of plain JSON.
 
-    It is there where an Op has `sequence`. The pairs stay as they are: hooks see them too.
+    It is there where an Op has `sequence`. What is left is data, and the same by every door: hooks
+    find the sequence in their context, schemas and models see nothing of it.
 
     Args:
         end: ends a request's sequence behind its other requests.
@@ -55,38 +58,43 @@ class SequencePairs(Filter):
         if target is None or target.payload is None:
             said = _of_message(request.raw)
         elif type(target.payload) is dict:
-            said = {name: target.payload[name] for name in _NAMES & target.payload.keys()}
+            said = {name: target.payload.pop(name) for name in NAMES & target.payload.keys()}
         else:
             return
         if said:
             info = _with(request.info, said)
             request.target = msgspec.structs.replace(target or RequestTarget(), info=info)
-            if info.sequence_end and not info.sequence_start and _has_no_more(request, said):
+            if info.sequence_end and not info.sequence_start and _is_empty(request):
                 self._end(request)
                 raise SequenceEndedError
 
 
 def _of_message(raw: Any) -> dict[str, Any]:
-    """Return what a Request, or a PlainRequest, says of its sequence: text, or numbers.
+    """Take out what a Request, or a PlainRequest, says of its sequence: text, or numbers.
 
     Raises:
         PackageError: a tensor of these names is broken.
     """
-    if not isinstance(
-        raw, Request | PlainRequest | BlockMessage
-    ):  # of a frontend that we do not know
-        return {}
-    keys = raw.key[:_MOST_PAIRS]
-    said = {key: value for key, value in zip(keys, raw.value, strict=False) if key in _NAMES}
-    tensors = [tensor for tensor in raw.tensors[:_MOST_PAIRS] if tensor.name in _NAMES]
-    return said | {name: _one(value) for name, value in decode_tensors(tensors).items()}
+    if not isinstance(raw, Request | PlainRequest | BlockMessage):
+        return {}  # of a frontend that we do not know
+    said: dict[str, Any] = {}
+    if not NAMES.isdisjoint(raw.key[:_MOST_PAIRS]):
+        for index, key in reversed([*enumerate(raw.key[: min(_MOST_PAIRS, len(raw.value))])]):
+            if key in NAMES:
+                said.setdefault(key, raw.value[index])
+                del raw.key[index], raw.value[index]
+    tensors = raw.tensors[:_MOST_PAIRS]
+    for index in reversed([at for at, tensor in enumerate(tensors) if tensor.name in NAMES]):
+        said |= {name: _one(value) for name, value in decode_tensors([tensors[index]]).items()}
+        remove_one(raw, "tensors", index)
+    return said
 
 
-def _has_no_more(request: RequestState, said: Mapping[str, Any]) -> bool:
-    """Return whether a request says only what it says of its sequence."""
+def _is_empty(request: RequestState) -> bool:
+    """Return whether a request says nothing else."""
     payload = request.target.payload if request.target is not None else None
     raw = request.raw
-    return len(said) == (len(raw.key) + len(raw.tensors) if payload is None else len(payload))
+    return not (raw.key or raw.tensors) if payload is None else not payload
 
 
 def _one(value: Any) -> Any:

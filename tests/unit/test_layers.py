@@ -19,7 +19,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "data", "routes", "system", "tracing", "dropin.names"),
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
-    ("client", "client_http"),  # what a client's install needs: see ONLY
+    (
+        "client",
+        "client_answers",
+        "client_http",
+        "client_sequence",
+    ),  # what a client's install needs: see ONLY
     ("config",),
     ("schema",),
     ("op", "predictors"),
@@ -34,7 +39,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 # Rules that are stricter than the layers: nothing of the package but this.
 ONLY: dict[str, set[str]] = {
-    "client": {"errors", "data", "proto", "tracing", "client_http"},
+    "client": {
+        *("errors", "data", "proto", "tracing"),
+        *("client_answers", "client_http", "client_sequence"),
+    },
+    "client_answers": {"errors", "proto"},
+    "client_sequence": {"errors", "proto", "client_answers"},
     "client_http": {"errors", "proto"},
     "channel": {"errors", "data", "dropin.names"},
     "error_catch": {"errors", "data", "dropin.names"},
@@ -63,7 +73,7 @@ ONLY: dict[str, set[str]] = {
 # Third-party packages that are used in these places and nowhere else.
 AT_HOME: dict[str, set[str]] = {
     "grpc": {
-        "client",
+        *("client", "client_answers", "client_sequence"),
         "frontends.grpc.server",
         "frontends.grpc.calls",
         "frontends.grpc.inference",

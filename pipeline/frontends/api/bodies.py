@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
+from pipeline.engine.sequence_pairs import NAMES as SEQUENCE_NAMES
 from pipeline.errors import PackageError, TooLargeError
 from pipeline.frontends.api.multipart import fields_of_form
 from pipeline.frontends.http.bodies import JSON, is_json, kind_of
@@ -55,6 +56,11 @@ def fields_of(
     if family in KEYS:
         return {key or KEYS[family]: body}
     raise _unknown(kind)
+
+
+def sequence_in(query: str) -> dict[str, str]:
+    """Return what a query says of the sequence of a request, as fields."""
+    return {name: value for name, value in parse_qsl(query) if name in SEQUENCE_NAMES}
 
 
 def _text_of(body: bytes, content_type: bytes, limits: Limits) -> str:

@@ -10,7 +10,7 @@ import orjson
 
 from pipeline.engine.models import Served
 from pipeline.frontends.api.openapi import Described, Operation, document
-from pipeline.frontends.api.pipelines import Pipelines
+from pipeline.frontends.api.pipelines import Pipelines, takes_sequences
 from pipeline.frontends.http.paths import Answer
 from pipeline.frontends.http.routes import WebRequest, WebResponse
 from pipeline.frontends.http.static_files import files_in, safe_headers, unless_known
@@ -60,6 +60,7 @@ def _operation(served: Served) -> Operation:
         graph.request_op.pipeline_schema,
         graph.response_op.pipeline_schema,
         served.engine.executor.is_decoupled(),
+        takes_sequences(served),
     )
 
 

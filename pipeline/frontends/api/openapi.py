@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pipeline.engine.sequence_pairs import END, ID, START
 from pipeline.frontends.api.bodies import KEYS
 from pipeline.frontends.api.examples import example_of
 from pipeline.schema.bound import BoundSchema
@@ -61,13 +62,32 @@ _ERROR_EXAMPLE = {
 }
 
 
+_SEQUENCE = tuple(
+    {
+        "name": name,
+        "in": "query",
+        "description": f"{text} Or a member of the body, an object or a form.",
+        "schema": {"type": kind},
+    }
+    for name, kind, text in (
+        (ID, "string", "The sequence that the request belongs to: text, or a number."),
+        (START, "boolean", "Whether it is the first of its sequence."),
+        (END, "boolean", "Whether it is the last of its sequence."),
+    )
+)
+
+
 class Operation(msgspec.Struct, frozen=True):
-    """A pipeline: its name, the types of its requests and answers, whether it answers in parts."""
+    """A pipeline: its name, the types of its requests and answers, whether it answers in parts.
+
+    `sequences`: its requests say which sequence they belong to.
+    """
 
     name: str
     request: BoundSchema | None = None
     answer: BoundSchema | None = None
     streams: bool = False
+    sequences: bool = False
 
 
 class Described(NamedTuple):
@@ -126,6 +146,7 @@ def _post(operation: Operation, components: dict[str, Any]) -> dict[str, Any]:
         **({"description": summary} if summary else {}),
         "tags": [name],
         STREAMS: operation.streams,
+        **({"parameters": list(_SEQUENCE)} if operation.sequences else {}),
         "requestBody": body,
         "responses": {
             "200": {"description": said or "The answer of the last Op.", "content": answered},

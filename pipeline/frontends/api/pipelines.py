@@ -9,6 +9,7 @@ import msgspec
 
 from pipeline.engine.models import FIRST_VERSION, ModelEntry, ModelRegistry, Served
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.sequence_dispatcher import has_sequences
 from pipeline.errors import ClosedError, ConfigError, NoServiceError, PayloadTypeError
 from pipeline.frontends.base import HeaderForwarding
 from pipeline.op import overrides
@@ -89,6 +90,11 @@ class Pipelines:
         return raw, RequestTarget(
             payload=payload, wants_response=packs, traceparent=trace, info=info, is_text=is_text
         )
+
+
+def takes_sequences(served: Served) -> bool:
+    """Return whether an Op of a pipeline has `sequence`, so that requests say theirs."""
+    return any(map(has_sequences, served.graph.ops))
 
 
 class _OwnMethods(NamedTuple):

@@ -10,9 +10,9 @@ from pipeline.engine.offload import Offload
 from pipeline.engine.request import ask
 from pipeline.errors import NoServiceError, PipelineError, TooLargeError
 from pipeline.frontends.api.answers import AnswerWriter
-from pipeline.frontends.api.bodies import fields_of, is_large
+from pipeline.frontends.api.bodies import fields_of, is_large, sequence_in
 from pipeline.frontends.api.errors import error_body, failure_of, reply_to
-from pipeline.frontends.api.pipelines import Asked, Pipelines
+from pipeline.frontends.api.pipelines import Asked, Pipelines, takes_sequences
 from pipeline.frontends.http.bodies import is_json
 from pipeline.frontends.http.paths import Answer, Paths, begun
 from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, WebStream
@@ -81,7 +81,10 @@ class ApiRoutes:
     def _read(self, request: WebRequest, name: str, body: bytes) -> Asked:
         fields = fields_of(body, request.headers, request.query, self._limits)
         is_text = not is_json(request.headers.get(b"content-type", b""))
-        return self._pipelines.asked(self._pipelines.find(name), fields, request.headers, is_text)
+        served = self._pipelines.find(name)
+        if request.query and takes_sequences(served):
+            fields = {**sequence_in(request.query), **fields}
+        return self._pipelines.asked(served, fields, request.headers, is_text)
 
     async def _streamed(
         self, begin: Any, asked: Asked, left_s: float | None, form: StreamForm

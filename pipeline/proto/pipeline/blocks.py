@@ -244,6 +244,14 @@ class BlockMessage:
             for child in children.values():
                 child.release()
 
+    def remove(self, name: str, index: int) -> None:
+        """Take one out of the messages of a repeated field."""
+        del getattr(self.message, name)[index]
+        found = self._nested.get(name, {})
+        found.pop(index, None)
+        later = sorted(at for at in found if at > index)
+        found.update({at - 1: found.pop(at) for at in later})
+
     def count(self, name: str) -> int:
         """Count the varints of a long field."""
         return sum(
@@ -354,3 +362,11 @@ def check_decoded(what: str, size: int, limits: Limits) -> None:
             f"{what} has {size} bytes of numbers, more than max_message_bytes "
             f"({limits.message_bytes})"
         )
+
+
+def remove_one(message: Any, name: str, index: int) -> None:
+    """Take one out of the messages of a repeated field."""
+    if isinstance(message, BlockMessage):
+        message.remove(name, index)
+    else:
+        del getattr(message, name)[index]

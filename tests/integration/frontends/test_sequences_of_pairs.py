@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from doubles import server_for, wait_until
 
-from pipeline import Op, RequestOp
+from pipeline import Op, RequestOp, Schema
 from pipeline.proto import codec
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 
@@ -149,3 +149,87 @@ def test_an_end_alone_frees_the_slot_and_runs_no_op(server, ask):
     assert ask(server, {"sequence_id": "alone", "sequence_end": "true"}) == {}
     wait_until(lambda: state(server).live == before)
     assert ask(server, {"sequence_id": "alone", "sequence_end": "true"}) == {}, "it may be twice"
+
+
+# Plain JSON, and other bodies -------------------------------------------------------------------
+
+
+def sent(server, path, body, content_type):
+    url = f"http://127.0.0.1:{server.http_port}{path}"
+    asked = urllib.request.Request(url, body, {"Content-Type": content_type})
+    with urllib.request.urlopen(asked, timeout=30) as reply:
+        return json.loads(reply.read())
+
+
+@pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", "application/json"])
+def test_the_query_says_the_sequence_of_any_body(server, kind):
+    body = b"{}" if kind == "application/json" else b"of bytes"
+    path = f"/api/svc?sequence_id={kind}"
+    assert sent(server, f"{path}&sequence_start=true", body, kind)["count"] == [1]
+    assert sent(server, f"{path}&sequence_end=1", b'{"x": 1}' if body == b"{}" else body, kind)
+    with pytest.raises(urllib.error.HTTPError, match=r"HTTP Error [45]00"):
+        sent(server, path, body, kind)
+
+
+def test_a_form_says_its_sequence(server):
+    said = {"sequence_id": "form", "sequence_start": "true", "sequence_end": "true", "x": "1"}
+    part = '--B\r\nContent-Disposition: form-data; name="{}"\r\n\r\n{}\r\n'
+    body = "".join(part.format(*pair) for pair in said.items()) + "--B--\r\n"
+    found = sent(server, "/api/svc", body.encode(), "multipart/form-data; boundary=B")
+    assert found == {"count": [1], "id": ["str form"]}
+
+
+def test_the_document_shows_where_sequences_are_said(server):
+    url = f"http://127.0.0.1:{server.http_port}/openapi.json"
+    with urllib.request.urlopen(url, timeout=30) as reply:
+        post = json.loads(reply.read())["paths"]["/api/svc"]["post"]
+    names = [each["name"] for each in post["parameters"]]
+    assert names == ["sequence_id", "sequence_start", "sequence_end"]
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
+def test_events_and_lines_say_their_sequence(server, accept):
+    for path, body in (
+        ("/svc/p", {"key": ["sequence_id", "sequence_start"], "value": [accept, "1"]}),
+        ("/api/svc", {"sequence_id": accept, "sequence_end": True, "x": 1}),
+    ):
+        url = f"http://127.0.0.1:{server.http_port}{path}"
+        headers = {"Content-Type": "application/json", "Accept": accept}
+        asked = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(asked, timeout=30) as reply:
+            assert "str " + accept in reply.read().decode()
+
+
+def test_a_stream_of_grpc_says_its_sequence(server):
+    message = Request(key=["sequence_id", "sequence_start", "sequence_end"], value=["s", "1", "1"])
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        call = channel.unary_stream(INFERENCE + "_stream")
+        (part,) = call(message.SerializeToString(), timeout=30)
+    assert "str s" in str(Response.FromString(part).value)
+
+
+class Strict(Schema, forbid_unknown_fields=True):
+    x: int
+
+
+class Shows(Op):
+    """Answers with the keys that it is fed, and with its sequence."""
+
+    def preprocess(self, input_dicts, *, context):
+        (fields,) = input_dicts.values()
+        return {"fed": " ".join(fields), "of": str(context.sequence_id)}
+
+
+def test_a_strict_schema_sees_nothing_of_a_sequence_nor_do_ops():
+    first = Shows("stateless", RequestOp(schema=Strict))
+    op = Last("last", first, sequence={"strategy": "direct"})
+    with server_for(op) as made:
+        said = {"x": 1, "sequence_id": 4, "sequence_start": True}
+        for ask in (over_grpc, plain):
+            found = ask(made, said)
+            assert (found["fed"], found["of"]) == ("x", "4")
+        assert posted(made, "/api/svc", {"x": 1, "sequence_id": []})["error"]["code"] == 5000
+
+
+class Last(Op):
+    """A stateful Op behind a stateless one."""
