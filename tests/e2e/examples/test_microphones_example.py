@@ -133,10 +133,11 @@ def test_who_is_silent_has_left_and_begins_anew(demo, ears, monkeypatch):
     samples, chunks = samples_of(demo, 5000)
     (node,) = demo.server.executor.executor.nodes.values()
     first = [ears.hear("silent", chunk, place == 0) for place, chunk in enumerate(chunks[:3])]
-    with monkeypatch.context() as patched:  # so long has it been silent by now
-        patched.setattr(node.sequences.book, "_max_idle_s", 0.0)
-        assert NO_START in ears.hear("silent", chunks[3])
+    with monkeypatch.context() as patched:
+        patched.setattr(node.sequences.book, "_max_idle_s", 0.001)
+        wait_until(lambda: ears.hear("another", chunks[0], True, True) and ears.sequences.reaped)
     assert ears.sequences.reaped == 1
+    assert NO_START in ears.hear("silent", chunks[3])
     again = [ears.hear("silent", chunk, place == 0) for place, chunk in enumerate(chunks)]
     assert again == demo.alone(samples), "nothing was left of what it had said before"
     assert first == again[:3]
