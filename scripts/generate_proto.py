@@ -64,12 +64,16 @@ def generate_python(out: Path) -> None:
     for proto in files:
         stub = (out / proto).with_name(f"{proto.stem}_pb2.pyi")
         text = stub.read_text(encoding="utf-8")
-        stub.write_text(_without_bare_mappings(text), encoding="utf-8")
+        stub.write_text(_typed(text), encoding="utf-8")
 
 
-def _without_bare_mappings(stub: str) -> str:
-    """Its `Mapping`s with type arguments: without them checkers of strict users complain."""
+def _typed(stub: str) -> str:
+    """Its `Mapping`s with type arguments, and fields whose names are Python's words with a type.
+
+    Without them checkers of strict users complain.
+    """
     typed = re.sub(r"\b_Mapping\b(?=[],])", "_Mapping[str, _Any]", stub)
+    typed = typed.replace("**kwargs)", "**kwargs: _Any)")
     if typed != stub:
         typed = typed.replace("from typing import ", "from typing import Any as _Any, ", 1)
     return typed

@@ -272,7 +272,7 @@ class ModelRateLimiter(_message.Message):
         COUNT_FIELD_NUMBER: _ClassVar[int]
         name: str
         count: int
-        def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., **kwargs) -> None: ...
+        def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ..., **kwargs: _Any) -> None: ...
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     resources: _containers.RepeatedCompositeFieldContainer[ModelRateLimiter.Resource]
