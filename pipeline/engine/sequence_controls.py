@@ -32,15 +32,11 @@ class Controls:
         op_name: for texts.
         controls: checked.
         flat: names of those that a model takes as [rows].
-
-    Attributes:
-        tells_ready: whether `process` is told which rows of a batch nobody has sent.
     """
 
     def __init__(
         self, op_name: str, controls: Sequence[Control], flat: Collection[str] = ()
     ) -> None:
-        self.tells_ready: bool = any(control.kind is Kind.READY for control in controls)
         self._op_name = op_name
         self._controls = controls
         self._flat = flat

@@ -23,6 +23,7 @@ from pipeline.engine.schedulers.held_start import held_start
 from pipeline.engine.schedulers.kept_sequences import KeptSequenceBook
 from pipeline.engine.schedulers.oldest import OldestScheduler
 from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
+from pipeline.engine.sequence_feeds import has_fillers
 from pipeline.engine.sequence_order import SequenceOrder, Turnstile
 from pipeline.engine.sequence_pairs import SequencePairs
 from pipeline.engine.state import OpState
@@ -53,6 +54,7 @@ class SequenceDispatcher(OpDispatcher):
             raise GraphError(f"Op {self.name!r} has sequence, which workers: {kind} cannot keep.")
         self._lasting: Lasting = self.workers
         self._idle_timer: Any = None
+        self.spans.has_fillers = has_fillers(self.op)
 
     def _make_scheduler(self) -> Scheduler:
         config = self.op.pipeline_config

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config.controls import controls_of
+from pipeline.config.controls import Kind, controls_of
 from pipeline.data import SequenceStep
 from pipeline.engine.collate import Call, plan
 from pipeline.engine.sequence_controls import Controls, gathered, in_slots, is_one_row, spread
@@ -114,7 +114,7 @@ class SequenceFeeds:
             flat = _flat_controls(op)
         controls = controls_of(op.name, op.pipeline_config.sequence.controls)
         self._controls = Controls(op.name, controls, flat)
-        self._has_fillers = self._controls.tells_ready and has_rows_of_slots(op)
+        self._has_fillers = has_fillers(op)
         self._op_name = op.name
 
     def begin(
@@ -191,12 +191,13 @@ def feeds_sequences(op: Op) -> bool:
     return bool(op.pipeline_config.sequence.state or op.pipeline_config.sequence.controls)
 
 
-def has_rows_of_slots(op: Op) -> bool:
-    """Return whether each slot of an Op's workers can have a row of its own in their batches."""
+def has_fillers(op: Op) -> bool:
+    """Return whether each slot of an Op's workers has a row of its own in their batches."""
     config = op.pipeline_config
+    tells = any(each.kind is Kind.READY for each in controls_of(op.name, config.sequence.controls))
     is_direct = config.sequence.strategy == "direct" and config.batching != "iterative"
     has_axes = all(state.batch_axis != -1 for state in config.sequence.state)
-    return is_direct and config.batch_size > 1 and has_axes
+    return tells and is_direct and config.batch_size > 1 and has_axes
 
 
 def hidden_inputs(op: Op) -> frozenset[str]:

@@ -29,6 +29,7 @@ class SpanRecorder:
     Attributes:
         index: the Op's place in the graph, by which the journal knows it.
         batches: how many there were.
+        has_fillers: whether batches have a row for each slot up to the last one of a request.
         is_wanted: whether anybody reads spans: the journal, or a caller who asked for a profile.
     """
 
@@ -38,6 +39,7 @@ class SpanRecorder:
         self.is_wanted: bool = self.journal is not None
         self.clock_ns: Callable[[], int] = observers.clock_ns
         self.batches: int = 0
+        self.has_fillers: bool = False
 
     def next_batch(self) -> int:
         """Return the number of one more batch."""
@@ -57,6 +59,8 @@ class SpanRecorder:
         for indexes, times in executions(run):
             self.batches += 1
             start_ns, preprocess_end_ns, process_end_ns, end_ns = times
+            if self.has_fillers:
+                self._tell_fillers(run, indexes)
             for index in indexes:
                 item, outcome = run.items[index], run.outcomes[index]
                 if outcome is None:
@@ -86,6 +90,14 @@ class SpanRecorder:
             self.unfinished(missed, Outcome.OTHER)
         if journal is not None:
             journal.flush_if_long()
+
+    def _tell_fillers(self, run: BatchRun, indexes: Iterable[int]) -> None:
+        """Tell sinks that want to know how many rows of an execution nobody has sent."""
+        places = [run.places[index] for index in indexes] if run.places else []
+        for sink in self.journal.sinks if self.journal is not None and places else ():
+            notify = getattr(sink, "notify_fillers", None)
+            if notify is not None:
+                notify(self.index, self.batches, max(places) + 1 - len(places))
 
     def _all_well(self, worker: Worker, run: BatchRun, received_ns: int) -> None:
         """Do the same for a batch of which nothing else is to be told: quicker."""

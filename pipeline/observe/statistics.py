@@ -79,6 +79,7 @@ class Statistics:
         self._last_ns: Integers = np.zeros(models, np.int64)
         self._batches: list[dict[int, Counters]] = [{} for _ in self._names]
         self._responses = Responses(models)
+        self._fillers: dict[tuple[int, int], int] = {}  # by Op and batch
 
     def notify(self, spans: Rows, requests: Rows) -> None:
         """Count what happened; see `Sink`."""
@@ -88,6 +89,10 @@ class Statistics:
         requests = kept(requests, requests["target"] == PIPELINE)
         if len(requests):
             self._count_requests(requests, offset_ns)
+
+    def notify_fillers(self, op: int, batch: int, rows: int) -> None:
+        """Take note of rows that nobody sent, in a batch whose spans are still to come."""
+        self._fillers[op, batch] = rows
 
     def notify_parts(self, parts: Rows) -> None:
         """Count parts of streams; see `PartSink`."""
@@ -114,6 +119,9 @@ class Statistics:
         """Count the batches in which a request succeeded, as wide as they ran."""
         first = batches(spans).first
         width = np.add.reduceat(values[_SAMPLES], first)
+        if self._fillers:
+            of = zip(*(spans[name].take(first).tolist() for name in ("op", "batch")), strict=True)
+            width += np.array([self._fillers.pop(each, 0) for each in of], np.int64)
         is_success = np.minimum.reduceat(spans["outcome"], first) == Outcome.OK
         first, width = kept(first, is_success), kept(width, is_success)
         ended_ns = spans["end_ns"].take(first) + offset_ns

@@ -74,11 +74,6 @@ def test_an_id_of_another_kind_is_refused(datatype, id, text):
     assert (refusal and str(refusal)) == expected
 
 
-def test_whether_fillers_can_be_told_from_requests():
-    assert Controls("m", [Control("R", Kind.READY, "BOOL", (False, True))]).tells_ready
-    assert not Controls("m", [Control("S", Kind.START, "BOOL", (False, True))]).tells_ready
-
-
 FEED = {
     "x": np.array([[1, 2], [3, 4]], np.int32),
     "text": np.array([[b"a"], [b"b"]], object),

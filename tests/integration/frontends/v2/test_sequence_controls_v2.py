@@ -73,6 +73,16 @@ def test_fillers_are_no_inferences(server):
     after = statistics(server)
     names = ("inference_count", "execution_count")
     assert [after[name] - before[name] for name in names] == [4, 4]
+    assert {size: count - sizes(before).get(size, 0) for size, count in sizes(after).items()} == {
+        **dict.fromkeys(sizes(before), 0),
+        1: 2,
+        2: 2,
+    }
+
+
+def sizes(statistics):
+    batches = statistics["batch_stats"]
+    return {each["batch_size"]: each["compute_infer"]["count"] for each in batches}
 
 
 def statistics(server):
