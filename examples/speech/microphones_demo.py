@@ -5,26 +5,25 @@ Exits with 1 where what is said of a chunk is not what the model alone says of i
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import onnxruntime
 from microphones import config, server
 from segments import FRAME, find_segments, frames_of
 from sound import RATE, read_sound
 
-from pipeline.proto import inference_v2_pb2 as pb
+from pipeline import AsyncPipelineClient
 
 HOST, TIMEOUT_S = "127.0.0.1", 60
-ROOMS, SECONDS = 30, 2
+ROOMS, SECONDS = 20, 2
 CLIP = (Path(__file__).resolve().parent / "clip.wav").read_bytes()
-STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 Array = np.ndarray
 
 
@@ -33,7 +32,7 @@ def main() -> int:
     rooms = {f"room {n}": np.roll(clip, -n * RATE // 20)[: SECONDS * RATE] for n in range(ROOMS)}
     with server:
         began = time.perf_counter()
-        heard = hear(f"{HOST}:{server.rpc_port}", rooms)
+        heard = asyncio.run(hear(f"{HOST}:{server.rpc_port}", rooms))
         took_s = time.perf_counter() - began
     print(f"{ROOMS} microphones for {SECONDS} s, heard in {took_s:.1f} s")
     for name in list(rooms)[:3]:
@@ -46,44 +45,31 @@ def main() -> int:
     return 0
 
 
-def hear(address: str, rooms: Mapping[str, Array]) -> dict[str, list[float]]:
-    """How likely each chunk of each room is speech: all at once, and nobody waits for answers."""
-    with grpc.insecure_channel(address) as channel:
-        call = channel.stream_stream(
-            STREAM, pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString
-        )
-        heard: dict[str, list[float]] = {name: [] for name in rooms}
-        for answer in call(chunks_of(rooms), timeout=TIMEOUT_S):
-            if answer.error_message:
-                sys.exit(f"demo failed: {answer.error_message}")
-            name = answer.infer_response.id
-            heard[name].append(scores_of(answer.infer_response)[0])
-    return heard
+async def hear(address: str, rooms: Mapping[str, Array]) -> dict[str, list[float]]:
+    """How likely each chunk of each room is speech: all rooms at once, each chunk when it is due.
+
+    It is due as soon as the one before it was answered.
+    """
+    async with AsyncPipelineClient() as client:
+        client.connect([address])
+        heard = await asyncio.gather(*(listen(client, samples) for samples in rooms.values()))
+    return dict(zip(rooms, heard, strict=True))
 
 
-def chunks_of(rooms: Mapping[str, Array]) -> Iterator[Any]:
-    """The requests: the first chunk of each room, the second one of each, and so on."""
-    frames = {name: frames_of(samples)[:, -FRAME:] for name, samples in rooms.items()}
-    last = len(next(iter(frames.values()))) - 1
-    for step in range(last + 1):
-        for name, chunks in frames.items():
-            yield step_of(name, chunks[step], start=step == 0, end=step == last)
-
-
-def step_of(name: str, chunk: Array, start: bool = False, end: bool = False) -> Any:
-    """The request with one chunk of a microphone."""
-    request = pb.ModelInferRequest(model_name="listen", id=name)
-    request.parameters["sequence_id"].string_param = name
-    request.parameters["sequence_start"].bool_param = start
-    request.parameters["sequence_end"].bool_param = end
-    request.inputs.add(name="chunk", datatype="FP32", shape=[1, FRAME])
-    request.raw_input_contents.append(chunk.astype(np.float32).tobytes())
-    return request
-
-
-def scores_of(answer: Any) -> list[float]:
-    scores: list[float] = np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
+async def listen(client: AsyncPipelineClient, samples: Array) -> list[float]:
+    """What one microphone is told, chunk by chunk."""
+    scores = []
+    async with client.sequence() as microphone:
+        for chunk in chunks_of(samples):
+            feed = {"chunk": chunk[np.newaxis]}
+            answer = await microphone.predict(feed, pack_tensor_format=True, timeout=TIMEOUT_S)
+            answer.raise_for_error()
+            scores.append(float(answer["speech"][0, 0]))
     return scores
+
+
+def chunks_of(samples: Array) -> Array:
+    return frames_of(samples)[:, -FRAME:]
 
 
 def alone(samples: Array) -> list[float]:

@@ -29,6 +29,7 @@ from pipeline.proto import inference_v2_pb2 as pb
 EXAMPLE = ROOT / "examples" / "speech"
 OWN = ("installed", "microphones", "microphones_demo", "segments", "sound")
 UNARY = "/inference.GRPCInferenceService/ModelInfer"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 NO_START = "must specify the START flag on the first request"
 
 pytestmark = pytest.mark.skipif(
@@ -79,27 +80,56 @@ def demo(module_logs: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         sys.modules.update(others)
 
 
+def step_of(name: str, chunk: Any, start: bool = False, end: bool = False) -> Any:
+    """The request of v2 with one chunk of a microphone."""
+    request = pb.ModelInferRequest(model_name="listen", id=name)
+    request.parameters["sequence_id"].string_param = name
+    request.parameters["sequence_start"].bool_param = start
+    request.parameters["sequence_end"].bool_param = end
+    request.inputs.add(name="chunk", datatype="FP32", shape=[1, 512])
+    request.raw_input_contents.append(chunk.astype(np.float32).tobytes())
+    return request
+
+
+def score_of(answer: Any) -> float:
+    (score,) = np.frombuffer(answer.raw_output_contents[0], np.float32).tolist()
+    return float(score)
+
+
 class Ears:
-    """Callers of the service, one chunk at a time."""
+    """Callers of the service, by v2."""
 
     def __init__(self, demo: ModuleType, channel: grpc.Channel) -> None:
-        self.demo = demo
-        self._call: Any = channel.unary_unary(
+        (self.node,) = demo.server.executor.executor.nodes.values()
+        self._unary: Any = channel.unary_unary(
             UNARY, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
+        )
+        self._stream: Any = channel.stream_stream(
+            STREAM, pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString
         )
 
     def hear(self, name: str, chunk: Any, start: bool = False, end: bool = False) -> Any:
         """The score of a chunk, or the text of the error."""
         try:
-            answer = self._call(self.demo.step_of(name, chunk, start, end), timeout=60)
+            return score_of(self._unary(step_of(name, chunk, start, end), timeout=60))
         except grpc.RpcError as error:
             return error.details()
-        (score,) = self.demo.scores_of(answer)
-        return score
+
+    def hear_all(self, sounds: dict[str, Any], on_answer: Any = lambda count: None) -> Any:
+        """The scores of all chunks, which are sent without waiting for an answer."""
+        steps = itertools.product(range(len(next(iter(sounds.values())))), sounds.items())
+        last = len(next(iter(sounds.values()))) - 1
+        requests = [step_of(name, all[at], at == 0, at == last) for at, (name, all) in steps]
+        heard: dict[str, list[float]] = {name: [] for name in sounds}
+        for count, answer in enumerate(self._stream(iter(requests), timeout=60)):
+            assert answer.error_message == ""
+            heard[answer.infer_response.id].append(score_of(answer.infer_response))
+            on_answer(count)
+        return heard
 
     @property
     def sequences(self) -> Any:
-        return self.demo.server.executor.state().ops[0].sequences
+        return self.node.state().sequences
 
 
 @pytest.fixture
@@ -131,38 +161,33 @@ def test_microphones_that_take_turns_in_any_order_are_heard_as_if_alone(demo, ea
 
 def test_who_is_silent_has_left_and_begins_anew(demo, ears, monkeypatch):
     samples, chunks = samples_of(demo, 5000)
-    (node,) = demo.server.executor.executor.nodes.values()
     first = [ears.hear("silent", chunk, place == 0) for place, chunk in enumerate(chunks[:3])]
     with monkeypatch.context() as patched:
-        patched.setattr(node.sequences.book, "_max_idle_s", 0.001)
+        patched.setattr(ears.node.sequences.book, "_max_idle_s", 0.001)
         wait_until(lambda: ears.hear("another", chunks[0], True, True) and ears.sequences.reaped)
     assert ears.sequences.reaped == 1
     assert NO_START in ears.hear("silent", chunks[3])
-    again = [ears.hear("silent", chunk, place == 0) for place, chunk in enumerate(chunks)]
+    again = [
+        ears.hear("silent", chunk, place == 0, place == 11) for place, chunk in enumerate(chunks)
+    ]
     assert again == demo.alone(samples), "nothing was left of what it had said before"
     assert first == again[:3]
 
 
-def test_a_worker_that_is_killed_takes_its_microphones_along_and_no_others(demo, ears):
-    sounds = {f"killed {n}": samples_of(demo, 4000 * n, 6) for n in range(4)}
-    heard = {name: [] for name in sounds}
+def test_microphones_that_send_ahead_are_heard_in_order(demo, ears):
+    sounds = {f"ahead {n}": samples_of(demo, 1500 * n, 20) for n in range(20)}
+    heard = ears.hear_all({name: chunks for name, (_, chunks) in sounds.items()})
+    assert heard == {name: demo.alone(samples) for name, (samples, _) in sounds.items()}
 
-    def listen(places):
-        for place, (name, (_, chunks)) in itertools.product(places, sounds.items()):
-            if all(isinstance(each, float) for each in heard[name]):
-                heard[name].append(ears.hear(name, chunks[place], place == 0, place == 5))
 
-    listen(range(3))
-    (node,) = demo.server.executor.executor.nodes.values()
-    workers = node.workers
-    victim = workers._up[0].child.pid
-    os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: victim not in {each.child.pid for each in workers._alive})
-    listen(range(3, 6))
-    alone = {name: demo.alone(samples) for name, (samples, _) in sounds.items()}
-    lost = [name for name in sounds if heard[name] != alone[name]]
-    assert 0 < len(lost) < len(sounds)
-    for name in lost:
-        assert heard[name][:3] == alone[name][:3]
-        (told,) = heard[name][3:]
-        assert NO_START in told or "has ended: the worker that it was at was lost" in told
+def test_nobody_notices_that_a_worker_was_killed(demo, ears):
+    def kill_one(count):
+        if count == 100:
+            victim = ears.node.workers._up[0].child.pid
+            os.kill(victim, signal.SIGKILL)
+
+    sounds = {f"killed {n}": samples_of(demo, 1700 * n, 20) for n in range(20)}
+    restarts = ears.node.state().workers.restarts
+    heard = ears.hear_all({name: chunks for name, (_, chunks) in sounds.items()}, kill_one)
+    assert heard == {name: demo.alone(samples) for name, (samples, _) in sounds.items()}
+    wait_until(lambda: ears.node.state().workers.restarts == restarts + 1)
