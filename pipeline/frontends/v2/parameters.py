@@ -49,6 +49,9 @@ def timeout_of(parameters: Mapping[str, object]) -> float | None:
 def info_of(request_id: str, parameters: Parameters, headers: Mapping[str, str]) -> RequestInfo:
     """Return what a request says beside its data, whose parameters `timeout_of` has checked."""
     said = {name: parameters[name] for name in _OF_INFO if name in parameters}
+    id = said.get("sequence_id")
+    if isinstance(id, int) and id < 0:
+        said["sequence_id"] = id + 2**64
     info = RequestInfo(id=request_id, parameters={**parameters}, headers=headers)
     return msgspec.structs.replace(info, **said) if said else info
 
@@ -58,5 +61,6 @@ def _check_kind(name: str, value: object) -> None:
     fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
     # In a message a number of 64 bits may come in the field of the signed ones.
     is_negative = name in ("timeout", "priority") and isinstance(value, int) and value < 0
-    if not fits or is_negative:
+    is_long = isinstance(value, int) and not -(2**63) <= value < 2**64
+    if not fits or is_negative or is_long:
         raise V2Error(V2Status.INVALID, f"parameter '{name}' must be {wanted}, found {value!r}")

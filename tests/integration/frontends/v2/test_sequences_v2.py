@@ -154,6 +154,21 @@ def test_a_timeout_in_the_backlog_is_unavailable_and_nothing_to_who_has_a_slot(o
     assert ask(one_slot, "late")[0] == 400, "it is not known any more"
 
 
+def test_a_number_of_64_bits_is_one_sequence_at_both_doors(server):
+    assert ask(server, 2**64 - 5, sequence_start=True)[0] == 200
+    asked = message(-5, 1, 9, 4)
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        infer = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            pb.ModelInferRequest.SerializeToString,
+            pb.ModelInferResponse.FromString,
+        )
+        answer = infer(asked, timeout=30)
+    assert int.from_bytes(answer.raw_output_contents[0], "little") == 5
+    status, answer = ask(server, 2**64 - 6)
+    assert (status, "for sequence 18446744073709551610 to model" in answer["error"]) == (400, True)
+
+
 def test_the_others_of_a_cancelled_sequence_are_cancelled(one_slot):
     with grpc.insecure_channel(f"127.0.0.1:{one_slot.rpc_port}") as channel:
         infer = channel.unary_unary(

@@ -190,6 +190,7 @@ def test_a_timeout_says_nothing_to_a_server_that_has_none_itself():
         ({"timeout": -1}, "'timeout'"),
         ({"sequence_start": 1}, "'sequence_start' must be a boolean"),
         ({"sequence_id": 1.5}, "'sequence_id'"),
+        ({"sequence_id": 2**64}, "'sequence_id' must be an unsigned 64-bit integer"),
         (
             {"triton_mine": 1},
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not "
