@@ -33,7 +33,7 @@ from pipeline.op import Op
 
 _STOPPING = "Server is stopping, scheduler for model has stopped accepting new inference requests"
 _LOSSES = (WorkerDiedError, DeadlineError, PredictorUnavailableError)
-_COMES, _MISSED = "comes", "missed"
+_COMES, _MISSED, _ENDS = "comes", "missed", "ends"
 
 
 class Turnstile(Arrivals):
@@ -95,8 +95,10 @@ class Turnstile(Arrivals):
     def end(self, request: RequestState) -> None:
         """Take note of a request that is nothing but the end of its sequence, behind the others."""
         self.expect(request)
-        self._lines[request.info.sequence_id][request] = _MISSED
-        self.comes_not(request)
+        id = request.info.sequence_id
+        self._lines[id][request] = _ENDS
+        self._let_in(self._lines[id], id, self._clock())
+        self._wake()
 
     def _let_in(self, line: OrderedDict[RequestState, Any], id: SequenceId, now: float) -> None:
         """Let in who is first of its id and here, and so on."""
@@ -108,6 +110,9 @@ class Turnstile(Arrivals):
             del line[request]
             if item is _MISSED:
                 book.miss(request)
+                continue
+            if item is _ENDS:
+                book.end(id)
                 continue
             self.held -= 1
             refusal = self._enter(item, now)

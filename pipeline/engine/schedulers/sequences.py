@@ -210,6 +210,15 @@ class SequenceBook:
             self.arrivals.ended(
                 sequence.id, dropped(self._op_name, sequence.id, sequence.slot is not None, request)
             )
+        self._end_behind(sequence)
+
+    def end(self, id: SequenceId) -> None:
+        """End a sequence behind its requests, if there is one that has no end."""
+        chain = self._chains.get(id)
+        if chain and not (chain[-1].has_end or chain[-1].is_over):
+            self._end_behind(chain[-1])
+
+    def _end_behind(self, sequence: LiveSequence) -> None:
         if sequence.queue or sequence.running is not None:
             sequence.has_end = True
         else:

@@ -143,12 +143,13 @@ def test_what_is_wrong_is_told(server, ask, said, code, text):
 
 @DOORS
 def test_an_end_alone_frees_the_slot_and_runs_no_op(server, ask):
-    before = state(server).live
+    before, ended, cut = state(server).live, state(server).ended, state(server).cut
     ask(server, {"x": "1", "sequence_id": "alone", "sequence_start": "true"})
     assert state(server).live == before + 1
     assert ask(server, {"sequence_id": "alone", "sequence_end": "true"}) == {}
     wait_until(lambda: state(server).live == before)
     assert ask(server, {"sequence_id": "alone", "sequence_end": "true"}) == {}, "it may be twice"
+    assert (state(server).ended, state(server).cut) == (ended + 1, cut)
 
 
 # Plain JSON, and other bodies -------------------------------------------------------------------
