@@ -62,6 +62,7 @@ class AdmissionController:
     ) -> None:
         self.active: set[RequestState] = set()
         self.queued: int = 0
+        self._is_admitting = False
         self.accepted: int = 0
         self.rejected: int = 0
         self.is_open: bool = False
@@ -144,22 +145,31 @@ class AdmissionController:
     def admit_queued(self) -> None:
         """Admit who waits, as far as there is room: the late ones last, and the newest first.
 
-        Requests of sequences keep their order.
+        Requests of sequences keep their order. One that is over at once, as it is refused, makes
+        room for the next: that is seen to here, however many there are, and not in each other.
         """
-        now = self._clock() if self.queued else 0.0
-        span_s = self.throughput.span_s if self.throughput is not None else 0.0
-        while self.queued and self._has_room():
-            if not self._queue:
-                request = self._late.popitem()[0]
-            else:
-                request = next(iter(self._queue))
-                del self._queue[request]
-                if request.is_late(now, span_s) and not request.info.sequence_id:
-                    self._late[request] = None
-                    continue
-            self._count()
-            self.active.add(request)
-            self._enter(request)
+        if self._is_admitting or not self.queued:
+            return
+        self._is_admitting = True
+        try:
+            while self.queued and self._has_room():
+                self._admit_next()
+        finally:
+            self._is_admitting = False
+
+    def _admit_next(self) -> None:
+        if not self._queue:
+            request = self._late.popitem()[0]
+        else:
+            request = next(iter(self._queue))
+            del self._queue[request]
+            span_s = self.throughput.span_s if self.throughput is not None else 0.0
+            if request.is_late(self._clock(), span_s) and not request.info.sequence_id:
+                self._late[request] = None
+                return
+        self._count()
+        self.active.add(request)
+        self._enter(request)
 
     def _count(self) -> None:
         self.queued = len(self._queue) + len(self._late)

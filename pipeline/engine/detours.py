@@ -24,21 +24,25 @@ class Detours:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._passing: list[tuple[RequestState, int, Sequence[Receiver], str, Any]] = []
+        self._passing: dict[RequestState, list[tuple[int, Sequence[Receiver], str, Any]]] = {}
 
     def pass_on(
         self, request: RequestState, receivers: Sequence[Receiver], producer: str, answer: Any
     ) -> None:
         """Hand on what Ops do not run for: past any number of them, without recursion."""
-        self._passing.append((request, request.generation, receivers, producer, answer))
-        if len(self._passing) > 1:  # whoever began sees to it
+        entry = request.generation, receivers, producer, answer
+        passing = self._passing.get(request)
+        if passing is not None:  # whoever began sees to it
+            passing.append(entry)
             return
+        # Of each request its own: one that its end lets into the graph must not wait for it.
+        passing = self._passing[request] = [entry]
         try:
-            for request, generation, receivers, producer, answer in self._passing:
+            for generation, receivers, producer, answer in passing:
                 if request.generation == generation:
                     self._executor.send(request, receivers, producer, answer)
         finally:
-            self._passing.clear()
+            del self._passing[request]
 
     def goto(self, source: OpDispatcher, request: RequestState, goto: Goto) -> None:
         """Pass on an answer to the Ops that it names, and to the others that there is none."""

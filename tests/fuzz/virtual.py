@@ -293,20 +293,20 @@ class VirtualThreads(VirtualWorkers):
 
 def _sent(job: BatchRun) -> BatchRun:
     """What another process gets of a job: copies of the samples that are not over."""
-    return BatchRun(
-        [
-            OpenedItem(
-                item.data_id,
-                item.log_id,
-                {name: dict(part) for name, part in item.inputs.items()},
-                item.deadline,
-                item.trace,
-                item.is_feed,
-            )
-            for item in job.items
-            if not item.is_over
-        ]
-    )
+    kept = [place for place, item in enumerate(job.items) if not item.is_over]
+    samples = [
+        OpenedItem(
+            item.data_id,
+            item.log_id,
+            {name: dict(part) for name, part in item.inputs.items()},
+            item.deadline,
+            item.trace,
+            item.is_feed,
+            info=item.info,
+        )
+        for item in (job.items[place] for place in kept)
+    ]
+    return BatchRun(samples, places=job.places and [job.places[place] for place in kept])
 
 
 def _take_result(job: BatchRun, run: BatchRun) -> None:

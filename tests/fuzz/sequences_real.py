@@ -1,0 +1,142 @@
+"""`python -m fuzz.sequences_real`: the cases of `fuzz.sequences` on threads and processes.
+
+The clock is the machine's, so a seed is the same case, but not the same order of things. Processes
+end themselves, or are killed at some time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from streaming import serving
+
+from fuzz import pacing
+from fuzz.sequence_cases import REAL, Case, Judge, Script, built, made_case
+from fuzz.sequences import Callers, left_over
+
+_PATIENCE_S = 40.0
+_HANG_S = 1.5
+_REPEATS = 2
+
+
+class RealWorld:
+    """The machine's own time; a crash is a SIGKILL."""
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def hang(self, seconds: float | None) -> None:
+        time.sleep(_HANG_S)
+
+    def crash(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Complaints:
+    """A file in which any process writes what is wrong."""
+
+    def __init__(self) -> None:
+        handle, path = tempfile.mkstemp()
+        os.close(handle)
+        self._handle = os.open(path, os.O_RDWR | os.O_APPEND)
+        os.unlink(path)
+
+    def __call__(self, text: str) -> None:
+        os.write(self._handle, f"{text}\n".encode())
+
+    def read(self) -> list[str]:
+        return os.pread(self._handle, 2**16, 0).decode(errors="replace").splitlines()
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+def run(case: Case) -> list[str]:
+    """What is wrong with the engine, as far as this case shows it."""
+    complaints = Complaints()
+    try:
+        return asyncio.run(_run(case, complaints))
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+    finally:
+        complaints.close()
+
+
+async def _run(case: Case, complaints: Complaints) -> list[str]:
+    loop = asyncio.get_running_loop()
+    wrong: list[str] = []
+    loop.set_exception_handler(lambda _, context: wrong.append(f"on the loop: {context}"))
+    _, response_op = built(case, Script(case, RealWorld(), complaints))
+    async with serving(response_op.get_input_ops()[0], response_op, **case.config()) as served:
+        engine = served.engine
+        pacing.pace(engine, case)  # type: ignore[arg-type]
+        callers = Callers(engine, case, loop, wrong.append)
+        for at_s, name in case.kills:
+            loop.call_later(at_s, _kill, engine, name, random.Random(f"{case.origin} {at_s}"))
+        await _until(lambda: callers.is_over)
+        wrong += Judge(case, callers.order, callers.endings).findings()
+        await _until(lambda: not left_over(engine))
+        wrong += left_over(engine)
+    return wrong + complaints.read()
+
+
+def _kill(engine: Any, name: str, rng: random.Random) -> None:
+    """Kill a process of an Op."""
+    node = next(node for node in engine.executor.nodes.values() if node.name == name)
+    alive = [worker.child.pid for worker in node.workers._alive if worker.is_up]
+    if alive:
+        os.kill(rng.choice(sorted(alive)), signal.SIGKILL)
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    """Wait for something, for so long as one has patience; and for callers to come."""
+    ends = time.monotonic() + _PATIENCE_S
+    await asyncio.sleep(0.05)
+    while not is_so() and time.monotonic() < ends:  # noqa: ASYNC110  # nobody tells
+        await asyncio.sleep(0.02)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fuzz.sequences_real", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, help="of the first case")
+    parser.add_argument("--cases", type=int)
+    parser.add_argument("--without", default="", help="processes,faults,leaves,idle,ways")
+    parser.add_argument("--only", default="", help="of the cases: these requests, with commas")
+    given = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    seed = given.seed if given.seed is not None else time.time_ns() % 10**9
+    ends, count, bad, late = time.monotonic() + given.seconds, 0, 0, 0
+    while count < given.cases if given.cases is not None else time.monotonic() < ends:
+        case = made_case(seed + count, REAL, tuple(filter(None, given.without.split(","))))
+        if given.only:
+            case = case.only([int(each) for each in given.only.split(",")])
+        findings = run(case)
+        count += 1
+        if not findings:
+            continue
+        again = [bool(run(case)) for _ in range(_REPEATS)]
+        bad += 1
+        late += not any(again)
+        print(f"python -m fuzz.sequences_real --cases 1 --seed {seed + count - 1}; again: {again}")
+        for finding in findings[:4]:
+            print(f"    {finding[:600]}", flush=True)
+        if bad >= 10:
+            break
+    verdict = "FOUND" if bad else "nothing found"
+    print(f"{verdict}: {count} cases from seed {seed}, {bad} bad, {late} of them once only")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

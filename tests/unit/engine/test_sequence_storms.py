@@ -1,0 +1,63 @@
+"""A short run of `fuzz.sequences`, always the same cases; and proof that it is not blind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from fuzz import sequences
+from fuzz.sequence_cases import READ, Case, Node, Step, made_case
+
+from pipeline.engine.schedulers.sequences import SequenceBook
+from pipeline.engine.sequence_order import Turnstile
+
+_SEED = 1
+_CASES = 50
+_MOST_CASES = 60  # until a defect that is put back is found
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_cases_on_a_virtual_clock_end_as_they_may():
+    print(f"python -m fuzz.sequences --seed {_SEED} --cases {_CASES}")
+    runs = {seed: sequences.run(made_case(seed)) for seed in range(_SEED, _SEED + _CASES)}
+    found = {seed: findings for seed, findings in runs.items() if findings}
+    assert not found, "python -m fuzz.sequences --seed SEED --cases 1 shows each again"
+
+
+def test_any_number_of_refused_requests_let_each_other_in_and_are_told_why():
+    nodes = (Node("keeps", (READ,), "direct", slots=1), Node("b", ("keeps",)), Node("c", ("b",)))
+    first = Step(1, "a", start=True, end=True, delays_s={"b": 0.1})
+    others = [Step(number, f"none {number}", at_s=0.02) for number in range(2, 400)]
+    assert sequences.run(Case(nodes, (first, *others), worker_num=1)) == []
+
+
+def never(*args: object) -> None:
+    """In the place of a method that does something."""
+
+
+def as_it_comes(self, item, now):
+    return self._behind.add(item, now)
+
+
+@pytest.mark.parametrize(
+    ("of", "method", "other"),
+    [
+        (Turnstile, "add", as_it_comes),
+        (Turnstile, "comes_not", never),
+        (SequenceBook, "_hand_out", never),
+        (SequenceBook, "miss", never),
+        (SequenceBook, "drop", lambda self, request: []),
+    ],
+)
+def test_a_defect_that_is_put_in_is_found(monkeypatch, of, method, other):
+    monkeypatch.setattr(of, method, other)
+    monkeypatch.setattr(sequences, "_OVER_S", 120.0)
+    cases = (made_case(seed) for seed in range(_SEED, _SEED + _MOST_CASES))
+    assert any(sequences.run(case) for case in cases)
