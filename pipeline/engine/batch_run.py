@@ -88,7 +88,7 @@ class BatchRun(Batch, eq=False):
     skipping: set[int] = field(default_factory=set)
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
     contexts: list[RequestContext] = field(default_factory=list)
-    sequence_steps: list[SequenceStep] = field(default_factory=list)
+    sequence_steps: Sequence[SequenceStep] = ()
     given: dict[int, Any] | None = None
     kept: dict[int, Any] | None = None
     unsent: list[int] | None = None

@@ -98,8 +98,10 @@ def test_processes_are_killed_under_load_and_nothing_is_lost_or_wrong(strategy):
     assert (state.live, state.used, state.lost) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("is_one_buffer", [False, True])
-def test_sequences_of_a_thread_that_hangs_go_on_without_it(is_one_buffer):
+@pytest.mark.parametrize(
+    ("workers", "is_one_buffer"), [("thread", False), ("thread", True), ("process", True)]
+)
+def test_sequences_of_a_worker_that_hangs_go_on_without_it(workers, is_one_buffer):
     async def talk(engine):
         first = await asyncio.gather(*(ask(engine, id, 0, 9, id) for id in (1, 2, 3)))
         second = await asyncio.gather(
@@ -113,7 +115,7 @@ def test_sequences_of_a_thread_that_hangs_go_on_without_it(is_one_buffer):
 
     TallyOp.hangs.clear()
     state = {**TOTAL, "use_same_buffer_for_input_output": is_one_buffer}
-    with served("thread", count=1, timeout=100, state=state) as server:
+    with served(workers, count=1, timeout=100, state=state) as server:
         try:
             answers = course(server, talk)
         finally:
