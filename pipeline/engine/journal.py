@@ -165,8 +165,7 @@ class Sink(Protocol):
 
     It may keep the arrays, which are its own to read and nobody's to write. Spans come before the
     end of their request, in the same call or an earlier one; but for those that outlive it.
-    `op_spans` and `request_records` read the rows by name. An exception is logged, and harms
-    neither the other sinks nor the requests.
+    `op_spans` and `request_records` read the rows by name. What it raises is logged, no more.
     """
 
     def notify(self, spans: Rows, requests: Rows) -> None:
@@ -192,9 +191,8 @@ class Journal:
     Attributes:
         spans: a `pack_span` each; rows of one batch are added together.
         requests: a `pack_request` each.
-        lone: a `pack_lone` each; see there.
         walked: rows of walks, by what takes them apart.
-        parts: a `pack_part` each.
+        lone, parts: a `pack_lone`, a `pack_part` each; see there.
         flushes: how many there were that had anything in them.
     """
 
@@ -319,6 +317,7 @@ class EngineObservers:
     `journal` takes down spans and requests. `on_failure` and `on_success` are called when a
     request was answered; `profile` writes what a caller gets who asked for a profile;
     `begin_trace` makes of (data id, the caller's traceparent or "") the request's own, or "".
+    `on_step` gets (data id, index of the Op, sequence's id, slot) of each step at a worker.
     """
 
     journal: Journal | None = None
@@ -326,6 +325,7 @@ class EngineObservers:
     on_success: Callable[[RequestState], None] | None = None
     profile: Callable[[RequestState], str] | None = None
     begin_trace: Callable[[int, str], str] | None = None
+    on_step: Callable[[int, int, int | str, int], None] | None = None
     clock_ns: Callable[[], int] = time.monotonic_ns
 
     def tell(self, request: RequestState, target: int) -> None:

@@ -83,6 +83,8 @@ class SequenceDispatcher(OpDispatcher):
 
     def state(self, group: tuple[str, ...] = ()) -> OpState:
         state = super().state(group)
+        if not self.sequences.book.lives:  # nothing has come yet
+            self.sequences.workers_are(self._lasting.lives())
         queued = state.queued + self.turnstile.parked
         return msgspec.structs.replace(state, queued=queued, sequences=self.sequences.book.state())
 
@@ -113,6 +115,10 @@ class SequenceDispatcher(OpDispatcher):
         given = self.sequences.given
         if given:
             run.given = given.pop(run.items[0], None)
+        if (tell := self.spans.on_step) is not None:
+            for item, place in zip(run.items, run.places or (), strict=False):
+                if item.trace:
+                    tell(item.data_id, self.spans.index, item.info.sequence_id, place)
         return super().count(run)
 
     def _watch_idle(self) -> None:

@@ -29,6 +29,7 @@ class SpanRecorder:
     Attributes:
         index: the Op's place in the graph, by which the journal knows it.
         batches: how many there were.
+        on_step: see EngineObservers.
         has_fillers: whether batches have a row for each slot up to the last one of a request.
         is_wanted: whether anybody reads spans: the journal, or a caller who asked for a profile.
     """
@@ -38,6 +39,7 @@ class SpanRecorder:
         self.journal: Journal | None = observers.journal
         self.is_wanted: bool = self.journal is not None
         self.clock_ns: Callable[[], int] = observers.clock_ns
+        self.on_step: Callable[[int, int, int | str, int], None] | None = observers.on_step
         self.batches: int = 0
         self.has_fillers: bool = False
 

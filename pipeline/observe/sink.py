@@ -23,7 +23,9 @@ Answer = Callable[[str], Awaitable[bytes]]
 class SinkHooks:
     """The hooks of all sinks of a process, see the methods of SinkContext.
 
-    `begin_trace` makes of (data id, the caller's traceparent or "") the request's own.
+    `begin_trace` makes of (data id, the caller's traceparent or "") the request's own. `on_step` is
+    told of a request that goes to a worker as a step of a sequence: its data id, the index of the
+    Op, the id of the sequence and its slot.
     """
 
     def __init__(self) -> None:
@@ -34,6 +36,7 @@ class SinkHooks:
         self.snapshots: list[Callable[[Snapshot], None]] = []
         self.answers: dict[str, Answer] = {}
         self.begin_trace: Callable[[int, str], str] | None = None
+        self.on_step: Callable[[int, int, int | str, int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,7 @@ class ObservabilityStack:
             on_success=succeeded if log.wants_successes else None,
             profile=profile,
             begin_trace=self._hooks.begin_trace,
+            on_step=self._hooks.on_step,
         )
 
     # Life -------------------------------------------------------------------------------

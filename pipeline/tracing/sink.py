@@ -56,6 +56,7 @@ def open_telemetry(context: SinkContext, options: None) -> Telemetry | None:
         context.on_close(telemetry.close)
         context.on_failure(telemetry.failed)
         context.hooks.begin_trace = telemetry.begin
+        context.hooks.on_step = telemetry.step
     return telemetry
 
 
@@ -115,6 +116,12 @@ class Telemetry:
         text = format_traceparent(context)
         self._traced[data_id] = Traced(context, text, parent, self._wall_ns())
         return text
+
+    def step(self, data_id: int, op: int, sequence_id: int | str, slot: int) -> None:
+        """Note in which sequence, and slot, a request goes to a worker; see `SinkHooks`."""
+        traced = self._traced.get(data_id)
+        if traced is not None:
+            traced.steps = {**traced.steps, op: (sequence_id, slot)}
 
     def failed(self, data_id: int, log_id: int, error: object) -> None:
         """Note why a request failed; before its row is flushed."""

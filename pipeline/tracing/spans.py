@@ -65,6 +65,7 @@ class Traced(msgspec.Struct, eq=False):
     """A request that is recorded. `wall_ns`: what makes wall clock of its times.
 
     `parts` are those of its streams: by the Op that made them, PIPELINE for those of the answer.
+    `steps` has, by the Op, the id of the sequence that it was a step of there, and the slot.
     """
 
     context: TraceContext
@@ -74,6 +75,7 @@ class Traced(msgspec.Struct, eq=False):
     error: str = ""
     op_spans: dict[tuple[int, bool], int] = {}
     parts: dict[int, PartTimes] = {}
+    steps: dict[int, tuple[int | str, int]] = {}
 
     def child(self, op: str, stage: str, op_span: int) -> TraceContext:
         """Return the span that `pipeline.tracing.child` names."""
@@ -139,6 +141,10 @@ class RequestSpans:
             attributes["pipeline.worker"] = row.worker
             attributes["pipeline.batch"] = row.batch
             attributes["pipeline.batch_requests"] = op_span.size
+            if row.op in traced.steps:
+                sequence_id, slot = traced.steps[row.op]
+                attributes["pipeline.sequence_id"] = str(sequence_id)  # it may have 64 bits
+                attributes["pipeline.sequence_slot"] = slot
             if op_span.walk:
                 attributes["pipeline.in_one_go"] = ", ".join(self._names[op] for op in op_span.walk)
         parts = traced.parts.get(row.op) if row.worker != NO_WORKER else None

@@ -8,6 +8,7 @@ import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 import pytest
 from doubles import server_for, wait_until
@@ -258,6 +259,31 @@ def test_a_deadline_in_the_backlog_ends_the_whole_sequence_there():
         first, late, last = course(server, talk)
     assert first == last == "timeout of the corresponding sequence has been expired"
     assert late not in (first, "")
+
+
+@KINDS
+def test_all_slots_are_known_before_anything_has_come(workers):
+    with served("direct", workers, count=2, batch_size=3) as server:
+        wait_until(lambda: state_of(server).slots == 6)
+
+
+def test_steps_of_requests_that_are_traced_are_told_with_their_slots():
+    told = []
+
+    def trace(request):
+        request.trace = request.target.traceparent
+
+    async def talk(engine):
+        (node,) = engine.executor.nodes.values()
+        node.spans.on_step = lambda data_id, *step: told.append(step)
+        engine._filters.on_admission += (trace,)
+        for words, caller in (("7 start", "t"), ("mic start", "t"), ("7", ""), ("mic", "t")):
+            asked = msgspec.structs.replace(target(words, 1), traceparent=caller)
+            await engine.handle(Request(), 30.0, asked)
+
+    with served("oldest", "thread", count=1, batch_size=2) as server:
+        course(server, talk)
+    assert told == [(0, 7, 0), (0, "mic", 1), (0, "mic", 1)]
 
 
 def test_an_idle_sequence_is_reaped_without_any_request():

@@ -196,6 +196,22 @@ def test_spans_of_ops_that_ran_in_one_go_say_so(bench: Bench):
     ]
 
 
+def test_the_span_of_a_step_says_which_sequence_it_is_of_and_in_which_slot(bench: Bench):
+    for data_id in (7, 8):
+        bench.begin(data_id)
+        bench.turn(data_id, op=0)
+        bench.turn(data_id, op=1)
+        bench.request(data_id)
+    bench.telemetry.step(7, 1, 2**64 - 1, 3)
+    bench.telemetry.step(9, 1, "of one that is not recorded", 0)
+    told = [span.attributes for span in bench.spans() if span.name in NAMES]
+    of_steps = [each for each in told if "pipeline.sequence_id" in each]
+    assert [
+        (each["pipeline.op"], each["pipeline.sequence_id"], each["pipeline.sequence_slot"])
+        for each in of_steps
+    ] == [(NAMES[1], "18446744073709551615", 3)]
+
+
 def test_what_workers_derive_is_the_span_that_is_made_here(bench: Bench):
     told = bench.begin(7)
     bench.turn(7, op=1)
