@@ -67,7 +67,10 @@ class Turnstile(Arrivals):
 
     def expect(self, request: RequestState) -> None:
         """Take note that a request was asked: those of its id that follow wait for it."""
-        line = self._lines.setdefault(request.info.sequence_id, OrderedDict())
+        id = request.info.sequence_id
+        line = self._lines.get(id)
+        if line is None:
+            line = self._lines[id] = OrderedDict()
         line[request] = _COMES
 
     def comes_not(
@@ -158,6 +161,12 @@ class Turnstile(Arrivals):
         line = self._lines.get(id)
         if line is None or request not in line:
             return self._enter(item, now)
+        if len(line) == 1:  # as nearly always
+            del self._lines[id]
+            refusal = self._enter(item, now)
+            if self._endings:
+                self._endings.pop(id, None)
+            return refusal
         if next(iter(line)) is not request:
             line[request] = item
             self.held += 1
@@ -211,6 +220,7 @@ class SequenceOrder(Filter):
                 turnstile.expect(request)
 
     def on_end(self, request: RequestState) -> None:
-        if request.info.sequence_id:
-            for turnstile in self._turnstiles.values():
+        id = request.info.sequence_id
+        for turnstile in self._turnstiles.values() if id else ():
+            if turnstile.is_awaited(id):
                 turnstile.comes_not(request)
