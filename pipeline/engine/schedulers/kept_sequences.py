@@ -21,6 +21,8 @@ class KeptSequenceBook(SequenceBook):
     was not: which one of a batch is to blame is not known.
     """
 
+    queued: int
+
     def done(self, items: Iterable[Item], now: float) -> None:
         items = list(items)
         for item in items:
