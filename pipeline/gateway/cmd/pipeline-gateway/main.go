@@ -17,6 +17,7 @@ import (
 
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/gateway"
+	"pipeline/gateway/internal/link/frame"
 	"pipeline/gateway/internal/logging"
 	"pipeline/gateway/internal/memory"
 	"pipeline/gateway/internal/procs"
@@ -45,7 +46,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprint(stdout, config.Usage())
 		return exitOK
 	case errors.Is(err, config.ErrVersion):
-		fmt.Fprintf(stdout, "pipeline-gateway %s\n", version.Version)
+		fmt.Fprintf(stdout, "pipeline-gateway %s (link %d)\n", version.Version, frame.Version)
 		return exitOK
 	case err != nil:
 		log.Error(err.Error() + "; pipeline-gateway --help lists the options")

@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 
 	"pipeline/gateway/internal/gatewaytest"
+	"pipeline/gateway/internal/link/frame"
 	"pipeline/gateway/internal/version"
 )
 
@@ -38,7 +40,7 @@ func TestWrongUsageIsExplained(t *testing.T) {
 }
 
 func TestHelpAndVersionArePrinted(t *testing.T) {
-	for argument, text := range map[string]string{"--help": "-backend-metrics", "-h": "-listen-fd", "--version": "pipeline-gateway " + version.Version} {
+	for argument, text := range map[string]string{"--help": "-backend-metrics", "-h": "-listen-fd", "--version": fmt.Sprintf("pipeline-gateway %s (link %d)\n", version.Version, frame.Version)} {
 		var out, log bytes.Buffer
 		if status := run([]string{argument}, &out, &log); status != exitOK || log.Len() > 0 {
 			t.Errorf("%s: exit status %d, %s", argument, status, log.String())
