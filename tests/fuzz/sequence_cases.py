@@ -26,9 +26,20 @@ KILLERS = ("hang", "crash")
 """Faults that cost a worker."""
 
 
+_SEEN = {"input_name": "seen", "output_name": "next", "data_type": "INT64", "dims": [-1]}
+_CONTROLS = (
+    {"name": "START", "kind": "start", "int32_false_true": [0, 1]},
+    {"name": "END", "kind": "end", "fp32_false_true": [0, 1]},
+    {"name": "READY", "kind": "ready", "bool_false_true": [False, True]},
+)
+
+
 @dataclass(frozen=True)
 class Node:
-    """One Op; with `strategy` it has sequences. `settings`: the rest of its configuration."""
+    """One Op; with `strategy` it has sequences. `settings`: the rest of its configuration.
+
+    `has_state`: what it remembers is declared as `state`, `is_kept`: also by the server.
+    """
 
     name: str
     inputs: tuple[str, ...]
@@ -39,6 +50,8 @@ class Node:
     timeout_s: float | None = None
     max_idle_ms: int = 60_000
     slots: int = 0
+    has_state: bool = False
+    is_kept: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
     def config(self) -> dict[str, Any]:
@@ -53,6 +66,8 @@ class Node:
         if self.strategy:
             found["sequence"] = {"strategy": self.strategy, "max_idle_ms": self.max_idle_ms}
             found["sequence"] |= self.settings.get("sequence", {})
+        if self.has_state:
+            found["sequence"] |= {"state": [_SEEN], "checkpoint": self.is_kept}
         return found
 
 
@@ -60,7 +75,8 @@ class Node:
 class Step:
     """One request, which comes `at_s`; with `follows` so long after the last one of its id ended.
 
-    `faults` and `delays_s` are by Op, `ways` those who get the answer of an Op, where not all do.
+    `is_word`: it is nothing but the end of its sequence. `faults` and `delays_s` are by Op, `ways`
+    those who get the answer of an Op, where not all do.
     """
 
     number: int
@@ -72,11 +88,15 @@ class Step:
     deadline_s: float | None = None
     leaves_s: float | None = None
     timeout_us: int = 0
+    is_word: bool = False
     faults: dict[str, str] = field(default_factory=dict)
     delays_s: dict[str, float] = field(default_factory=dict)
     ways: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def target(self) -> RequestTarget:
+        if self.is_word:
+            words = {"sequence_id": self.id, "sequence_end": True}
+            return RequestTarget(payload=words, wants_response=False)
         info = RequestInfo(
             sequence_id=self.id,
             sequence_start=self.start,
@@ -185,12 +205,22 @@ class _Maker:
             for _ in range(rng.choice((1, 2, 4))):
                 place = rng.randrange(len(steps))
                 steps[place] = self.struck(case, steps[place])
-        mortal = [node.name for node in case.nodes if node.workers == "process"]
-        kills: list[tuple[float, str]] = []
-        if mortal and self.may("faults", 0.3):
-            times = [rng.uniform(0, self.scale.over_s) for _ in range(rng.choice((1, 1, 2)))]
-            kills = [(round(at_s, 3), rng.choice(mortal)) for at_s in times]
-        return replace(case, steps=tuple(steps), kills=tuple(kills))
+        kills = tuple(self.kills(case)) if "faults" not in self.without else ()
+        return replace(case, steps=tuple(steps), kills=kills)
+
+    def kills(self, case: Case) -> list[tuple[float, str]]:
+        """When workers are killed; in calm cases only where that does no harm.
+
+        Twice at most: with the third one a request that was alone each time is given up.
+        """
+        rng = self.rng
+        mortal = [node for node in case.nodes if node.workers == "process"]
+        kept = [node for node in mortal if node.is_kept]
+        names = [node.name for node in (kept if self.is_calm else kept or mortal)]
+        if not names or not self.chance(0.5):
+            return []
+        times = [rng.uniform(0, self.scale.over_s) for _ in range(rng.choice((1, 2, 2)))]
+        return [(round(at_s, 3), rng.choice(names)) for at_s in times]
 
     # Ops ----------------------------------------------------------------------------------------
 
@@ -241,10 +271,14 @@ class _Maker:
             own["max_candidates"] = rng.choice((0, 1, 3, 8))
             sizes = rng.choice(([], [2], [1, 4]))
             own["preferred_batch_sizes"] = [size for size in sizes if size <= batch_size]
+        has_state = "state" not in self.without and self.chance(0.5)
+        if has_state and self.chance(0.5):
+            own["controls"] = rng.sample(_CONTROLS, rng.randint(1, 3))
         settings["sequence"] = own
         slots = own.get("max_candidates") or batch_size
         idle_ms = self.scale.idle_ms if self.may("idle", 0.3) else self.scale.lasting_ms
-        return replace(node, strategy=strategy, slots=slots, max_idle_ms=idle_ms)
+        node = replace(node, strategy=strategy, slots=slots, max_idle_ms=idle_ms)
+        return replace(node, has_state=has_state, is_kept=has_state and self.chance(0.5))
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -278,6 +312,11 @@ class _Maker:
             at_s = pause_s if pace == "follows" and place else at_s
             step = Step(0, id, start, end, round(at_s, 4), pace == "follows" and place > 0)
             steps.append(self.with_whims(case, step))
+        if self.chance(0.15):
+            last = steps[-1]
+            steps[-1] = replace(last, end=False)
+            word = Step(0, id, end=True, at_s=last.at_s, follows=last.follows, is_word=True)
+            steps.append(word)
         return steps
 
     def with_whims(self, case: Case, step: Step) -> Step:
@@ -305,7 +344,11 @@ class _Maker:
     def struck(self, case: Case, step: Step) -> Step:
         node = self.rng.choice(case.nodes)
         kinds = ["raise", "raise"]
-        if not (node.strategy and step.start):  # what the slot has would be another sequence's
+        if step.is_word:
+            return step
+        if (
+            not (node.strategy and step.start) or node.has_state
+        ):  # what the slot has would be another sequence's
             kinds.append("raise_pre")
         if node.timeout_s is not None:
             kinds += ["hang"] * 2
@@ -436,11 +479,46 @@ class KeepingOp(StepOp):
             complain(f"{self.name}: direct, and a batch has the slots {slots}")
 
 
+class StatedOp(KeepingOp):
+    """One whose requests are in a declared state: it keeps nothing itself."""
+
+    def process(self, feed_batch, *, context):
+        feed, steps = feed_batch[0], [each.sequence for each in context]
+        numbers, rows = feed["number"], list(range(len(steps)))
+        if len(numbers) > len(steps):  # some are fillers
+            rows = [step.slot for step in steps]
+            self.check_fillers(feed, rows)
+        self.check_controls(feed, rows, steps)
+        own = numbers[rows].tolist()
+        self.check(own, steps)
+        self.act(own)
+        told = [""] * len(numbers)
+        for row in rows:
+            seen = [*feed["seen"][row, 1:].tolist(), int(numbers[row])]
+            told[row] = ",".join(map(str, seen))
+        following = np.concatenate([feed["seen"], numbers[:, None]], 1)
+        return {"number": numbers, "told": told, "next": following}
+
+    def check_fillers(self, feed: Any, rows: Sequence[int]) -> None:
+        fillers = [row for row in range(len(feed["number"])) if row not in rows]
+        for name in ("number", "seen", "READY"):
+            if np.any(feed[name][fillers]):
+                self.script.complain(f"{self.name}: fillers {fillers} have {name} {feed[name]}")
+
+    def check_controls(self, feed: Any, rows: Sequence[int], steps: Sequence[Any]) -> None:
+        for row, step in zip(rows, steps, strict=True):
+            for name, expected in (("START", step.start), ("END", step.end), ("READY", True)):
+                if name in feed and bool(feed[name][row, 0]) != expected:
+                    self.script.complain(f"{self.name}: {name} of {step} is {feed[name][row]}")
+            if step.start and np.any(feed["seen"][row]):
+                self.script.complain(f"{self.name}: {step} begins with {feed['seen'][row]}")
+
+
 def built(case: Case, script: Script) -> tuple[dict[str, StepOp], ResponseOp]:
     """The case's Ops by name, and its end."""
     made: dict[str, Op] = {READ: RequestOp()}
     for spec in case.nodes:
-        kind = KeepingOp if spec.strategy else StepOp
+        kind = StatedOp if spec.has_state else KeepingOp if spec.strategy else StepOp
         made[spec.name] = kind(spec, script, [made[name] for name in spec.inputs])
     ops = {name: op for name, op in made.items() if isinstance(op, StepOp)}
     return ops, ResponseOp([made[case.nodes[-1].name]])
@@ -544,15 +622,23 @@ class Judge:
             return True
         if any(step.faults or self._is_lost_on_the_way(step) for step in steps):
             return True
-        if any(visited & set(other.faults) for other in case.steps):
+        if any(self._is_shared(visited, other) for other in case.steps):
             return True
-        if any(name in visited for _, name in case.kills):
+        if any(name in visited and not case.node(name).is_kept for _, name in case.kills):
             return True
         if len(case.stateful) > 1 and any(step.follows for step in steps) and self._is_any_open():
             return True  # it waits elsewhere until another one is reaped, and is so meanwhile
         if any(step.ways for step in steps) or len(case.stateful) > 1:
             return not self._is_in_a_row(steps)
         return False
+
+    def _is_shared(self, visited: set[str], other: Step) -> bool:
+        """Whether what befalls a request may befall others at these Ops, too."""
+        faults = {name: fault for name, fault in other.faults.items() if name in visited}
+        return any(
+            fault not in ("raise_pre", "crash") or not self.case.node(name).is_kept
+            for name, fault in faults.items()
+        )
 
     def _is_any_open(self) -> bool:
         """Whether any id's requests leave a sequence without an end."""
@@ -570,9 +656,12 @@ class Judge:
         for node in self.case.stateful:
             seen: list[int] = []
             for step in steps:
+                if step.is_word:
+                    seen = []
+                    continue
                 is_here = node.name in self.visits[step.number]
                 if not is_here or step.number in failed:
-                    seen = [] if step.start else seen
+                    seen = [] if step.start or step.end else seen
                     continue
                 if step.start:
                     seen = []
@@ -599,7 +688,7 @@ class Judge:
         if ending.is_good:
             for name, told in ending.told.items():
                 self._is_whole(step, name, told)
-            for node in self.case.stateful:
+            for node in () if step.is_word else self.case.stateful:
                 if node.name in self.visits[step.number] and node.name not in ending.told:
                     self._say(step, f"says nothing of {node.name}")
         elif ending.kind == "left":
@@ -617,7 +706,13 @@ class Judge:
             return
         if any(each.id != step.id for each in its):
             self._say(step, f"has others' steps at {name}")
-        if not its[0].start or any(each.start for each in its[1:]):
+        has_lost_start = node.has_state and any(
+            each.start
+            and self.place[each.number] < self.place[its[0].number]
+            and not self.endings[each.number].is_good
+            for each in self.by_id[step.id]
+        )
+        if not (its[0].start or has_lost_start) or any(each.start for each in its[1:]):
             self._say(step, f"does not begin with its only start at {name}")
         if any(each.end for each in its[:-1]):
             self._say(step, f"goes on behind an end at {name}")
@@ -632,12 +727,14 @@ class Judge:
     def _may_be_missing(self, step: Step, node: Node) -> bool:
         """Whether a sequence goes on at an Op without one of its requests."""
         ending = self.endings[step.number]
-        if node.name not in self.visits[step.number]:
-            return not step.start
-        if ending.is_good:
-            return False
         if ending.kind == "refused":
             return True
+        if step.start or step.end:  # also where it goes another way
+            return False
+        if node.name not in self.visits[step.number]:
+            return True
+        if ending.is_good:
+            return False
         killed = [op for op, fault in step.faults.items() if fault in KILLERS]
         if ending.kind == "left" or "deadline passed" in ending.text:
             return False

@@ -111,7 +111,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, help="of the first case")
     parser.add_argument("--cases", type=int)
-    parser.add_argument("--without", default="", help="processes,faults,leaves,idle,ways")
+    parser.add_argument("--without", default="", help="processes,faults,leaves,idle,ways,state")
     parser.add_argument("--only", default="", help="of the cases: these requests, with commas")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)

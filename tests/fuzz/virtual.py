@@ -306,7 +306,10 @@ def _sent(job: BatchRun) -> BatchRun:
         )
         for item in (job.items[place] for place in kept)
     ]
-    return BatchRun(samples, places=job.places and [job.places[place] for place in kept])
+    run = BatchRun(samples, places=job.places and [job.places[place] for place in kept])
+    if job.given:
+        run.given = {kept.index(at): states for at, states in job.given.items() if at in kept}
+    return run
 
 
 def _take_result(job: BatchRun, run: BatchRun) -> None:
@@ -314,6 +317,9 @@ def _take_result(job: BatchRun, run: BatchRun) -> None:
         by_id = dict(zip((sample.data_id for sample in run.items), values, strict=True))
         return [by_id.get(item.data_id, absent) for item in job.items]
 
+    if run.kept:
+        places = {item.data_id: place for place, item in enumerate(job.items)}
+        job.kept = {places[run.items[at].data_id]: states for at, states in run.kept.items()}
     job.outcomes, job.jumped = spread(run.outcomes, None), run.jumped
     if run.rows:
         job.rows = spread(run.rows, 1)

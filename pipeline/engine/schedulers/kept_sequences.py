@@ -53,6 +53,8 @@ class KeptSequenceBook(SequenceBook):
                 continue
             sequence.tries += len(items) == 1
             if sequence.is_over or sequence.kept is None or sequence.tries >= most:
+                if item.info.sequence_start and sequence.kept is not None:
+                    sequence.kept = {}  # what was before must not go on behind it
                 failed.append(item)
                 continue
             del self._running[item]

@@ -206,7 +206,7 @@ class SequenceBook:
             return
         sequence = chain[-1]
         sequence.fate = "cut"
-        if not request.info.sequence_start:
+        if not (request.info.sequence_start or request.info.sequence_end):
             self.arrivals.ended(
                 sequence.id, dropped(self._op_name, sequence.id, sequence.slot is not None, request)
             )

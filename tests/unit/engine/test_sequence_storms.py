@@ -9,12 +9,15 @@ import pytest
 from fuzz import sequences
 from fuzz.sequence_cases import READ, Case, Node, Step, made_case
 
+from pipeline.engine.schedulers.kept_sequences import KeptSequenceBook
 from pipeline.engine.schedulers.sequences import SequenceBook
+from pipeline.engine.sequence_feeds import FedCall, SequenceFeeds
 from pipeline.engine.sequence_order import Turnstile
+from pipeline.engine.sequence_state import SlotStates
 
 _SEED = 1
 _CASES = 50
-_MOST_CASES = 60  # until a defect that is put back is found
+_MOST_CASES = 200  # until a defect that is put back is found
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +41,25 @@ def test_any_number_of_refused_requests_let_each_other_in_and_are_told_why():
     assert sequences.run(Case(nodes, (first, *others), worker_num=1)) == []
 
 
+def test_behind_an_end_that_goes_another_way_a_start_is_missing():
+    keeps = Node("keeps", ("fork",), "oldest", slots=1)
+    nodes = (Node("fork", (READ,)), keeps, Node("last", ("fork", "keeps")))
+    ways = {"fork": ("last",)}
+    steps = (Step(1, 7, start=True), Step(2, 7, end=True, ways=ways), Step(3, 7))
+    assert sequences.run(Case(nodes, steps)) == []
+
+
+def test_behind_a_start_that_kills_workers_nothing_goes_on_of_what_was_before():
+    kept = {"workers": "process", "has_state": True, "is_kept": True, "slots": 1}
+    nodes = (Node("keeps", (READ,), "direct", **kept),)
+    steps = (
+        Step(1, 7, start=True),
+        Step(2, 7, start=True, faults={"keeps": "crash"}),
+        Step(3, 7, at_s=1.0),
+    )
+    assert sequences.run(Case(nodes, steps)) == []
+
+
 def never(*args: object) -> None:
     """In the place of a method that does something."""
 
@@ -54,6 +76,11 @@ def as_it_comes(self, item, now):
         (SequenceBook, "_hand_out", never),
         (SequenceBook, "miss", never),
         (SequenceBook, "drop", lambda self, request: []),
+        (KeptSequenceBook, "keep", never),
+        (KeptSequenceBook, "again", lambda self, items, error, attempts: items),
+        (SequenceFeeds, "begin", never),
+        (FedCall, "keep", never),
+        (SlotStates, "restore", never),
     ],
 )
 def test_a_defect_that_is_put_in_is_found(monkeypatch, of, method, other):
