@@ -7,6 +7,7 @@ where requests that were not side by side before are merged are their states cop
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ FOLDER = "initial_state"
 """The folder beside a model that has the files of initial states."""
 
 _TEXT = DATATYPES["BYTES"]
+_LEAST_SHARED = 256  # rows, see SlotStates._cut_loose
 
 
 class StateSpec(NamedTuple):
@@ -94,6 +96,7 @@ class SlotStates:
         self._op_name = op_name
         self._kept: dict[int, dict[str, Row]] = {}  # by slot and input name
         self._ids: dict[int, int | str] = {}
+        self._shared = 0  # rows of batches that were kept since `_cut_loose`
 
     def begin(self, steps: Iterable[SequenceStep]) -> None:
         """Drop what there is of others in the slots of those who begin."""
@@ -153,6 +156,26 @@ class SlotStates:
             if slot is not None:
                 rows = {name: Row(array, place) for name, array in arrays.items()}
                 self._kept[slot] = {**self._kept.get(slot, {}), **rows}
+        if len(slots) > 1:
+            self._shared += len(slots)
+            if self._shared > max(_LEAST_SHARED, 2 * len(self._kept)):
+                self._cut_loose()
+
+    def _cut_loose(self) -> None:
+        """Copy rows out of arrays of which less than half is still somebody's.
+
+        A sequence that is idle would keep all of the batch that it was in last.
+        """
+        self._shared = 0
+        used = Counter(id(row.array) for kept in self._kept.values() for row in kept.values())
+        for spec in self.specs:
+            if spec.axis is None:
+                continue
+            for slot, kept in self._kept.items():
+                row = kept.get(spec.input_name)
+                if row is not None and 2 * used[id(row.array)] < row.array.shape[spec.axis]:
+                    own = _cut(row.array, spec.axis, row.place)
+                    self._kept[slot] = {**kept, spec.input_name: Row(own.copy(), 0)}
 
     def taken_over(self) -> SlotStates:
         """Return one with the same states: what is kept here from now on is not kept there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,22 @@ def test_rows_that_were_together_are_fed_again_without_a_copy() -> None:
     others = states.feed((2, 1))["s"]
     assert not np.shares_memory(others, kept)
     assert others.tolist() == rows(3, 2).tolist()
+
+
+def test_who_is_idle_does_not_keep_the_whole_batch_that_it_was_in() -> None:
+    states, busy, idle = states_of(), list(range(19)), range(19, 2000)
+    begin(states, *busy, *idle)
+    made: list[weakref.ref[np.ndarray]] = []
+    for count, slot in enumerate(idle):
+        slots = [*busy, slot]
+        fed = states.feed(slots)["s"]
+        assert fed[:, 0].tolist() == [count] * len(busy) + [0]
+        array = fed + 1
+        made.append(weakref.ref(array))
+        states.keep(slots, states.returned({"t": array}, len(slots)))
+        del array, fed
+    assert len(slots) * sum(ref() is not None for ref in made) < 5 * len(idle)
+    assert states.feed([idle[0]])["s"].tolist() == rows(1).tolist()
 
 
 def test_a_slot_has_nothing_of_who_had_it_before() -> None:
