@@ -26,6 +26,7 @@ _PAUSES_S = (0.001, 0.005, 0.025)  # the last one is more than a slice
 HANG_S = 0.6
 TIMEOUT_MS = 200
 """Of Ops that hang now and then."""
+_COUNT = {"input_name": "count", "output_name": "next", "data_type": "INT64", "dims": [1]}
 ERROR = object()
 """Ends a list of parts that ends with an error."""
 ABSENT = object()
@@ -227,6 +228,7 @@ class MakesInSteps(FuzzedOp):
     """One with `batching: iterative`, which looks whether its steps are as they should be."""
 
     how = "done"
+    is_sequence = False
     raises_in = "process"
     tells_state = True
 
@@ -241,7 +243,20 @@ class MakesInSteps(FuzzedOp):
         return {"text": [text]}
 
     def process(self, feed_batch, *, context):
-        return self.step(feed_batch[0]["text"], context)
+        return self.counted(feed_batch[0], context)
+
+    def counted(self, feed: Any, context: Any) -> dict[str, Any]:
+        """A step, of which those that are sequences have a state with its number."""
+        if not self.is_sequence:
+            return self.step(feed["text"], context)
+        steps = [each.sequence for each in context]
+        for each, step, count in zip(context, steps, feed["count"], strict=True):
+            at = each.state["at"]
+            assert step.start == (at == 0), f"step {at} is told {step}"
+            assert count[0] == at, f"step {at} is fed the state of {count[0]}"
+            assert each.state.setdefault("id", step.id) == step.id, "the id of another sequence"
+        assert len({step.slot for step in steps}) == len(steps), "two are in one slot"
+        return {**self.step(feed["text"], context), "next": feed["count"] + 1}
 
     def step(self, texts: Sequence[str], context: Any) -> dict[str, Any]:
         states = [each.state for each in context]
@@ -278,7 +293,7 @@ class MakesInStepsAsync(MakesInSteps):
     )
 
     async def process(self, feed_batch, *, context):
-        return self.step(feed_batch[0]["text"], context)
+        return self.counted(feed_batch[0], context)
 
 
 MAKERS = (MakesInProcess, MakesAsync, MakesInPostprocess, MakesInBatches, MakesInSteps)
@@ -336,7 +351,11 @@ class Case:
 
     def _settings(self, op: FuzzedOp) -> dict[str, Any]:
         found: dict[str, Any] = {"timeout": TIMEOUT_MS} if op.hangs else {}
-        return {**found, "batching": "iterative"} if isinstance(op, MakesInSteps) else found
+        if isinstance(op, MakesInSteps):
+            found["batching"] = "iterative"
+            if op.is_sequence:
+                found["sequence"] = {"state": [_COUNT]}
+        return found
 
     def readers_of(self, op: Op) -> list[FuzzedOp]:
         return [each for each in self.ops if op in each.get_input_ops()]
@@ -375,6 +394,7 @@ class Case:
             op.how = rng.choice(["done", "none"])
         if isinstance(op, MakesInSteps):
             op.raises_in = rng.choice(["process", "postprocess"])
+            op.is_sequence = random.Random(f"{name} {rng.getstate()[1][:3]}").random() < 0.5
             op.skips = rng.choice([0.0, 0.0, 0.2])
         self.ops.append(op)
         if makes:
