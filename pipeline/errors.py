@@ -195,8 +195,8 @@ def error_from_wire(code: int, text: str) -> PipelineError:
     return ProductError(code, text) if error is None else error(text)
 
 
-def error_to_fields(error: PipelineError) -> tuple[str, int, str]:
-    """Return (class, code, text) of an error that goes to another of our own processes.
+def error_to_fields(error: PipelineError) -> tuple[str, int, str, int | None]:
+    """Return (class, code, text, `retry_after_s`) of an error for another of our own processes.
 
     The code has 64 bits at most: one that is longer, which is no code for any peer, goes into
     the text.
@@ -205,7 +205,8 @@ def error_to_fields(error: PipelineError) -> tuple[str, int, str]:
     code, text = int(error.code), str(error)
     if code.bit_length() > 63:
         code, text = ErrorCode.PRODUCT_ERROR, f"[{code}] {text}"
-    return kind.__name__, int(code), utf8_text(text)
+    later_s = error.retry_after_s if isinstance(error, OverloadedError) else None
+    return kind.__name__, int(code), utf8_text(text), later_s
 
 
 def note_op(outcome: object, name: str) -> None:
@@ -253,12 +254,16 @@ def described(error: BaseException) -> str:
     return f"{kind}: {text}" if text else kind
 
 
-def error_from_fields(name: str, code: int, text: str) -> PipelineError:
+def error_from_fields(
+    name: str, code: int, text: str, retry_after_s: int | None = None
+) -> PipelineError:
     """Return the error of `error_to_fields`; of a user's class that of ours which it extends."""
     kind = _FROM_NAME[name]
     if issubclass(kind, ProductError):
         return kind(code, text)
     error = kind(text)
+    if isinstance(error, OverloadedError) and retry_after_s is not None:
+        error.retry_after_s = retry_after_s
     if error.code != code:
         error.code = code
     return error

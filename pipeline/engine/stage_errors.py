@@ -9,6 +9,7 @@ from pipeline.engine.bound_op import BoundOp, coded_error
 from pipeline.engine.collate import LOD
 from pipeline.errors import (
     InputError,
+    OverloadedError,
     PipelineError,
     ProductError,
     UserCodeError,
@@ -17,6 +18,7 @@ from pipeline.errors import (
 )
 
 _LOGGER = logging.getLogger(__name__)
+_MAX_RETRY_AFTER_S = 2**31 - 1
 _MAX_LOGGED_CHARS = 400  # of what an exception says
 
 
@@ -35,10 +37,13 @@ def stage_error(error: BaseException, op: BoundOp, stage: str, log_id: int) -> P
 
 
 def stage_failure(error: BaseException, text: str) -> PipelineError:
-    """Return an error with this text, and with the code of `error`."""
+    """Return an error with this text, and with the code of `error`; it says when to ask again."""
     if not isinstance(error, PipelineError):
         return UserCodeError(text)
-    return coded_error(_code_of(error), text)
+    code = _code_of(error)
+    if isinstance(error, OverloadedError) and code == OverloadedError.code:
+        return OverloadedError(text, _retry_after_s(error))
+    return coded_error(code, text)
 
 
 def log_raised(request: str, op_name: str, stage: str, error: BaseException) -> None:
@@ -74,3 +79,9 @@ def _code_of(error: BaseException) -> int:
         with contextlib.suppress(Exception):  # the user's own class may have it of any type
             return int(error.code)
     return int(UserCodeError.code)
+
+
+def _retry_after_s(error: OverloadedError) -> int:
+    with contextlib.suppress(Exception):  # the user's own class, or what was set, may be anything
+        return min(max(0, int(error.retry_after_s)), _MAX_RETRY_AFTER_S)
+    return 1

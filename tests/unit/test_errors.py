@@ -9,6 +9,7 @@ from pipeline import errors
 from pipeline.errors import (
     ErrorCode,
     InputError,
+    OverloadedError,
     PipelineError,
     PredictorUnavailableError,
     ProductError,
@@ -26,7 +27,7 @@ OURS = [
 
 def there_and_back(error: PipelineError) -> PipelineError:
     data = msgspec.msgpack.encode(error_to_fields(error))
-    return error_from_fields(*msgspec.msgpack.decode(data, type=tuple[str, int, str]))
+    return error_from_fields(*msgspec.msgpack.decode(data, type=tuple[str, int, str, int | None]))
 
 
 def made(kind: type[PipelineError], text: str = "what happened") -> PipelineError:
@@ -99,3 +100,10 @@ def test_the_class_of_a_peers_error_is_that_of_its_code():
     assert type(error_from_wire(5000, "x")) is InputError
     product = error_from_wire(51, "x")
     assert (type(product), product.code) == (ProductError, 51)
+
+
+@given(st.integers(0, 2**31 - 1))
+def test_when_to_ask_again_comes_along(retry_after_s):
+    error = there_and_back(OverloadedError("no place", retry_after_s))
+    assert isinstance(error, OverloadedError)
+    assert error.retry_after_s == retry_after_s

@@ -443,7 +443,7 @@ def error_of(fields: ErrorFields | None) -> PipelineError | None:
     """Return the error that came over the wire, if any did."""
     if fields is None:
         return None
-    error = error_from_fields(fields.name, fields.code, fields.text)
+    error = error_from_fields(fields.name, fields.code, fields.text, fields.retry_after_s)
     if fields.op is not None:
         error.op = fields.op
     return error

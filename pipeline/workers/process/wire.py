@@ -116,6 +116,7 @@ class ErrorFields(msgspec.Struct, array_like=True):
     name: str
     code: int
     text: str
+    retry_after_s: int | None = None
     op: str | None = None
 
 

@@ -1,0 +1,49 @@
+"""What is made of the errors of users' methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.engine.stage_errors import stage_failure
+from pipeline.errors import ErrorCode, OverloadedError
+
+
+class Odd(OverloadedError):
+    """A user's own, which cannot tell when."""
+
+    @property
+    def retry_after_s(self) -> int:
+        raise RuntimeError("who knows")
+
+    @retry_after_s.setter
+    def retry_after_s(self, value: int) -> None:
+        pass
+
+
+class Coded(OverloadedError):
+    code = 5123
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [(7, 7), (0, 0), (2.9, 2), (-1, 0), (10**30, 2**31 - 1), (float("inf"), 1), ("soon", 1)],
+)
+def test_an_error_of_overload_keeps_when_to_ask_again(given: Any, told: int):
+    failure = stage_failure(OverloadedError("no place", retry_after_s=given), "text")
+    assert isinstance(failure, OverloadedError)
+    assert (str(failure), failure.code) == ("text", ErrorCode.OVERLOADED)
+    assert failure.retry_after_s == told
+
+
+def test_one_that_cannot_tell_when_says_a_second():
+    failure = stage_failure(Odd("no place"), "text")
+    assert type(failure) is OverloadedError
+    assert failure.retry_after_s == 1
+
+
+def test_one_with_a_code_of_its_own_is_what_the_code_says():
+    failure = stage_failure(Coded("no place"), "text")
+    assert not isinstance(failure, OverloadedError)
+    assert failure.code == 5123
