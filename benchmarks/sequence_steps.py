@@ -21,6 +21,7 @@ KINDS = ("stateless", "direct", "oldest")
 LIMIT_S = 60.0  # for what has begun to end
 _INPUT = np.ones((1, 1))
 _BUCKETS, _BUCKETS_AN_E = 1000, 50.0
+_SUMS = 64
 _BETWEEN_S = 0.1  # the two steps of a short sequence
 _RAW = pipeline_service_pb2.Request()
 
@@ -29,41 +30,40 @@ Begin = Callable[..., Any]
 
 
 class Model(Op):
-    """Takes `step_s` for a batch; the answer has how many there were in it."""
+    """Takes `step_s` for a batch, and adds up what comes; the answer has how many were in it.
+
+    Without sequences the sums are of nobody: the same work, and the same context that is asked for.
+    """
 
     def __init__(self, step_s: float) -> None:
         super().__init__("model", RequestOp())
         self.step_s: float = step_s
+        self.sums: dict[Any, float] = {}
 
     def preprocess(self, input_dicts: Any) -> Any:
         ((_, inputs),) = input_dicts.items()
         return inputs
 
-    def process(self, feed_batch: Any) -> Any:
-        return self.answered(feed_batch[0]["x"])
-
-    def answered(self, rows: Any) -> Any:
-        """Return what a call answers."""
+    def process(self, feed_batch: Any, *, context: Any) -> Any:
+        rows = feed_batch[0]["x"]
+        sums = [self.add(row, each) for row, each in zip(rows.tolist(), context, strict=True)]
         if self.step_s:
             time.sleep(self.step_s)
-        return {"y": rows, "size": np.full((len(rows), 1), len(rows))}
+        return {"y": np.array(sums), "size": np.full((len(rows), 1), len(rows))}
+
+    def add(self, row: list[float], context: Any) -> list[float]:
+        """Return the sum of what came under one of some numbers."""
+        number = context.data_id % _SUMS
+        total = self.sums[number] = row[0] + self.sums.get(number, 0.0)
+        return [total]
 
 
 class Stateful(Model):
     """Adds up what comes of each sequence: the answer is the number of the step."""
 
-    def __init__(self, step_s: float) -> None:
-        super().__init__(step_s)
-        self.sums: dict[Any, float] = {}
-
-    def process(self, feed_batch: Any, *, context: Any) -> Any:  # type: ignore[override]
-        rows = feed_batch[0]["x"]
-        steps = [each.sequence for each in context]
-        sums = [self.add(row, step) for row, step in zip(rows.tolist(), steps, strict=True)]
-        return self.answered(np.array(sums))
-
-    def add(self, row: list[float], step: Any) -> list[float]:
+    def add(self, row: list[float], context: Any) -> list[float]:
         """Return the sum, which its end forgets."""
+        step = context.sequence
         total = row[0] if step.start else self.sums[step.id] + row[0]
         if step.end:
             del self.sums[step.id]
