@@ -31,15 +31,19 @@ class Choice:
         index: its place in the answer.
         key: where the pipeline's answers have the text.
         stops: texts that it ends at.
+        in_parts: its pipeline answers in parts, of which there may be none with a text.
 
     Attributes:
         counts: of tokens, as far as its pipeline told them; the latest say those of all.
     """
 
-    def __init__(self, index: int, key: str, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, index: int, key: str, stops: Sequence[str] = (), in_parts: bool = False
+    ) -> None:
         self.index = index
         self.counts: Counts | None = None
         self._key = key
+        self._in_parts = in_parts
         self._cutter = Cutter(stops)
         self._reason = "stop"
 
@@ -53,14 +57,15 @@ class Choice:
         """Return why the text has ended."""
         return "stop" if self.is_cut else self._reason
 
-    def take(self, payload: Payload, is_part: bool = False) -> str:
+    def take(self, payload: Payload) -> str:
         """Return what may be told of an answer, or of one part. Raises PayloadTypeError.
 
-        A part needs no text where it has counts, or says why the text has ended.
+        A part, and what became of all of them, needs no text where it has counts, says why the
+        text has ended, or has nothing at all: what ends at its first token writes nothing.
         """
         reason, counts = _reason_of(payload), counts_of(payload)
         self._reason, self.counts = reason or self._reason, counts or self.counts
-        if is_part and self._key not in payload and (reason or counts):
+        if self._in_parts and self._key not in payload and (reason or counts or not payload):
             return ""
         return self._cutter.take(text_of(payload, self._key))
 

@@ -40,9 +40,11 @@ class ChoiceRequest(NamedTuple):
     target: RequestTarget
 
 
-def requests_of(asked: Sequence[Asked], key: str, stops: Sequence[str]) -> list[ChoiceRequest]:
-    """Return the requests of all choices, whose answers have their text under a key."""
-    return [ChoiceRequest(Choice(at, key, stops), *each) for at, each in enumerate(asked)]
+def requests_of(
+    asked: Sequence[Asked], key: str, stops: Sequence[str], in_parts: bool
+) -> list[ChoiceRequest]:
+    """Return the requests of all choices, whose answers, or parts, have their text under a key."""
+    return [ChoiceRequest(Choice(at, key, stops, in_parts), *each) for at, each in enumerate(asked)]
 
 
 async def text_of(request: ChoiceRequest, call: TimedCall) -> str:
@@ -62,16 +64,16 @@ async def text_up_to_stop(request: ChoiceRequest, call: TimedCall, limits: Strea
     choice, kept = request.choice, Kept()
     texts: list[str] = []
 
-    def take(answer: Any, is_part: bool) -> None:
+    def take(answer: Any) -> None:
         payload = payload_of(answer)
         if too_much := kept.add(payload, limits):
             raise TooLargeError(f"the parts of a stream are to be one answer, and are {too_much}")
-        texts.append(choice.take(payload, is_part))
+        texts.append(choice.take(payload))
 
     parts = answers_to(call.begin, request.raw, call.left(), request.target)
     async with aclosing(parts):
-        async for answer, is_part in parts:
-            await call.made(partial(take, answer, is_part), is_short_answer(answer))
+        async for answer, _ in parts:
+            await call.made(partial(take, answer), is_short_answer(answer))
             if choice.is_cut:
                 break
     return "".join([*texts, choice.rest()])
@@ -178,7 +180,7 @@ class ChoiceStream:
         try:
             while reader.parts and size <= SHORT_BYTES and not choice.is_cut:
                 count += 1
-                body = await self._chunk(choice, reader.parts.popleft(), is_part=True)
+                body = await self._chunk(choice, reader.parts.popleft())
                 pieces += EVENTS.part(body) if body else ()
                 size += len(body)
             if reader.parts and not choice.is_cut:
@@ -196,17 +198,17 @@ class ChoiceStream:
         if choice.is_cut:
             reader.cancel()
         elif reader.last is not None:
-            chunks.append(await self._chunk(choice, reader.last, is_part=False))
+            chunks.append(await self._chunk(choice, reader.last))
         if rest := choice.rest():
             chunks.append(self._writer.part(choice, rest))
         reader.is_over = True
         return [*filter(None, chunks), self._writer.end(choice)]
 
-    async def _chunk(self, choice: Choice, answer: Any, is_part: bool) -> bytes:
+    async def _chunk(self, choice: Choice, answer: Any) -> bytes:
         """Return the chunk of a part; b"" if nothing of it is told yet."""
 
         def chunk() -> bytes:
-            text = choice.take(payload_of(answer), is_part)
+            text = choice.take(payload_of(answer))
             return self._writer.part(choice, text) if text else b""
 
         return await self._call.made(chunk, is_short_answer(answer))

@@ -75,10 +75,12 @@ class CompletionEndpoint:
             fields, self._headers, self._kind
         )
         engine, stops = served.engine, questions.stops
-        if len(asked) > 1 or (stops and engine.executor.is_decoupled()):
+        in_parts = engine.executor.is_decoupled()
+        if len(asked) > 1 or (stops and in_parts):
             raise HandOverError
         ((raw, target),) = asked
-        writer, choice = Writer(model_id, self._kind == "chat"), Choice(0, model.text, stops)
+        writer = Writer(model_id, self._kind == "chat")
+        choice = Choice(0, model.text, stops, in_parts)
         return engine.begin(raw, self._left_s, target, _Completion(sink, writer, choice))
 
     def reply(self, answer: Any) -> LaneReply:

@@ -114,15 +114,16 @@ class OpenAIRoutes:
         asked, left_s = await self._read(request, "chat" if is_chat else "completion")
         questions = asked.questions
         writer = Writer(asked.model_id, is_chat, questions.has_usage, questions.each)
-        requests = requests_of(asked.asked, asked.model.text, questions.stops)
         engine = asked.served.engine
+        in_parts = engine.executor.is_decoupled()
+        requests = requests_of(asked.asked, asked.model.text, questions.stops, in_parts)
         call = TimedCall(engine.begin, self._offload, left_s)
         if questions.is_stream:
             pieces = ChoiceStream(requests, call, writer).pieces()
             return await begun(stream_in(EVENTS, pieces))
 
         async def text(request: ChoiceRequest) -> str:
-            if questions.stops and engine.executor.is_decoupled():
+            if questions.stops and in_parts:
                 return await text_up_to_stop(request, call, self._kept)
             return await text_of(request, call)
 

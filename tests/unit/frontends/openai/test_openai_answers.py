@@ -73,13 +73,13 @@ def test_sums_count_each_prompt_once():
 
 
 def test_the_latest_reason_and_counts_of_parts_hold():
-    choice = Choice(0, "text")
+    choice = Choice(0, "text", in_parts=True)
     parts: list[dict[str, Any]] = [
         {"text": "a", "completion_tokens": 1},
         {"text": "b", "completion_tokens": 2},
         {"finish_reason": "length"},
     ]
-    assert [choice.take(part, is_part=True) for part in parts] == ["a", "b", ""]
+    assert [choice.take(part) for part in parts] == ["a", "b", ""]
     assert (choice.reason, choice.counts) == ("length", counts_of(parts[1]))
 
 
@@ -89,6 +89,14 @@ def test_reasons_that_became_one_text_are_the_last_of_them():
     assert choice.reason == "length"
     choice.take({"text": "ab", "finish_reason": "my own"})
     assert choice.reason == "my own"
+
+
+@pytest.mark.parametrize("all_of_them", [{}, {"finish_reason": "stop"}, {"completion_tokens": 0}])
+def test_of_parts_none_may_have_a_text(all_of_them):
+    choice = Choice(0, "text", in_parts=True)
+    assert (choice.take(all_of_them), choice.rest(), choice.reason) == ("", "", "stop")
+    with pytest.raises(PayloadTypeError):
+        choice.take({"other": 1})
 
 
 def test_one_answer_without_text_is_none_whatever_it_counts():
