@@ -13,6 +13,7 @@ usage: python -m pipeline run SCRIPT [ARGUMENT ...]
        python -m pipeline analyse FILE [--qps N] [--trace OUT] [--json]
        python -m pipeline graph [--format text|mermaid|dot] SCRIPT [ARGUMENT ...]
        python -m pipeline check [--strict] FILE ...
+       python -m pipeline repository --model-repository=DIR [FLAG ...]
 
 run: run a script written for Paddle Serving's pipeline, unmodified, on this library: imports of
 paddle_serving_server, paddle_serving_server_gpu and paddle_serving_client are answered by
@@ -23,8 +24,9 @@ paddle_serving_server, paddle_serving_server_gpu and paddle_serving_client are a
 analyse: say where the time went, from what a server with `dag.use_profile: true` wrote to stderr.
 graph: print the graph of Ops that a script serves, without serving it.
 check: check config.yml files without starting anything.
+repository: serve model repositories, with the flags of Triton's server.
 
-  -h, --help  show this text; after analyse, graph or check: their own
+  -h, --help  show this text; after analyse, graph, check or repository: their own
 
 docs/migration.md tells what differs. To serve a single model: python -m pipeline.serve --help
 """
@@ -56,7 +58,19 @@ def _check(arguments: Sequence[str]) -> int:
     return check(arguments)
 
 
-_COMMANDS = {"run": run, "analyse": analyse, "graph": _graph, "check": _check}
+def _repository(arguments: Sequence[str]) -> int:
+    from pipeline.cli.repository import repository
+
+    return repository(arguments)
+
+
+_COMMANDS = {
+    "run": run,
+    "analyse": analyse,
+    "graph": _graph,
+    "check": _check,
+    "repository": _repository,
+}
 
 
 if __name__ == "__main__":

@@ -25,7 +25,16 @@ from pipeline.errors import ConfigError, described
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-Kind = Literal["engines", "clients", "workers", "schedulers", "frontends", "sinks", "filters"]
+Kind = Literal[
+    "engines",
+    "clients",
+    "workers",
+    "schedulers",
+    "frontends",
+    "sinks",
+    "filters",
+    "backends",
+]
 
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "engines": {
@@ -69,6 +78,10 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "tracer": "pipeline.observe.paddle.tracer:open_tracer",
     },
     "filters": {},
+    "backends": {
+        "onnxruntime": "pipeline.repository.backends.onnxruntime:ONNXRUNTIME",
+        "identity": "pipeline.repository.backends.identity:IDENTITY",
+    },
 }
 """The place "module:attribute" of each implementation of ours."""
 

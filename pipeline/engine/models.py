@@ -13,6 +13,7 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.request import Begin, RequestState, RequestTarget, ResponseSink
 from pipeline.errors import ClosedError, ConfigError, described
 from pipeline.op import Op
+from pipeline.proto.inference_v2_pb2 import ModelConfig
 
 FIRST_VERSION = "1"
 UNLOADED = "unloaded"
@@ -41,6 +42,10 @@ class IllegalStepError(Exception):
     """A step that is not in LEGAL_STEPS: a model that is loaded twice, say."""
 
 
+ModelNames = tuple[str | None, Sequence[str | None]]
+"""Names of a graph and of its Ops as models; None: it is none to its callers."""
+
+
 class Served(Protocol):
     """A graph with the engine that serves it: what is loaded and unloaded as a whole."""
 
@@ -49,8 +54,16 @@ class Served(Protocol):
     @property
     def config(self) -> ServiceConfig: ...
     @property
-    def names(self) -> tuple[str, Sequence[str]]:
+    def names(self) -> ModelNames:
         """The names of the whole graph and of its Ops, as models."""
+
+    @property
+    def version(self) -> str:
+        """The version of its models."""
+
+    @property
+    def model_config(self) -> ModelConfig | None:
+        """The configuration of its one model, if that is one of a repository."""
 
     @property
     def engine(self) -> Engine:
@@ -73,7 +86,7 @@ class ModelEntry:
 
     def __init__(self, name: str, served: Served, op: Op | None = None) -> None:
         self.name: str = name
-        self.version: str = FIRST_VERSION
+        self.version: str = served.version
         self.served: Served = served
         self.op: Op | None = op
         self.state: ModelState = ModelState.UNAVAILABLE
@@ -91,29 +104,74 @@ class ModelEntry:
         self.state, self.reason = state, reason
 
 
+def entries_of(served: Served) -> list[ModelEntry]:
+    """Return the models that a graph is: itself, and its Ops in order, as far as they have names.
+
+    They are entries anew, of nothing that is loaded.
+    """
+    name, op_names = served.names
+    named = zip((name, *op_names), (None, *served.graph.ops), strict=True)
+    return [ModelEntry(each, served, op) for each, op in named if each is not None]
+
+
 class ModelRegistry:
     """The models of a server, in the order in which they were added; lives on its event loop.
 
     A graph is as many models as it has Ops, and one for itself; they go through their states
     together.
+
+    Args:
+        is_repository: its graphs come and go, and each is one version of a model. Requests of the
+            pipeline protocol have no place there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_repository: bool = False) -> None:
+        self.is_repository: bool = is_repository
+        self.changes: int = 0
+        """Times that a model came or went."""
         self._models: dict[str, dict[str, ModelEntry]] = {}  # by name and version
-        self._graphs: dict[str, Served] = {}  # without those that were unloaded
+        self._members: dict[Served, list[ModelEntry]] = {}  # without those that were unloaded
 
     # Entries --------------------------------------------------------------------------------
 
     def add(self, served: Served) -> None:
         """Add a graph and its Ops, to be loaded. Raises ConfigError for a name that is taken."""
-        name, op_names = served.names
-        ops = zip(op_names, served.graph.ops, strict=True)
-        added = [ModelEntry(name, served), *(ModelEntry(each, served, op) for each, op in ops)]
+        added = entries_of(served)
         for entry in added:
             if entry.name in self._models:
                 raise ConfigError(f"there is a model {entry.name!r} already: choose another name")
-        self._models |= {entry.name: {entry.version: entry} for entry in added}
-        self._graphs[name] = served
+        self._put(served, added)
+
+    def put(self, served: Served) -> Served | None:
+        """Put a graph that is loaded in the place of the one that has its name and version.
+
+        Returns that one, which gets no more requests.
+        """
+        added = entries_of(served)
+        before = self._models.get(added[0].name, {}).get(added[0].version)
+        for entry in added:
+            entry.advance(ModelState.LOADING)
+            entry.advance(ModelState.READY)
+        if before is not None:
+            self._members.pop(before.served, None)
+        self._put(served, added)
+        return None if before is None else before.served
+
+    def take(self, served: Served) -> None:
+        """Take a graph away, if it is there: it gets no more requests, and nothing shows it."""
+        for entry in self._members.pop(served, ()):
+            versions = self._models[entry.name]
+            if versions.get(entry.version) is entry:
+                del versions[entry.version]
+                self.changes += 1
+            if not versions:
+                del self._models[entry.name]
+
+    def _put(self, served: Served, added: list[ModelEntry]) -> None:
+        self._members[served] = added
+        self.changes += 1
+        for entry in added:
+            self._models.setdefault(entry.name, {})[entry.version] = entry
 
     def entries(self) -> list[ModelEntry]:
         """Return all models."""
@@ -123,14 +181,18 @@ class ModelRegistry:
         """Return the versions of a model; empty if there is none of this name."""
         return self._models.get(name, {})
 
+    def latest(self, name: str) -> ModelEntry | None:
+        """Return the highest version of a model that is ready; None: there is none."""
+        ready = [each for each in self.versions(name).values() if each.state is ModelState.READY]
+        return max(ready, key=lambda entry: int(entry.version), default=None)
+
     def members(self, served: Served) -> list[ModelEntry]:
         """Return the models that a graph is: itself, and its Ops in order."""
         return [entry for entry in self.entries() if entry.served is served]
 
     def graphs(self) -> list[Served]:
         """Return all graphs but those that are unloaded, or about to be."""
-        entries = [self._models[name][FIRST_VERSION] for name in self._graphs]
-        return [entry.served for entry in entries if not entry.is_unloaded]
+        return [served for served, (first, *_) in self._members.items() if not first.is_unloaded]
 
     @property
     def is_ready(self) -> bool:
@@ -144,7 +206,7 @@ class ModelRegistry:
         """Load a graph that was added; what its `load` raises is the reason that it is not."""
         served = self._models[name][FIRST_VERSION].served
         self._advance(served, ModelState.LOADING)
-        self._graphs[name] = served
+        self._members[served] = self.members(served)
         try:
             await served.load()
         except BaseException as error:
@@ -160,13 +222,14 @@ class ModelRegistry:
             await served.unload(grace_s)
         finally:
             self._advance(served, ModelState.UNAVAILABLE, UNLOADED)
-            del self._graphs[name]
+            del self._members[served]
 
     async def close(self, grace_s: float) -> None:
         """Let all graphs finish what they have, and end them, loaded or not."""
-        await asyncio.gather(*(served.unload(grace_s) for served in self._graphs.values()))
+        await asyncio.gather(*(served.unload(grace_s) for served in self._members))
 
     def _advance(self, served: Served, state: ModelState, reason: str = "") -> None:
+        self.changes += 1
         for entry in self.members(served):
             entry.advance(state, reason)
 
@@ -175,14 +238,15 @@ class ModelRegistry:
     @property
     def begin(self) -> Begin:
         """The entry for requests of the pipeline protocol: with one graph, its engine's own."""
-        engines = [served.engine for served in self._graphs.values()]
+        engines = [served.engine for served in self._members]
         return engines[0].begin if len(engines) == 1 else self._begin
 
     def _begin(
         self, raw: Any, timeout_s: float | None, target: RequestTarget | None, sink: ResponseSink
     ) -> RequestState:
         """Give a request to the graph that it names; the first refuses what names none."""
-        served = self._graphs.get(raw.name) or next(iter(self._graphs.values()), None)
+        graphs = {served.names[0]: served for served in self._members}
+        served = graphs.get(raw.name) or next(iter(graphs.values()), None)
         if served is None:
             raise ClosedError("no model is loaded.")
         return served.engine.begin(raw, timeout_s, target, sink)

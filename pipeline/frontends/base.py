@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # where they are made, this module is imported
     from pipeline.frontends.api.openapi import Described
     from pipeline.frontends.grpc.server import GrpcService
     from pipeline.frontends.http.routes import LaneService, Routes
+    from pipeline.frontends.v2.control import RepositoryControl
 
 _WITHHELD = {  # headers of connections, and those with credentials
     *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"),
@@ -66,13 +67,14 @@ class FrontendContext:
     other processes listen there too; this one is `replica`. With `sockets` there is an ingress,
     which has the ports that `taken` names and asks frontends on Unix sockets in this folder. A
     frontend may add `routes` to the HTTP port, `lanes` for those of its paths that are to be quick,
-    what is `described` of them in /openapi.json, and `services` to the gRPC port.
+    what is `described` of them in /openapi.json, and `services` to the gRPC port. Without `graph`
+    and `engine`, which are the first ones, the models are those of a repository, under `control`.
     """
 
     name: str | None
-    graph: Graph
+    graph: Graph | None
     config: ServiceConfig
-    engine: Engine
+    engine: Engine | None
     models: ModelRegistry
     whole: AskAll
     record: Callable[[float], Awaitable[list[bytes]]]
@@ -85,12 +87,14 @@ class FrontendContext:
     services: list[GrpcService] = field(default_factory=list)
     lanes: list[LaneService] = field(default_factory=list)
     described: list[Described] = field(default_factory=list)
+    control: RepositoryControl | None = None
 
     @property
     def forwarding(self) -> HeaderForwarding | None:
         """Return the choice of headers that hooks and filters get to see; None: none of them."""
         pattern = self.config.dag.forward_headers
-        return HeaderForwarding(pattern) if pattern and takes_info(self.models) else None
+        wants = self.models.is_repository or takes_info(self.models)
+        return HeaderForwarding(pattern) if pattern and wants else None
 
 
 def takes_info(models: ModelRegistry) -> bool:

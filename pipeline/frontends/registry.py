@@ -68,7 +68,13 @@ def pipeline_frontends(
 def v2(context: FrontendContext, options: None) -> None:
     """Add the v2 protocol to the HTTP and the gRPC port."""
     config = context.config
-    models = ModelRepository(context.models, config.statistics, context.offload, context.forwarding)
+    models = ModelRepository(
+        context.models,
+        config.statistics,
+        context.offload,
+        context.forwarding,
+        context.control,
+    )
     context.routes.append(InferenceRoutes(models, context.offload, config.limits))
     context.services.append(
         inference_service(models, context.offload, config.limits, config.opentelemetry)
@@ -97,7 +103,7 @@ def metrics_routes(context: FrontendContext, options: None) -> None:
 def dashboard(context: FrontendContext, options: None) -> None:
     """Add the dashboard to the HTTP port, with `status_page`."""
     config = context.config
-    if config.status_page:
+    if config.status_page and context.graph is not None:
         record = context.record if config.statistics else None
         hosts = Hosts(config.allowed_hosts)
         context.routes.append(Dashboard(context.name, context.graph, context.whole, record, hosts))
@@ -109,7 +115,7 @@ def grpc(context: FrontendContext, options: None) -> Frontend | None:
     if config.rpc_port is None or "gRPC" in context.taken:
         return None
     limit, is_shared = config.max_message_bytes, context.is_shared
-    services = [_pipeline_service(context), *context.services]
+    services = [*_pipeline_services(context), *context.services]
     return GrpcFrontend(services, config.host, config.rpc_port, limit, is_shared)
 
 
@@ -127,22 +133,20 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
     if context.sockets is None:
         return None
     paths = socket_paths(context.sockets, context.replica)
-    begin, takes_trace = context.models.begin, config.opentelemetry
-    offload, forwarding = context.offload, context.forwarding
-    methods = [
-        *inference_methods(
-            begin,
+    takes_trace, offload, forwarding = config.opentelemetry, context.offload, context.forwarding
+    # The pipeline's unary method comes last, as the sink of its own answers.
+    streams = [replace(service, methods={}) for service in _pipeline_services(context)]
+    methods = [*service_methods([*streams, *context.services], offload)]
+    if not context.models.is_repository:
+        methods += inference_methods(
+            context.models.begin,
             _wire(context),
             offload,
             config.limits,
             takes_trace,
             forwarding,
             _takes_plain(context),
-        ),
-        # The pipeline's unary method is above, as the sink of its own answers.
-        *service_methods([replace(_pipeline_service(context), methods={})], offload),
-        *service_methods(context.services, offload),
-    ]
+        )
     linked = LinkFrontend(
         methods,
         paths.link,
@@ -162,9 +166,12 @@ def metrics(context: FrontendContext, options: None) -> Frontend | None:
     return metrics_server(routes, config.host, config.dag.prometheus_port, context.is_shared)
 
 
-def _pipeline_service(context: FrontendContext) -> GrpcService:
+def _pipeline_services(context: FrontendContext) -> list[GrpcService]:
+    """Return the service of the pipeline's own protocol, in a list; models have none."""
+    if context.models.is_repository:
+        return []
     begin, takes_trace = context.models.begin, context.config.opentelemetry
-    return pipeline_service(begin, takes_trace, _wire(context), context.forwarding)
+    return [pipeline_service(begin, takes_trace, _wire(context), context.forwarding)]
 
 
 def _wire(context: FrontendContext) -> PipelineWire:
@@ -187,7 +194,7 @@ def _takes_plain(context: FrontendContext) -> bool:
 def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
     config = context.config
     return HttpFrontend(
-        context.models.begin,
+        None if context.models.is_repository else context.models.begin,
         host,
         port,
         config.max_message_bytes,

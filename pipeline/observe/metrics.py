@@ -15,7 +15,7 @@ from pipeline.observe.snapshot import FIRST_PART_MS, NO_REPLICA, ModelCounters, 
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-_VERSION = "1"  # Triton's label; a model has one here
+_VERSION = "1"  # Triton's label; where models have several, the Snapshot says which
 _STEPS_PER_BUCKET = 4  # of a latency histogram: from one power of two to the next
 _BUCKETS = range(6, 26)  # powers of two of 1 us: 64 us to 33.6 s
 _BATCH_SIZES = tuple(2**power for power in range(11))
@@ -51,21 +51,25 @@ class _Replicas:
 
     def labels(self, snapshot: Snapshot, more: Labels | None = None) -> Labels:
         own = {"copy": str(snapshot.replica)} if self._by_replica else {}
+        if snapshot.model:
+            own |= {"model": snapshot.model, "version": snapshot.version}
         return {**(more or {}), **own}
 
     def models(self) -> Iterator[tuple[Labels, ModelCounters]]:
-        """Yield the pipeline and its Ops, of each replica."""
+        """Yield the pipeline and its Ops, of each replica, as far as they are models."""
         for snapshot in self.snapshots:
             for model in snapshot.models:
-                yield self.labels(snapshot, {"model": model.name}), model
+                if model.version:
+                    yield self.labels(snapshot, {"model": model.name}), model
 
     def ops(self) -> Iterator[tuple[Labels, OpState]]:
         """Yield the Ops as the engine sees them, under the names that they have as models."""
         for snapshot in self.snapshots:
-            names = [model.name for model in snapshot.models[1:]]
-            names = names or [op.name for op in snapshot.engine.ops]  # without statistics
-            for name, op in zip(names, snapshot.engine.ops, strict=True):
-                yield self.labels(snapshot, {"model": name}), op
+            models = snapshot.models[1:]
+            models = models or [ModelCounters(op.name) for op in snapshot.engine.ops]
+            for model, op in zip(models, snapshot.engine.ops, strict=True):
+                if model.version:
+                    yield self.labels(snapshot, {"model": model.name}), op
 
 
 def _all(replicas: _Replicas) -> Iterator[Metric]:
@@ -113,8 +117,9 @@ def _failures(replicas: _Replicas) -> _Samples:
 def _pending(replicas: _Replicas) -> _Samples:
     for snapshot in replicas.snapshots:
         for model in snapshot.models[:1]:
-            labels = replicas.labels(snapshot, {"model": model.name})
-            yield _versioned(labels), snapshot.engine.waiting
+            if model.version:
+                labels = replicas.labels(snapshot, {"model": model.name})
+                yield _versioned(labels), snapshot.engine.waiting
     for labels, op in replicas.ops():
         yield _versioned(labels), op.queued
 
@@ -134,7 +139,7 @@ def _first_responses(streamed: Sequence[tuple[Labels, ModelCounters]]) -> Metric
 
 
 def _versioned(labels: Labels) -> Labels:
-    return {**labels, "version": _VERSION}
+    return {"version": _VERSION, **labels}
 
 
 # Ours -------------------------------------------------------------------------------------

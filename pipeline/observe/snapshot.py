@@ -50,6 +50,8 @@ class ResponseCounters(msgspec.Struct, array_like=True):
 class ModelCounters(msgspec.Struct, array_like=True):
     """One model, an Op or the whole pipeline: Triton's counters. Times in ns.
 
+    Without a `version` it is no model to those who ask.
+
     `fail_counts` has a number for each `Outcome` (that of OK stays 0). `batches` is by batch size.
     `latency` and `queue_latency` are histograms of successes, see LATENCY_STEPS. `responses` is by
     the number of a part; `first_part` and `part_gap` are histograms of the time until the first
@@ -79,6 +81,7 @@ class ModelCounters(msgspec.Struct, array_like=True):
     part_gap: list[int] = []
     part_gap_ns: int = 0
     first_part_ms: list[int] = []
+    version: str = "1"
 
 
 class MinuteSeries(msgspec.Struct, frozen=True, array_like=True):
@@ -122,7 +125,10 @@ class RecentRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, array_like=True):
-    """The numbers of one process. The first of `models` is the pipeline, then its Ops in order."""
+    """The numbers of one process. The first of `models` is the pipeline, then its Ops in order.
+
+    With `model` and `version` it is of one model of a repository alone.
+    """
 
     replica: int
     engine: EngineState
@@ -130,6 +136,8 @@ class Snapshot(msgspec.Struct, array_like=True):
     slowest: list[RecentRequest] = []
     failed: list[RecentRequest] = []
     minute: MinuteSeries = MinuteSeries()
+    model: str = ""
+    version: str = ""
 
 
 AskAll = Callable[[], Awaitable[list[Snapshot]]]

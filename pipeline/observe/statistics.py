@@ -1,7 +1,8 @@
 """Statistics by Triton's schema: counts what every Op and the whole pipeline did.
 
-Each Op is a model of version 1; so is the pipeline, which counts as Triton's ensembles do. Who
-moves which counter when, and where Triton itself does otherwise: docs/triton_differences.md.
+Each Op is a model of version 1; so is the pipeline, which counts as Triton's ensembles do. One of
+a repository has its own version. Who moves which counter when, and where Triton itself does
+otherwise: docs/triton_differences.md.
 """
 
 from __future__ import annotations
@@ -31,9 +32,6 @@ from pipeline.observe.tables import (
 )
 from pipeline.predictors.metadata import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse
-
-VERSION = 1
-"""The version of every model: there is one."""
 
 # Fields of ModelCounters that are sums: each of a row of values of what succeeded, then two others.
 _VALUES = ("inference_count", "success_ns", "queue_ns", "input_ns", "infer_ns", "output_ns")
@@ -221,12 +219,13 @@ def open_statistics(context: SinkContext, options: None) -> Statistics:
 
 
 def merge(replicas: Iterable[Sequence[ModelCounters]]) -> list[ModelCounters]:
-    """Add up the models of a server's replicas by name, in the order of the first."""
-    merged: dict[str, ModelCounters] = {}
+    """Add up the models of a server's replicas by name and version, in the order of the first."""
+    merged: dict[tuple[str, str], ModelCounters] = {}
     for models in replicas:
         for model in models:
-            before = merged.get(model.name) or ModelCounters(model.name)
-            merged[model.name] = _added(before, model)
+            key = model.name, model.version
+            before = merged.get(key) or ModelCounters(model.name, version=model.version)
+            merged[key] = _added(before, model)
     return list(merged.values())
 
 
@@ -234,10 +233,11 @@ def _added(one: ModelCounters, other: ModelCounters) -> ModelCounters:
     sums = {
         name: _sum(getattr(one, name), getattr(other, name))
         for name in ModelCounters.__struct_fields__
-        if name not in ("name", "last_inference_ms", "memory")
+        if name not in ("name", "version", "last_inference_ms", "memory")
     }
     return ModelCounters(
         name=one.name,
+        version=one.version,
         last_inference_ms=max(one.last_inference_ms, other.last_inference_ms),
         memory=_added_memory([*one.memory, *other.memory]),
         **sums,
@@ -304,21 +304,23 @@ def version_number(text: str) -> int | None:
 def select(
     models: Iterable[ModelCounters], name: str = "", version: str = ""
 ) -> list[ModelCounters]:
-    """Return the models that a caller asks for, by name; all of them if `name` is "".
+    """Return the models that a caller asks for, by name and version; all if `name` is "".
 
     As in Triton, the version of a question for all models is read, but not compared. Raises
     StatisticsError, with Triton's texts, for what is no version and for what is not there.
     """
     number = version_number(version)
-    ordered = sorted(models, key=lambda model: model.name)
+    shown = (model for model in models if model.version)
+    ordered = sorted(shown, key=lambda model: (model.name, int(model.version)))
     if not name:
         return ordered
     found = [model for model in ordered if model.name == name]
     if not found:
         raise StatisticsError(f"requested model '{name}' is not available")
-    if number not in (None, VERSION):
+    wanted = [model for model in found if number is None or model.version == str(number)]
+    if not wanted:
         raise StatisticsError(f"requested model version is not available for model '{name}'")
-    return found
+    return wanted
 
 
 # --- the two forms of an answer -------------------------------------------------------------
@@ -339,7 +341,7 @@ def _form(model: ModelCounters) -> dict[str, Any]:
     """Return one model in the words of both forms, in the order of the JSON one."""
     return {
         "name": model.name,
-        "version": str(VERSION),
+        "version": model.version,
         "last_inference": model.last_inference_ms,
         "inference_count": model.inference_count,
         "execution_count": model.execution_count,

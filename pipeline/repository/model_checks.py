@@ -33,13 +33,14 @@ _LEAST_CAPABILITY = "6.000000"  # of CUDA, as Triton prints it
 _IMAGES = (ModelInput.FORMAT_NHWC, ModelInput.FORMAT_NCHW)
 
 
-def check(config: ModelConfig, cards: Collection[int] = ()) -> None:
+def check(config: ModelConfig, cards: Collection[int] = (), with_tensors: bool = True) -> None:
     """Look at everything in a configuration whose defaults are filled in.
 
     Controls and states of sequences are looked at by the Op that has them.
 
     Args:
         cards: numbers of the machine's.
+        with_tensors: False: the inputs and outputs are still to be completed.
 
     Raises:
         ConfigError: the first thing that is wrong, in Triton's words.
@@ -68,7 +69,8 @@ def check(config: ModelConfig, cards: Collection[int] = ()) -> None:
             "transaction policy. Please disable the response cache."
         )
     _check_metrics(config.model_metrics)
-    _check_tensors(config)
+    if with_tensors:
+        check_tensors(config)
 
 
 def _check_backend(config: ModelConfig) -> None:
@@ -189,7 +191,8 @@ def _wrong_with(group: ModelInstanceGroup, cards: Collection[int]) -> str:
 # Tensors ------------------------------------------------------------------------------------
 
 
-def _check_tensors(config: ModelConfig) -> None:
+def check_tensors(config: ModelConfig) -> None:
+    """Look at the inputs and outputs. ConfigError: as `check` raises."""
     problems = (
         *(_wrong_with_input(tensor, config) for tensor in config.input),
         *(_wrong_with_output(tensor, config) for tensor in config.output),

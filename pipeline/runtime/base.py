@@ -137,12 +137,14 @@ class Runtime(ABC):
     def _answer_all(self) -> None:
         """Answer all requests at once."""
 
-    def _open_logs(self, graph: Graph) -> None:
+    def _open_logs(self, graph: Graph | None) -> None:
         """Log, until `_closing` is closed, beginning with what is odd about the configuration."""
         config = self._config
         self._closing.enter_context(self._exposure.logs(config.log))
         for warning in config.warnings:
             _LOGGER.warning("%s", warning, extra=TOLD)  # when it was read
+        if graph is None:
+            return
         for warning in (
             *doubtful_names(graph.all_ops),
             *unknown_ops(config, [op.name for op in graph.ops]),

@@ -6,12 +6,14 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pipeline.config import registry
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
 from pipeline.engine.filters import NameCheck, configured
 from pipeline.engine.graph import Graph
+from pipeline.engine.models import FIRST_VERSION, ModelNames
 from pipeline.engine.sequence_dispatcher import turnstiles_of
 from pipeline.engine.worker_api import Owner, WorkerContext, WorkerKind, Workers, WorkersFactory
 from pipeline.errors import InitError
@@ -20,6 +22,7 @@ from pipeline.observe.logs.setup import RequestLog, log_folder
 from pipeline.observe.snapshot import AskAll
 from pipeline.observe.statistics import model_names
 from pipeline.op import Op
+from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.runtime.observation import ObservabilityStack
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_query import Ask, ServerView
@@ -32,11 +35,20 @@ _LOOK_S = 0.02  # at the sequences of a server that stops
 _EDGE_WORKERS = 4  # threads for an overridden unpack or pack method, unless configured
 
 
+class RepositoryModel(NamedTuple):
+    """The names under which a graph is a model, or its Ops are, and their description."""
+
+    names: ModelNames
+    version: str
+    config: ModelConfig
+
+
 class LoadedGraph:
     """A graph that a server serves under a name; see `engine.models.Served`.
 
     Its Ops are configured. Without a name requests for any service are taken. `replica` is the
-    number of this one, to all of which `ask` puts a question; None: it is the only one.
+    number of this one, to all of which `ask` puts a question; None: it is the only one. With
+    `model` it is one version of a model of a repository.
     """
 
     def __init__(
@@ -47,11 +59,18 @@ class LoadedGraph:
         load_predictor: PredictorLoader,
         replica: int | None = None,
         ask: Ask | None = None,
+        model: RepositoryModel | None = None,
     ) -> None:
         self.graph: Graph = graph
         self.config: ServiceConfig = config
-        self.names: tuple[str, list[str]] = model_names(name, [op.name for op in graph.ops])
-        self.observation: ObservabilityStack = ObservabilityStack(name, graph, config, replica)
+        self.names: ModelNames = model_names(name, [op.name for op in graph.ops])
+        self.version: str = FIRST_VERSION
+        self.model_config: ModelConfig | None = None
+        if model is not None:
+            self.names, self.version, self.model_config = model
+        self.observation: ObservabilityStack = ObservabilityStack(
+            self.names, graph, config, replica, self.version
+        )
         self.view: ServerView = ServerView(ask or self._ask_only_me)
         self.snapshots: AskAll = self.view.snapshots
         self._name = name

@@ -21,13 +21,13 @@ from pipeline.engine.journal import (
     Sink,
     packed_request_of,
 )
+from pipeline.engine.models import FIRST_VERSION, ModelNames
 from pipeline.engine.request import RequestState
 from pipeline.errors import ConfigError, InitError, PipelineError, described
 from pipeline.observe.logs.setup import RequestLog
 from pipeline.observe.paddle.profile import profile_text
 from pipeline.observe.sink import SinkContext, SinkHooks
 from pipeline.observe.snapshot import Snapshot
-from pipeline.observe.statistics import model_names
 from pipeline.runtime.replica_query import SNAPSHOT
 
 _LOGGER = logging.getLogger(__name__)
@@ -74,12 +74,21 @@ def _opened(name: str, context: SinkContext, options: object) -> Sink | None:
 
 
 class ObservabilityStack:
-    """The journal of one process, number `replica` of the server's if there are several."""
+    """The journal of one process, number `replica` of the server's if there are several.
+
+    `names` are those of the graph and of its Ops as models.
+    """
 
     def __init__(
-        self, name: str | None, graph: Graph, config: ServiceConfig, replica: int | None = None
+        self,
+        names: ModelNames,
+        graph: Graph,
+        config: ServiceConfig,
+        replica: int | None = None,
+        version: str = FIRST_VERSION,
     ) -> None:
-        self._name = name
+        self._names = names
+        self._version = version
         self._graph = graph
         self._config = config
         self._replica = replica
@@ -123,7 +132,8 @@ class ObservabilityStack:
     def start(self, log_folder: Path, is_first: bool = True) -> None:
         """Open the sinks, see `wanted_sinks`. InitError says what one of them lacks."""
         op_names = [op.name for op in self._graph.ops]
-        pipeline_name, names = model_names(self._name, op_names)
+        graph, ops = self._names
+        pipeline_name, names = graph or "", [name or "" for name in ops]
         context = SinkContext(
             pipeline_name,
             op_names,
@@ -202,6 +212,9 @@ class ObservabilityStack:
         snapshot = Snapshot(self._replica or 0, self._engine.state(), [])
         for fill in self._hooks.snapshots:
             fill(snapshot)
+        graph, ops = self._names
+        for name, model in zip((graph, *ops), snapshot.models, strict=False):
+            model.version = "" if name is None else self._version
         for op, model in zip(self._graph.ops, snapshot.models[1:], strict=False):
             note = self._engine.note(op)
             model.memory = list(note.memory) if note is not None else []

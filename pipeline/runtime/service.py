@@ -9,13 +9,17 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.models import ModelRegistry
 from pipeline.engine.offload import Offload
+from pipeline.errors import InitError
 from pipeline.frontends.base import Frontend, FrontendContext
+from pipeline.frontends.v2.control import RepositoryControl
+from pipeline.observe.snapshot import Snapshot
 from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, ready_line
 from pipeline.runtime.loaded_graph import LoadedGraph
 from pipeline.runtime.model_services import ModelServices
@@ -45,28 +49,53 @@ class ReplicaContext:
     opens_late: bool = False
 
 
+class ServiceControl(RepositoryControl, Protocol):
+    """The life of the models of a server that has no graph of its own."""
+
+    async def start(self) -> None:
+        """Load what is to be there at the start. Raises PipelineError: the server shall end."""
+
+    async def stop(self) -> None:
+        """End all models, each when it has answered what it has, or its time is over."""
+
+
+MakeControl = Callable[[ModelRegistry, Callable[[bool], None]], ServiceControl]
+"""Makes it of the registry that it fills, and of what is told when an engine is ready, or not."""
+
+
+async def _record_nothing(duration_s: float) -> list[bytes]:
+    return []
+
+
 class Service(Runtime):
-    """A Runtime of one process: all of it runs on the event loop that called `start`."""
+    """A Runtime of one process: all of it runs on the event loop that called `start`.
+
+    Without a `graph` its models are those that `control` loads.
+    """
 
     def __init__(
         self,
         name: str | None,
-        graph: Graph,
+        graph: Graph | None,
         config: ServiceConfig,
         load_predictor: PredictorLoader,
         replica: ReplicaContext | None = None,
         sidecar: ModelServices | None = None,
         exposure: Exposure | None = None,
+        control: MakeControl | None = None,
     ) -> None:
         super().__init__(config, sidecar, exposure)
         self._name = name
         self._replica = replica
         self._was_up = False
         number, ask = (None, None) if replica is None else (replica.number, replica.ask)
-        self._graph = LoadedGraph(name, graph, config, load_predictor, number, ask)
+        self._graph: LoadedGraph | None = None
         self._graphs: list[LoadedGraph] = []
-        self.models: ModelRegistry = ModelRegistry()
-        self.add(self._graph)
+        self.models: ModelRegistry = ModelRegistry(is_repository=graph is None)
+        if graph is not None:
+            self._graph = LoadedGraph(name, graph, config, load_predictor, number, ask)
+            self.add(self._graph)
+        self._control = control and control(self.models, self._readiness_changed)
         self._frontends = _Frontends()
         self._offload = Offload(config.timeout_s)
 
@@ -78,12 +107,18 @@ class Service(Runtime):
     @property
     def engine(self) -> Engine:
         """The engine of the first graph; made by `start`."""
-        return self._graph.engine
+        return self._first.engine
+
+    @property
+    def _first(self) -> LoadedGraph:
+        if self._graph is None:
+            raise InitError("this server has models, and no graph of its own.")
+        return self._graph
 
     @property
     def observation(self) -> ObservabilityStack:
         """The sinks of the first graph."""
-        return self._graph.observation
+        return self._first.observation
 
     def describe(self) -> str:
         return ready_line(self._name, self._ports())
@@ -108,7 +143,7 @@ class Service(Runtime):
     async def start(self) -> None:
         """Open the frontends, initialise the Ops, report ready."""
         if self._replica is None:
-            self._open_logs(self._graph.graph)
+            self._open_logs(None if self._graph is None else self._graph.graph)
         raise_file_limit()
         ingress_ready = await self._start_beside()
         if (
@@ -123,7 +158,10 @@ class Service(Runtime):
         if not opens_late:
             await self._open_frontends()
         for graph in self._graphs:
-            await self.models.load(graph.names[0])
+            await self.models.load(str(graph.names[0]))
+        if self._control is not None:
+            await self._control.start()
+            self._readiness_changed(True)
         if opens_late:
             await self._open_frontends()
         await ingress_ready
@@ -176,6 +214,8 @@ class Service(Runtime):
             self._exposure.ingress.cancel_grace()
         await self._exposure.ingress.stop(self._grace_s + _FRONTEND_GRACE_S)
         late.cancel()
+        if self._control is not None:
+            await self._control.stop()
         await self.models.close(min(self._grace_s, max(0.0, ends - loop.time())))
         await self._frontends.stop()
         await self._offload.stop()
@@ -189,24 +229,36 @@ class Service(Runtime):
         self._closing.close()
 
     async def _open_frontends(self) -> None:
-        replica, graph = self._replica, self._graph
+        replica, first = self._replica, self._graph
         context = FrontendContext(
             self._name,
-            graph.graph,
+            None if first is None else first.graph,
             self._config,
-            graph.engine,
+            None if first is None else first.engine,
             self.models,
-            graph.view.snapshots,
-            graph.view.record,
+            self._all_snapshots if first is None else first.view.snapshots,
+            _record_nothing if first is None else first.view.record,
             self._offload,
             is_shared=replica is not None or self._config.reuse_port,
             replica=replica.number if replica is not None else 0,
+            control=self._control,
         )
         await self._frontends.open(self._exposure.frontends(context))
 
+    async def _all_snapshots(self) -> list[Snapshot]:
+        """Return the Snapshots of all models of a repository, each by itself."""
+        found = []
+        for served in self.models.graphs():
+            name, ops = served.names
+            for snapshot in await served.snapshots():
+                snapshot.model = ops[0] or "" if name is None else name
+                snapshot.version = served.version
+                found.append(snapshot)
+        return found
+
     def _readiness_changed(self, _: bool) -> None:
         tell = self.show_ready if self._replica is None else self._replica.on_readiness
-        tell(self.models.is_ready)
+        tell(self.models.is_ready if self._control is None else self._control.is_ready)
 
 
 class _Frontends:

@@ -115,6 +115,7 @@ def _make_folder(folder: Path | None) -> None:
 def _frontends(
     context: FrontendContext, listener: socket.socket, settings: ServeSettings
 ) -> Mapping[str, Frontend]:
+    assert context.engine is not None  # it has a graph
     answer = answers_of(context.engine.begin)
     service, limit = grpc_service(answer), context.config.max_message_bytes
     inner = f"pipeline-{os.getpid()}-{secrets.token_hex(8)}"

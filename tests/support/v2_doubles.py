@@ -53,6 +53,8 @@ class ServedDouble:
         self.graph = graph
         self.config = load_config(yml_dict={"rpc_port": 0, **config})
         self.names = model_names(name, [op.name for op in graph.ops])
+        self.version = "1"
+        self.model_config = None
         self.snapshots = server.whole
 
 

@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("frontends",),
     ("runtime", "gateway", "repository"),
     ("server", "web_service"),
-    ("serve",),
+    ("serve", "repository.server"),
     ("dropin", "cli", "__main__"),
 )
 # Rules that are stricter than the layers: nothing of the package but this.

@@ -56,7 +56,7 @@ class Description:
 def _operation(served: Served) -> Operation:
     graph = served.graph
     return Operation(
-        served.names[0],
+        str(served.names[0]),
         graph.request_op.pipeline_schema,
         graph.response_op.pipeline_schema,
         served.engine.executor.is_decoupled(),

@@ -47,7 +47,8 @@ class Pipelines:
 
     def names(self) -> list[str]:
         """Return the names of all pipelines that are there now."""
-        return [served.names[0] for served in self._registry.graphs()]
+        names = (served.names[0] for served in self._registry.graphs())
+        return [name for name in names if name is not None]
 
     def entry(self, name: str) -> ModelEntry:
         """Return a pipeline's place in the registry, which it keeps. Raises NoServiceError."""

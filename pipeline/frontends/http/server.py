@@ -116,11 +116,13 @@ class HttpFrontend:
         self._limit = self._json_limit = SizeLimit("max_message_bytes", max_message_bytes)
         if self._limits.json_bytes < max_message_bytes:
             self._json_limit = SizeLimit("max_json_bytes", self._limits.json_bytes)
-        heads = None
-        if begin is not None and self.pipeline_has_lane:
+        self._has_health = begin is not None or bool(lanes)
+        quick = list(lanes)
+        if begin is not None:
             most = min(self._json_limit.size, max_message_bytes)
             posts = PlainPosts(begin, most, is_plain, takes_trace, forwarding, self._json_of)
-            heads = HeadMemory([posts, *lanes])
+            quick = [posts, *lanes]
+        heads = HeadMemory(quick) if quick and self.pipeline_has_lane else None
         self._listener = HttpListener(self, read_timeout_s, heads)
 
     # Life -------------------------------------------------------------------------------
@@ -173,10 +175,12 @@ class HttpFrontend:
             reply: WebResponse | WebStream | bytes
             if given is not None:
                 reply = await given
-            elif len(parts) != 3 or parts[1] in _OF_ROUTES or not parts[2] or self._begin is None:
+            elif len(parts) != 3 or parts[1] in _OF_ROUTES or not parts[2]:
                 reply = await self._route(scope, connection, receive)
-            elif parts[1] == "health":
+            elif parts[1] == "health" and self._has_health:
                 reply = self._health(scope)
+            elif self._begin is None:
+                reply = await self._route(scope, connection, receive)
             elif scope["method"] != "POST":
                 raise not_allowed(scope["method"], b"POST")
             else:

@@ -23,6 +23,7 @@ from pipeline.engine.request import AnswerFuture, RequestHandle, ResponseSink
 from pipeline.errors import PipelineError
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, Stream, Unary
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
+from pipeline.frontends.v2.control import overrides_of, with_dependents_of
 from pipeline.frontends.v2.forms import (
     InferCall,
     MessageForms,
@@ -32,7 +33,7 @@ from pipeline.frontends.v2.forms import (
 )
 from pipeline.frontends.v2.repository import is_short_answer
 from pipeline.frontends.v2.side_by_side import Place, side_by_side
-from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, UNSUPPORTED_METHODS
+from pipeline.frontends.v2.unsupported import NO_REPOSITORY_NAME, UNSUPPORTED_METHODS
 from pipeline.observe.statistics import fill_statistics
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.pipeline.blocks import field_head
@@ -74,8 +75,8 @@ def inference_service(
         "ModelConfig": _unary(pb.ModelConfigRequest, calls.model_config),
         "ModelStatistics": _unary(pb.ModelStatisticsRequest, calls.model_statistics),
         "RepositoryIndex": _unary(pb.RepositoryIndexRequest, calls.repository_index),
-        "RepositoryModelLoad": _unary(pb.RepositoryModelLoadRequest, _refuse_loading),
-        "RepositoryModelUnload": _unary(pb.RepositoryModelUnloadRequest, _refuse_loading),
+        "RepositoryModelLoad": _unary(pb.RepositoryModelLoadRequest, calls.load),
+        "RepositoryModelUnload": _unary(pb.RepositoryModelUnloadRequest, calls.unload),
         "ModelInfer": calls.model_infer,
         **{name: _refusing(text) for name, text in UNSUPPORTED_METHODS.items()},
     }
@@ -125,6 +126,17 @@ class _Calls:
         found = await self._models.index(request.ready)
         models = [pb.RepositoryIndexResponse.ModelIndex(**entry) for entry in found]
         return pb.RepositoryIndexResponse(models=models)
+
+    async def load(self, request: pb.RepositoryModelLoadRequest, call: GrpcCall) -> Message:
+        _check_repository(request)
+        await self._models.load(request.model_name, overrides_of(request.parameters))
+        return pb.RepositoryModelLoadResponse()
+
+    async def unload(self, request: pb.RepositoryModelUnloadRequest, call: GrpcCall) -> Message:
+        _check_repository(request)
+        with_dependents = with_dependents_of(request.parameters)
+        await self._models.unload(request.model_name, with_dependents)
+        return pb.RepositoryModelUnloadResponse()
 
     async def model_infer(self, message: bytes, call: GrpcCall) -> bytes:
         future = AnswerFuture()
@@ -307,10 +319,9 @@ def _refusing(text: str) -> Unary:
     return method
 
 
-async def _refuse_loading(request: _LoadRequest, call: GrpcCall) -> Message:
+def _check_repository(request: _LoadRequest) -> None:
     if request.repository_name:
         raise V2Error(V2Status.UNSUPPORTED, NO_REPOSITORY_NAME)
-    raise V2Error(V2Status.UNAVAILABLE, NO_LOADING)
 
 
 def _parsed(kind: type[_Request], message: bytes) -> _Request:

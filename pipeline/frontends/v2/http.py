@@ -24,8 +24,9 @@ from pipeline.frontends.http.routes import (
     WebStream,
 )
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
+from pipeline.frontends.v2.control import overrides_of_json, with_dependents_of_json
 from pipeline.frontends.v2.generate import NOT_ONE, read_generate, write_generate
-from pipeline.frontends.v2.unsupported import NO_LOADING, NO_REPOSITORY_NAME, unsupported_path
+from pipeline.frontends.v2.unsupported import NO_REPOSITORY_NAME, unsupported_path
 from pipeline.observe.statistics import stats_json
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, is_short
 from pipeline.proto.v2.codec import InferResponse
@@ -92,7 +93,8 @@ class InferenceRoutes:
             (rf"{model}/generate_stream", "POST", self._generate_stream),
             (model, "GET", self._metadata),
             (rf"/v2/repository{_REPOSITORY}/index", "POST", self._index),
-            (rf"/v2/repository/models/{_NAME}/(?:load|unload)", "POST", self._load),
+            (rf"/v2/repository/models/{_NAME}/load", "POST", self._load),
+            (rf"/v2/repository/models/{_NAME}/unload", "POST", self._unload),
             (
                 rf"/v2/repository{_REPOSITORY}/models/{_NAME}/(?:load|unload)",
                 "POST",
@@ -148,7 +150,22 @@ class InferenceRoutes:
         return _json(await self._models.index(_wants_ready(await asked.web.read())))
 
     async def _load(self, asked: _Asked) -> WebResponse:
-        return _failed(503, NO_LOADING)  # and no Retry-After: it stays so
+        body = await asked.web.read()
+        overrides, _ = await self._offload.run(functools.partial(overrides_of_json, body))
+        return await self._changed(self._models.load(asked.name, overrides))
+
+    async def _unload(self, asked: _Asked) -> WebResponse:
+        with_dependents = with_dependents_of_json(await asked.web.read())
+        return await self._changed(self._models.unload(asked.name, with_dependents))
+
+    async def _changed(self, change: Awaitable[None]) -> WebResponse:
+        try:
+            await change
+        except V2Error as error:
+            if error.kind is not V2Status.UNAVAILABLE:
+                raise
+            return _failed(503, str(error))  # and no Retry-After: it stays so
+        return WebResponse(200, b"")
 
     async def _load_from_repository(self, asked: _Asked) -> WebResponse:
         raise V2Error(V2Status.UNSUPPORTED, NO_REPOSITORY_NAME)

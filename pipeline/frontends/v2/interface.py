@@ -13,6 +13,7 @@ from pipeline.data import ANY, Tensor, announced_batch
 from pipeline.errors import PayloadTypeError
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.predictors.metadata import ModelMetadata, TensorMetadata
+from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 from pipeline.proto.v2.raw import datatype_of
 
 Array = npt.NDArray[Any]
@@ -160,6 +161,20 @@ def interface_of(
         )
     except PayloadTypeError:
         return None
+
+
+def interface_of_config(config: ModelConfig) -> ModelInterface:
+    """Return the interface of a model of a repository, as its configuration says it."""
+    return ModelInterface(
+        tuple(map(_slot_of_config, config.input)),
+        tuple(map(_slot_of_config, config.output)),
+        config.max_batch_size,
+    )
+
+
+def _slot_of_config(tensor: ModelInput | ModelOutput) -> Slot:
+    name = DataType.Name(tensor.data_type).removeprefix("TYPE_")
+    return Slot(tensor.name, "BYTES" if name == "STRING" else name, tuple(tensor.dims))
 
 
 def _is_batched(noted: TensorMetadata) -> bool:

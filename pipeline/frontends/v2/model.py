@@ -14,11 +14,18 @@ from pipeline.engine.sequence_feeds import hidden_inputs, hidden_outputs
 from pipeline.errors import ConfigError
 from pipeline.frontends.v2.convert import request_of, values_of
 from pipeline.frontends.v2.errors import V2Error, V2Status
-from pipeline.frontends.v2.interface import ModelInterface, interface_of, slots_of
+from pipeline.frontends.v2.interface import (
+    ModelInterface,
+    interface_of,
+    interface_of_config,
+    slots_of,
+)
 from pipeline.frontends.v2.model_config import config_of_op, config_of_pipeline, step_of
 from pipeline.op import Op, overrides
 from pipeline.predictors.metadata import ModelMetadata
+from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.proto.v2.config_json import as_json
 from pipeline.proto.v2.raw import Array, with_text
 
 MetadataOf = Callable[[Op], ModelMetadata | None]
@@ -169,7 +176,41 @@ class OpModel:
         return inputs
 
 
-Model = PipelineModel | OpModel
+class ConfiguredModel:
+    """A model of a repository, which its configuration describes.
+
+    Its inputs come to `process` of the Op as they are; without an `op` it is the whole graph.
+    """
+
+    def __init__(self, config: ModelConfig, op: Op | None) -> None:
+        self.name: str = config.name
+        self.op: Op | None = op
+        self.is_decoupled: bool = config.model_transaction_policy.decoupled
+        self.platform: str = config.platform or config.backend
+        self.interface: ModelInterface = interface_of_config(config)
+        self._config = config
+
+    def config(self) -> dict[str, Any]:
+        """Return its configuration, in the words of ModelConfig."""
+        return as_json(self._config)
+
+    def routed(
+        self, inputs: Mapping[str, Array], request_id: str, rows: int, traceparent: str
+    ) -> tuple[Request, RequestTarget]:
+        """Return what the engine takes."""
+        payload = {name: with_text(array) for name, array in inputs.items()}
+        route = RequestTarget(
+            self.op,
+            payload,
+            self.op is not None,
+            wants_response=False,
+            rows=rows,
+            traceparent=traceparent,
+        )
+        return _EMPTY, route
+
+
+Model = PipelineModel | OpModel | ConfiguredModel
 """One model of the server; without an `op` it is the whole pipeline."""
 
 

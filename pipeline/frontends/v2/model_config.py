@@ -13,9 +13,6 @@ from pipeline.engine.graph import Graph
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.op import Op
 
-VERSION = "1"
-"""Of every model."""
-
 # There are clients that look them up: what is not set is there in Triton's answers, too.
 _INPUT_DEFAULTS = {
     "format": "FORMAT_NONE",
@@ -27,11 +24,13 @@ _BACKENDS = {"python": "python", "onnxruntime_onnx": "onnxruntime"}  # by platfo
 _OUTPUT_DEFAULTS = {"label_filename": "", "is_shape_tensor": False}
 
 
-def metadata_of(name: str, platform: str, interface: ModelInterface) -> dict[str, Any]:
+def metadata_of(
+    name: str, platform: str, interface: ModelInterface, versions: Sequence[str]
+) -> dict[str, Any]:
     """Return the metadata of a model, in the words of ModelMetadataResponse."""
     return {
         "name": name,
-        "versions": [VERSION],
+        "versions": list(versions),
         "platform": platform,
         "inputs": _metadata_slots(interface.inputs, interface.batches),
         "outputs": _metadata_slots(interface.outputs, interface.batches),

@@ -18,12 +18,14 @@ from pipeline.errors import PipelineError
 from pipeline.frontends.base import HeaderForwarding, takes_info
 from pipeline.frontends.parts import answers_to
 from pipeline.frontends.v2 import model_config as config
+from pipeline.frontends.v2.control import Overrides, RepositoryControl
 from pipeline.frontends.v2.convert import arrays_of, payload_of
 from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot
-from pipeline.frontends.v2.model import Model, OpModel, PipelineModel
+from pipeline.frontends.v2.model import ConfiguredModel, Model, OpModel, PipelineModel
 from pipeline.frontends.v2.parameters import info_of, timeout_of
 from pipeline.frontends.v2.side_by_side import Place
+from pipeline.frontends.v2.unsupported import NO_LOADING
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.observe.statistics import StatisticsError, merge, select, version_number
 from pipeline.proto.pipeline.large import LargeResponse
@@ -45,6 +47,7 @@ class FittedRequest(msgspec.Struct, frozen=True):
         wanted: the outputs that it asks for; empty: all.
         rows: samples that it brings.
         limit_s: the `timeout` among its parameters, where it counts.
+        changes: those of the registry when it was found to fit.
     """
 
     entry: ModelEntry
@@ -53,6 +56,7 @@ class FittedRequest(msgspec.Struct, frozen=True):
     wanted: list[str]
     rows: int
     limit_s: float | None
+    changes: int = 0
 
     def left_of(self, timeout_s: float | None) -> float | None:
         """Return the time that it has, of its caller's and its own."""
@@ -79,6 +83,7 @@ class ModelRepository:
         has_statistics: False if they are switched off.
         offload: where large requests and answers are looked into; its owner stops it.
         forwarding: the headers that hooks and filters get; None: none.
+        control: of a repository, from which models are loaded; None: there is none.
 
     Raises:
         ConfigError: what an Op declares of its inputs does not fit the graph.
@@ -90,12 +95,14 @@ class ModelRepository:
         has_statistics: bool = True,
         offload: Offload | None = None,
         forwarding: HeaderForwarding | None = None,
+        control: RepositoryControl | None = None,
     ) -> None:
         self._registry = registry
+        self._control = control
         self._offload = offload or Offload(threads=0)
         self._has_statistics = has_statistics
         self._forwarding = forwarding
-        self._takes_info = takes_info(registry)
+        self._takes_info = registry.is_repository or takes_info(registry)
         self._models: dict[ModelEntry, Model] = {}
         for entry in registry.entries():
             self._view(entry)
@@ -103,6 +110,11 @@ class ModelRepository:
     def _view(self, entry: ModelEntry) -> Model:
         """Return a model with its interface, made when it is first asked for."""
         if entry not in self._models:
+            if entry.served.model_config is not None:
+                known = set(self._registry.entries())
+                self._models = {each: self._models[each] for each in self._models if each in known}
+                self._models[entry] = ConfiguredModel(entry.served.model_config, entry.op)
+                return self._models[entry]
             is_decoupled = entry.served.engine.executor.is_decoupled(entry.op)
             if entry.op is None:
                 _, *ops = self._registry.members(entry.served)
@@ -125,7 +137,9 @@ class ModelRepository:
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
         """Return one model's, in the words of ModelMetadataResponse."""
         model = self._view(self._entry(name, version))
-        return config.metadata_of(model.name, model.platform, model.interface)
+        ready = [each for each in self._registry.versions(name).values() if not each.is_unloaded]
+        versions = sorted((entry.version for entry in ready), key=int)
+        return config.metadata_of(model.name, model.platform, model.interface, versions)
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
         """Return one model's configuration, in the words of ModelConfig."""
@@ -146,6 +160,10 @@ class ModelRepository:
 
     async def is_ready(self) -> bool:
         """Return whether all replicas of the server take requests."""
+        if self._control is not None and not self._control.is_ready:
+            return False
+        if self._control is not None and not self._registry.graphs():
+            return True
         found = [_all_ready(await served.snapshots()) for served in self._registry.graphs()]
         return bool(found) and all(found)
 
@@ -159,6 +177,10 @@ class ModelRepository:
 
     async def index(self, only_ready: bool = False) -> list[dict[str, str]]:
         """Return all models, in the words of RepositoryIndexResponse.ModelIndex, sorted by name."""
+        if self._control is not None:
+            indexed = await self._control.index()
+            shown = (each for each in indexed if each.state == "READY" or not only_ready)
+            return [msgspec.to_builtins(each) for each in shown]
         snapshots = {served: await served.snapshots() for served in self._registry.graphs()}
         found = []
         for entry in sorted(self._registry.entries(), key=lambda entry: entry.name):
@@ -180,6 +202,21 @@ class ModelRepository:
             return select(counters, name, version)
         except StatisticsError as error:
             raise v2_error(error) from error
+
+    # Loading ----------------------------------------------------------------------------
+
+    async def load(self, name: str, overrides: Overrides) -> None:
+        """Load a model of the repository; returns when it is ready. Raises V2Error."""
+        await self._controlled().load(name, overrides)
+
+    async def unload(self, name: str, with_dependents: bool = False) -> None:
+        """Unload a model of the repository. Raises V2Error."""
+        await self._controlled().unload(name, with_dependents)
+
+    def _controlled(self) -> RepositoryControl:
+        if self._control is None:
+            raise V2Error(V2Status.UNAVAILABLE, NO_LOADING)
+        return self._control
 
     # Inference --------------------------------------------------------------------------
 
@@ -296,16 +333,14 @@ class ModelRepository:
             raise V2Error(error.kind, f"{about_request(request.id)}{error}") from None
         if entry.served.config.timeout_s is None:
             limit_s = None
-        return FittedRequest(entry, model, interface, wanted, rows, limit_s)
+        changes = self._registry.changes
+        return FittedRequest(entry, model, interface, wanted, rows, limit_s, changes)
 
     def is_current(self, fitted: FittedRequest) -> bool:
         """Return whether `fit` would still find the same model with the same interface."""
-        entry = fitted.entry
-        versions = self._registry.versions(entry.name)
         return (
-            len(versions) == 1
-            and versions.get(entry.version) is entry
-            and not entry.is_unloaded
+            fitted.changes == self._registry.changes
+            and not fitted.entry.is_unloaded
             and fitted.model.interface is fitted.interface
         )
 
@@ -337,7 +372,15 @@ class ModelRepository:
             number = version_number(version)
         except StatisticsError as error:
             raise v2_error(error) from error
-        wanted = max(versions, key=int) if number is None else str(number)
+        if number is None:
+            latest = self._registry.latest(name)
+            if latest is not None:
+                return latest
+            if self._registry.is_repository:
+                raise V2Error(V2Status.NOT_FOUND, f"{unknown} has no available versions")
+            wanted = max(versions, key=int)
+        else:
+            wanted = str(number)
         if wanted not in versions:
             raise V2Error(V2Status.NOT_FOUND, f"{unknown} version {number} is not found")
         entry = versions[wanted]

@@ -42,6 +42,8 @@ class Served:
             last = Op(op_name, last)
         self.graph = build_graph(ResponseOp(last))
         self.names = name, [op.name for op in self.graph.ops]
+        self.version = "1"
+        self.model_config = None
         self.engine = EngineDouble()
         self.calls = []
         self.done = asyncio.Event()

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.repository.model_config import as_json, parse_json, parse_text, read_model_config
+from pipeline.proto.v2.config_json import as_json
+from pipeline.repository.model_config import parse_json, parse_text, read_model_config
 
 TEXT = """
 name: "m"

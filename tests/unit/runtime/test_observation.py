@@ -33,7 +33,7 @@ def observation_of(**config) -> ObservabilityStack:
     settings = load_config(yml_dict={"rpc_port": 0, **config})
     for op in graph.ops:
         configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
-    return ObservabilityStack("svc", graph, settings)
+    return ObservabilityStack(("svc", [op.name for op in graph.ops]), graph, settings)
 
 
 def sinks_of(observation: ObservabilityStack) -> list[str]:

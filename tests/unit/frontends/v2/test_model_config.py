@@ -138,7 +138,7 @@ def test_every_datatype_has_its_form_in_a_configuration(datatype):
 
 
 def test_metadata_shows_the_batch_and_the_configuration_does_not():
-    metadata = metadata_of("svc", "ensemble", INTERFACE)
+    metadata = metadata_of("svc", "ensemble", INTERFACE, ["1"])
     assert metadata["inputs"][0] == {"name": "ids", "datatype": "INT64", "shape": [-1, -1]}
     assert metadata["versions"] == ["1"]
     message = json_format.ParseDict(metadata, ModelMetadataResponse())

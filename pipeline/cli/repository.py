@@ -1,0 +1,167 @@
+"""`python -m pipeline repository`: serves model repositories, with the flags of Triton's server."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.repository.control import ControlSettings
+from pipeline.repository.server import RepositorySettings, serve
+
+_FAILED = 1
+_TRUE = ("1", "true", "on", "yes")
+_FALSE = ("0", "false", "off", "no")
+
+_UNUSED = {
+    "id": "name of the server",
+    "backend-directory": "backends are Python packages",
+    "repoagent-directory": "there are no agents",
+    "cache-directory": "caches are Python packages",
+    "backend-config": "backends have no settings of their own",
+    "http-thread-count": "HTTP is read on an event loop",
+    "grpc-infer-thread-count": "gRPC is read on an event loop",
+    "grpc-infer-allocation-pool-size": "there is no such pool",
+    "grpc-max-response-pool-size": "there is no such pool",
+    "model-load-thread-count": "all that can be is loaded at once",
+    "model-load-retry-count": "a load is tried once",
+    "buffer-manager-thread-count": "arrays are gathered by numpy",
+    "pinned-memory-pool-byte-size": "there is no such pool",
+    "cuda-memory-pool-byte-size": "there is no such pool",
+    "cuda-virtual-address-size": "there is no such memory",
+    "min-supported-compute-capability": "onnxruntime says what it supports",
+    "enable-peer-access": "cards are used one by one",
+    "model-load-gpu-limit": "cards are used one by one",
+    "host-policy": "workers are bound to no processor",
+    "allow-gpu-metrics": "there are no metrics of cards",
+    "allow-cpu-metrics": "there are no metrics of processors",
+    "metrics-interval-ms": "metrics are made when they are asked for",
+    "allow-sagemaker": "there is no such port",
+    "sagemaker-port": "there is no such port",
+    "sagemaker-safe-port-range": "there is no such port",
+    "sagemaker-thread-count": "there is no such port",
+    "allow-vertex-ai": "there is no such port",
+    "vertex-ai-port": "there is no such port",
+    "vertex-ai-thread-count": "there is no such port",
+    "vertex-ai-default-model": "there is no such port",
+}
+"""Flags that are read and change nothing, and why."""
+
+
+def repository(arguments: Sequence[str]) -> int:
+    """Serve until SIGINT or SIGTERM. Returns the exit code: 0; 1: it could not start."""
+    parser = _parser()
+    given, others = parser.parse_known_args(arguments)
+    left = [each for each in others if not _is_unused(each)]
+    if left:
+        sys.stderr.write(f"{parser.prog}: unknown: {' '.join(left)}; --help shows all flags\n")
+        return _FAILED
+    try:
+        serve(settings_of(given))
+    except PipelineError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return _FAILED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline repository",
+        description="Serve the models of repositories by the v2 protocol, over HTTP and gRPC. The "
+        "flags are those of Triton's server, as --name=value or --name value.",
+        epilog="Read, and without effect here: " + ", ".join(f"--{name}" for name in _UNUSED),
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--model-repository",
+        "--model-store",
+        action="append",
+        required=True,
+        metavar="DIR",
+        help="folder of models; may be given several times",
+    )
+    add("--model-control-mode", default="none", choices=("none", "poll", "explicit"))
+    add(
+        "--load-model",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="loaded at the start in mode explicit; *: all",
+    )
+    add("--repository-poll-secs", type=float, default=15, metavar="S")
+    add("--strict-model-config", type=_flag, default=False, metavar="BOOL")
+    add("--disable-auto-complete-config", action="store_true")
+    add("--strict-readiness", type=_flag, default=True, metavar="BOOL")
+    add("--exit-on-error", type=_flag, default=True, metavar="BOOL")
+    add("--exit-timeout-secs", type=float, default=30, metavar="S")
+    add("--model-namespacing", type=_flag, default=False, metavar="BOOL")
+    add("--allow-http", type=_flag, default=True, metavar="BOOL")
+    add("--http-address", default="0.0.0.0", metavar="HOST")
+    add("--http-port", type=int, default=8000, metavar="PORT", help="0: any free one")
+    add("--reuse-http-port", type=_flag, default=False, metavar="BOOL")
+    add("--http-header-forward-pattern", default="", metavar="REGEX")
+    add("--http-max-input-size", type=int, default=None, metavar="BYTES")
+    add("--allow-grpc", type=_flag, default=True, metavar="BOOL")
+    add("--grpc-address", default="0.0.0.0", metavar="HOST")
+    add("--grpc-port", type=int, default=8001, metavar="PORT", help="0: any free one")
+    add("--reuse-grpc-port", type=_flag, default=False, metavar="BOOL")
+    add("--grpc-header-forward-pattern", default="", metavar="REGEX")
+    add("--allow-metrics", type=_flag, default=True, metavar="BOOL")
+    add("--metrics-address", default=None, metavar="HOST")
+    add("--metrics-port", type=int, default=8002, metavar="PORT", help="0: any free one")
+    add("--log-verbose", type=int, default=0, metavar="LEVEL")
+    add("--log-info", type=_flag, default=True, metavar="BOOL")
+    add("--log-warning", type=_flag, default=True, metavar="BOOL")
+    add("--log-error", type=_flag, default=True, metavar="BOOL")
+    add("--log-format", default="default", metavar="FORM")
+    add("--log-file", default="", metavar="FILE")
+    return parser
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in (*_TRUE, *_FALSE):
+        raise argparse.ArgumentTypeError(f"expected true or false, found {text!r}")
+    return text.lower() in _TRUE
+
+
+def _is_unused(argument: str) -> bool:
+    return argument.removeprefix("--").partition("=")[0] in _UNUSED
+
+
+def settings_of(given: argparse.Namespace) -> RepositorySettings:
+    """Return what the flags say. Raises ConfigError: something that there is not."""
+    if given.model_namespacing:
+        raise ConfigError("--model-namespacing: names of models are unique here, leave it out")
+    if given.http_address != given.grpc_address:
+        raise ConfigError("--http-address, --grpc-address: both ports listen at one address here")
+    server: dict[str, Any] = {"host": _host(given.http_address), "rpc_port": given.grpc_port}
+    if given.allow_http:
+        server["http_port"] = given.http_port
+    if given.http_max_input_size is not None:
+        server["max_message_bytes"] = given.http_max_input_size
+    dag: dict[str, Any] = {}
+    patterns = {given.http_header_forward_pattern, given.grpc_header_forward_pattern} - {""}
+    if patterns:
+        dag["forward_headers"] = "|".join(f"(?:{each})" for each in sorted(patterns))
+    if given.allow_metrics:
+        dag |= {"enable_prometheus": True, "prometheus_port": given.metrics_port}
+    server |= {"dag": dag, "stop_grace_period": given.exit_timeout_secs * 1000}
+    completes = not (given.strict_model_config or given.disable_auto_complete_config)
+    control = ControlSettings(
+        tuple(Path(each) for each in given.model_repository),
+        given.model_control_mode,
+        tuple(given.load_model),
+        given.repository_poll_secs,
+        completes,
+        given.strict_readiness,
+        given.exit_on_error,
+    )
+    return RepositorySettings(control, server, given.log_file, given.log_verbose)
+
+
+def _host(address: str) -> str:
+    return "::" if address == "0.0.0.0" else address

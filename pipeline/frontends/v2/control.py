@@ -1,0 +1,126 @@
+"""The seam between the v2 protocol and what loads models: a repository's control."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+import orjson
+
+from pipeline.frontends.v2.errors import V2Error, V2Status
+
+_FILE = "file:"
+
+
+class Overrides(msgspec.Struct, frozen=True):
+    """Parts of a model that come with the request to load it.
+
+    Args:
+        config: in the place of the file, JSON.
+        files: contents by "<version>/<path>", in the place of the folder.
+    """
+
+    config: str | None = None
+    files: Mapping[str, bytes] = {}
+
+
+class IndexedModel(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One version of a model in a repository; one that was never loaded has its name alone."""
+
+    name: str
+    version: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+class RepositoryControl(Protocol):
+    """The models of a repository: which there are, and which of them are loaded."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether all of them are ready, as far as the server's readiness depends on it."""
+
+    async def load(self, name: str, overrides: Overrides) -> None:
+        """Load a model, or load it again; returns when it is ready. Raises V2Error."""
+
+    async def unload(self, name: str, with_dependents: bool = False) -> None:
+        """Unload a model; returns at once. Raises V2Error.
+
+        `with_dependents`: also the models that it is made of and nobody else needs.
+        """
+
+    async def index(self) -> list[IndexedModel]:
+        """Return all of them, loaded or not, by name and version."""
+
+
+def overrides_of_json(body: bytes) -> Overrides:
+    """Return what a request to load a model brings over HTTP. Raises V2Error, in Triton's words."""
+    config, files = None, {}
+    for name, value in _parameters(body, "load model").items():
+        if not isinstance(value, str):
+            text = "attempt to access JSON non-string as string"
+            raise V2Error(V2Status.INTERNAL, text)
+        if name == "config":
+            config = value
+        elif name.startswith(_FILE):
+            try:
+                files[name.removeprefix(_FILE)] = base64.b64decode(value, validate=True)
+            except binascii.Error as error:
+                raise V2Error(V2Status.INTERNAL, f"{name} is no base64: {error}") from error
+        else:
+            raise V2Error(V2Status.INTERNAL, "unexpected error on creating Triton parameter")
+    return Overrides(config, files)
+
+
+def with_dependents_of_json(body: bytes) -> bool:
+    """Return `unload_dependents` of a request over HTTP. Raises V2Error."""
+    wanted = _parameters(body, "unload model").get("unload_dependents", False)
+    if not isinstance(wanted, bool):
+        text = "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as boolean"
+        raise V2Error(V2Status.INTERNAL, text)
+    return wanted
+
+
+def overrides_of(parameters: Mapping[str, Any]) -> Overrides:
+    """Return what a request to load a model brings over gRPC. Raises V2Error."""
+    config, files = None, {}
+    for name, value in parameters.items():
+        wanted = {"config": "string_param"}.get(name, "bytes_param")
+        if name != "config" and not name.startswith(_FILE):
+            raise V2Error(V2Status.INVALID, f"unrecognized load parameter '{name}'.")
+        if value.WhichOneof("parameter_choice") != wanted:
+            text = f"invalid value type for load parameter '{name}', expected {wanted}."
+            raise V2Error(V2Status.INVALID, text)
+        if name == "config":
+            config = value.string_param
+        else:
+            files[name.removeprefix(_FILE)] = value.bytes_param
+    return Overrides(config, files)
+
+
+def with_dependents_of(parameters: Mapping[str, Any]) -> bool:
+    """Return `unload_dependents` of a request over gRPC. Raises V2Error."""
+    wanted = parameters.get("unload_dependents")
+    if wanted is None:
+        return False
+    if wanted.WhichOneof("parameter_choice") != "bool_param":
+        text = "invalid value type for 'unload_dependents' parameter, expected bool_param."
+        raise V2Error(V2Status.INVALID, text)
+    return bool(wanted.bool_param)
+
+
+def _parameters(body: bytes, what: str) -> Mapping[str, Any]:
+    if not body.strip():
+        return {}
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        text = f"failed to parse the {what} JSON buffer: {error}"
+        raise V2Error(V2Status.INVALID, text) from error
+    found = said.get("parameters", {}) if isinstance(said, dict) else None
+    if not isinstance(found, dict):
+        raise V2Error(V2Status.INVALID, f"the {what} request must be a JSON object of parameters")
+    return found

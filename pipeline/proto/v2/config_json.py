@@ -1,0 +1,41 @@
+"""A model's configuration as JSON, as Triton shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
+
+from pipeline.proto.inference_v2_pb2 import ModelConfig
+
+_SIXTY_FOUR_BITS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
+
+
+def as_json(config: ModelConfig) -> dict[str, Any]:
+    """Return a configuration for JSON: what is not set is there too, 64-bit numbers are numbers.
+
+    A message within that was not given is left out, as Triton leaves it out.
+    """
+    found: dict[str, Any] = json_format.MessageToDict(
+        config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    _unquote(found, config.DESCRIPTOR)
+    return found
+
+
+def _unquote(message: dict[str, Any], descriptor: Any) -> None:
+    """Turn the texts that protobuf makes of 64-bit numbers into numbers, at any depth."""
+    for name, value in message.items():
+        field = descriptor.fields_by_name[name]
+        if field.cpp_type in _SIXTY_FOUR_BITS:
+            message[name] = [int(each) for each in value] if type(value) is list else int(value)
+        elif field.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE:
+            continue
+        elif field.message_type.GetOptions().map_entry:
+            of_values = field.message_type.fields_by_name["value"]
+            for each in value.values() if of_values.message_type is not None else ():
+                _unquote(each, of_values.message_type)
+        else:
+            for each in value if type(value) is list else (value,):
+                _unquote(each, field.message_type)

@@ -1,0 +1,69 @@
+"""The seam of backends: who serves the models of a repository that name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from pipeline.engine.graph import Graph
+from pipeline.proto.inference_v2_pb2 import ModelConfig
+
+
+class ModelSource(msgspec.Struct, frozen=True):
+    """One version of a model, as it lies in a repository.
+
+    Args:
+        folder: of the model, which has the configuration, labels and what else belongs to it.
+        config: with all that has a default.
+        is_complete: the configuration counts as it is, see `Backend.complete`.
+    """
+
+    name: str
+    version: int
+    folder: Path
+    config: ModelConfig
+    is_complete: bool = False
+
+    @property
+    def path(self) -> Path:
+        """The folder of the version."""
+        return self.folder / str(self.version)
+
+    @property
+    def file(self) -> Path:
+        """The file that the configuration names as the model."""
+        return self.path / self.config.default_model_filename
+
+
+class Backend(Protocol):
+    """A way to serve models; the registry has them as `backends`.
+
+    Attributes:
+        serves_graph: the model is the whole graph. Else it is the only Op of it: what callers send
+            comes to its `process`, and what that returns they get.
+        workers: kind of workers that the Op gets: "thread", "process", ...; "": the graph's own.
+    """
+
+    serves_graph: bool
+    workers: str
+
+    async def complete(self, source: ModelSource) -> ModelConfig:
+        """Return the configuration with what the model's files say and it does not.
+
+        Raises:
+            ConfigError: the files say otherwise than the configuration; in Triton's words.
+            InitError: they cannot be read.
+        """
+
+    def settings(self, source: ModelSource) -> Mapping[str, Any]:
+        """Return keys of `op.<name>` of config.yml beside those that any model has."""
+
+    def graph(self, source: ModelSource) -> Graph:
+        """Return what serves a model whose configuration is complete; nothing is loaded yet.
+
+        Raises:
+            ConfigError: the configuration wants what there is not.
+        """

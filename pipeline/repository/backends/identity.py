@@ -1,0 +1,73 @@
+"""The backend `identity`: each output is the input of the same number, for tests of clients."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pipeline.engine.graph import Graph, build_graph
+from pipeline.errors import ConfigError
+from pipeline.op import Op, RequestOp, ResponseOp
+from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.repository.backends.base import ModelSource
+
+_DELAY = "execute_delay_ms"
+
+
+class IdentityOp(Op):
+    """Answers with what it is sent, `execute_delay_ms` (a parameter of the model) later."""
+
+    def __init__(self, source: ModelSource) -> None:
+        super().__init__(source.name, RequestOp())
+        config = source.config
+        self.outputs: dict[str, str] = {  # by the input that each is
+            tensor.name: output.name
+            for tensor, output in zip(config.input, config.output, strict=True)
+        }
+        self.delay_s: float = _number(config, _DELAY) / 1e3
+
+    def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
+        """Return the inputs under the outputs' names."""
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        (feed,) = feed_batch
+        return {self.outputs[name]: value for name, value in feed.items()}
+
+
+class IdentityBackend:
+    """Models whose outputs are their inputs."""
+
+    serves_graph = False
+    workers = "thread"
+
+    async def complete(self, source: ModelSource) -> ModelConfig:
+        """Return the configuration as it is: there is no file."""
+        return source.config
+
+    def settings(self, source: ModelSource) -> dict[str, Any]:
+        """Return nothing: it has no settings."""
+        return {}
+
+    def graph(self, source: ModelSource) -> Graph:
+        """Return the graph. Raises ConfigError: an input has no output, or it the other way."""
+        config = source.config
+        if len(config.input) != len(config.output):
+            raise ConfigError(
+                f"model '{config.name}': there are {len(config.input)} inputs and "
+                f"{len(config.output)} outputs; identity answers each input by one output"
+            )
+        return build_graph(ResponseOp(IdentityOp(source)))
+
+
+def _number(config: ModelConfig, parameter: str) -> float:
+    text = config.parameters[parameter].string_value if parameter in config.parameters else "0"
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(
+            f"model '{config.name}': parameters: {parameter}: expected a number, found {text!r}"
+        ) from None
+
+
+IDENTITY = IdentityBackend()
+"""The backend itself."""

@@ -1,0 +1,144 @@
+"""The backend `onnxruntime`: ONNX files, by the predictor that Ops of a pipeline have, too."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.engine.graph import Graph, build_graph
+from pipeline.errors import ConfigError
+from pipeline.op import Op, RequestOp, ResponseOp
+from pipeline.predictors.base import LocalModel, load_local_predictor
+from pipeline.predictors.metadata import ModelMetadata, TensorMetadata, metadata_of
+from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig
+from pipeline.proto.v2.raw import datatype_of
+from pipeline.repository.backends.base import ModelSource
+
+_MAX_BATCH_SIZE = 4  # of a model that batches and does not say how many, as in Triton
+_ANY = -1
+_THREADS = "intra_op_thread_count"
+
+
+class OnnxRuntimeBackend:
+    """ONNX models. What a configuration does not say of its tensors is read from the file."""
+
+    serves_graph = False
+    workers = "thread"
+
+    async def complete(self, source: ModelSource) -> ModelConfig:
+        """Return the configuration with the inputs and outputs of the file."""
+        config = source.config
+        if not source.file.exists():
+            raise ConfigError(
+                f"unable to find '{source.file}' for model '{source.name}': a file of this name, "
+                "or default_model_filename, has to say which one it is"
+            )
+        if source.is_complete or _is_whole(config):
+            return config
+        note = await asyncio.to_thread(_read, source)
+        return completed(config, note)
+
+    def graph(self, source: ModelSource) -> Graph:
+        """Return a graph whose Op runs the model."""
+        return build_graph(ResponseOp(Op(source.name, RequestOp())))
+
+    def settings(self, source: ModelSource) -> dict[str, Any]:
+        """Return what config.yml would say of the Op's model."""
+        config = source.config
+        local: dict[str, Any] = {
+            "model_config": str(source.file),
+            "client_type": "local_predictor",
+            "engine": "onnx",
+            "fetch_list": [output.name for output in config.output],
+        }
+        threads = _threads(config)
+        if threads:
+            local["thread_num"] = threads
+        return {"local_service_conf": local}
+
+
+ONNXRUNTIME = OnnxRuntimeBackend()
+"""The backend itself."""
+
+
+def completed(config: ModelConfig, note: ModelMetadata) -> ModelConfig:
+    """Return a configuration with what a file says of its inputs and outputs.
+
+    A model whose tensors all have a first dimension of any size batches.
+    """
+    found = ModelConfig()
+    found.CopyFrom(config)
+    tensors = [*note.inputs, *note.outputs]
+    can_batch = all(each.shape and each.shape[0] == _ANY for each in tensors)
+    if not found.max_batch_size and can_batch and _is_meant_to_batch(found, note):
+        found.max_batch_size = _MAX_BATCH_SIZE
+        if not (found.HasField("sequence_batching") or found.HasField("dynamic_batching")):
+            found.dynamic_batching.SetInParent()
+            found.dynamic_batching.preferred_batch_size.append(_MAX_BATCH_SIZE)
+    skip = 1 if found.max_batch_size > 0 else 0
+    for there, said in ((note.inputs, found.input), (note.outputs, found.output)):
+        _fill_in(there, said, skip)
+    return found
+
+
+def _fill_in(there: Sequence[TensorMetadata], said: Any, skip: int) -> None:
+    """Add the tensors of a file to those that a configuration says, and what these do not say."""
+    known = {tensor.name: tensor for tensor in said}
+    adds = not known
+    for tensor in there:
+        if tensor.name not in known:
+            if not adds:
+                continue
+            known[tensor.name] = said.add(name=tensor.name)
+        slot = known[tensor.name]
+        if not slot.data_type:
+            slot.data_type = _data_type(tensor.dtype)
+        if not slot.dims and tensor.shape is not None:
+            dims = tensor.shape[skip:]
+            slot.dims.extend(dims or [1])
+            if not dims:
+                slot.reshape.SetInParent()  # a scalar for each sample
+
+
+def _is_meant_to_batch(config: ModelConfig, note: ModelMetadata) -> bool:
+    """Return whether the tensors that a configuration gives, if any, are without the batch."""
+    ranks = {each.name: len(each.shape or ()) for each in (*note.inputs, *note.outputs)}
+    tensors: list[Any] = [*config.input, *config.output]
+    given = [each for each in tensors if each.dims]
+    return all(len(each.dims) == ranks.get(each.name, math.inf) - 1 for each in given)
+
+
+def _data_type(dtype: str) -> int:
+    """Return the DataType of numpy's name of a dtype; "" is text."""
+    name = "STRING" if not dtype else datatype_of(np.dtype(dtype))
+    return int(DataType.Value(f"TYPE_{name}"))
+
+
+def _is_whole(config: ModelConfig) -> bool:
+    tensors: list[Any] = [*config.input, *config.output]
+    said = all(tensor.data_type and tensor.dims for tensor in tensors)
+    return bool(config.input and config.output and said)
+
+
+def _read(source: ModelSource) -> ModelMetadata:
+    model = LocalModel(source.file, engine="onnx")
+    predictor = load_local_predictor(model)
+    try:
+        note = metadata_of(predictor)
+        assert note is not None  # it is one of ours
+        return note
+    finally:
+        predictor.close()
+
+
+def _threads(config: ModelConfig) -> int:
+    said = config.parameters[_THREADS].string_value if _THREADS in config.parameters else ""
+    if said and not (said.isascii() and said.isdigit()):
+        raise ConfigError(
+            f"model '{config.name}': parameters: {_THREADS}: expected a number, found {said!r}"
+        )
+    return int(said or 0)

@@ -1,0 +1,372 @@
+"""ModelControl: which models of a repository are loaded, and when: none, poll or explicit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from pipeline.engine.models import ModelState
+from pipeline.errors import ConfigError, InitError, described
+from pipeline.frontends.v2.control import IndexedModel, Overrides
+from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.repository.model_folders import model_folders
+from pipeline.repository.override_files import OverrideFiles
+from pipeline.repository.polled_model import PolledModel, find_model, poll_model
+from pipeline.repository.versions import ModelVersions
+
+_LOGGER = logging.getLogger(__name__)
+
+_ALL = "*"
+_NOTHING = Overrides()
+_NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
+
+
+class ControlSettings(msgspec.Struct, frozen=True):
+    """Choice of the models that a server has, and of when they come.
+
+    Args:
+        repositories: their folders.
+        mode: none: all are loaded at the start; poll: and again when they have changed; explicit:
+            those of `models`, and whatever is asked for.
+        models: loaded at the start in mode explicit; "*": all.
+        poll_s: seconds between two looks, mode poll.
+        completes: inputs and outputs that a configuration does not say are read from the file.
+        is_strict: the server is ready if all of its models are.
+        exits: a model that cannot be loaded at the start ends the server.
+        cards: numbers of the machine's.
+    """
+
+    repositories: tuple[Path, ...]
+    mode: Literal["none", "poll", "explicit"] = "none"
+    models: tuple[str, ...] = ()
+    poll_s: float = 15.0
+    completes: bool = True
+    is_strict: bool = True
+    exits: bool = True
+    cards: tuple[int, ...] = ()
+
+
+class ModelControl:
+    """The models of a server's repositories; on the event loop. See `frontends.v2.control`.
+
+    Ensembles are loaded behind the models that they are made of, and go when one of these goes.
+
+    Args:
+        settings: where they are, and when they come.
+        versions: loads and ends them.
+    """
+
+    def __init__(self, settings: ControlSettings, versions: ModelVersions) -> None:
+        self._settings = settings
+        self._versions = versions
+        self._known: dict[str, PolledModel] = {}
+        self._asked_for: set[str] = set()  # by name, not as a part of others
+        self._changing: set[str] = set()
+        self._changed = asyncio.Condition()
+        self._files = OverrideFiles()
+        self._polling: asyncio.Task[None] | None = None
+        self._is_started = False
+
+    # Life -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load what is to be there at the start.
+
+        Raises:
+            ConfigError: a repository is no folder, or the names of models are not to be understood.
+            InitError: a model could not be loaded, and the server shall end then.
+        """
+        settings = self._settings
+        for repository in settings.repositories:
+            if not repository.is_dir():
+                raise ConfigError(f"repository path is not a valid directory: {repository}")
+        if _ALL in settings.models and len(settings.models) > 1:
+            raise ConfigError(
+                "Wildcard model name '*' must be the ONLY startup model if specified at all."
+            )
+        if settings.mode != "explicit" or _ALL in settings.models:
+            is_good = await self._poll()
+        else:
+            is_good = not await self._bring(dict.fromkeys(settings.models, Overrides()))
+        self._is_started = True
+        if not is_good and settings.exits:
+            raise InitError("creating server: Internal - failed to load all models")
+        if settings.mode == "poll" and settings.poll_s > 0:
+            self._polling = asyncio.ensure_future(self._poll_again())
+
+    async def stop(self) -> None:
+        """End all models, each when it has answered what it has, or its time is over."""
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.gather(self._polling, return_exceptions=True)
+        await self._versions.close()
+        await asyncio.to_thread(self._files.close)
+
+    async def _poll_again(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.poll_s)
+            try:
+                await self._poll()
+            except ConfigError as error:  # a repository that is not there for a moment
+                _LOGGER.error("failed to poll model repository: %s", error)
+
+    async def _poll(self) -> bool:
+        """Look at all repositories, load what has come or changed, end what has gone.
+
+        Returns whether all that is there could be loaded.
+        """
+        folders = await asyncio.to_thread(model_folders, self._settings.repositories)
+        gone = self._known.keys() - folders.keys()
+        wanted = {
+            name: Overrides()
+            for name, folder in folders.items()
+            if name not in self._known
+            or self._known[name].is_older_than(folder)
+            or not self._versions.ready(name)
+        }
+        for name in gone:
+            await self._drop({name})
+        return not await self._bring(wanted)
+
+    # What callers ask for -------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """True if all models are ready but unloaded ones; or not strict, and the start is over."""
+        if not (self._is_started and self._settings.is_strict):
+            return self._is_started
+        states = [state for name in self._known for state in self._versions.of(name).values()]
+        return all(
+            state.state is ModelState.READY or state.reason == "unloaded"
+            for state in states
+            if state.state is not ModelState.UNLOADING
+        )
+
+    async def load(self, name: str, overrides: Overrides) -> None:
+        """Load a model, and what it is made of, or load it again. Raises V2Error."""
+        self._check_explicit()
+        if not name.strip():
+            text = "Model name cannot be empty. Please enter a valid name to deploy."
+            raise V2Error(V2Status.INVALID, text)
+        if "/" in name or "\\" in name or name.strip() in (".", ".."):
+            text = f"failed to load '{name}', model name must not contain path traversal characters"
+            raise V2Error(V2Status.INVALID, text)
+        failures = await self._bring({name: overrides})
+        if name in failures:
+            raise failures[name]
+
+    async def unload(self, name: str, with_dependents: bool = False) -> None:
+        """Unload a model; with its dependents also the models that only it needed. V2Error."""
+        self._check_explicit()
+        names = {name} & self._known.keys()
+        if with_dependents and names:
+            names |= self._only_needed_by(name)
+        if names:
+            await self._drop(names)
+
+    async def index(self) -> list[IndexedModel]:
+        """Return all models of the repositories, loaded or not."""
+        names = await asyncio.to_thread(_names, self._settings.repositories)
+        found = []
+        for name, count in sorted(Counter(names).items()):
+            if count > 1:
+                reason = "model appears in two or more repositories"
+                found.append(IndexedModel(name, "", "UNAVAILABLE", reason))
+                continue
+            versions = sorted(self._versions.of(name).items())
+            found += [
+                IndexedModel(name, str(version), state.state.value, state.reason)
+                for version, state in versions
+            ] or [IndexedModel(name)]
+        return found
+
+    def _check_explicit(self) -> None:
+        if self._settings.mode != "explicit":
+            raise V2Error(V2Status.UNAVAILABLE, _NOT_EXPLICIT)
+
+    # Coming and going -----------------------------------------------------------------------
+
+    async def _bring(self, wanted: Mapping[str, Overrides]) -> dict[str, V2Error]:
+        """Load models and what they are made of; return why those that failed did."""
+        failures: dict[str, V2Error] = {}
+        polled = await self._polled(wanted, failures)
+        affected = {*polled, *self._users_of(polled)}
+        async with self._alone_with(affected):
+            before = dict(self._known)
+            self._known |= polled
+            self._asked_for |= wanted.keys() - failures.keys()
+            for name in self._ordered(polled):
+                await self._load(polled[name], failures)
+                if name in failures and name in before and self._versions.ready(name):
+                    self._known[name] = before[name]  # which goes on, and the next try is one
+            for name in self._ordered(affected - polled.keys()):
+                await self._look_again(self._known[name])
+        return failures
+
+    async def _polled(
+        self, wanted: Mapping[str, Overrides], failures: dict[str, V2Error]
+    ) -> dict[str, PolledModel]:
+        """Look at models and, by and by, at all that they are made of."""
+        polled: dict[str, PolledModel] = {}
+        left, seen = dict(wanted), set(wanted)
+        while left:
+            found = await asyncio.to_thread(self._look_at, left, failures)
+            left = {}
+            for model in found:
+                polled[model.name] = model
+                steps = [step for step in model.steps if step not in seen]
+                seen.update(steps)
+                left |= dict.fromkeys(steps, Overrides())
+        return {
+            name: model
+            for name, model in polled.items()
+            if wanted.get(name, _NOTHING) != _NOTHING or self._is_new(model)
+        }
+
+    def _is_new(self, model: PolledModel) -> bool:
+        known = self._known.get(model.name)
+        if known is None or not self._versions.ready(model.name):
+            return True
+        is_elsewhere = known.folder.path != model.folder.path
+        return is_elsewhere or known.is_older_than(model.folder)
+
+    def _look_at(
+        self, wanted: Mapping[str, Overrides], failures: dict[str, V2Error]
+    ) -> list[PolledModel]:
+        found = []
+        settings = self._settings
+        for name, overrides in wanted.items():
+            try:
+                if overrides.files:
+                    folder: Path | None = self._files.write(name, overrides)
+                else:
+                    folder = find_model(name, settings.repositories)
+                if folder is not None:
+                    found.append(
+                        poll_model(name, folder, overrides, settings.cards, settings.completes)
+                    )
+                    continue
+            except ConfigError as error:
+                _LOGGER.error("Poll failed for model directory '%s': %s", name, error)
+            except OSError as error:
+                _LOGGER.error("Poll failed for model directory '%s': %s", name, described(error))
+            text = f"failed to load '{name}', failed to poll from model repository"
+            failures[name] = V2Error(V2Status.INTERNAL, text)
+        return found
+
+    async def _load(self, model: PolledModel, failures: dict[str, V2Error]) -> None:
+        """Load a model that was looked at, if it can be."""
+        try:
+            self._check_steps(model)
+            await self._versions.load(model)
+        except ConfigError as error:
+            _LOGGER.error("failed to load model '%s': %s", model.name, error)
+            text = f"load failed for model '{model.name}': {error}\n"
+            failures[model.name] = V2Error(V2Status.INVALID, text)
+
+    async def _look_again(self, model: PolledModel) -> None:
+        """End an ensemble that lacks a model now; load one that has all again."""
+        try:
+            self._check_steps(model)
+        except ConfigError as error:
+            _LOGGER.error("%s", error)
+            self._versions.unload(model.name)
+            return
+        if not self._versions.ready(model.name):
+            await self._load(model, {})
+
+    def _check_steps(self, model: PolledModel) -> None:
+        """Raise ConfigError, in Triton's words, for an ensemble that lacks a model."""
+        for step in model.config.ensemble_scheduling.step:
+            name, ready = step.model_name, self._versions.ready(step.model_name)
+            depends = f"ensemble '{model.name}' depends on '{name}'"
+            if name not in self._known:
+                raise ConfigError(
+                    f"ensemble '{model.name}' contains models that are not available "
+                    f"or ambiguous: {name}"
+                )
+            if not ready:
+                raise ConfigError(f"{depends} which has no loaded version.")
+            if step.model_version not in (0, -1, *ready):
+                raise ConfigError(
+                    f"{depends} whose required version {step.model_version} is not loaded."
+                )
+
+    async def _drop(self, names: Collection[str]) -> None:
+        affected = {*names, *self._users_of(names)}
+        async with self._alone_with(affected):
+            for name in names:
+                self._known.pop(name, None)
+                self._asked_for.discard(name)
+                self._versions.unload(name)
+            for name in affected - set(names):
+                await self._look_again(self._known[name])
+
+    @asynccontextmanager
+    async def _alone_with(self, names: set[str]) -> AsyncGenerator[None, None]:
+        """Wait until nobody else changes one of these models, and keep others from it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not names & self._changing)
+            self._changing |= names
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._changing -= names
+                self._changed.notify_all()
+
+    # Who needs whom -------------------------------------------------------------------------
+
+    def _users_of(self, names: Iterable[str]) -> set[str]:
+        """Return the ensembles that are made of these models, at any depth."""
+        found: set[str] = set()
+        left = set(names)
+        while left:
+            left = {
+                each.name
+                for each in self._known.values()
+                if left.intersection(each.steps) and each.name not in found
+            }
+            found |= left
+        return found
+
+    def _only_needed_by(self, name: str) -> set[str]:
+        """Return the models that a model is made of, and nobody else asked for or needs."""
+        found: set[str] = set()
+        left = [name]
+        while left:
+            model = self._known.get(left.pop())
+            for step in () if model is None else model.steps:
+                users = self._users_of([step]) - {name, *found}
+                if step not in self._asked_for and not users and step in self._known:
+                    found.add(step)
+                    left.append(step)
+        return found
+
+    def _ordered(self, names: Iterable[str]) -> list[str]:
+        """Return models, each behind those that it is made of."""
+        wanted, found = set(names), list[str]()
+
+        def visit(name: str, path: tuple[str, ...]) -> None:
+            if name not in wanted or name in found or name in path:
+                return
+            for step in self._known[name].steps:
+                visit(step, (*path, name))
+            found.append(name)
+
+        for name in sorted(wanted):
+            visit(name, ())
+        return found
+
+
+def _names(repositories: Iterable[Path]) -> list[str]:
+    """Return the names of the folders in all repositories; one that is in two comes twice."""
+    there = (repository for repository in repositories if repository.is_dir())
+    return [path.name for repository in there for path in repository.iterdir() if path.is_dir()]

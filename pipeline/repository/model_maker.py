@@ -1,0 +1,100 @@
+"""GraphMaker: loads one version of a model, as a graph with an engine of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from pipeline.config import registry
+from pipeline.config.schema import ServiceConfig, load_config, resolve_op
+from pipeline.engine.graph import Graph
+from pipeline.engine.hooks import check_hooks
+from pipeline.engine.models import ModelNames
+from pipeline.errors import ConfigError
+from pipeline.op import configure_op
+from pipeline.repository.backends.base import Backend, ModelSource
+from pipeline.repository.model_checks import check
+from pipeline.repository.model_defaults import ENSEMBLE
+from pipeline.repository.op_settings import op_settings
+from pipeline.runtime.loaded_graph import LoadedGraph, RepositoryModel
+from pipeline.runtime.predictor_loader import PredictorLoader
+
+
+class GraphMaker:
+    """Loads models and ends them, on the event loop; see `ModelMaker`.
+
+    Args:
+        settings: keys of config.yml that all models have in common.
+        on_readiness: told when an engine is ready, or is not any more.
+        grace_s: time that a model which is unloaded has for its requests.
+        cards: numbers of the machine's.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        on_readiness: Callable[[bool], None],
+        grace_s: float,
+        cards: Collection[int] = (),
+    ) -> None:
+        self._settings = settings
+        self._on_readiness = on_readiness
+        self._grace_s = grace_s
+        self._cards = cards
+
+    async def make(self, source: ModelSource) -> LoadedGraph:
+        """Load a version, and return it when it can take requests. Raises PipelineError."""
+        backend = backend_of(source)
+        config = await backend.complete(source)
+        check(config, self._cards)
+        source = msgspec.structs.replace(source, config=config)
+        graph = backend.graph(source)
+        settings = self._configured(backend, source, graph)
+        names: ModelNames = None, [source.name]
+        if backend.serves_graph:
+            names = source.name, [None] * len(graph.ops)
+        model = RepositoryModel(names, str(source.version), config)
+        served = LoadedGraph(None, graph, settings, PredictorLoader(source.folder), model=model)
+        served.fork()
+        served.open(self._on_readiness, is_first=False)
+        try:
+            await served.load()
+        except BaseException:
+            await self.end(served)
+            raise
+        return served
+
+    def _configured(self, backend: Backend, source: ModelSource, graph: Graph) -> ServiceConfig:
+        """Give the Ops their configuration, and return that of all."""
+        of_op = {} if backend.serves_graph else op_settings(source.config)
+        of_op |= backend.settings(source)
+        if backend.workers:
+            of_op["workers"] = backend.workers
+        config = load_config(yml_dict={**self._settings, "op": {source.name: of_op}})
+        for op in graph.all_ops:
+            configure_op(op, resolve_op(op.name, op.pipeline_given, config))
+        check_hooks(graph.all_ops)
+        return config
+
+    async def end(self, served: LoadedGraph) -> None:
+        """Let a version that gets no more requests finish those that it has, and end it."""
+        served.leave()
+        await served.unload(self._grace_s)
+        served.observation.stop_soon()
+        await served.observation.close()
+
+
+def backend_of(source: ModelSource) -> Backend:
+    """Return the backend of a model. Raises ConfigError: there is none of this name."""
+    config = source.config
+    name = ENSEMBLE if config.platform == ENSEMBLE else config.backend
+    if registry.known_as("backends", name) != name:
+        known = ", ".join(sorted(registry.names("backends")))
+        raise ConfigError(
+            f"unable to find backend library for backend '{name}', try specifying runtime on the "
+            f"model configuration: there is {known}"
+        )
+    found: Backend = registry.find("backends", name)
+    return found

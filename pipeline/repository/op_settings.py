@@ -1,0 +1,120 @@
+"""Settings of the Op that serves a model: ModelConfig in the words of `op.<name>` of config.yml."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from pipeline.proto.inference_v2_pb2 import (
+    ModelConfig,
+    ModelDynamicBatching,
+    ModelInstanceGroup,
+    ModelSequenceBatching,
+)
+
+_US_IN_MS = 1000
+
+
+def op_settings(config: ModelConfig) -> dict[str, Any]:
+    """Return what config.yml would say of the Op of a model, whatever its backend is.
+
+    Args:
+        config: with all that has a default, and checked.
+    """
+    settings: dict[str, Any] = {
+        "concurrency": max(1, instances_of(config)),
+        "batch_size": max(1, config.max_batch_size),
+    }
+    if config.HasField("sequence_batching"):
+        settings |= _sequences(config, config.sequence_batching)
+    elif config.HasField("dynamic_batching"):
+        settings |= {"batching": "adaptive"}  # XXX: until DYN lands: _dynamic(...)
+    else:
+        settings["batch_size"] = 1  # each request runs alone, however many samples it brings
+    return settings
+
+
+def instances_of(config: ModelConfig) -> int:
+    """Return how many instances of a model there are, on all devices."""
+    return sum(
+        group.count * (max(1, len(group.gpus)) if group.kind == ModelInstanceGroup.KIND_GPU else 1)
+        for group in config.instance_group
+    )
+
+
+def cards_of(config: ModelConfig) -> list[int]:
+    """Return the cards that the instances of a model take turns on; none: the processor."""
+    return [
+        card
+        for group in config.instance_group
+        if group.kind == ModelInstanceGroup.KIND_GPU
+        for card in group.gpus
+    ]
+
+
+def _dynamic(batching: ModelDynamicBatching) -> dict[str, Any]:
+    said = MessageToDict(batching, preserving_proto_field_name=True)
+    for name in ("max_queue_delay_microseconds", "default_timeout_microseconds"):
+        _as_number(said, name)
+    policies = [said.get("default_queue_policy", {})]
+    levels = said.pop("priority_queue_policy", {})
+    for level, policy in levels.items():
+        policies.append(policy)
+        policy["level"] = int(level)
+    for policy in filter(None, policies):
+        _as_number(policy, "default_timeout_microseconds")
+        if "timeout_action" in policy:
+            policy["timeout_action"] = policy["timeout_action"].lower()
+    if levels:
+        said["priority_queue_policy"] = sorted(levels.values(), key=lambda each: each["level"])
+    for name in ("priority_levels", "default_priority_level"):
+        _as_number(said, name)
+    return {"batching": "dynamic", "dynamic_batching": said}
+
+
+def _as_number(said: dict[str, Any], name: str) -> None:
+    """Make a number of what protobuf's JSON has as text since it may have 64 bits."""
+    if name in said:
+        said[name] = int(said[name])
+
+
+def _sequences(config: ModelConfig, batching: ModelSequenceBatching) -> dict[str, Any]:
+    said = MessageToDict(batching, preserving_proto_field_name=True)
+    for tensor in said.get("control_input", []):
+        for control in tensor.get("control", []):
+            control.setdefault("kind", "CONTROL_SEQUENCE_START")  # 0, which is not shown
+    sequence: dict[str, Any] = {
+        "max_idle_ms": max(1, -(-batching.max_sequence_idle_microseconds // _US_IN_MS)),
+        "controls": said.get("control_input", []),
+        "state": [_state(each) for each in said.get("state", [])],
+    }
+    if batching.iterative_sequence:
+        del sequence["max_idle_ms"]
+        return {"batching": "iterative", "sequence": sequence}
+    if batching.HasField("oldest"):
+        oldest = batching.oldest
+        sequence |= {
+            "strategy": "oldest",
+            "max_candidates": oldest.max_candidate_sequences,
+            "preferred_batch_sizes": list(oldest.preferred_batch_size),
+            "max_queue_delay_ms": -(-oldest.max_queue_delay_microseconds // _US_IN_MS),
+            "preserve_ordering": oldest.preserve_ordering,
+        }
+    else:
+        direct = batching.direct
+        sequence |= {
+            "strategy": "direct",
+            "min_slot_utilization": direct.minimum_slot_utilization,
+            "max_queue_delay_ms": -(-direct.max_queue_delay_microseconds // _US_IN_MS),
+        }
+    return {"sequence": sequence}
+
+
+def _state(said: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with its sizes as numbers."""
+    for each in (said, *said.get("initial_state", [])):
+        if "dims" in each:
+            each["dims"] = [int(size) for size in each["dims"]]
+    said.setdefault("dims", [])
+    return said

@@ -1,0 +1,121 @@
+"""A server of model repositories: its ports, its logs and its end, from RepositorySettings."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipeline.config.schema import ServiceConfig, load_config
+from pipeline.engine.models import ModelState
+from pipeline.errors import ConfigError
+from pipeline.repository.control import ControlSettings, ModelControl
+from pipeline.repository.model_maker import GraphMaker
+from pipeline.repository.versions import ModelVersions
+from pipeline.runtime.predictor_loader import PredictorLoader
+from pipeline.runtime.service import MakeControl, Service
+from pipeline.server import serve_until_signalled
+from pipeline.system.malloc import tune_malloc
+from pipeline.system.stdio import ensure_stdio
+
+_OF_THE_SERVER = ("host", "rpc_port", "http_port", "reuse_port")
+
+
+class RepositorySettings(msgspec.Struct, frozen=True):
+    """All that a server of repositories is told.
+
+    Args:
+        control: which models there are.
+        server: keys of config.yml.
+        log_file: where the log goes; "": to stdout.
+        verbose: above 0 the log has what is only of use to find faults.
+    """
+
+    control: ControlSettings
+    server: Mapping[str, Any]
+    log_file: str = ""
+    verbose: int = 0
+
+
+def serve(settings: RepositorySettings) -> None:
+    """Serve until SIGINT or SIGTERM, then let all models finish what they have.
+
+    Raises:
+        ConfigError: a setting has no meaning, or a repository is no folder.
+        InitError: a port or a model could not be had; nothing is left running.
+    """
+    if settings.log_file:
+        _log_to(settings.log_file)
+    ensure_stdio()
+    tune_malloc()
+    service = new_service(settings)
+    service.fork()
+    serve_until_signalled(service, lambda: _say(service))
+
+
+def new_service(settings: RepositorySettings) -> Service:
+    """Return the server, which is not started. Raises ConfigError."""
+    log = {"to": "stdout", "level": "DEBUG" if settings.verbose else "INFO"}
+    config = load_config(yml_dict={"log": log, **settings.server})
+    loader = PredictorLoader(Path.cwd())
+    return Service(None, None, config, loader, control=make_control(settings, config))
+
+
+def make_control(settings: RepositorySettings, config: ServiceConfig) -> MakeControl:
+    """Return what makes the control of a server's models."""
+    of_models = {
+        name: value for name, value in settings.server.items() if name not in _OF_THE_SERVER
+    }
+    of_models |= {"rpc_port": 0, "dag": _without_port(settings.server.get("dag", {}))}
+
+    def make(models: Any, on_readiness: Any) -> ModelControl:
+        maker = GraphMaker(
+            of_models, on_readiness, config.stop_grace_period_s, settings.control.cards
+        )
+        return ModelControl(settings.control, ModelVersions(models, maker))
+
+    return make
+
+
+def _without_port(dag: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in dag.items() if "prometheus" not in name}
+
+
+def _log_to(file: str) -> None:
+    """Have all that this process and its children write go to a file."""
+    try:
+        target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise ConfigError(f"--log-file: {file} cannot be written: {error.strerror}") from error
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(target, stream.fileno())
+    os.close(target)
+
+
+def _say(service: Service) -> None:
+    """Print the models and where the server listens."""
+    entries = sorted(service.models.entries(), key=lambda each: (each.name, int(each.version)))
+    rows = [("Model", "Version", "Status")]
+    rows += [
+        (entry.name, entry.version, entry.state.value)
+        for entry in entries
+        if entry.state is ModelState.READY
+    ]
+    sys.stderr.write("\n".join([*table(rows), service.describe(), ""]))
+    sys.stderr.flush()
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, whose first row is its head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    line = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+    text = [
+        "|" + "|".join(f" {cell:<{width}} " for cell, width in zip(row, widths, strict=True)) + "|"
+        for row in rows
+    ]
+    return [line, text[0], line, *text[1:], line]

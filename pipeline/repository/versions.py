@@ -1,0 +1,163 @@
+"""ModelVersions: the versions of each model, how they stand, and how they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from pipeline.engine.models import UNLOADED, ModelRegistry, ModelState
+from pipeline.errors import ConfigError, InitError, PipelineError, described
+from pipeline.repository.backends.base import ModelSource
+from pipeline.repository.polled_model import PolledModel
+from pipeline.runtime.loaded_graph import LoadedGraph
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class VersionState(msgspec.Struct, eq=False):
+    """State of one version of a model; `served` serves it, if something does."""
+
+    state: ModelState = ModelState.UNAVAILABLE
+    reason: str = ""
+    served: LoadedGraph | None = None
+
+
+class ModelMaker(Protocol):
+    """Loads models, and ends them."""
+
+    async def make(self, source: ModelSource) -> LoadedGraph:
+        """Load a version, and return it when it can take requests. Raises PipelineError."""
+
+    async def end(self, served: LoadedGraph) -> None:
+        """Let a version that gets no more requests finish those that it has, and end it."""
+
+
+class ModelVersions:
+    """The versions of all models that were ever loaded, on the event loop.
+
+    Args:
+        registry: gets those that are ready.
+        maker: loads them.
+    """
+
+    def __init__(self, registry: ModelRegistry, maker: ModelMaker) -> None:
+        self._registry = registry
+        self._maker = maker
+        self._states: dict[str, dict[int, VersionState]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def of(self, name: str) -> Mapping[int, VersionState]:
+        """Return the versions of a model and how they stand; empty: it was never loaded."""
+        return self._states.get(name, {})
+
+    def names(self) -> list[str]:
+        """Return the names of all models that were ever loaded."""
+        return list(self._states)
+
+    def ready(self, name: str) -> list[int]:
+        """Return the versions of a model that are ready."""
+        return [
+            version for version, state in self.of(name).items() if state.state is ModelState.READY
+        ]
+
+    async def load(self, model: PolledModel) -> None:
+        """Load the versions that a model is to have, and end those that it had.
+
+        They come all together, or none of them, and what there was stays.
+
+        Raises:
+            ConfigError: why they do not, in Triton's words.
+        """
+        states = self._states.setdefault(model.name, {})
+        fresh = {version: VersionState(ModelState.LOADING) for version in model.versions}
+        for version, state in fresh.items():
+            if states.get(version, state).state is not ModelState.READY:
+                states[version] = state  # nothing is lost by showing it
+        for version in fresh:
+            _LOGGER.info("loading: %s:%d", model.name, version)
+        await asyncio.gather(
+            *(self._load(model.source(version), state) for version, state in fresh.items())
+        )
+        failed = [
+            f"version {version} is at {state.state.value} state: {state.reason};"
+            for version, state in fresh.items()
+            if state.served is None
+        ]
+        if failed:
+            for state in fresh.values():
+                self._end(state, "")
+            _LOGGER.info("failed to load '%s'", model.name)
+            raise ConfigError("".join(failed))
+        for version, state in fresh.items():
+            self._show(version, state, states)
+        for version in [each for each in states if each not in fresh]:
+            self._end(states[version], UNLOADED)
+        _LOGGER.info("successfully loaded '%s'", model.name)
+
+    async def _load(self, source: ModelSource, state: VersionState) -> None:
+        try:
+            state.served = await self._maker.make(source)
+        except PipelineError as error:
+            text, kind = str(error), "Internal" if isinstance(error, InitError) else ""
+            state.reason = f"{kind or 'Invalid argument'}: {text}"
+        except Exception as error:  # of a backend, maybe of a plug-in
+            _LOGGER.exception("model '%s'", source.name)
+            state.reason = f"Internal: {described(error)}"
+        else:
+            return
+        state.state = ModelState.UNAVAILABLE
+        _LOGGER.error(
+            "failed to load '%s' version %d: %s", source.name, source.version, state.reason
+        )
+
+    def _show(self, version: int, state: VersionState, states: dict[int, VersionState]) -> None:
+        """Have requests go to a version that was loaded."""
+        before = states.get(version)
+        states[version] = state
+        state.state, state.reason = ModelState.READY, ""
+        assert state.served is not None  # it was loaded
+        self._registry.put(state.served)
+        if before is not None and before is not state:
+            self._end(before, UNLOADED)
+
+    def unload(self, name: str) -> None:
+        """End all versions of a model: they finish what they have, in the background."""
+        for state in self.of(name).values():
+            self._end(state, UNLOADED)
+
+    def _end(self, state: VersionState, reason: str) -> None:
+        served, state.served = state.served, None
+        if served is None:
+            return
+        if reason:
+            state.state = ModelState.UNLOADING
+        task = asyncio.ensure_future(self._finish(served, state, reason))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _finish(self, served: LoadedGraph, state: VersionState, reason: str) -> None:
+        entries = [
+            entry for entry in self._registry.members(served) if entry.state is ModelState.READY
+        ]
+        for entry in entries:
+            entry.advance(ModelState.UNLOADING)
+        self._registry.changes += 1
+        try:
+            await self._maker.end(served)
+        except Exception:  # whatever it is, the server goes on
+            _LOGGER.exception("a model did not end well")
+        finally:
+            self._registry.take(served)
+        if reason and state.state is ModelState.UNLOADING:
+            state.state, state.reason = ModelState.UNAVAILABLE, reason
+
+    async def close(self) -> None:
+        """End all versions, and wait for those that are ending."""
+        for name in self._states:
+            self.unload(name)
+        while self._ending:
+            await asyncio.wait(self._ending)

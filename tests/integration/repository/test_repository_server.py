@@ -1,0 +1,182 @@
+"""A server of a model repository: what its models answer, and how they come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+
+import pytest
+from doubles import http
+from repositories import add_identity, add_onnx
+
+from pipeline.repository.control import ControlSettings
+from pipeline.repository.server import RepositorySettings, new_service
+from pipeline.system.event_loop import LoopThread
+
+ONNX = """
+platform: "onnxruntime_onnx"
+max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: [ 3 ] }
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 3 ] },
+         { name: "z" data_type: TYPE_FP32 dims: [ 3 ] } ]
+"""
+SERVER = {"rpc_port": 0, "http_port": 0, "stop_grace_period": 5000}
+
+
+@contextlib.contextmanager
+def serving(repository, mode="explicit", **more):
+    """A running server of a repository."""
+    control = ControlSettings((repository,), mode, **more)
+    service = new_service(RepositorySettings(control, SERVER))
+    with contextlib.closing(LoopThread()) as thread:
+        try:
+            thread.run(service.start())
+            yield service
+        finally:
+            thread.run(service.stop())
+
+
+def infer(server, model, values, name="INPUT0", version="", rows=1):
+    where = f"/v2/models/{model}" + (f"/versions/{version}" if version else "")
+    shape = [rows, len(values) // rows]
+    sent = {"inputs": [{"name": name, "datatype": "FP32", "shape": shape, "data": values}]}
+    status, _, answer = http(server, "POST", f"{where}/infer", sent)
+    if status != 200:
+        return status, answer["error"]
+    return status, {each["name"]: each["data"] for each in answer["outputs"]}
+
+
+def control(server, name, what, **parameters):
+    status, _, answer = http(
+        server, "POST", f"/v2/repository/models/{name}/{what}", {"parameters": parameters}
+    )
+    return status, answer and answer["error"]
+
+
+def test_models_of_two_backends_and_two_versions(tmp_path):
+    add_onnx(tmp_path, "sums", ONNX)
+    add_identity(tmp_path, "same", 1, 3, more="version_policy { all {} }")
+    with serving(tmp_path, mode="none") as server:
+        assert infer(server, "same", [1.0, 2.0]) == (200, {"OUTPUT0": [1.0, 2.0]})
+        assert infer(server, "sums", [1.0, 2.0, 3.0], "x")[1]["y"] == [2.0, 4.0, 6.0]
+        for version in ("1", "3"):
+            assert infer(server, "same", [7.0], version=version)[0] == 200
+        assert infer(server, "same", [7.0], version="2") == (
+            404,
+            "Request for unknown model: 'same' version 2 is not found",
+        )
+        _, _, metadata = http(server, "GET", "/v2/models/same")
+        assert metadata["versions"] == ["1", "3"]
+        assert metadata["platform"] == "identity"
+        assert metadata["inputs"] == [{"name": "INPUT0", "datatype": "FP32", "shape": [-1, -1]}]
+        _, _, answer = http(server, "GET", "/v2/models/same/stats")
+        found = {each["version"]: each["inference_count"] for each in answer["model_stats"]}
+        assert found == {"1": 1, "3": 2}, "the latest is asked where none is named"
+        _, _, answer = http(server, "GET", "/v2/models/stats")
+        names = [(each["name"], each["version"]) for each in answer["model_stats"]]
+        assert names == [("same", "1"), ("same", "3"), ("sums", "1")]
+
+
+def test_requests_are_checked_by_the_configuration(tmp_path):
+    add_onnx(tmp_path, "sums", ONNX)
+    with serving(tmp_path, mode="none") as server:
+        assert infer(server, "sums", [1.0], "nope")[0] == 400
+        status, text = infer(server, "sums", [1.0, 2.0], "x")
+        assert (status, "unexpected shape for input 'x'" in text) == (400, True)
+        status, text = infer(server, "sums", [0.0] * 15, "x", rows=5)
+        assert (status, text) == (
+            400,
+            "[request id: <id_unknown>] inference request batch-size must be <= 4 for 'sums'",
+        )
+        status, _, answer = http(server, "GET", "/v2/models/sums/config")
+        assert (answer["max_batch_size"], answer["instance_group"][0]["count"]) == (4, 2)
+
+
+def test_a_model_without_a_configuration_is_completed_from_its_file(tmp_path):
+    add_onnx(tmp_path, "sums")
+    with serving(tmp_path, mode="none") as server:
+        assert infer(server, "sums", [1.0, 2.0, 3.0], "x")[1]["z"] == [0.0, 0.0, 0.0]
+        _, _, config = http(server, "GET", "/v2/models/sums/config")
+        assert (config["max_batch_size"], config["backend"]) == (4, "onnxruntime")
+        assert config["input"][0]["dims"] == [3]
+        assert "dynamic_batching" in config
+
+
+def test_loading_and_unloading(tmp_path):
+    add_identity(tmp_path, "same", 1)
+    with serving(tmp_path) as server:
+        assert http(server, "GET", "/v2/health/ready")[0] == 200, "there is nothing to wait for"
+        assert http(server, "POST", "/v2/repository/index")[2] == [{"name": "same"}]
+        assert infer(server, "same", [1.0])[0] == 404
+        assert control(server, "same", "load") == (200, None)
+        assert infer(server, "same", [1.0])[0] == 200
+        config = '{"backend": "nothing", "max_batch_size": 1}'
+        status, text = control(server, "same", "load", config=config)
+        assert status == 400
+        assert "unable to find backend library for backend 'nothing'" in text
+        assert infer(server, "same", [1.0])[0] == 200, "a failed load leaves the old one"
+        assert control(server, "nope", "load") == (
+            500,
+            "failed to load 'nope', failed to poll from model repository",
+        )
+        assert control(server, "same", "unload") == (200, None)
+        assert infer(server, "same", [1.0])[0] == 404
+        assert http(server, "GET", "/v2/models/same/stats")[0] == 400
+
+
+def test_a_new_version_takes_over_under_load_and_nothing_is_lost(tmp_path):
+    folder = add_identity(tmp_path, "same", 1)
+    with serving(tmp_path, models=("same",)) as server:
+        answers, over = [], threading.Event()
+
+        def ask():
+            while not over.is_set():
+                answers.append(infer(server, "same", [5.0]))
+
+        callers = [threading.Thread(target=ask) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        for version in range(2, 8):
+            (folder / str(version)).mkdir()
+            assert control(server, "same", "load") == (200, None)
+        over.set()
+        for caller in callers:
+            caller.join(30)
+        assert set(map(json.dumps, answers)) == {json.dumps((200, {"OUTPUT0": [5.0]}))}
+        assert http(server, "GET", "/v2/models/same")[2]["versions"] == ["7"]
+
+
+def test_a_server_without_explicit_control_refuses_to_load(tmp_path):
+    add_identity(tmp_path, "same", 1)
+    with serving(tmp_path, mode="none") as server:
+        assert control(server, "same", "unload") == (
+            503,
+            "explicit model load / unload is not allowed if polling is enabled",
+        )
+
+
+@pytest.mark.parametrize("path", ["/svc/prediction", "/api/same"])
+def test_there_is_no_pipeline(tmp_path, path):
+    add_identity(tmp_path, "same", 1)
+    with serving(tmp_path, mode="none") as server:
+        assert http(server, "POST", path, {"key": [], "value": []})[0] == 404
+        assert http(server, "GET", "/health/ready")[0] == 200
+
+
+def test_metrics_tell_models_and_versions_apart(tmp_path):
+    add_identity(tmp_path, "same", 1, 2, more="version_policy { all {} }")
+    with serving(tmp_path, mode="none") as server:
+        infer(server, "same", [1.0], version="1")
+        text = metrics_of(server)
+        assert 'nv_inference_request_success{model="same",version="1"} 1.0' in text
+        assert 'nv_inference_request_success{model="same",version="2"} 0.0' in text
+        lines = [line.rpartition(" ")[0] for line in text.splitlines() if line[:1] not in "#"]
+        assert len(lines) == len(set(lines)), "no series is there twice"
+
+
+def metrics_of(server):
+    import urllib.request
+
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics") as answer:
+        return answer.read().decode()

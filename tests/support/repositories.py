@@ -1,0 +1,103 @@
+"""Model repositories made in place, and a maker that loads nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from model_files import save_model
+
+from pipeline.errors import ConfigError
+
+IDENTITY = """
+backend: "identity"
+max_batch_size: %d
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+%s
+"""
+ENSEMBLE = """
+platform: "ensemble"
+max_batch_size: 8
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+ensemble_scheduling { step [ {
+  model_name: "%s" model_version: -1
+  input_map { key: "INPUT0" value: "INPUT0" }
+  output_map { key: "OUTPUT0" value: "OUTPUT0" } } ] }
+"""
+
+
+def add_identity(
+    repository: Path, name: str, *versions: int, most: int = 8, more: str = ""
+) -> Path:
+    """A model whose output is its input."""
+    folder = _folder(repository, name, versions)
+    (folder / "config.pbtxt").write_text(IDENTITY % (most, more))
+    return folder
+
+
+def add_ensemble(repository: Path, name: str, of: str) -> Path:
+    """An ensemble of one step."""
+    folder = _folder(repository, name, (1,))
+    (folder / "config.pbtxt").write_text(ENSEMBLE % of)
+    return folder
+
+
+def add_onnx(repository: Path, name: str, config: str = "") -> Path:
+    """A model of a file: y = x + x and z = x - x."""
+    folder = _folder(repository, name, ())
+    save_model(folder / "1", with_conf=False)
+    if config:
+        (folder / "config.pbtxt").write_text(config)
+    return folder
+
+
+def _folder(repository: Path, name: str, versions: tuple[int, ...]) -> Path:
+    folder = repository / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for version in versions:
+        (folder / str(version)).mkdir(exist_ok=True)
+    return folder
+
+
+class ServedDouble:
+    """A version of a model that was loaded."""
+
+    op = None
+
+    class graph:
+        ops = ()
+
+    def __init__(self, source):
+        self.names = source.name, ()
+        self.version = str(source.version)
+        self.model_config = source.config
+        self.source = source
+
+
+class MakerDouble:
+    """Loads at once what is not among `broken`, and ends it when the test lets it.
+
+    `made` and `ended` have "name:version" of each.
+    """
+
+    def __init__(self):
+        self.made, self.ended = [], []
+        self.broken: set[str] = set()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+
+    async def make(self, source):
+        key = f"{source.name}:{source.version}"
+        await self.may_load.wait()
+        if source.name in self.broken or key in self.broken:
+            raise ConfigError("it is broken")
+        self.made.append(key)
+        return ServedDouble(source)
+
+    async def end(self, served):
+        await self.may_end.wait()
+        self.ended.append(f"{served.names[0]}:{served.version}")

@@ -1,0 +1,87 @@
+"""`python -m pipeline repository`: what its flags mean, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import repository as module
+from pipeline.errors import InitError
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What the server is told; it does not run."""
+    settings = []
+    monkeypatch.setattr(module, "serve", settings.append)
+
+    def run(*flags):
+        settings.clear()
+        assert module.repository(["--model-repository=/r", *flags]) == 0
+        return settings[0]
+
+    return run
+
+
+def test_the_defaults_are_tritons(said):
+    settings = said()
+    assert settings.server["http_port"] == 8000
+    assert settings.server["rpc_port"] == 8001
+    assert settings.server["dag"]["prometheus_port"] == 8002
+    assert settings.server["stop_grace_period"] == 30_000
+    control = settings.control
+    assert control.repositories == (Path("/r"),)
+    assert (control.mode, control.models, control.poll_s) == ("none", (), 15)
+    assert control.completes
+    assert control.is_strict
+    assert control.exits
+
+
+def test_flags_with_and_without_an_equals_sign(said):
+    settings = said(
+        "--model-repository",
+        "/more",
+        "--model-control-mode=explicit",
+        "--load-model=a",
+        "--load-model",
+        "b",
+        "--strict-readiness=false",
+        "--exit-on-error=0",
+        "--strict-model-config=true",
+        "--allow-http=false",
+        "--allow-metrics=no",
+        "--grpc-header-forward-pattern=x-.*",
+    )
+    control = settings.control
+    assert control.repositories == (Path("/r"), Path("/more"))
+    assert (control.mode, control.models) == ("explicit", ("a", "b"))
+    assert (control.completes, control.is_strict, control.exits) == (False, False, False)
+    assert "http_port" not in settings.server
+    assert settings.server["dag"] == {"forward_headers": "(?:x-.*)"}
+
+
+def test_flags_that_change_nothing_are_read(said):
+    said("--backend-directory=/b", "--http-thread-count=8", "--allow-gpu-metrics=false")
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--nonsense=1"], "unknown: --nonsense=1"),
+        (["--model-namespacing=true"], "names of models are unique here"),
+        (["--http-address=1.2.3.4"], "both ports listen at one address"),
+    ],
+)
+def test_what_is_refused(said, capsys, flags, text):
+    assert module.repository(["--model-repository=/r", *flags]) == 1
+    assert text in capsys.readouterr().err
+
+
+def test_a_server_that_cannot_start_says_why(monkeypatch, capsys):
+    def serve(settings):
+        raise InitError("creating server: Internal - failed to load all models")
+
+    monkeypatch.setattr(module, "serve", serve)
+    assert module.repository(["--model-repository=/r"]) == 1
+    assert capsys.readouterr().err.endswith("Internal - failed to load all models\n")
