@@ -148,6 +148,7 @@ class RequestInfo(msgspec.Struct, frozen=True, kw_only=True):
         sequence_start: whether it is the first of its sequence.
         sequence_end: whether it is the last of its sequence.
         priority: of a v2 request; 0: the caller did not say.
+        outputs: that a v2 request asks for, by name; empty: all.
     """
 
     id: str = ""
@@ -157,6 +158,7 @@ class RequestInfo(msgspec.Struct, frozen=True, kw_only=True):
     sequence_start: bool = False
     sequence_end: bool = False
     priority: int = 0
+    outputs: tuple[str, ...] = ()
 
 
 NO_INFO = RequestInfo()
@@ -223,6 +225,7 @@ def context_of(
         sequence_start=info.sequence_start,
         sequence_end=info.sequence_end,
         priority=info.priority,
+        outputs=info.outputs,
         data_id=request.data_id,
         log_id=request.log_id,
         deadline=request.deadline,

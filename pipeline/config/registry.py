@@ -51,6 +51,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "workers": {
         "thread": "pipeline.workers.thread:ThreadKind",
         "process": "pipeline.workers.process.kind:ProcessKind",
+        "model": "pipeline.workers.model:ModelKind",
     },
     "schedulers": {
         "full": "pipeline.engine.schedulers.dynamic:FullScheduler",

@@ -13,6 +13,7 @@ from pipeline.engine.conditions import Absent, edges_of
 from pipeline.engine.journal import EngineObservers, Outcome, outcome_of
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.pace import Pace
+from pipeline.engine.passage import shortcut_of
 from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState, RequestTarget
 from pipeline.engine.schedulers.base import Batch, Load, Scheduler
@@ -76,9 +77,7 @@ class OpDispatcher:
         )
         self.is_dirty: bool = False
         self._router = router
-        self.shortcut: Shortcut | None = None
-        if Shortcut.is_there(self):
-            self.shortcut = Shortcut(self, router, loop)
+        self.shortcut: Shortcut | None = shortcut_of(self, router, loop)
         self._cut_timer: Any = None
 
     def _make_scheduler(self) -> Scheduler:

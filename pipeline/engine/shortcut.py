@@ -44,10 +44,8 @@ class Shortcut:
 
     @staticmethod
     def is_there(node: OpDispatcher) -> bool:
-        """Return whether an Op has one: each request is a batch, which its scheduler lets go."""
-        lets_pass = vars(type(node.scheduler)).get("lets_pass", False)
-        is_lone = node.op.pipeline_config.batch_size == 1 and not node.room.size
-        return lets_pass and is_lone and isinstance(node.workers, Lender)
+        """Return whether an Op has one."""
+        return isinstance(node.workers, Lender) and lets_each_pass(node)
 
     def take(
         self, request: RequestState, inputs: dict[str, Any], entered: tuple[OpDispatcher, ...]
@@ -77,10 +75,7 @@ class Shortcut:
             job = BatchRun([item])
             if node.pace.was_fusable:
                 (job,) = self._router.fusing.begin(node, [job])
-        self.taken += 1
-        request.live += 1
-        load.running = running + 1
-        load.items += 1
+        self._takes(request)
         if self._is_rush or running:
             self._waiting.append(job)
             if len(self._waiting) == 1:
@@ -88,6 +83,14 @@ class Shortcut:
         else:
             self._submit([job])
         return True
+
+    def _takes(self, request: RequestState) -> None:
+        """Take note that a request goes this way."""
+        load = self._node.load
+        self.taken += 1
+        request.live += 1
+        load.running += 1
+        load.items += 1
 
     def _hand_over(self) -> None:
         jobs, self._waiting = self._waiting, []
@@ -142,3 +145,10 @@ class Shortcut:
             request.lone = (spans.index, worker.number, batch, *times, now_ns)
         else:
             take_down_plain([spans], [(0, worker.number, job.outcome, *times)], job, now_ns)
+
+
+def lets_each_pass(node: OpDispatcher) -> bool:
+    """Return whether each request is a batch at an Op, and its scheduler lets that go at once."""
+    lets_pass = vars(type(node.scheduler)).get("lets_pass", False)
+    is_lone = node.op.pipeline_config.batch_size == 1 and not node.room.size
+    return lets_pass and is_lone

@@ -98,8 +98,13 @@ class FrontendContext:
 
 
 def takes_info(models: ModelRegistry) -> bool:
-    """Return whether a hook, a filter or a sequence needs what callers say beside their data."""
+    """Return whether a hook, a filter, a sequence or a model of an ensemble needs what callers say.
+
+    That is beside their data.
+    """
     graphs = models.graphs()
+    if any(op.pipeline_config.workers == "model" for each in graphs for op in each.graph.ops):
+        return True
     if any(served.config.filters for served in graphs):
         return True
     if any(has_sequences(op) for served in graphs for op in served.graph.ops):

@@ -152,9 +152,10 @@ class RecordingOwner:
 class ScriptedWorker:
     """One place that runs one job at a time."""
 
-    def __init__(self, op: BoundOp, number: int) -> None:
+    def __init__(self, op: BoundOp, number: int, owner: Any) -> None:
         self.op = op
         self.number = number
+        self.owner = owner
         self.job: Job | None = None
         self.call_started: float | None = None
         self.job_started: float | None = None
@@ -164,6 +165,9 @@ class ScriptedWorker:
 
     def call_ends(self) -> None:
         """The time of a call is scripted, see `ScriptedWorkers`."""
+
+    def yielded(self, run: Any, entries: Sequence[tuple[int, Any]]) -> None:
+        self.owner.parts(run, entries)
 
 
 class ScriptedWorkers:
@@ -203,7 +207,7 @@ class ScriptedWorkers:
         self.op.init_op()
         bound = BoundOp(self.op, 0)
         self._workers = [
-            ScriptedWorker(bound, i) for i in range(self.op.pipeline_config.concurrency)
+            ScriptedWorker(bound, i, self.owner) for i in range(self.op.pipeline_config.concurrency)
         ]
 
     note = None
@@ -238,7 +242,7 @@ class ScriptedWorkers:
         if self.refuses_replacement:
             self.owner.workers_changed()
             return False
-        following = ScriptedWorker(worker.op, worker.number)
+        following = ScriptedWorker(worker.op, worker.number, self.owner)
         self._workers.append(following)
         if job is not None:
             self._begin(following, job)

@@ -62,7 +62,8 @@ class StreamDispatcher(OpDispatcher):
         self.deliver: Callable[[RequestState, Any], None]
         self.ends: tuple[End, ...] = ()
         self.limits: StreamLimits
-        self.run_type: type[BatchRun] = StreamRun if self.makes_parts else BatchRun
+        own: type[BatchRun] = getattr(self.workers, "stream_type", StreamRun)
+        self.run_type: type[BatchRun] = own if self.makes_parts else BatchRun
         self._plan = plan
         self._loop = loop
         self._window = window
@@ -364,19 +365,18 @@ class StreamDispatcher(OpDispatcher):
     def _source_of(self, producer: str) -> StreamDispatcher:
         """Return the dispatcher that makes what a producer brings."""
         nodes = self._router.nodes
-        op = next(op for op in nodes if op.name == producer)
-        maker = nodes[self._plan.sources[op]]
+        maker = nodes[self._plan.sources[next(op for op in nodes if op.name == producer)]]
         assert isinstance(maker, StreamDispatcher), "every maker has one"
         return maker
 
 
 def _spread(by: str, request: RequestState, message: Any, to: Sequence[OpDispatcher]) -> None:
     """Hand a message to these Ops; each has a part's values to itself."""
-    generation = request.generation
+    generation, own = request.generation, message
     for place, reader in enumerate(to):
         if request.generation == generation:
-            is_copied = place > 0 and isinstance(message, Part)
-            own = Part(message.number, own_dict(message.payload)) if is_copied else message
+            if place and isinstance(message, Part):
+                own = Part(message.number, own_dict(message.payload))
             reader.enqueue(request, by, own)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -46,13 +46,23 @@ def timeout_of(parameters: Mapping[str, object]) -> float | None:
     return micros * _MICROS if micros else None
 
 
-def info_of(request_id: str, parameters: Parameters, headers: Mapping[str, str]) -> RequestInfo:
-    """Return what a request says beside its data, whose parameters `timeout_of` has checked."""
+def info_of(
+    request_id: str,
+    parameters: Parameters,
+    headers: Mapping[str, str],
+    outputs: Sequence[str] = (),
+) -> RequestInfo:
+    """Return what a request says beside its data, whose parameters `timeout_of` has checked.
+
+    `outputs`: those that it asks for; none: all.
+    """
     said = {name: parameters[name] for name in _OF_INFO if name in parameters}
     id = said.get("sequence_id")
     if isinstance(id, int) and id < 0:
         said["sequence_id"] = id + 2**64
-    info = RequestInfo(id=request_id, parameters={**parameters}, headers=headers)
+    info = RequestInfo(
+        id=request_id, parameters={**parameters}, headers=headers, outputs=tuple(outputs)
+    )
     return msgspec.structs.replace(info, **said) if said else info
 
 

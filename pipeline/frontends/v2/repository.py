@@ -357,7 +357,7 @@ class ModelRepository:
         raw, target = fitted.model.routed(inputs, request_id, fitted.rows, traceparent)
         if self._takes_info:
             chosen = self._forwarding.choose(headers()) if self._forwarding else {}
-            info = info_of(request_id, parameters, chosen)
+            info = info_of(request_id, parameters, chosen, fitted.wanted)
             target = msgspec.structs.replace(target, info=info)
         return raw, target
 

@@ -79,6 +79,7 @@ def test_the_edges_may_ask_too():
 def test_all_that_a_caller_said_is_there():
     said = {"parameters": {"a": 1}, "headers": {"b": "c"}, "sequence_id": "d"}
     said |= {"id": "e", "sequence_start": True, "sequence_end": True, "priority": 7}
+    said["outputs"] = ("f",)
     assert {*said} == {*RequestInfo.__struct_fields__}
     request = SimpleNamespace(data_id=8, log_id=9, deadline=10.0)
     step = SequenceStep(id="d")

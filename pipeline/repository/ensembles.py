@@ -1,0 +1,326 @@
+"""Ensembles: `ensemble_scheduling` of a model's configuration as a graph whose Ops ask models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from pipeline.data import NO_INFO, RequestInfo
+from pipeline.engine.channel import Item
+from pipeline.engine.graph import Graph, build_graph
+from pipeline.errors import NotImplementedByOpError, PipelineError
+from pipeline.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
+from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.repository.step_checks import check_steps, dims_fit, in_order, own_dims, steps_of
+from pipeline.workers.model_step import ModelStep, ServerModels
+
+_NOTHING: Mapping[str, Any] = {}
+
+Fit = Callable[[Any], Any]
+"""Adds the batch to an array, or takes it away, where two models see it differently."""
+
+
+class RepositoryModels(ServerModels, Protocol):
+    """The models of a repository."""
+
+    def config(self, name: str, version: int) -> ModelConfig:
+        """Return the configuration of a model that is ready; -1: of its latest version.
+
+        Raises:
+            PipelineError: there is none.
+        """
+
+
+class StepOp(Op):
+    """One step of an ensemble: its requests go to a model.
+
+    Attributes:
+        pipeline_step: what that is asked.
+    """
+
+    def __init__(self, name: str, input_ops: Sequence[Op], step: ModelStep) -> None:
+        super().__init__(name, list(input_ops))
+        self.pipeline_step: ModelStep = step
+        self.pipeline_given: Mapping[str, object] = {**self.pipeline_given, "workers": "model"}
+
+
+class PartsStepOp(StepOp):
+    """A step whose model answers in parts; by its `process` it is known to be one that does."""
+
+    def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
+        """Refuse what nobody calls."""
+        raise NotImplementedByOpError(f"{self.name} has no process: its model has")
+        yield
+
+
+class TensorSource(msgspec.Struct, frozen=True):
+    """Origin of a tensor of an ensemble: the Op that brings it, and whether it batches."""
+
+    op: Op
+    batches: bool
+
+    @property
+    def key(self) -> str:
+        """The key of that Op's answer in what others read."""
+        return EXECUTOR_NAME if isinstance(self.op, RequestOp) else self.op.name
+
+
+class Read(msgspec.Struct, frozen=True):
+    """One tensor that a step reads: whose answer it is in, its names there and here."""
+
+    producer: str
+    tensor: str
+    name: str
+    fit: Fit | None
+
+
+class EnsembleStep:
+    """Question of one step of an ensemble; see `ModelStep`.
+
+    Args:
+        ensemble: its name.
+        reads: what the model is fed.
+        writes: names of the ensemble's tensors by those of the model's outputs.
+        leads_to: outputs of the ensemble for which the step is needed.
+        outputs: that the model is asked for; empty: all that it has.
+        fits: of tensors that leave the ensemble here.
+    """
+
+    def __init__(
+        self,
+        models: ServerModels,
+        ensemble: str,
+        name: str,
+        version: int,
+        reads: Sequence[Read],
+        writes: Mapping[str, str],
+        leads_to: frozenset[str],
+        outputs: tuple[str, ...] = (),
+        fits: Mapping[str, Fit] = _NOTHING,
+        most: int = 0,
+    ) -> None:
+        self.models: ServerModels = models
+        self.name: str = name
+        self.version: int = version
+        self.most: int = most
+        self.writes: Mapping[str, str] = dict(writes)
+        self.fits: Mapping[str, Fit] = fits
+        self._ensemble = ensemble
+        self._reads = [(read.producer, read.tensor, read.name, read.fit) for read in reads]
+        self._leads_to = leads_to
+        self._outputs = outputs
+        self._plain_info = RequestInfo(outputs=outputs) if outputs else NO_INFO
+
+    def feeds(self, item: Item) -> dict[str, Any] | None:
+        """Return the model's inputs; None: nobody has asked for what the step leads to."""
+        wanted = item.request.info.outputs
+        if wanted and self._leads_to.isdisjoint(wanted):
+            return None
+        return self._read(item.inputs)
+
+    def _read(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        feeds = {}
+        for producer, tensor, name, fit in self._reads:
+            value = inputs.get(producer, _NOTHING).get(tensor)
+            if value is not None:  # it is optional, or was, to whoever makes it
+                feeds[name] = value if fit is None else fit(value)
+        return feeds
+
+    def info(self, item: Item) -> RequestInfo:
+        """Return what the caller of the ensemble says, and which outputs are needed here."""
+        info = item.request.info
+        if info is NO_INFO:
+            return self._plain_info
+        if info.outputs == self._outputs:
+            return info
+        return msgspec.structs.replace(info, outputs=self._outputs)
+
+    def answer(self, item: Item, fetched: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tensors of the ensemble that a model's answer has."""
+        writes = self.writes
+        found = {writes[name]: value for name, value in fetched.items() if name in writes}
+        for name, fit in self.fits.items():
+            if name in found:
+                found[name] = fit(found[name])
+        return found
+
+    def failed(self, error: PipelineError) -> PipelineError:
+        """Return the error with the name of the ensemble before it."""
+        return within(self._ensemble, error)
+
+
+class OutputStep(EnsembleStep):
+    """The end of an ensemble whose outputs several steps make: it asks nobody."""
+
+    def feeds(self, item: Item) -> None:
+        return None
+
+    def answer(self, item: Item, fetched: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs that were made."""
+        return self._read(item.inputs)
+
+
+def within(ensemble: str, error: PipelineError) -> PipelineError:
+    """Return an error of the same kind that says in which ensemble it came to be."""
+    kind = type(error)
+    found = kind.__new__(kind)
+    found.__dict__.update(error.__dict__)
+    found.args = (f"in ensemble '{ensemble}', {error}",)
+    found.op = None
+    return found
+
+
+def ensemble_graph(config: ModelConfig, models: RepositoryModels) -> Graph:
+    """Return the steps of an ensemble as a graph.
+
+    Raises:
+        ConfigError: they do not fit their models, in Triton's words.
+        PipelineError: one of these is not there.
+    """
+    check_steps(config, models.config)
+    return build_graph(ResponseOp(_Steps(config, models).last))
+
+
+def is_decoupled(config: ModelConfig, models: RepositoryModels) -> bool:
+    """Return whether an ensemble answers in parts. Raises as `ensemble_graph` does."""
+    return check_steps(config, models.config)
+
+
+class _Steps:
+    """The steps of an ensemble, made into Ops one by one.
+
+    Attributes:
+        last: the Op whose answer is the ensemble's.
+    """
+
+    def __init__(self, config: ModelConfig, models: RepositoryModels) -> None:
+        self._config = config
+        self._models = models
+        self._batches = config.max_batch_size > 0
+        own = TensorSource(RequestOp(), self._batches)
+        self._sources: dict[str, TensorSource] = {slot.name: own for slot in config.input}
+        self._dims = {slot.name: own_dims(slot) for slot in config.output}
+        self._leads_to = _leading(config)
+        self._names = _names(config)
+        for number in in_order(config):
+            self._add(number)
+        makers = {self._sources[name].op for name in self._dims}
+        only = next(iter(makers)) if len(makers) == 1 else None
+        if isinstance(only, StepOp) and not only.pipeline_consumers:
+            self.last: Op = only
+            assert isinstance(only.pipeline_step, EnsembleStep)
+            only.pipeline_step.fits = self._own_fits()
+        else:
+            self.last = self._end()
+
+    def _add(self, number: int) -> None:
+        """Make the Op of a step, all of whose inputs are made."""
+        step = steps_of(self._config)[number]
+        model = self._models.config(step.model_name, step.model_version)
+        batches = model.max_batch_size > 0
+        dims = {slot.name: tuple(slot.dims) for slot in model.input}
+        reads = [
+            self._read(tensor, name, dims[name], batches) for name, tensor in step.input_map.items()
+        ]
+        is_all = step.output_map.keys() == {slot.name for slot in model.output}
+        asked = EnsembleStep(
+            self._models,
+            self._config.name,
+            step.model_name,
+            step.model_version,
+            reads,
+            step.output_map,
+            self._leads_to[number],
+            outputs=() if is_all else tuple(step.output_map),
+            most=self._config.ensemble_scheduling.max_inflight_requests,
+        )
+        kind = PartsStepOp if model.model_transaction_policy.decoupled else StepOp
+        op = kind(self._names[number], self._producers(step.input_map.values()), asked)
+        made = TensorSource(op, batches)
+        self._sources.update((tensor, made) for tensor in step.output_map.values())
+
+    def _end(self) -> Op:
+        """Return an Op that puts together what several steps have made."""
+        reads = [
+            self._read(name, name, dims, self._batches)  # as one that reads it would
+            for name, dims in self._dims.items()
+        ]
+        step = OutputStep(self._models, self._config.name, "", -1, reads, {}, frozenset(self._dims))
+        name = _unused("outputs", self._names)
+        return StepOp(name, self._producers(self._dims), step)
+
+    def _own_fits(self) -> dict[str, Fit]:
+        found = {
+            name: _fit(self._sources[name].batches, self._batches, dims)
+            for name, dims in self._dims.items()
+        }
+        return {name: fit for name, fit in found.items() if fit is not None}
+
+    def _read(self, tensor: str, name: str, dims: Sequence[int], batches: bool) -> Read:
+        source = self._sources[tensor]
+        return Read(source.key, tensor, name, _fit(source.batches, batches, dims))
+
+    def _producers(self, tensors: Iterable[str]) -> list[Op]:
+        return list(dict.fromkeys(self._sources[tensor].op for tensor in tensors))
+
+
+def _names(config: ModelConfig) -> list[str]:
+    """Return a name for the Op of each step: its model's, with a number if there are several."""
+    models = [step.model_name for step in steps_of(config)]
+    names: list[str] = []
+    for number, model in enumerate(models):
+        name = model if models.count(model) == 1 else f"{model}#{models[: number + 1].count(model)}"
+        names.append(_unused(name, [*names, *models]) if name != model else name)
+    return names
+
+
+def _unused(name: str, names: Iterable[str]) -> str:
+    taken = set(names)
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _leading(config: ModelConfig) -> list[frozenset[str]]:
+    """Return for each step the outputs of the ensemble that are made of what it makes."""
+    steps, outputs = steps_of(config), {slot.name for slot in config.output}
+    needs: dict[str, frozenset[str]] = {name: frozenset([name]) for name in outputs}
+    leads: list[frozenset[str]] = [frozenset()] * len(steps)
+    for number in reversed(in_order(config)):
+        step = steps[number]
+        of_made = (needs.get(name, frozenset()) for name in step.output_map.values())
+        leads[number] = frozenset().union(*of_made)
+        for name in step.input_map.values():
+            needs[name] = needs.get(name, frozenset()) | leads[number]
+    return leads
+
+
+def _fit(is_batched: bool, batches: bool, dims: Sequence[int]) -> Fit | None:
+    """Return what makes a tensor of one model fit another; None: it does as it is.
+
+    Args:
+        is_batched: whether the model that makes it batches.
+        batches: whether the one that gets it does.
+        dims: what that one expects, without the batch.
+    """
+    if is_batched == batches:
+        return None
+    return _adding(tuple(dims)) if batches else _taking(tuple(dims))
+
+
+def _adding(dims: tuple[int, ...]) -> Fit:
+    def fit(value: Any) -> Any:
+        return value.reshape(1, *value.shape) if dims_fit(dims, value.shape) else value
+
+    return fit
+
+
+def _taking(dims: tuple[int, ...]) -> Fit:
+    def fit(value: Any) -> Any:
+        shape = value.shape
+        is_one = shape and shape[0] == 1 and not dims_fit(dims, shape)
+        return value.reshape(shape[1:]) if is_one else value
+
+    return fit

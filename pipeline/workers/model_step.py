@@ -1,0 +1,73 @@
+"""ModelStep: what an Op asks of a model of the same server; ServerModels: those that there are."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from pipeline.data import RequestInfo
+from pipeline.engine.channel import Item
+from pipeline.engine.request import RequestState, ResponseSink
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.op import Op
+
+
+class ServerModels(Protocol):
+    """The models of a server, found by name for each request: they come and go."""
+
+    def begin(
+        self,
+        name: str,
+        version: int,
+        feeds: dict[str, Any],
+        info: RequestInfo,
+        traceparent: str,
+        sink: ResponseSink,
+    ) -> RequestState:
+        """Ask a model; on the event loop.
+
+        Args:
+            version: -1: the latest that is ready.
+            feeds: its inputs, by name.
+            info: what the caller says beside them.
+            traceparent: of the request that asks; "" for none.
+            sink: gets the answer as ChannelData; if it takes parts, each of them.
+
+        Raises:
+            PipelineError: there is no such model, or it takes no more requests.
+        """
+
+
+class ModelStep(Protocol):
+    """Question of an Op to a model; `pipeline_step` of the Op is one.
+
+    Attributes:
+        models: has the model.
+        name: of the model.
+        version: of the model; -1: the latest.
+        most: requests that are under way at once; 0: any number.
+    """
+
+    models: ServerModels
+    name: str
+    version: int
+    most: int
+
+    def feeds(self, item: Item) -> dict[str, Any] | None:
+        """Return what the model is fed, of what the Op reads; None: it is not asked."""
+
+    def info(self, item: Item) -> RequestInfo:
+        """Return what the model is told beside that."""
+
+    def answer(self, item: Item, fetched: dict[str, Any]) -> Any:
+        """Return the Op's answer, of the model's; of nothing, if that was not asked."""
+
+    def failed(self, error: PipelineError) -> PipelineError:
+        """Return what the request is told that the model has failed with `error`."""
+
+
+def step_of(op: Op) -> ModelStep:
+    """Return what an Op asks. Raises ConfigError: it asks no model."""
+    step: ModelStep | None = getattr(op, "pipeline_step", None)
+    if step is None:
+        raise ConfigError(f"op.{op.name}.workers: model: the Op asks no model of the server")
+    return step
