@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("workers",),
     ("observe", "tracing.sink", "tracing.recorder", "tracing.spans"),
     ("frontends",),
-    ("runtime", "gateway", "repository"),
+    ("runtime", "gateway", "repository", "tuning"),
     ("server", "web_service"),
     ("serve", "repository.server"),
     ("dropin", "cli", "__main__"),
