@@ -17,7 +17,6 @@ _TRUE = ("1", "true", "on", "yes")
 _FALSE = ("0", "false", "off", "no")
 
 _UNUSED = {
-    "id": "name of the server",
     "backend-directory": "backends are Python packages",
     "repoagent-directory": "there are no agents",
     "cache-directory": "caches are Python packages",
@@ -84,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder of models; may be given several times",
     )
+    add("--id", default="triton", metavar="NAME", help="name of the server in its metadata")
     add("--model-control-mode", default="none", choices=("none", "poll", "explicit"))
     add(
         "--load-model",
@@ -159,6 +159,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         completes,
         given.strict_readiness,
         given.exit_on_error,
+        server_name=given.id,
     )
     return RepositorySettings(control, server, given.log_file, given.log_verbose)
 

@@ -82,6 +82,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "backends": {
         "onnxruntime": "pipeline.repository.backends.onnxruntime:ONNXRUNTIME",
         "identity": "pipeline.repository.backends.identity:IDENTITY",
+        "ensemble": "pipeline.repository.backends.ensemble:EnsembleBackend",
     },
 }
 """The place "module:attribute" of each implementation of ours."""

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from pipeline.engine.models import ModelState
+from pipeline.engine.models import UNLOADED, ModelState
 from pipeline.errors import ConfigError, InitError, described
 from pipeline.frontends.v2.control import IndexedModel, Overrides
 from pipeline.frontends.v2.errors import V2Error, V2Status
@@ -41,6 +41,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
         is_strict: the server is ready if all of its models are.
         exits: a model that cannot be loaded at the start ends the server.
         cards: numbers of the machine's.
+        server_name: in the server's metadata; clients may look for Triton's.
     """
 
     repositories: tuple[Path, ...]
@@ -51,6 +52,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
     is_strict: bool = True
     exits: bool = True
     cards: tuple[int, ...] = ()
+    server_name: str = "triton"
 
 
 class ModelControl:
@@ -73,6 +75,8 @@ class ModelControl:
         self._files = OverrideFiles()
         self._polling: asyncio.Task[None] | None = None
         self._is_started = False
+        self.server_name: str = settings.server_name
+        self.is_live: bool = True
 
     # Life -----------------------------------------------------------------------------------
 
@@ -84,6 +88,23 @@ class ModelControl:
             InitError: a model could not be loaded, and the server shall end then.
         """
         settings = self._settings
+        try:
+            is_good = await self._load_first()
+        except ConfigError as error:
+            if settings.exits:
+                raise
+            _LOGGER.error("error: creating server: %s", error)
+            self.is_live = False
+            return
+        self._is_started = True
+        if not is_good and settings.exits:
+            raise InitError("creating server: Internal - failed to load all models")
+        if settings.mode == "poll" and settings.poll_s > 0:
+            self._polling = asyncio.ensure_future(self._poll_again())
+
+    async def _load_first(self) -> bool:
+        """Load what is to be there at the start; return whether all of it could be."""
+        settings = self._settings
         for repository in settings.repositories:
             if not repository.is_dir():
                 raise ConfigError(f"repository path is not a valid directory: {repository}")
@@ -92,14 +113,8 @@ class ModelControl:
                 "Wildcard model name '*' must be the ONLY startup model if specified at all."
             )
         if settings.mode != "explicit" or _ALL in settings.models:
-            is_good = await self._poll()
-        else:
-            is_good = not await self._bring(dict.fromkeys(settings.models, Overrides()))
-        self._is_started = True
-        if not is_good and settings.exits:
-            raise InitError("creating server: Internal - failed to load all models")
-        if settings.mode == "poll" and settings.poll_s > 0:
-            self._polling = asyncio.ensure_future(self._poll_again())
+            return await self._poll()
+        return not await self._bring(dict.fromkeys(settings.models, Overrides()))
 
     async def stop(self) -> None:
         """End all models, each when it has answered what it has, or its time is over."""
@@ -144,10 +159,14 @@ class ModelControl:
             return self._is_started
         states = [state for name in self._known for state in self._versions.of(name).values()]
         return all(
-            state.state is ModelState.READY or state.reason == "unloaded"
+            state.state is ModelState.READY or state.reason == UNLOADED
             for state in states
             if state.state is not ModelState.UNLOADING
         )
+
+    def has(self, name: str) -> bool:
+        """Return whether a model was loaded, or ought to have been, and was not unloaded."""
+        return any(state.reason != UNLOADED for state in self._versions.of(name).values())
 
     async def load(self, name: str, overrides: Overrides) -> None:
         """Load a model, and what it is made of, or load it again. Raises V2Error."""

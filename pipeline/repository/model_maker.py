@@ -14,7 +14,9 @@ from pipeline.engine.hooks import check_hooks
 from pipeline.engine.models import ModelNames
 from pipeline.errors import ConfigError
 from pipeline.op import configure_op
+from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.backends.base import Backend, ModelSource
+from pipeline.repository.ensembles import RepositoryModels
 from pipeline.repository.model_checks import check
 from pipeline.repository.model_defaults import ENSEMBLE
 from pipeline.repository.op_settings import op_settings
@@ -29,6 +31,7 @@ class GraphMaker:
         settings: keys of config.yml that all models have in common.
         on_readiness: told when an engine is ready, or is not any more.
         grace_s: time that a model which is unloaded has for its requests.
+        models: of the server, for backends whose models ask others.
         cards: numbers of the machine's.
     """
 
@@ -37,16 +40,19 @@ class GraphMaker:
         settings: Mapping[str, Any],
         on_readiness: Callable[[bool], None],
         grace_s: float,
+        models: RepositoryModels,
         cards: Collection[int] = (),
     ) -> None:
         self._settings = settings
         self._on_readiness = on_readiness
         self._grace_s = grace_s
+        self._models = models
+        self._backends: dict[str, Backend] = {}
         self._cards = cards
 
     async def make(self, source: ModelSource) -> LoadedGraph:
         """Load a version, and return it when it can take requests. Raises PipelineError."""
-        backend = backend_of(source)
+        backend = self._backend(source.config)
         config = await backend.complete(source)
         check(config, self._cards)
         source = msgspec.structs.replace(source, config=config)
@@ -65,6 +71,14 @@ class GraphMaker:
             await self.end(served)
             raise
         return served
+
+    def _backend(self, config: ModelConfig) -> Backend:
+        """Return the backend of a model. Raises ConfigError: there is none of its name."""
+        name = ENSEMBLE if config.platform == ENSEMBLE else config.backend
+        if name not in self._backends:
+            found = _find(name)
+            self._backends[name] = found(self._models) if isinstance(found, type) else found
+        return self._backends[name]
 
     def _configured(self, backend: Backend, source: ModelSource, graph: Graph) -> ServiceConfig:
         """Give the Ops their configuration, and return that of all."""
@@ -86,15 +100,12 @@ class GraphMaker:
         await served.observation.close()
 
 
-def backend_of(source: ModelSource) -> Backend:
-    """Return the backend of a model. Raises ConfigError: there is none of this name."""
-    config = source.config
-    name = ENSEMBLE if config.platform == ENSEMBLE else config.backend
+def _find(name: str) -> Any:
+    """Return what the registry has as a backend. Raises ConfigError: there is none of this name."""
     if registry.known_as("backends", name) != name:
         known = ", ".join(sorted(registry.names("backends")))
         raise ConfigError(
             f"unable to find backend library for backend '{name}', try specifying runtime on the "
             f"model configuration: there is {known}"
         )
-    found: Backend = registry.find("backends", name)
-    return found
+    return registry.find("backends", name)

@@ -15,6 +15,7 @@ from pipeline.engine.models import ModelState
 from pipeline.errors import ConfigError
 from pipeline.repository.control import ControlSettings, ModelControl
 from pipeline.repository.model_maker import GraphMaker
+from pipeline.repository.served_models import ServedModels
 from pipeline.repository.versions import ModelVersions
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.service import MakeControl, Service
@@ -73,9 +74,8 @@ def make_control(settings: RepositorySettings, config: ServiceConfig) -> MakeCon
     of_models |= {"rpc_port": 0, "dag": _without_port(settings.server.get("dag", {}))}
 
     def make(models: Any, on_readiness: Any) -> ModelControl:
-        maker = GraphMaker(
-            of_models, on_readiness, config.stop_grace_period_s, settings.control.cards
-        )
+        grace_s, cards = config.stop_grace_period_s, settings.control.cards
+        maker = GraphMaker(of_models, on_readiness, grace_s, ServedModels(models), cards)
         return ModelControl(settings.control, ModelVersions(models, maker))
 
     return make

@@ -102,8 +102,11 @@ class ModelVersions:
         try:
             state.served = await self._maker.make(source)
         except PipelineError as error:
-            text, kind = str(error), "Internal" if isinstance(error, InitError) else ""
-            state.reason = f"{kind or 'Invalid argument'}: {text}"
+            text, _, trace = str(error).partition("\n")  # behind it: the traceback of a worker
+            if trace:
+                _LOGGER.error("model '%s': %s", source.name, error)
+            kind = "Internal" if isinstance(error, InitError) else "Invalid argument"
+            state.reason = f"{kind}: {text}"
         except Exception as error:  # of a backend, maybe of a plug-in
             _LOGGER.exception("model '%s'", source.name)
             state.reason = f"Internal: {described(error)}"

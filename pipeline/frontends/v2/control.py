@@ -39,9 +39,19 @@ class IndexedModel(msgspec.Struct, frozen=True, omit_defaults=True):
 class RepositoryControl(Protocol):
     """The models of a repository: which there are, and which of them are loaded."""
 
+    server_name: str
+    """Name of the server in its metadata."""
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether the server has a repository at all."""
+
     @property
     def is_ready(self) -> bool:
         """Return whether all of them are ready, as far as the server's readiness depends on it."""
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a model of this name, which may have failed to load."""
 
     async def load(self, name: str, overrides: Overrides) -> None:
         """Load a model, or load it again; returns when it is ready. Raises V2Error."""

@@ -97,7 +97,7 @@ class _Calls:
         self._limits = limits
 
     async def server_live(self, request: Any, call: GrpcCall) -> Message:
-        return pb.ServerLiveResponse(live=True)
+        return pb.ServerLiveResponse(live=self._models.is_live)
 
     async def server_ready(self, request: Any, call: GrpcCall) -> Message:
         return pb.ServerReadyResponse(ready=await self._models.is_ready())

@@ -125,7 +125,8 @@ class InferenceRoutes:
     # Triton's answers to these have no body: KServe's clients want one, and Triton's read none.
 
     async def _live(self, asked: _Asked) -> WebResponse:
-        return _json({"live": True})
+        is_live = self._models.is_live
+        return _json({"live": is_live}, 200 if is_live else 400)
 
     async def _ready(self, asked: _Asked) -> WebResponse:
         is_ready = await self._models.is_ready()

@@ -132,7 +132,8 @@ class ModelRepository:
         """Name, version and extensions, in the words of ServerMetadataResponse."""
         extensions = [*_EXTENSIONS, *([_STATISTICS] if self._has_statistics else [])]
         library = importlib.import_module(__name__.partition(".")[0])
-        return {"name": _SERVER, "version": library.__version__, "extensions": extensions}
+        name = _SERVER if self._control is None else self._control.server_name
+        return {"name": name, "version": library.__version__, "extensions": extensions}
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
         """Return one model's, in the words of ModelMetadataResponse."""
@@ -157,6 +158,11 @@ class ModelRepository:
         return [_raw_input(slot, interface.batches) for slot in interface.inputs]
 
     # States -----------------------------------------------------------------------------
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether the server is to be left running."""
+        return self._control is None or self._control.is_live
 
     async def is_ready(self) -> bool:
         """Return whether all replicas of the server take requests."""
@@ -367,6 +373,8 @@ class ModelRepository:
         unknown = f"Request for unknown model: '{name}'"
         versions = self._registry.versions(name)
         if not versions:
+            if self._control is not None and self._control.has(name):
+                raise V2Error(V2Status.NOT_FOUND, f"{unknown} has no available versions")
             raise V2Error(V2Status.NOT_FOUND, f"{unknown} is not found")
         try:
             number = version_number(version)

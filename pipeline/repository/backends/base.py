@@ -41,6 +41,9 @@ class ModelSource(msgspec.Struct, frozen=True):
 class Backend(Protocol):
     """A way to serve models; the registry has them as `backends`.
 
+    There is one object for all models of a server, or a class, of which the server makes an object
+    with its `RepositoryModels`.
+
     Attributes:
         serves_graph: the model is the whole graph. Else it is the only Op of it: what callers send
             comes to its `process`, and what that returns they get.

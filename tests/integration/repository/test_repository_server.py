@@ -8,8 +8,9 @@ import threading
 
 import pytest
 from doubles import http
-from repositories import add_identity, add_onnx
+from repositories import add_ensemble, add_identity, add_onnx
 
+from pipeline.errors import ConfigError
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.server import RepositorySettings, new_service
 from pipeline.system.event_loop import LoopThread
@@ -180,3 +181,44 @@ def metrics_of(server):
 
     with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics") as answer:
         return answer.read().decode()
+
+
+def test_an_ensemble_asks_its_models_and_the_latest_of_each(tmp_path):
+    folder = add_identity(tmp_path, "same", 1)
+    add_ensemble(tmp_path, "whole", of="same")
+    with serving(tmp_path) as server:
+        assert control(server, "whole", "load") == (200, None)
+        assert infer(server, "whole", [1.0, 2.0]) == (200, {"OUTPUT0": [1.0, 2.0]})
+        (folder / "2").mkdir()
+        assert control(server, "same", "load") == (200, None)
+        assert infer(server, "whole", [3.0]) == (200, {"OUTPUT0": [3.0]})
+        _, _, answer = http(server, "GET", "/v2/models/stats")
+        found = {(s["name"], s["version"]): s["inference_count"] for s in answer["model_stats"]}
+        assert found == {("same", "2"): 1, ("whole", "1"): 2}
+        assert control(server, "same", "unload") == (200, None)
+        status, text = infer(server, "whole", [1.0])
+        assert status == 404, text
+
+
+def test_a_server_without_its_repository_is_not_live_or_ends(tmp_path):
+    with pytest.raises(ConfigError, match="not a valid directory"), serving(tmp_path / "no"):
+        pass
+    with serving(tmp_path / "no", mode="none", exits=False) as server:
+        assert http(server, "GET", "/v2/health/live")[0] == 400
+        assert http(server, "GET", "/v2/health/ready")[0] == 400
+        assert http(server, "GET", "/v2")[2]["name"] == "triton"
+
+
+def test_a_model_that_failed_is_known_but_not_there(tmp_path):
+    add_identity(tmp_path, "good", 1)
+    (add_onnx(tmp_path, "bad", ONNX) / "1" / "model.onnx").write_bytes(b"nonsense")
+    with serving(tmp_path, mode="none", exits=False) as server:
+        assert http(server, "GET", "/v2/health/ready")[0] == 400
+        assert infer(server, "good", [1.0])[0] == 200
+        assert infer(server, "bad", [1.0])[1] == (
+            "Request for unknown model: 'bad' has no available versions"
+        )
+        _, _, index = http(server, "POST", "/v2/repository/index")
+        assert index[0]["state"] == "UNAVAILABLE"
+        assert "nonsense" not in index[0]["reason"]
+        assert "\n" not in index[0]["reason"]
