@@ -252,10 +252,15 @@ class Executor:
         generation = request.generation
         if self._is_shared and isinstance(answer, dict):
             answer = _serialized_once(receivers, answer)
+        request.live += 1  # the first may answer at once, and is not the only one
         for place, (reader, entered) in enumerate(receivers):
             if request.generation == generation:  # neither over nor started anew
                 own = own_dict(answer) if place else answer
                 reader.enqueue(request, producer, own, stand_in, entered)
+        if request.generation == generation:
+            request.live -= 1
+            if not request.live:
+                self.fail_unreachable(request)
 
     def gone(self, item: Item) -> None:
         """Take note that an Op, or a walk, is done with a request, unless it is over."""

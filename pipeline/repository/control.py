@@ -16,6 +16,7 @@ from pipeline.engine.models import UNLOADED, ModelState
 from pipeline.errors import ConfigError, InitError, described
 from pipeline.frontends.v2.control import IndexedModel, Overrides
 from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.model_folders import model_folders
 from pipeline.repository.override_files import OverrideFiles
 from pipeline.repository.polled_model import PolledModel, find_model, poll_model
@@ -71,6 +72,7 @@ class ModelControl:
         self._known: dict[str, PolledModel] = {}
         self._asked_for: set[str] = set()  # by name, not as a part of others
         self._changing: set[str] = set()
+        self._made_of: dict[str, list[ModelConfig | None]] = {}
         self._changed = asyncio.Condition()
         self._files = OverrideFiles()
         self._polling: asyncio.Task[None] | None = None
@@ -285,21 +287,32 @@ class ModelControl:
         try:
             self._check_steps(model)
             await self._versions.load(model)
+            self._made_of[model.name] = self._parts_of(model)
         except ConfigError as error:
             _LOGGER.error("failed to load model '%s': %s", model.name, error)
             text = f"load failed for model '{model.name}': {error}\n"
             failures[model.name] = V2Error(V2Status.INVALID, text)
 
     async def _look_again(self, model: PolledModel) -> None:
-        """End an ensemble that lacks a model now; load one that has all again."""
+        """End an ensemble that lacks a model now; load one that has all again, or other ones."""
         try:
             self._check_steps(model)
         except ConfigError as error:
             _LOGGER.error("%s", error)
             self._versions.unload(model.name)
             return
-        if not self._versions.ready(model.name):
-            await self._load(model, {})
+        is_ready = bool(self._versions.ready(model.name))
+        if not is_ready or self._made_of.get(model.name) != self._parts_of(model):
+            failures: dict[str, V2Error] = {}
+            await self._load(model, failures)
+            if failures and is_ready:
+                self._versions.unload(model.name)
+
+    def _parts_of(self, model: PolledModel) -> list[ModelConfig | None]:
+        """Return the configurations of the models that an ensemble is made of, as they are now."""
+        versions = (self._versions.of(step) for step in model.steps)
+        served = (state.served for each in versions for state in each.values())
+        return [each.model_config for each in served if each is not None]
 
     def _check_steps(self, model: PolledModel) -> None:
         """Raise ConfigError, in Triton's words, for an ensemble that lacks a model."""

@@ -17,6 +17,7 @@ from pipeline.repository.step_checks import check_steps, dims_fit, in_order, own
 from pipeline.workers.model_step import ModelStep, ServerModels
 
 _NOTHING: Mapping[str, Any] = {}
+_PLACES = 4096  # requests in an ensemble, for each step: its models have limits of their own
 
 Fit = Callable[[Any], Any]
 """Adds the batch to an array, or takes it away, where two models see it differently."""
@@ -43,7 +44,8 @@ class StepOp(Op):
     def __init__(self, name: str, input_ops: Sequence[Op], step: ModelStep) -> None:
         super().__init__(name, list(input_ops))
         self.pipeline_step: ModelStep = step
-        self.pipeline_given: Mapping[str, object] = {**self.pipeline_given, "workers": "model"}
+        own = {"workers": "model", "concurrency": _PLACES}
+        self.pipeline_given: Mapping[str, object] = {**self.pipeline_given, **own}
 
 
 class PartsStepOp(StepOp):

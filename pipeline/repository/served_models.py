@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from pipeline.data import RequestInfo
 from pipeline.engine.models import ModelEntry, ModelRegistry, ModelState
 from pipeline.engine.request import RequestState, RequestTarget, ResponseSink
-from pipeline.errors import NoServiceError
+from pipeline.errors import InputError, NoServiceError
+from pipeline.frontends.v2.errors import V2Error
+from pipeline.frontends.v2.interface import ModelInterface, interface_of_config
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.proto.v2.raw import about_request
 
-_EMPTY = Request()
-_LATEST = -1
+_NO_MESSAGE = Request()
+_MOST_FORMS = 256  # of inputs, that are remembered of a model
+
+
+class _Found(msgspec.Struct, eq=False):
+    """One version of a model. `forms` has the samples of inputs that fit it, by their form."""
+
+    entry: ModelEntry
+    interface: ModelInterface
+    forms: dict[Any, int] = {}
 
 
 class ServedModels:
@@ -24,6 +37,12 @@ class ServedModels:
 
     def __init__(self, registry: ModelRegistry) -> None:
         self._registry = registry
+        self._changes = -1
+        self._found: dict[tuple[str, int], _Found] = {}
+
+    def config(self, name: str, version: int) -> ModelConfig:
+        """Return the configuration of a model that is ready. Raises NoServiceError."""
+        return _config_of(self._find(name, version).entry)
 
     def begin(
         self,
@@ -34,36 +53,61 @@ class ServedModels:
         traceparent: str,
         sink: ResponseSink,
     ) -> RequestState:
-        """Ask a model; see `ServerModels`."""
-        entry = self._entry(name, version)
-        config = entry.served.model_config
-        rows = 1
-        if config is not None and config.max_batch_size > 0 and feeds:
-            rows = len(next(iter(feeds.values())))
+        """Ask a model. Raises PipelineError: it is not there, or these are not its inputs."""
+        found = self._find(name, version)
+        entry = found.entry
+        rows = _rows(found, feeds, info)
         target = RequestTarget(
-            entry.op,
-            feeds,
-            entry.op is not None,
-            wants_response=False,
-            rows=rows,
-            traceparent=traceparent,
-            info=info,
+            entry.op, feeds, entry.op is not None, False, rows, traceparent, False, info
         )
-        return entry.served.engine.begin(_EMPTY, None, target, sink)
+        return entry.served.engine.begin(_NO_MESSAGE, None, target, sink)
 
-    def config(self, name: str, version: int) -> ModelConfig:
-        """Return the configuration of a model that is ready. Raises NoServiceError."""
-        config = self._entry(name, version).served.model_config
-        assert config is not None  # it is one of a repository
-        return config
+    def _find(self, name: str, version: int) -> _Found:
+        if self._changes != self._registry.changes:
+            self._changes = self._registry.changes
+            self._found.clear()
+        found = self._found.get((name, version))
+        if found is None:
+            entry = self._entry(name, version)
+            found = _Found(entry, interface_of_config(_config_of(entry)))
+            self._found[name, version] = found
+        return found
 
     def _entry(self, name: str, version: int) -> ModelEntry:
-        if version in (0, _LATEST):
-            entry = self._registry.latest(name)
-        else:
-            entry = self._registry.versions(name).get(str(version))
-        if entry is None or entry.state is not ModelState.READY:
-            which = "" if version in (0, _LATEST) else f" version {version}"
-            why = "is not at ready state" if entry is not None else "is not found"
-            raise NoServiceError(f"Request for unknown model: '{name}'{which} {why}")
+        unknown = f"Request for unknown model: '{name}'"
+        versions = self._registry.versions(name)
+        if not versions:
+            raise NoServiceError(f"{unknown} is not found")
+        entry = versions.get(str(version)) if version > 0 else self._registry.latest(name)
+        if entry is None and version > 0:
+            raise NoServiceError(f"{unknown} version {version} is not found")
+        if entry is None:
+            raise NoServiceError(f"{unknown} has no available versions")
+        if entry.state is not ModelState.READY:
+            raise NoServiceError(f"{unknown} version {entry.version} is not at ready state")
         return entry
+
+
+def _config_of(entry: ModelEntry) -> ModelConfig:
+    config = entry.served.model_config
+    assert config is not None, "each model of a repository has one"
+    return config
+
+
+def _rows(found: _Found, feeds: dict[str, Any], info: RequestInfo) -> int:
+    """Return how many samples inputs bring. Raises InputError for those that do not fit."""
+    try:
+        form = tuple([(name, value.dtype, value.shape) for name, value in feeds.items()])
+    except AttributeError:  # no arrays, as of a pipeline's Op: it is for the model to say
+        return 1
+    rows = found.forms.get(form)
+    if rows is None:
+        name = found.entry.name
+        try:
+            rows = found.interface.check_inputs(name, feeds)
+        except V2Error as error:
+            raise InputError(f"{about_request(info.id)}{error}") from None
+        if len(found.forms) >= _MOST_FORMS:
+            found.forms.clear()
+        found.forms[form] = rows
+    return rows

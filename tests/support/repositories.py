@@ -1,13 +1,23 @@
-"""Model repositories made in place, and a maker that loads nothing."""
+"""Model repositories made in place, a server of one, and a maker that loads nothing."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from doubles import http
+from google.protobuf import text_format
 from model_files import save_model
 
 from pipeline.errors import ConfigError
+from pipeline.proto.inference_v2_pb2 import TYPE_FP32, ModelConfig
+from pipeline.repository.control import ControlSettings
+from pipeline.repository.server import RepositorySettings, new_service
+from pipeline.system.event_loop import LoopThread
+
+SERVER = {"rpc_port": 0, "http_port": 0, "stop_grace_period": 5000}
 
 IDENTITY = """
 backend: "identity"
@@ -44,6 +54,27 @@ def add_ensemble(repository: Path, name: str, of: str) -> Path:
     return folder
 
 
+def add_pipeline(
+    repository: Path,
+    name: str,
+    most: int,
+    steps: Iterable[tuple[str, Mapping[str, str], Mapping[str, str]]],
+    *ends: str,
+) -> Path:
+    """An ensemble of steps (model, its inputs, its outputs); `ends`: its input, its outputs."""
+    config = ModelConfig(platform="ensemble", max_batch_size=most)
+    for slots, names in ((config.input, ends[:1]), (config.output, ends[1:])):
+        for each in names:
+            slots.add(name=each, data_type=TYPE_FP32, dims=[-1])
+    for model, takes, gives in steps:
+        config.ensemble_scheduling.step.add(
+            model_name=model, model_version=-1, input_map=takes, output_map=gives
+        )
+    folder = _folder(repository, name, (1,))
+    (folder / "config.pbtxt").write_text(text_format.MessageToString(config))
+    return folder
+
+
 def add_onnx(repository: Path, name: str, config: str = "") -> Path:
     """A model of a file: y = x + x and z = x - x."""
     folder = _folder(repository, name, ())
@@ -59,6 +90,38 @@ def _folder(repository: Path, name: str, versions: tuple[int, ...]) -> Path:
     for version in versions:
         (folder / str(version)).mkdir(exist_ok=True)
     return folder
+
+
+@contextlib.contextmanager
+def serving(repository, mode="explicit", **more):
+    """A running server of a repository."""
+    control = ControlSettings((repository,), mode, **more)
+    service = new_service(RepositorySettings(control, SERVER))
+    with contextlib.closing(LoopThread()) as thread:
+        try:
+            thread.run(service.start())
+            yield service
+        finally:
+            thread.run(service.stop())
+
+
+def infer(server, model, values, name="INPUT0", version="", rows=1):
+    """(status, the outputs by name or the text of the error) of a request over HTTP."""
+    where = f"/v2/models/{model}" + (f"/versions/{version}" if version else "")
+    shape = [rows, len(values) // rows]
+    sent = {"inputs": [{"name": name, "datatype": "FP32", "shape": shape, "data": values}]}
+    status, _, answer = http(server, "POST", f"{where}/infer", sent)
+    if status != 200:
+        return status, answer["error"]
+    return status, {each["name"]: each["data"] for each in answer["outputs"]}
+
+
+def control(server, name, what, **parameters):
+    """(status, the text of the error) of loading or unloading a model."""
+    status, _, answer = http(
+        server, "POST", f"/v2/repository/models/{name}/{what}", {"parameters": parameters}
+    )
+    return status, answer and answer["error"]
 
 
 class ServedDouble:

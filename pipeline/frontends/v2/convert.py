@@ -138,9 +138,13 @@ def _number(text: str) -> Any:
 
 
 def arrays_of(
-    payload: Mapping[str, Any], interface: ModelInterface, model: str, wanted: Sequence[str]
+    payload: Mapping[str, Any],
+    interface: ModelInterface,
+    model: str,
+    wanted: Sequence[str],
+    may_lack: bool = False,
 ) -> dict[str, Array]:
-    """Return the outputs: those that are `wanted`, or all.
+    """Return the outputs: those that are `wanted`, or all; some `may_lack`.
 
     Raises V2Error: one is not there, is of no type that the protocol has, or not what its Op
     declares.
@@ -153,6 +157,8 @@ def arrays_of(
         if name not in by_name:
             if name not in slots:
                 raise no_such_output(model, name)
+            if may_lack:
+                continue
             raise _broken(f"model '{model}' did not answer with its output '{name}'")
         try:
             array = array_of(by_name[name])

@@ -68,8 +68,10 @@ class FittedRequest(msgspec.Struct, frozen=True):
         """Return the outputs in an engine's answer. Raises V2Error."""
         message = answer.message if isinstance(answer, LargeResponse) else answer
         model, interface = self.model, self.interface
-        payload = payload_of(message, interface, model.name if model.op is None else "")
-        return arrays_of(payload, interface, model.name, self.wanted)
+        ensemble = model.name if isinstance(model, PipelineModel) else ""
+        payload = payload_of(message, interface, ensemble)
+        may_lack = isinstance(model, ConfiguredModel)
+        return arrays_of(payload, interface, model.name, self.wanted, may_lack)
 
 
 class ModelRepository:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 
 import pytest
 from doubles import http
-from repositories import add_ensemble, add_identity, add_onnx
+from repositories import add_ensemble, add_identity, add_onnx, control, infer, serving
 
 from pipeline.errors import ConfigError
-from pipeline.repository.control import ControlSettings
-from pipeline.repository.server import RepositorySettings, new_service
-from pipeline.system.event_loop import LoopThread
 
 ONNX = """
 platform: "onnxruntime_onnx"
@@ -22,37 +18,6 @@ input { name: "x" data_type: TYPE_FP32 dims: [ 3 ] }
 output [ { name: "y" data_type: TYPE_FP32 dims: [ 3 ] },
          { name: "z" data_type: TYPE_FP32 dims: [ 3 ] } ]
 """
-SERVER = {"rpc_port": 0, "http_port": 0, "stop_grace_period": 5000}
-
-
-@contextlib.contextmanager
-def serving(repository, mode="explicit", **more):
-    """A running server of a repository."""
-    control = ControlSettings((repository,), mode, **more)
-    service = new_service(RepositorySettings(control, SERVER))
-    with contextlib.closing(LoopThread()) as thread:
-        try:
-            thread.run(service.start())
-            yield service
-        finally:
-            thread.run(service.stop())
-
-
-def infer(server, model, values, name="INPUT0", version="", rows=1):
-    where = f"/v2/models/{model}" + (f"/versions/{version}" if version else "")
-    shape = [rows, len(values) // rows]
-    sent = {"inputs": [{"name": name, "datatype": "FP32", "shape": shape, "data": values}]}
-    status, _, answer = http(server, "POST", f"{where}/infer", sent)
-    if status != 200:
-        return status, answer["error"]
-    return status, {each["name"]: each["data"] for each in answer["outputs"]}
-
-
-def control(server, name, what, **parameters):
-    status, _, answer = http(
-        server, "POST", f"/v2/repository/models/{name}/{what}", {"parameters": parameters}
-    )
-    return status, answer and answer["error"]
 
 
 def test_models_of_two_backends_and_two_versions(tmp_path):

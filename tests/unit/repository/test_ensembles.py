@@ -455,3 +455,22 @@ async def test_parts_are_in_an_ensemble_within_another_as_well():
         sink = there.ask("outer", sink=Parts(), **{"in": [40, 0]})
         await settle(5000)
         assert (len(sink.parts), sink.ends) == (40, [None])
+
+
+@virtual
+async def test_a_branch_that_ends_at_once_does_not_end_the_request():
+    async with shelf() as there:
+        for name in "ab":
+            await there.add(config_of(name, ONE, {"y": [2]}), plus(1))
+        await there.add_ensemble(
+            ensemble_of(
+                "e",
+                {"in": [2]},
+                {"p": [2], "q": [2]},
+                ("a", {"x": "in"}, {"y": "p"}),
+                ("b", {"x": "in"}, {"y": "q"}),
+            )
+        )
+        for name in ("q", "p", "q"):  # the first request goes by the scheduler
+            found = await there.answer("e", RequestInfo(outputs=(name,)), **{"in": [1, 2]})
+            assert found == {name: [2, 3]}

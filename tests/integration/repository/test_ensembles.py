@@ -1,0 +1,138 @@
+"""Ensembles in a server of a repository: over HTTP, with statistics, while their models change."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from doubles import http
+from repositories import add_identity, add_pipeline, control, infer, serving
+
+CHAIN = (
+    ("a", {"INPUT0": "x"}, {"OUTPUT0": "p"}),
+    ("b", {"INPUT0": "p"}, {"OUTPUT0": "y"}),
+)
+
+
+def add_chain(repository, name="e", most=8, steps=CHAIN, ends=("x", "y")):
+    add_pipeline(repository, name, most, steps, *ends)
+
+
+@pytest.fixture
+def models(tmp_path):
+    add_identity(tmp_path, "a", 1)
+    add_identity(tmp_path, "b", 1)
+    add_chain(tmp_path)
+    return tmp_path
+
+
+def identity_of(size, most):
+    """The configuration of a model whose tensors have so many elements."""
+    tensor = {"data_type": "TYPE_FP32", "dims": [size]}
+    return json.dumps(
+        {
+            "backend": "identity",
+            "max_batch_size": most,
+            "input": [{"name": "INPUT0", **tensor}],
+            "output": [{"name": "OUTPUT0", **tensor}],
+        }
+    )
+
+
+def stats(server):
+    _, _, answer = http(server, "GET", "/v2/models/stats")
+    return {each["name"]: each for each in answer["model_stats"]}
+
+
+def test_an_ensemble_and_one_within_another(models):
+    add_chain(models, "outer", steps=[("e", {"x": "in"}, {"y": "out"})], ends=("in", "out"))
+    with serving(models, mode="none") as server:
+        assert infer(server, "e", [1.0, 2.0], "x", rows=2) == (200, {"y": [1.0, 2.0]})
+        assert infer(server, "outer", [1.0, 2.0], "in", rows=2) == (200, {"out": [1.0, 2.0]})
+        _, _, config = http(server, "GET", "/v2/models/e/config")
+        assert (config["platform"], config["backend"]) == ("ensemble", "")
+        found = stats(server)
+        assert {name: each["inference_count"] for name, each in found.items()} == {
+            "a": 4,
+            "b": 4,
+            "e": 4,
+            "outer": 2,
+        }
+        for name, parts in (("e", ("a", "b")), ("outer", ("a",))):
+            own = found[name]["inference_stats"]
+            assert own["success"]["count"] == found[name]["execution_count"]
+            assert own["fail"]["count"] == 0
+            for stage in ("compute_input", "compute_infer", "compute_output"):
+                sums = [found[each]["inference_stats"][stage]["ns"] for each in parts]
+                if name == "e":
+                    assert own[stage]["ns"] == sum(sums)
+            assert own["queue"]["ns"] < own["success"]["ns"] / 2
+
+
+def test_the_error_of_a_step_names_the_ensemble_once(models):
+    with serving(models) as server:
+        assert control(server, "e", "load") == (200, None)
+        with_four = identity_of(4, most=2)
+        assert control(server, "b", "load", config=with_four)[0] == 200
+        status, text = infer(server, "e", [1.0] * 4, "x")
+        assert (status, text) == (
+            404,
+            "Request for unknown model: 'e' has no available versions",
+        ), "b allows batches of 2 only"
+        with_four = identity_of(4, most=8)
+        assert control(server, "b", "load", config=with_four)[0] == 200
+        assert infer(server, "e", [1.0] * 4, "x") == (200, {"y": [1.0] * 4})
+        status, text = infer(server, "e", [1.0] * 3, "x")
+        assert status == 400
+        assert text.startswith(
+            "in ensemble 'e', [request id: <id_unknown>] unexpected shape for input 'INPUT0' for "
+            "model 'b'. Expected [-1,4], got [1,3]"
+        )
+        assert stats(server)["e"]["inference_stats"]["fail"]["count"] == 1
+
+
+def test_a_model_that_is_unloaded_takes_the_ensemble_along(models):
+    with serving(models) as server:
+        assert control(server, "e", "load") == (200, None)
+        assert control(server, "a", "unload") == (200, None)
+        assert infer(server, "e", [1.0], "x") == (
+            404,
+            "Request for unknown model: 'e' has no available versions",
+        )
+        assert control(server, "a", "load") == (200, None)
+        assert infer(server, "e", [1.0], "x")[0] == 200
+
+
+def test_an_ensemble_that_does_not_fit_its_models_is_refused(models):
+    add_chain(models, "wrong", steps=[("a", {"INPUT9": "x"}, {"OUTPUT0": "y"})])
+    add_chain(models, "large", most=16)
+    with serving(models) as server:
+        for name, text in {
+            "wrong": "in ensemble wrong, ensemble tensor x is mapping to non-existing input INPUT9 "
+            "in model a",
+            "large": "ensemble large allows maximum batch size 16, but it contains model a which "
+            "only allows maximum batch size to be 8",
+        }.items():
+            status, found = control(server, name, "load")
+            assert (status, text in found) == (400, True), found
+
+
+def test_only_what_was_asked_for_is_run_and_answered(models):
+    steps = [
+        ("a", {"INPUT0": "x"}, {"OUTPUT0": "y"}),
+        ("b", {"INPUT0": "x"}, {"OUTPUT0": "z"}),
+    ]
+    add_pipeline(models, "both", 8, steps, "x", "y", "z")
+    with serving(models, mode="none") as server:
+        sent = {
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [3.0]}],
+            "outputs": [{"name": "z"}],
+        }
+        for _ in range(3):
+            status, _, answer = http(server, "POST", "/v2/models/both/infer", sent)
+            assert (status, [each["name"] for each in answer["outputs"]]) == (200, ["z"])
+        found = stats(server)
+        assert (found["a"]["inference_count"], found["b"]["inference_count"]) == (0, 3)
+        assert json.dumps(infer(server, "both", [3.0], "x")) == json.dumps(
+            [200, {"y": [3.0], "z": [3.0]}]
+        )
