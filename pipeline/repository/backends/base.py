@@ -10,7 +10,6 @@ import msgspec
 
 from pipeline.engine.graph import Graph
 from pipeline.proto.inference_v2_pb2 import ModelConfig
-from pipeline.repository.ensembles import RepositoryModels
 
 
 class ModelSource(msgspec.Struct, frozen=True):
@@ -20,7 +19,6 @@ class ModelSource(msgspec.Struct, frozen=True):
         folder: of the model, which has the configuration, labels and what else belongs to it.
         config: with all that has a default.
         is_complete: the configuration counts as it is, see `Backend.complete`.
-        models: those of the server, for a model that asks others; None: it can ask none.
     """
 
     name: str
@@ -28,7 +26,6 @@ class ModelSource(msgspec.Struct, frozen=True):
     folder: Path
     config: ModelConfig
     is_complete: bool = False
-    models: RepositoryModels | None = None
 
     @property
     def path(self) -> Path:
