@@ -17,6 +17,7 @@ from pipeline.errors import ConfigError, InitError, described
 from pipeline.frontends.v2.control import IndexedModel, Overrides
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.repository.dependents import before_itself, in_order, only_needed_by, users_of
 from pipeline.repository.model_folders import model_folders
 from pipeline.repository.override_files import OverrideFiles
 from pipeline.repository.polled_model import PolledModel, find_model, poll_model
@@ -188,7 +189,7 @@ class ModelControl:
         self._check_explicit()
         names = {name} & self._known.keys()
         if with_dependents and names:
-            names |= self._only_needed_by(name)
+            names |= only_needed_by(self._known, name, self._asked_for)
         if names:
             await self._drop(names)
 
@@ -218,16 +219,16 @@ class ModelControl:
         """Load models and what they are made of; return why those that failed did."""
         failures: dict[str, V2Error] = {}
         polled = await self._polled(wanted, failures)
-        affected = {*polled, *self._users_of(polled)}
+        affected = {*polled, *users_of(self._known, polled)}
         async with self._alone_with(affected):
             before = dict(self._known)
             self._known |= polled
             self._asked_for |= wanted.keys() - failures.keys()
-            for name in self._ordered(polled):
+            for name in in_order(self._known, polled):
                 await self._load(polled[name], failures)
                 if name in failures and name in before and self._versions.ready(name):
                     self._known[name] = before[name]  # which goes on, and the next try is one
-            for name in self._ordered(affected - polled.keys()):
+            for name in in_order(self._known, affected - polled.keys()):
                 await self._look_again(self._known[name])
         return failures
 
@@ -315,7 +316,13 @@ class ModelControl:
         return [each.model_config for each in served if each is not None]
 
     def _check_steps(self, model: PolledModel) -> None:
-        """Raise ConfigError, in Triton's words, for an ensemble that lacks a model."""
+        """Raise ConfigError, in Triton's words, for an ensemble that lacks a model, or is one."""
+        before = before_itself({**self._known, model.name: model}, model.name)
+        if before:
+            raise ConfigError(
+                f"circular dependency between ensembles: {model.name} -> ... -> {before} -> "
+                f"{model.name}"
+            )
         for step in model.config.ensemble_scheduling.step:
             name, ready = step.model_name, self._versions.ready(step.model_name)
             depends = f"ensemble '{model.name}' depends on '{name}'"
@@ -332,7 +339,7 @@ class ModelControl:
                 )
 
     async def _drop(self, names: Collection[str]) -> None:
-        affected = {*names, *self._users_of(names)}
+        affected = {*names, *users_of(self._known, names)}
         async with self._alone_with(affected):
             for name in names:
                 self._known.pop(name, None)
@@ -353,49 +360,6 @@ class ModelControl:
             async with self._changed:
                 self._changing -= names
                 self._changed.notify_all()
-
-    # Who needs whom -------------------------------------------------------------------------
-
-    def _users_of(self, names: Iterable[str]) -> set[str]:
-        """Return the ensembles that are made of these models, at any depth."""
-        found: set[str] = set()
-        left = set(names)
-        while left:
-            left = {
-                each.name
-                for each in self._known.values()
-                if left.intersection(each.steps) and each.name not in found
-            }
-            found |= left
-        return found
-
-    def _only_needed_by(self, name: str) -> set[str]:
-        """Return the models that a model is made of, and nobody else asked for or needs."""
-        found: set[str] = set()
-        left = [name]
-        while left:
-            model = self._known.get(left.pop())
-            for step in () if model is None else model.steps:
-                users = self._users_of([step]) - {name, *found}
-                if step not in self._asked_for and not users and step in self._known:
-                    found.add(step)
-                    left.append(step)
-        return found
-
-    def _ordered(self, names: Iterable[str]) -> list[str]:
-        """Return models, each behind those that it is made of."""
-        wanted, found = set(names), list[str]()
-
-        def visit(name: str, path: tuple[str, ...]) -> None:
-            if name not in wanted or name in found or name in path:
-                return
-            for step in self._known[name].steps:
-                visit(step, (*path, name))
-            found.append(name)
-
-        for name in sorted(wanted):
-            visit(name, ())
-        return found
 
 
 def _names(repositories: Iterable[Path]) -> list[str]:

@@ -136,3 +136,16 @@ def test_only_what_was_asked_for_is_run_and_answered(models):
         assert json.dumps(infer(server, "both", [3.0], "x")) == json.dumps(
             [200, {"y": [3.0], "z": [3.0]}]
         )
+
+
+def test_an_ensemble_that_is_made_of_itself_is_refused(models):
+    add_chain(models, "one", steps=[("two", {"x": "x"}, {"y": "y"})])
+    add_chain(models, "two", steps=[("one", {"x": "x"}, {"y": "y"})])
+    add_chain(models, "self", steps=[("self", {"x": "x"}, {"y": "y"})])
+    circle = "circular dependency between ensembles: "
+    with serving(models) as server:
+        status, found = control(server, "one", "load")
+        assert (status, f"{circle}one -> ... -> two -> one" in found) == (400, True), found
+        status, found = control(server, "self", "load")
+        assert (status, f"{circle}self -> ... -> self -> self" in found) == (400, True), found
+        assert control(server, "e", "load") == (200, None)
