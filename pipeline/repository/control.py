@@ -300,14 +300,14 @@ class ModelControl:
             self._check_steps(model)
         except ConfigError as error:
             _LOGGER.error("%s", error)
-            self._versions.unload(model.name)
+            self._versions.unload(model.name, str(error))
             return
         is_ready = bool(self._versions.ready(model.name))
         if not is_ready or self._made_of.get(model.name) != self._parts_of(model):
             failures: dict[str, V2Error] = {}
             await self._load(model, failures)
             if failures and is_ready:
-                self._versions.unload(model.name)
+                self._versions.unload(model.name, str(failures[model.name]))
 
     def _parts_of(self, model: PolledModel) -> list[ModelConfig | None]:
         """Return the configurations of the models that an ensemble is made of, as they are now."""

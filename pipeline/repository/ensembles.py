@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -16,6 +17,7 @@ from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.step_checks import check_steps, dims_fit, in_order, own_dims, steps_of
 from pipeline.workers.model_step import ModelStep, ServerModels
 
+_LOGGER = logging.getLogger(__name__)
 _NOTHING: Mapping[str, Any] = {}
 _PLACES = 4096  # requests in an ensemble, for each step: its models have limits of their own
 
@@ -87,7 +89,10 @@ class EnsembleStep:
         writes: names of the ensemble's tensors by those of the model's outputs.
         leads_to: outputs of the ensemble for which the step is needed.
         outputs: that the model is asked for; empty: all that it has.
-        fits: of tensors that leave the ensemble here.
+
+    Attributes:
+        is_last: its answer is that of the ensemble.
+        fits: of the tensors of that.
     """
 
     def __init__(
@@ -100,7 +105,6 @@ class EnsembleStep:
         writes: Mapping[str, str],
         leads_to: frozenset[str],
         outputs: tuple[str, ...] = (),
-        fits: Mapping[str, Fit] = _NOTHING,
         most: int = 0,
     ) -> None:
         self.models: ServerModels = models
@@ -108,7 +112,8 @@ class EnsembleStep:
         self.version: int = version
         self.most: int = most
         self.writes: Mapping[str, str] = dict(writes)
-        self.fits: Mapping[str, Fit] = fits
+        self.fits: Mapping[str, Fit] = _NOTHING
+        self.is_last: bool = False
         self._ensemble = ensemble
         self._reads = [(read.producer, read.tensor, read.name, read.fit) for read in reads]
         self._leads_to = leads_to
@@ -143,9 +148,13 @@ class EnsembleStep:
         """Return the tensors of the ensemble that a model's answer has."""
         writes = self.writes
         found = {writes[name]: value for name, value in fetched.items() if name in writes}
-        for name, fit in self.fits.items():
-            if name in found:
-                found[name] = fit(found[name])
+        if self.is_last:
+            for name, fit in self.fits.items():
+                if name in found:
+                    found[name] = fit(found[name])
+            wanted = item.request.info.outputs or self._leads_to
+            if len(found) < len(wanted):
+                tell_missing(wanted, found)
         return found
 
     def failed(self, error: PipelineError) -> PipelineError:
@@ -161,7 +170,18 @@ class OutputStep(EnsembleStep):
 
     def answer(self, item: Item, fetched: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs that were made."""
-        return self._read(item.inputs)
+        found = self._read(item.inputs)
+        wanted = item.request.info.outputs or self._leads_to
+        if len(found) < len(wanted):
+            tell_missing(wanted, found)
+        return found
+
+
+def tell_missing(wanted: Iterable[str], found: Container[str]) -> None:
+    """Log which outputs of an ensemble no model has made."""
+    for name in wanted:
+        if name not in found:
+            _LOGGER.debug("Composing models did not output tensor %s", name)
 
 
 def within(ensemble: str, error: PipelineError) -> PipelineError:
@@ -182,6 +202,11 @@ def ensemble_graph(config: ModelConfig, models: RepositoryModels) -> Graph:
         PipelineError: one of these is not there.
     """
     check_steps(config, models.config)
+    most = config.ensemble_scheduling.max_inflight_requests
+    if most:
+        _LOGGER.info(
+            "Ensemble model '%s' configured with max_inflight_requests: %d", config.name, most
+        )
     return build_graph(ResponseOp(_Steps(config, models).last))
 
 
@@ -213,6 +238,7 @@ class _Steps:
         if isinstance(only, StepOp) and not only.pipeline_consumers:
             self.last: Op = only
             assert isinstance(only.pipeline_step, EnsembleStep)
+            only.pipeline_step.is_last = True
             only.pipeline_step.fits = self._own_fits()
         else:
             self.last = self._end()

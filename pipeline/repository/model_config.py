@@ -48,7 +48,18 @@ def parse_text(text: bytes, where: str) -> ModelConfig:
     try:
         return text_format.Parse(text.decode(), ModelConfig())
     except (text_format.ParseError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}:{error}") from None
+        raise ConfigError(f"{where}:{error}{_as_triton_says(str(error))}") from None
+
+
+def _as_triton_says(fault: str) -> str:
+    """Return what Triton's scripts look for where a number is none, or none of its kind."""
+    for words in ("Couldn't parse integer: ", "Value out of range: "):
+        _, found, value = fault.rpartition(words)
+        if found and value.isdigit():
+            return f" - Integer out of range ({value})"
+        if found:
+            return f" - Expected integer, got: {value}"
+    return ""
 
 
 def parse_json(text: str | bytes, where: str) -> ModelConfig:

@@ -127,10 +127,10 @@ class ModelVersions:
         if before is not None and before is not state:
             self._end(before, UNLOADED)
 
-    def unload(self, name: str) -> None:
+    def unload(self, name: str, reason: str = UNLOADED) -> None:
         """End all versions of a model: they finish what they have, in the background."""
         for state in self.of(name).values():
-            self._end(state, UNLOADED)
+            self._end(state, reason)
 
     def _end(self, state: VersionState, reason: str) -> None:
         served, state.served = state.served, None

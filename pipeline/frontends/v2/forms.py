@@ -101,8 +101,7 @@ class RequestForm(Generic[_Inputs]):
 
     def response(self, request_id: str, outputs: dict[str, Array]) -> InferResponse:
         """Return the answer to a request."""
-        entry = self.fitted.entry
-        return InferResponse(entry.name, entry.version, request_id, {}, outputs)
+        return self.fitted.response(request_id, self.parameters, outputs)
 
     def binary(self, outputs: Iterable[str]) -> set[str]:
         """Return those of the outputs that are wanted as bytes behind the JSON."""

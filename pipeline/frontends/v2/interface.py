@@ -30,6 +30,7 @@ class Slot(msgspec.Struct, frozen=True):
     name: str
     datatype: str
     shape: tuple[int, ...] | None
+    is_optional: bool = False
 
     def full_shape(self, batches: bool) -> list[int]:
         """As the caller of a model sees it, which `batches`."""
@@ -61,7 +62,8 @@ class ModelInterface(msgspec.Struct, frozen=True):
             return 1
         self._check_names(model, self.inputs, inputs)
         for slot in self.inputs:
-            self._check_input(model, slot, inputs[slot.name])
+            if slot.name in inputs:
+                self._check_input(model, slot, inputs[slot.name])
         return self._batch_of(model, inputs) if self.batches and inputs else 1
 
     def check_outputs(self, model: str, wanted: Iterable[str]) -> None:
@@ -75,14 +77,18 @@ class ModelInterface(msgspec.Struct, frozen=True):
 
     def _check_names(self, model: str, slots: Sequence[Slot], inputs: Mapping[str, Array]) -> None:
         known = [slot.name for slot in slots]
-        missing = [name for name in known if name not in inputs]
-        if len(inputs) == len(known):
+        required = [slot.name for slot in slots if not slot.is_optional]
+        missing = [name for name in required if name not in inputs]
+        if len(inputs) == len(known) or (len(inputs) < len(known) and not missing):
             for name in inputs:
                 if name not in known:
                     raise _refused(f"unexpected inference input '{name}' for model '{model}'")
         else:
+            least, most = len(required), len(known)
+            wanted = f"{most}" if least == most else f"number of inputs between {least} and {most}"
+            wanted += " inputs" if least == most else ""
             raise _refused(
-                f"expected {len(known)} inputs but got {len(inputs)} inputs for model '{model}'. "
+                f"expected {wanted} but got {len(inputs)} inputs for model '{model}'. "
                 f"Got input(s) {_listed(inputs)}, but missing required input(s) "
                 f"{_listed(missing)}. Please provide all required input(s)."
             )
@@ -166,15 +172,16 @@ def interface_of(
 def interface_of_config(config: ModelConfig) -> ModelInterface:
     """Return the interface of a model of a repository, as its configuration says it."""
     return ModelInterface(
-        tuple(map(_slot_of_config, config.input)),
+        tuple(_slot_of_config(each, each.optional) for each in config.input),
         tuple(map(_slot_of_config, config.output)),
         config.max_batch_size,
     )
 
 
-def _slot_of_config(tensor: ModelInput | ModelOutput) -> Slot:
+def _slot_of_config(tensor: ModelInput | ModelOutput, is_optional: bool = False) -> Slot:
     name = DataType.Name(tensor.data_type).removeprefix("TYPE_")
-    return Slot(tensor.name, "BYTES" if name == "STRING" else name, tuple(tensor.dims))
+    datatype = "BYTES" if name == "STRING" else name
+    return Slot(tensor.name, datatype, tuple(tensor.dims), is_optional)
 
 
 def _is_batched(noted: TensorMetadata) -> bool:

@@ -23,7 +23,10 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 """The protocol's own names, with what they may hold. Sequences are for Ops that have `sequence`
 configured; these, and priorities, for hooks that ask for their context."""
 
-_OF_INFO = ("sequence_id", "sequence_start", "sequence_end", "priority")
+OF_SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
+"""Those that say to which sequence a request belongs."""
+
+_OF_INFO = (*OF_SEQUENCES, "priority")
 
 
 def timeout_of(parameters: Mapping[str, object]) -> float | None:

@@ -23,7 +23,7 @@ from pipeline.frontends.v2.convert import arrays_of, payload_of
 from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.frontends.v2.model import ConfiguredModel, Model, OpModel, PipelineModel
-from pipeline.frontends.v2.parameters import info_of, timeout_of
+from pipeline.frontends.v2.parameters import OF_SEQUENCES, info_of, timeout_of
 from pipeline.frontends.v2.side_by_side import Place
 from pipeline.frontends.v2.unsupported import NO_LOADING
 from pipeline.observe.snapshot import ModelCounters, Snapshot
@@ -72,6 +72,19 @@ class FittedRequest(msgspec.Struct, frozen=True):
         payload = payload_of(message, interface, ensemble)
         may_lack = isinstance(model, ConfiguredModel)
         return arrays_of(payload, interface, model.name, self.wanted, may_lack)
+
+    def response(
+        self, request_id: str, asked: Parameters, outputs: dict[str, Array]
+    ) -> InferResponse:
+        """Return what a caller gets, who has `asked` so; an ensemble repeats its sequence."""
+        entry, told = self.entry, {}
+        if (
+            asked.get("sequence_id")
+            and entry.op is None
+            and isinstance(self.model, ConfiguredModel)
+        ):
+            told = {name: asked.get(name, False) for name in OF_SEQUENCES}
+        return InferResponse(entry.name, entry.version, request_id, told, outputs)
 
 
 class ModelRepository:
@@ -251,7 +264,8 @@ class ModelRepository:
         try:
             asked = await self._asked(fitted, request, timeout_s, traceparent, headers)
             answer = await ask(fitted.entry.served.engine.begin, *asked)
-            return await self._response(fitted, request.id, answer, asked[1])
+            said = request.id, request.parameters
+            return await self._response(fitted, said, answer, asked[1])
         except PipelineError as error:
             raise v2_error(error) from error
 
@@ -268,7 +282,7 @@ class ModelRepository:
         See `answers_to`. An error, also one behind some parts, is raised. With an `entrance` the
         engine is asked when those before have asked it.
         """
-        fitted, request_id = self.fit(request), request.id
+        fitted, said = self.fit(request), (request.id, request.parameters)
         try:
             asked = await self._asked(fitted, request, timeout_s, traceparent, headers)
             del request
@@ -279,7 +293,7 @@ class ModelRepository:
             found = answers_to(begin, *asked)
             async with aclosing(found):
                 async for answer, is_part in found:
-                    yield await self._response(fitted, request_id, answer), is_part
+                    yield await self._response(fitted, said, answer), is_part
         except PipelineError as error:
             raise v2_error(error) from error
 
@@ -302,15 +316,18 @@ class ModelRepository:
         return raw, left_s, target
 
     async def _response(
-        self, fitted: FittedRequest, request_id: str, answer: Any, left_s: float | None = None
+        self,
+        fitted: FittedRequest,
+        said: tuple[str, Parameters],
+        answer: Any,
+        left_s: float | None = None,
     ) -> InferResponse:
-        """Return what a caller gets for an engine's answer."""
+        """Return what a caller gets for an engine's answer; `said`: its id and parameters."""
         if is_short_answer(answer):
             outputs = fitted.outputs(answer)
         else:
             outputs, _ = await self._offload.run(partial(fitted.outputs, answer), left_s)
-        entry = fitted.entry
-        return InferResponse(entry.name, entry.version, request_id, {}, outputs)
+        return fitted.response(*said, outputs)
 
     def is_decoupled(self, name: str, version: str = "") -> bool:
         """Return whether a model answers in parts."""

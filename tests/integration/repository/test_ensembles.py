@@ -149,3 +149,29 @@ def test_an_ensemble_that_is_made_of_itself_is_refused(models):
         status, found = control(server, "self", "load")
         assert (status, f"{circle}self -> ... -> self -> self" in found) == (400, True), found
         assert control(server, "e", "load") == (200, None)
+
+
+def test_an_answer_says_for_which_sequence_it_is(models):
+    with serving(models, mode="none") as server:
+        sent = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [3.0]}]}
+        told = {"sequence_id": 7, "sequence_start": True, "sequence_end": False}
+        for model, expected in (("e", told), ("a", None)):
+            sent["inputs"][0]["name"] = "x" if model == "e" else "INPUT0"
+            for asked in ({}, {**told, "mood": "good"}):
+                path = f"/v2/models/{model}/infer"
+                status, _, answer = http(server, "POST", path, {**sent, "parameters": asked})
+                assert (status, answer.get("parameters")) == (200, (asked and expected) or None)
+
+
+def test_outputs_that_no_model_made_are_left_out(models):
+    steps = [("optional", {"INPUT0": "x"}, {"OUTPUT0": "y", "OUTPUT1": "z"})]
+    folder = add_identity(models, "optional", 1)
+    config = folder / "config.pbtxt"
+    config.write_text(
+        config.read_text()
+        + 'output { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ -1 ] }\n'
+        + 'input { name: "INPUT1" data_type: TYPE_FP32 dims: [ -1 ] optional: true }'
+    )
+    add_pipeline(models, "whole", 8, steps, "x", "y", "z")
+    with serving(models, models=("whole",)) as server:
+        assert infer(server, "whole", [1.0], "x") == (200, {"y": [1.0]})

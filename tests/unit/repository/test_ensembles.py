@@ -149,8 +149,9 @@ async def test_what_the_caller_says_reaches_each_model():
 
 
 @virtual
-async def test_an_output_that_a_model_leaves_out_is_an_input_that_the_next_lacks():
+async def test_an_output_that_a_model_leaves_out_is_an_input_that_the_next_lacks(caplog):
     async with shelf() as there:
+        caplog.set_level("DEBUG")
         config = config_of("a", ONE, {"y": [2], "z": [2]})
         await there.add(config, lambda x: {"y": x} if x[0] < 5 else {"y": x, "z": x * 2})
         await there.add(
@@ -166,8 +167,10 @@ async def test_an_output_that_a_model_leaves_out_is_an_input_that_the_next_lacks
                 ("b", {"x": "p", "optional": "z"}, {"y": "out"}),
             )
         )
-        assert await there.answer("e", **{"in": [1, 2]}) == {"out": [1, 2]}
         assert await there.answer("e", **{"in": [5, 6]}) == {"out": [15, 18], "z": [10, 12]}
+        assert "did not output" not in caplog.text
+        assert await there.answer("e", **{"in": [1, 2]}) == {"out": [1, 2]}
+        assert "Composing models did not output tensor z" in caplog.text
 
 
 @virtual

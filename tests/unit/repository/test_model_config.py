@@ -102,3 +102,18 @@ def test_what_was_not_given_is_shown_with_its_default_and_numbers_are_numbers():
 def test_what_is_shown_is_read_again():
     config = parse_text(TEXT.encode(), "x")
     assert parse_json(msgspec.json.encode(as_json(config)), "x") == config
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    {
+        "-5": "Expected integer, got: -5",
+        '"five"': 'Expected integer, got: "five"',
+        "12345678901": "Integer out of range (12345678901)",
+    }.items(),
+)
+def test_a_number_that_is_none_is_told_in_tritons_words_too(value, told):
+    text = f"ensemble_scheduling {{ max_inflight_requests: {value} }}"
+    with pytest.raises(ConfigError) as caught:
+        parse_text(text.encode(), "x")
+    assert str(caught.value).endswith(told)

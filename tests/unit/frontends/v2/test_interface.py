@@ -152,3 +152,18 @@ def test_only_the_outputs_that_are_fetched_are_shown_and_have_a_say():
 
 def test_a_model_with_a_tensor_that_the_protocol_lacks_has_no_interface():
     assert interface_of(note([-1], dtype="complex64"), batch_size=1) is None
+
+
+def test_an_optional_input_may_be_missing():
+    some = ModelInterface(
+        (Slot("a", "FP32", (2,)), Slot("b", "FP32", (2,)), Slot("c", "FP32", (2,), True))
+    )
+    both = {"a": floats(2), "b": floats(2)}
+    assert some.check_inputs("m", both) == 1
+    assert some.check_inputs("m", {**both, "c": floats(2)}) == 1
+    assert "unexpected shape for input 'c'" in refusal(some, **both, c=floats(3))
+    assert refusal(some, a=floats(2), c=floats(2)) == (
+        "expected number of inputs between 2 and 3 but got 2 inputs for model 'm'. Got input(s) "
+        "['a','c'], but missing required input(s) ['b']. Please provide all required input(s)."
+    )
+    assert refusal(some, **both, d=floats(2)) == "unexpected inference input 'd' for model 'm'"
