@@ -80,6 +80,8 @@ class Op:
             of them.
         sequence: "direct" or "oldest", or the mapping that `op.<name>.sequence` may be: requests
             with one `sequence_id` stay at one worker, one after the other.
+        dynamic_batching: the mapping that `op.<name>.dynamic_batching` may be; stands for
+            `batching: dynamic`, too.
 
     A value given here wins over config.yml, config.yml over the default.
     """
@@ -130,6 +132,7 @@ class Op:
         max_loops: int = 100,
         gather: bool = False,
         sequence: str | Mapping[str, object] | None = None,
+        dynamic_batching: Mapping[str, object] | None = None,
     ) -> None:
         self.name: str = f"Op{next(_numbers)}" if name is None else name
         self.pipeline_given: Mapping[str, object] = {
@@ -145,6 +148,7 @@ class Op:
             "local_service_handler": local_service_handler,
             "fuse": fuse,
             "sequence": sequence,
+            "dynamic_batching": dynamic_batching,
         }
         self.pipeline_gathers: bool = gather
         self.pipeline_consumers: weakref.WeakSet[Op] = weakref.WeakSet()

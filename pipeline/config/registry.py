@@ -56,6 +56,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "schedulers": {
         "full": "pipeline.engine.schedulers.dynamic:FullScheduler",
         "adaptive": "pipeline.engine.schedulers.dynamic:AdaptiveScheduler",
+        "dynamic": "pipeline.engine.schedulers.dynamic_batcher:DynamicBatcher",
         "iterative": "pipeline.engine.schedulers.iterative:IterativeScheduler",
     },
     "frontends": {

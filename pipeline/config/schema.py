@@ -6,11 +6,12 @@ import logging
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
+from pipeline.config.batching import DynamicBatchingConfig, fault_of_batching
 from pipeline.config.controls import controls_of
 from pipeline.config.fields import (
     Alias,
@@ -53,6 +54,7 @@ Cards = Annotated[
 Millis = Annotated[float, Duration("ms")]
 Pattern = Annotated[str, Rule("a regular expression", lambda text: _is_pattern(text))]
 Names = tuple[str, ...]
+Section = TypeVar("Section", bound=Struct)
 Options = Mapping[str, object]
 """Arguments of the Struct of an implementation's options, by its fields."""
 
@@ -220,8 +222,12 @@ class OpConfig(Struct, frozen=True, kw_only=True):
     batching: Annotated[
         str,
         OneOf("schedulers"),
-        "full: wait for batch_size requests; adaptive: for what comes meanwhile; iterative: steps.",
+        "full: wait for batch_size requests; adaptive: for what comes meanwhile; dynamic: as"
+        " dynamic_batching says; iterative: steps.",
     ] = "full"
+    dynamic_batching: Annotated[
+        DynamicBatchingConfig, "batching: dynamic, in the words of Triton's section of this name."
+    ] = DynamicBatchingConfig()
     scheduler_options: Annotated[Options, OptionsOf("schedulers", "batching")] = {}
     sequence: Annotated[SequenceConfig, "Requests that belong together."] = SequenceConfig()
     workers: Annotated[
@@ -391,7 +397,12 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
         values["local_service_conf"] = _local_service_of(name, handler)
     sequence = given.pop("sequence", None)
     if sequence is not None:
-        values["sequence"] = _sequence_of(name, sequence)
+        said = {"strategy": sequence} if isinstance(sequence, str) else sequence
+        values["sequence"] = _section_of(name, "sequence", SequenceConfig, said)
+    dynamic = given.pop("dynamic_batching", None)
+    if dynamic is not None:
+        section = _section_of(name, "dynamic_batching", DynamicBatchingConfig, dynamic)
+        values |= {"dynamic_batching": section, "batching": "dynamic"}
     for argument, value in given.items():
         setting = arguments.get(argument)
         if setting is None or setting.section is not None:
@@ -406,6 +417,7 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
     op = msgspec.structs.replace(config.op.get(name, OpConfig()), **values)
     if op.sequence != SequenceConfig():
         _check_sequence(name, op, config)
+    _check_batching(name, op, config)
     return _with_dag(op, config.dag)
 
 
@@ -423,15 +435,27 @@ def _local_service_of(name: str, handler: object) -> LocalServiceConfig:
     return LocalServiceConfig(**values)
 
 
-def _sequence_of(name: str, given: object) -> SequenceConfig:
-    """Return what an Op's argument `sequence` says, a strategy or a mapping, checked as YAML is."""
-    where = f"Op {name!r}, argument sequence"
-    data = {"strategy": given} if isinstance(given, str) else given
-    reader = Reader(Source(where, data), SequenceConfig)
-    values = reader.fields(SequenceConfig, data, ())
+def _section_of(name: str, argument: str, section: type[Section], data: object) -> Section:
+    """Return the section that an Op's argument says, a mapping, checked as YAML is."""
+    where = f"Op {name!r}, argument {argument}"
+    reader = Reader(Source(where, data), section)
+    values = reader.fields(section, data, ())
     if reader.problems or reader.warnings:
         raise ConfigError("\n".join([*reader.problems, *reader.warnings]))
-    return SequenceConfig(**values)
+    return section(**values)
+
+
+def _check_batching(name: str, op: OpConfig, config: ServiceConfig) -> None:
+    """Refuse what `dynamic_batching` cannot go together with. Raises ConfigError."""
+    batching, wrong = op.dynamic_batching, ""
+    if op.batching != "dynamic":
+        if batching != DynamicBatchingConfig():
+            wrong = f"is for batching: dynamic, found {op.batching}"
+    elif op.auto_batching_timeout_s is not None:
+        wrong = "with auto_batching_timeout: max_queue_delay_microseconds says it, leave that out"
+    wrong = wrong or fault_of_batching(name, batching, op.batch_size)
+    if wrong:
+        raise ConfigError(f"{config.source}: op.{name}.dynamic_batching: {wrong}")
 
 
 def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:

@@ -16,7 +16,7 @@ from pipeline.engine.pace import Pace
 from pipeline.engine.passage import shortcut_of
 from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState, RequestTarget
-from pipeline.engine.schedulers.base import Batch, Load, Scheduler
+from pipeline.engine.schedulers.base import Batch, Load, Refusal, Scheduler
 from pipeline.engine.schedulers.guarded import SchedulerError, guarded
 from pipeline.engine.shortcut import Shortcut
 from pipeline.engine.span_recorder import SpanRecorder
@@ -24,7 +24,7 @@ from pipeline.engine.state import OpState
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
 from pipeline.engine.worker_watch import WorkerWatch
-from pipeline.errors import DeadlineError, PipelineError
+from pipeline.errors import DeadlineError, OverloadedError, PipelineError
 from pipeline.op import Op
 
 if TYPE_CHECKING:
@@ -151,7 +151,9 @@ class OpDispatcher:
             request, generation, data_id, log_id, inputs, now, ready_ns, is_feed, lap, entered
         )
         refusal = self.scheduler.add(item, now)
-        if refusal is not None:
+        if isinstance(refusal, OverloadedError):  # it was never queued
+            self._pass_on(item, refusal)
+        elif refusal is not None:
             self._fail([item], refusal, outcome_of(refusal))
         if not self.is_dirty:
             self._router.mark_dirty(self)
@@ -236,10 +238,14 @@ class OpDispatcher:
             except SchedulerError as failed:
                 self._fail(failed.items, failed.error, Outcome.OTHER)
                 batch = None
-            if not isinstance(batch, Batch):
+            if isinstance(batch, Refusal):
+                self._fail(batch.items, batch.error, batch.outcome)
+            elif not isinstance(batch, Batch):
                 left = len(scheduler)
                 break
-            runs.append(self.count(self.run_type(batch.items, batch.worker, places=batch.places)))
+            else:
+                run = self.run_type(batch.items, batch.worker, places=batch.places)
+                runs.append(self.count(run))
             if room.size:
                 self._places_freed()
             left = len(scheduler)

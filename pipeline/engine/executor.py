@@ -12,6 +12,7 @@ from pipeline.engine.channel import Item, Receiver, alone, link, own_dict
 from pipeline.engine.conditions import Absent, nowhere, waits_in_vain
 from pipeline.engine.detours import Detours
 from pipeline.engine.dispatcher import OpDispatcher
+from pipeline.engine.dynamic_dispatcher import DynamicDispatcher, is_dynamic
 from pipeline.engine.fusing import Fusing
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import EngineObservers
@@ -136,8 +137,7 @@ class Executor:
                 make = IterativeDispatcher if is_iterative(op) else StreamDispatcher
                 self.nodes[op] = make(streams, dag.stream_window, *own)
             else:
-                kind = SequenceDispatcher if has_sequences(op) else OpDispatcher
-                self.nodes[op] = kind(*own)
+                self.nodes[op] = _kind_of(op)(*own)
         nodes = cycle.nodes = tuple(self.nodes.values())
         link(self.nodes, graph.successors)
         check_sequences(nodes)
@@ -286,3 +286,10 @@ def _serialized_once(receivers: Sequence[Receiver], answer: dict[str, Any]) -> A
         return domain.serialize(answer)
     except PipelineError as error:
         return error
+
+
+def _kind_of(op: Op) -> type[OpDispatcher]:
+    """Return the dispatcher of an Op that neither makes nor reads a stream."""
+    if has_sequences(op):
+        return SequenceDispatcher
+    return DynamicDispatcher if is_dynamic(op) else OpDispatcher

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import ErrorCode, PipelineError
+from pipeline.errors import ErrorCode, OverloadedError, PipelineError
 
 if TYPE_CHECKING:
     from pipeline.engine.request import RequestState
@@ -48,6 +48,8 @@ BY_CALLERS = (Outcome.CANCELED, Outcome.PRODUCT)
 
 def outcome_of(error: PipelineError) -> Outcome:
     """Return the ending of a span or a request that failed with `error` while worked on."""
+    if isinstance(error, OverloadedError):  # it came to no worker
+        return Outcome.OTHER
     return Outcome.PRODUCT if error.is_callers else Outcome.BACKEND
 
 
@@ -113,10 +115,7 @@ class PartKind(enum.IntEnum):
 
 
 class PartRecord(NamedTuple):
-    """One part of a stream, or its end: a row of PART.
-
-    All are integers. Times are ns of `time.monotonic_ns`.
-    """
+    """One part of a stream, or its end: a row of PART, as integers and ns of REQUEST's are."""
 
     data_id: int
     target: int  # PIPELINE: a part of the answer; else the index of the Op that made it

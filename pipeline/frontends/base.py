@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.data import RequestInfo
+from pipeline.engine.dynamic_dispatcher import is_dynamic
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import asking
@@ -98,7 +99,7 @@ class FrontendContext:
 
 
 def takes_info(models: ModelRegistry) -> bool:
-    """Return whether a hook, a filter, a sequence or a model of an ensemble needs what callers say.
+    """Return whether a hook, a filter, a scheduler or a model of an ensemble needs what callers say.
 
     That is beside their data.
     """
@@ -107,7 +108,8 @@ def takes_info(models: ModelRegistry) -> bool:
         return True
     if any(served.config.filters for served in graphs):
         return True
-    if any(has_sequences(op) for served in graphs for op in served.graph.ops):
+    ops = [op for served in graphs for op in served.graph.ops]
+    if any(has_sequences(op) or is_dynamic(op) for op in ops):
         return True
     return any(asking(op) for served in graphs for op in served.graph.all_ops)
 

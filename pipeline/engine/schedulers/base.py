@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pipeline.engine.channel import Item
+from pipeline.engine.journal import Outcome
 from pipeline.engine.request import RequestState
 from pipeline.errors import PipelineError
 
@@ -33,6 +34,20 @@ class Batch(msgspec.Struct, eq=False):
     start_ns: int = 0
     end_ns: int = 0
     places: Sequence[int] | None = None
+
+
+class Refusal(msgspec.Struct, eq=False):
+    """Items that a scheduler has given up, as they have waited too long.
+
+    Attributes:
+        items: they are not in its queue any more.
+        error: what their requests are told.
+        outcome: of their spans.
+    """
+
+    items: Sequence[Any]
+    error: PipelineError
+    outcome: Outcome = Outcome.OTHER
 
 
 class Load(msgspec.Struct, eq=False):
@@ -71,13 +86,16 @@ class Scheduler(Protocol):
         """Return how many items are ready."""
 
     def add(self, item: Item, now: float) -> PipelineError | None:
-        """Take an item that is ready; or return why it is not taken."""
+        """Take an item that is ready; or return why it is not taken.
 
-    def next(self, load: Load, now: float) -> Batch | float | None:
-        """Return the next batch to run; or when to ask again; None: when something changes.
+        With an OverloadedError it was never queued, and statistics do not count it.
+        """
 
-        It is asked again at once after a batch; and after each `add`, `done` and change of the
-        workers.
+    def next(self, load: Load, now: float) -> Batch | Refusal | float | None:
+        """Return the next batch to run; or who will never run; or when to ask again.
+
+        None: when something changes. It is asked again at once after a batch and a Refusal; and
+        after each `add`, `done` and change of the workers.
         """
 
     def done(self, batch: Batch, now: float) -> None:

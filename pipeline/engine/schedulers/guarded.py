@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.engine.channel import Item
 from pipeline.engine.request import RequestState
-from pipeline.engine.schedulers.base import Batch, Load, Scheduler
+from pipeline.engine.schedulers.base import Batch, Load, Refusal, Scheduler
 from pipeline.errors import PipelineError, UserCodeError, described, printable
 
 _LOGGER = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class GuardedScheduler:
         self._ready.pop(item, None)
         return refusal
 
-    def next(self, load: Load, now: float) -> Batch | float | None:
+    def next(self, load: Load, now: float) -> Batch | Refusal | float | None:
         """Return what the scheduler does.
 
         Raises:
@@ -69,10 +69,10 @@ class GuardedScheduler:
             self._call("clear")
             self._error = None  # it is logged, and nobody is left to be told
             raise SchedulerError(items, error)
-        if isinstance(batch, Batch):
+        if isinstance(batch, Batch | Refusal):
             for item in batch.items:
                 self._ready.pop(item, None)
-        found: Batch | float | None = batch
+        found: Batch | Refusal | float | None = batch
         return found
 
     def done(self, batch: Batch, now: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pipeline.config.batching import QueuePolicyConfig
 from pipeline.config.controls import Control, controls_of
 from pipeline.config.schema import OpConfig
 from pipeline.config.sequences import StateConfig, datatype
@@ -50,6 +51,8 @@ def config_of_op(
     delay_s = settings.auto_batching_timeout_s or 0.0
     if settings.sequence.strategy is not None or settings.batching == "iterative":
         config["sequence_batching"] = _sequence_batching(settings, interface.max_batch_size)
+    elif settings.batching == "dynamic":
+        config["dynamic_batching"] = _dynamic_batching(settings, interface.max_batch_size)
     elif settings.batch_size > 1:
         config["dynamic_batching"] = {
             "preferred_batch_size": [settings.batch_size],
@@ -82,6 +85,31 @@ def _sequence_batching(settings: OpConfig, max_batch_size: int) -> dict[str, Any
         "control_input": [_control(each) for each in controls_of("", sequence.controls)],
         "state": [_state(each) for each in sequence.state],
         "iterative_sequence": settings.batching == "iterative",
+    }
+
+
+def _dynamic_batching(settings: OpConfig, max_batch_size: int) -> dict[str, Any]:
+    batching = settings.dynamic_batching
+    whole = max_batch_size or settings.batch_size
+    return {
+        "preferred_batch_size": list(batching.preferred_batch_size) or [whole],
+        "max_queue_delay_microseconds": batching.max_queue_delay_microseconds,
+        "preserve_ordering": batching.preserve_ordering,
+        "priority_levels": batching.priority_levels,
+        "default_priority_level": batching.default_priority_level,
+        "default_queue_policy": _queue_policy(batching.default_queue_policy),
+        "priority_queue_policy": {
+            str(each.level): _queue_policy(each) for each in batching.priority_queue_policy
+        },
+    }
+
+
+def _queue_policy(policy: QueuePolicyConfig) -> dict[str, Any]:
+    return {
+        "timeout_action": policy.timeout_action.upper(),
+        "default_timeout_microseconds": policy.default_timeout_microseconds,
+        "allow_timeout_override": policy.allow_timeout_override,
+        "max_queue_size": policy.max_queue_size,
     }
 
 

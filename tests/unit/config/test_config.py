@@ -339,9 +339,12 @@ def test_a_bool_is_not_an_int() -> None:
         ({"timeout": 10**10}, "timeout: expected int <= 2147483647 (ms), found 10000000000 (int)"),
         (
             {"batching": "greedy"},
-            "batching: expected full or adaptive or iterative, found 'greedy' (str)",
+            "batching: expected full or adaptive or dynamic or iterative, found 'greedy' (str)",
         ),
-        ({"batching": 1}, "batching: expected full or adaptive or iterative, found 1 (int)"),
+        (
+            {"batching": 1},
+            "batching: expected full or adaptive or dynamic or iterative, found 1 (int)",
+        ),
         ({"workers": True}, "workers: expected thread or process, found True (bool)"),
         ({"fetch_list": "a"}, "fetch_list: expected list of str, found 'a' (str)"),
         ({"fetch_list": [1]}, "fetch_list: expected list of str, found [1] (list)"),

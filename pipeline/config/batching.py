@@ -1,0 +1,93 @@
+"""`op.<name>.dynamic_batching`: how requests wait for a batch, in the words of Triton's section."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Positive = Annotated[int, Meta(ge=1)]
+Size = Annotated[int, Meta(ge=0)]
+
+
+class QueuePolicyConfig(Struct, frozen=True, kw_only=True):
+    """Limits of a queue: how many wait there, how long, and what becomes of those who are late."""
+
+    timeout_action: Annotated[
+        Literal["reject", "delay"],
+        "Who has waited too long is: reject: refused; delay: behind all who have not.",
+    ] = "reject"
+    default_timeout_microseconds: Annotated[Size, "Longest wait in the queue, us; 0: any."] = 0
+    allow_timeout_override: Annotated[
+        bool, "True: the timeout of a request counts, if it is shorter than the default."
+    ] = False
+    max_queue_size: Annotated[Size, "Requests that wait; more are refused; 0: any number."] = 0
+
+
+class LevelPolicyConfig(QueuePolicyConfig, frozen=True, kw_only=True):
+    """The queue of one priority level."""
+
+    level: Annotated[Positive, "The level that it is for."]
+
+
+class DynamicBatchingConfig(Struct, frozen=True, kw_only=True):
+    """`op.<name>.dynamic_batching`: read with `batching: dynamic`. Sizes are in samples."""
+
+    preferred_batch_size: Annotated[
+        tuple[Positive, ...], "Batches of these sizes do not wait to grow; none: batch_size."
+    ] = ()
+    max_queue_delay_microseconds: Annotated[
+        Size, "Longest wait for a preferred size, us; 0: what is there goes."
+    ] = 0
+    preserve_ordering: Annotated[
+        bool, "True: answers leave the Op in the order in which its requests came."
+    ] = False
+    priority_levels: Annotated[Size, "Levels, 1 goes first; 0: requests have no priority."] = 0
+    default_priority_level: Annotated[
+        Size, "Level of a request that has none, or none of these; 1 to priority_levels."
+    ] = 0
+    default_queue_policy: Annotated[
+        QueuePolicyConfig, "Limits of the queue, of each level's its own."
+    ] = QueuePolicyConfig()
+    priority_queue_policy: Annotated[
+        tuple[LevelPolicyConfig, ...], "Limits of single levels, in place of the default ones."
+    ] = ()
+
+    def policy_of(self, level: int) -> QueuePolicyConfig:
+        """Return the limits of a level's queue; without levels there is only the default."""
+        own = self.priority_queue_policy if self.priority_levels else ()
+        return next((each for each in own if each.level == level), self.default_queue_policy)
+
+    @property
+    def policies(self) -> tuple[QueuePolicyConfig, ...]:
+        """Return all limits that it has."""
+        return (self.default_queue_policy, *self.priority_queue_policy)
+
+
+def fault_of_batching(name: str, batching: DynamicBatchingConfig, most: int) -> str:
+    """Return what is wrong with a model's section, in Triton's words; "": nothing.
+
+    Args:
+        most: samples of one execution.
+    """
+    levels = batching.priority_levels
+    if any(size <= 0 for size in batching.preferred_batch_size):
+        return f"dynamic batching preferred size must be positive for {name}"
+    if any(size > most for size in batching.preferred_batch_size):
+        return f"dynamic batching preferred size must be <= max batch size for {name}"
+    if levels and not 1 <= batching.default_priority_level <= levels:
+        return f"default priority level must be in range [1, {levels}] for {name}"
+    if levels and not all(1 <= each.level <= levels for each in batching.priority_queue_policy):
+        return f"priority queue policy must have priority level in range [1, {levels}] for {name}"
+    if batching.preserve_ordering and levels > 1:
+        return f"Only one priority level is allowed when 'preserve_ordering' is true for {name}"
+    if batching.preserve_ordering and any(map(_delays, batching.policies)):
+        return (
+            "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true "
+            f"for {name}"
+        )
+    return ""
+
+
+def _delays(policy: QueuePolicyConfig) -> bool:
+    return policy.default_timeout_microseconds != 0 and policy.timeout_action == "delay"

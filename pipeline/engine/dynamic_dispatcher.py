@@ -1,0 +1,100 @@
+"""DynamicDispatcher: the dispatcher of an Op with `batching: dynamic`."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+from typing import Any
+
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.channel import Item
+from pipeline.engine.collate import form_of
+from pipeline.engine.dispatcher import OpDispatcher
+from pipeline.engine.lone_run import LoneRun
+from pipeline.engine.schedulers.base import Scheduler
+from pipeline.engine.schedulers.dynamic_batcher import DynamicBatcher
+from pipeline.engine.schedulers.held_start import held_start
+from pipeline.engine.walk import Walk
+from pipeline.engine.worker_api import Worker
+from pipeline.op import Op, overrides
+
+
+class DynamicDispatcher(OpDispatcher):
+    """Tells its scheduler what may share an execution, and keeps the order of answers.
+
+    With `preserve_ordering` what came of a batch waits until nothing came, or will come, before
+    it. Errors of batches that were lost do not wait.
+    """
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        config = self.op.pipeline_config
+        self._keeps_order = config.dynamic_batching.preserve_ordering and config.concurrency > 1
+        self._order: dict[Item, int] = {}  # of the items that are at the workers
+        self._left: dict[Item, int] = {}  # of those that just were
+        self._taken = 0
+        self._answers: list[tuple[Item, Any, bool]] | None = None  # of the batch that is done
+        self._held: list[tuple[int, list[tuple[Item, Any, bool]]]] = []
+
+    def _make_scheduler(self) -> Scheduler:
+        batcher = DynamicBatcher(self.op.pipeline_config)
+        batcher.start = held_start(os.environ)
+        batcher.form = _form_of_fed if overrides(self.op, "preprocess") else _form_of_inputs
+        return batcher
+
+    def schedule(self) -> bool:
+        self._pass_on_held()  # a batch may have been lost
+        return super().schedule()
+
+    def count(self, run: BatchRun) -> BatchRun:
+        for item in run.items if self._keeps_order else ():
+            number = self._left.pop(item, None)  # what is started over keeps its own
+            if number is None:
+                self._taken = number = self._taken + 1
+            self._order[item] = number
+        return super().count(run)
+
+    def release(self, run: BatchRun | LoneRun) -> None:
+        for item in run.items if self._keeps_order else ():
+            self._left[item] = self._order.pop(item)
+        super().release(run)
+
+    def done(self, worker: Worker, job: BatchRun | LoneRun | Walk) -> None:
+        if not self._keeps_order or not isinstance(job, BatchRun) or job.is_superseded:
+            super().done(worker, job)
+            return
+        number, self._answers = self._order[job.items[0]], []
+        super().done(worker, job)
+        heapq.heappush(self._held, (number, self._answers))
+        self._answers = None
+        self._pass_on_held()
+
+    def _pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
+        if self._answers is None:
+            super()._pass_on(item, outcome, jumped)
+        else:
+            self._answers.append((item, outcome, jumped))
+
+    def _pass_on_held(self) -> None:
+        """Pass on what came of batches that have none before them any more."""
+        self._left.clear()
+        while self._held and self._held[0][0] < min(self._order.values(), default=math.inf):
+            for item, outcome, jumped in heapq.heappop(self._held)[1]:
+                self._pass_on(item, outcome, jumped)
+
+
+def is_dynamic(op: Op) -> bool:
+    """Return whether an Op has Triton's dynamic batcher."""
+    return op.pipeline_config.batching == "dynamic"
+
+
+def _form_of_fed(item: Item) -> object:
+    """Return the form of what `process` is fed; None: not known before `preprocess`."""
+    return _form_of_inputs(item) if item.is_feed else None
+
+
+def _form_of_inputs(item: Item) -> object:
+    """Return what plain arrays have in common that can be merged, whatever their order."""
+    forms = [form_of(part)[0] if isinstance(part, dict) else None for part in item.inputs.values()]
+    return [form and frozenset(form) for form in forms]

@@ -1,0 +1,163 @@
+"""The scheduler `dynamic`: Triton's dynamic batcher, by `op.<name>.dynamic_batching`."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+
+from pipeline.config.schema import OpConfig
+from pipeline.engine.channel import Item
+from pipeline.engine.journal import Outcome
+from pipeline.engine.request import RequestState
+from pipeline.engine.schedulers.base import Batch, Load, Refusal
+from pipeline.engine.schedulers.draft import Draft, Form
+from pipeline.engine.schedulers.dynamic import batches_ahead
+from pipeline.engine.schedulers.held_start import HeldStart
+from pipeline.engine.schedulers.policy_queue import PolicyQueue
+from pipeline.errors import OverloadedError, PipelineError
+
+FULL = "Exceeds maximum queue size"
+EXPIRED = "Request timeout expired"
+_UNKNOWN = "<id_unknown>"
+_SPARE = 64  # queues without anybody: callers choose their levels
+_PER_S = 1e6  # microseconds
+
+
+class DynamicBatcher:
+    """Cuts batches of preferred sizes, by priority and then first come, first served.
+
+    Who waits too long is refused, or goes behind the others of its level.
+
+    Attributes:
+        form: what items have in common that may share an execution; None: any may.
+        start: what it waits for before its first batch, for tests; None: nothing.
+    """
+
+    def __init__(self, config: OpConfig, options: None = None) -> None:
+        self._batching = batching = config.dynamic_batching
+        self._batch_size = config.batch_size
+        self._preferred = frozenset(batching.preferred_batch_size) or {config.batch_size}
+        self._delay_s = batching.max_queue_delay_microseconds / _PER_S
+        self._queues: dict[int, PolicyQueue] = {}
+        self._levels: list[int] = []  # of the queues, sorted
+        self._at: dict[Item, int] = {}  # level of each
+        self._draft: Draft | None = None  # of all that are here; None: begin anew
+        self._may_be_ahead = not batching.priority_levels and not any(
+            each.default_timeout_microseconds or each.allow_timeout_override or each.max_queue_size
+            for each in batching.policies
+        )
+        self.form: Form | None = None
+        self.start: HeldStart | None = None
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def add(self, item: Item, now: float) -> PipelineError | None:
+        level = self._level_of(item)
+        queue = self._queues.get(level)
+        if queue is None:
+            queue = self._queues[level] = PolicyQueue(self._batching.policy_of(level))
+            bisect.insort(self._levels, level)
+        if queue.is_full:
+            return OverloadedError(f"[request id: {item.info.id or _UNKNOWN}] {FULL}")
+        if self._draft is not None and self._goes_last(level, queue):
+            self._draft.take(item)
+        else:
+            self._draft = None
+        queue.add(item, now)
+        self._at[item] = level
+        return None
+
+    def next(self, load: Load, now: float) -> Batch | Refusal | float | None:
+        """Return the next batch; or who has waited too long; or when to ask again."""
+        if not self._at:
+            return None
+        refused = self._expire(now)
+        if refused:
+            return Refusal(refused, OverloadedError(EXPIRED), Outcome.REJECTED)
+        limits = [queue.limited_until for queue in self._queues.values()]
+        wake = min((limit for limit in limits if limit is not None), default=None)
+        if not self._may_begin(load):
+            return wake
+        draft = self._drafted(load)
+        count = len(draft.items) if load.is_full else draft.ripe(now, self._delay_s)
+        if not count:
+            due = draft.due(self._delay_s)
+            return due if wake is None else min(due, wake)
+        for item in draft.items[:count]:
+            self._remove(item)
+        return Batch(draft.items[:count])
+
+    def done(self, batch: Batch, now: float) -> None:
+        """Do nothing: this scheduler keeps nothing of a batch."""
+
+    def drop(self, request: RequestState) -> list[Item]:
+        dropped = [item for item in self._at if item.request is request]
+        for item in dropped:
+            self._remove(item)
+        return dropped
+
+    def clear(self) -> list[Item]:
+        items = list(self._in_order())
+        for item in items:
+            self._remove(item)
+        return items
+
+    def _level_of(self, item: Item) -> int:
+        levels = self._batching.priority_levels
+        if levels <= 1:
+            return levels
+        own = item.info.priority
+        return own if 1 <= own <= levels else self._batching.default_priority_level
+
+    def _goes_last(self, level: int, queue: PolicyQueue) -> bool:
+        """Return whether a request goes behind all that are here."""
+        return level >= self._levels[-1] and not queue.has_late
+
+    def _may_begin(self, load: Load) -> bool:
+        """Return whether a worker may have a batch: of busy ones only a whole one, ahead."""
+        if self.start is not None:
+            if len(self._at) < self.start.queued:
+                return False
+            self.start = None
+        if load.max_items <= 0 or load.running < load.workers:
+            return load.max_items > 0
+        if not (self._may_be_ahead and load.workers and len(self._at) >= self._batch_size):
+            return False
+        ahead = batches_ahead(load.service_s, self._batch_size, load.workers)
+        return load.running < load.workers + ahead
+
+    def _drafted(self, load: Load) -> Draft:
+        """Return the batch that is there; the same as last time, if nobody has left since."""
+        limits = load.max_rows or self._batch_size, min(self._batch_size, load.max_items)
+        draft = self._draft
+        if draft is None or not draft.has_limits(*limits):
+            self._draft = draft = Draft(self._preferred, *limits, self.form)
+            for item in self._in_order():
+                if not draft.take(item):
+                    break
+        return draft
+
+    def _in_order(self) -> Iterator[Item]:
+        for level in self._levels:
+            yield from self._queues[level]
+
+    def _expire(self, now: float) -> list[Item]:
+        refused: list[Item] = []
+        for queue in list(self._queues.values()):
+            late, has_changed = queue.expire(now)
+            refused += late
+            if has_changed:
+                self._draft = None
+        for item in refused:
+            del self._at[item]
+        return refused
+
+    def _remove(self, item: Item) -> None:
+        self._draft = None
+        level = self._at.pop(item)
+        queue = self._queues[level]
+        queue.remove(item)
+        if not queue and len(self._levels) > _SPARE:
+            del self._queues[level]
+            self._levels.remove(level)
