@@ -24,7 +24,7 @@ from pipeline.engine.state import OpState
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
 from pipeline.engine.worker_watch import WorkerWatch
-from pipeline.errors import DeadlineError, OverloadedError, PipelineError
+from pipeline.errors import DeadlineError, PipelineError
 from pipeline.op import Op
 
 if TYPE_CHECKING:
@@ -151,9 +151,7 @@ class OpDispatcher:
             request, generation, data_id, log_id, inputs, now, ready_ns, is_feed, lap, entered
         )
         refusal = self.scheduler.add(item, now)
-        if isinstance(refusal, OverloadedError):  # it was never queued
-            self._pass_on(item, refusal)
-        elif refusal is not None:
+        if refusal is not None:
             self._fail([item], refusal, outcome_of(refusal))
         if not self.is_dirty:
             self._router.mark_dirty(self)
@@ -239,7 +237,10 @@ class OpDispatcher:
                 self._fail(failed.items, failed.error, Outcome.OTHER)
                 batch = None
             if isinstance(batch, Refusal):
-                self._fail(batch.items, batch.error, batch.outcome)
+                if batch.outcome is not None:
+                    self.spans.unfinished(batch.items, batch.outcome)
+                for item in batch.items:
+                    self._pass_on(item, batch.error)
             elif not isinstance(batch, Batch):
                 left = len(scheduler)
                 break

@@ -57,12 +57,9 @@ class Queueing:
         info = RequestInfo(id=id, priority=priority, parameters=parameters)
         asked = _Asked(data_id=self.count, log_id=0, generation=0, rows=rows, info=info)
         item = Item(asked, 0, self.count, 0, {"x": shape}, self.now)  # type: ignore[arg-type]
-        refusal = self.scheduler.add(item, self.now)
-        if refusal is not None:
-            self.refused[self.count] = str(refusal), self.now
-        else:
-            self.items[self.count] = item
-            self.cut()
+        self.scheduler.add(item, self.now)
+        self.items[self.count] = item
+        self.cut()
         return self.count
 
     def cut(self) -> float | None:

@@ -37,17 +37,16 @@ class Batch(msgspec.Struct, eq=False):
 
 
 class Refusal(msgspec.Struct, eq=False):
-    """Items that a scheduler has given up, as they have waited too long.
+    """Items that a scheduler has given up: they are not in its queue any more.
 
     Attributes:
-        items: they are not in its queue any more.
         error: what their requests are told.
-        outcome: of their spans.
+        outcome: of their spans; None: statistics count none, as of who was never queued.
     """
 
     items: Sequence[Any]
     error: PipelineError
-    outcome: Outcome = Outcome.OTHER
+    outcome: Outcome | None = None
 
 
 class Load(msgspec.Struct, eq=False):
@@ -86,10 +85,7 @@ class Scheduler(Protocol):
         """Return how many items are ready."""
 
     def add(self, item: Item, now: float) -> PipelineError | None:
-        """Take an item that is ready; or return why it is not taken.
-
-        With an OverloadedError it was never queued, and statistics do not count it.
-        """
+        """Take an item that is ready; or return why it is not taken."""
 
     def next(self, load: Load, now: float) -> Batch | Refusal | float | None:
         """Return the next batch to run; or who will never run; or when to ask again.

@@ -14,11 +14,11 @@ from pipeline.engine.schedulers.draft import Draft, Form
 from pipeline.engine.schedulers.dynamic import batches_ahead
 from pipeline.engine.schedulers.held_start import HeldStart
 from pipeline.engine.schedulers.policy_queue import PolicyQueue
-from pipeline.errors import OverloadedError, PipelineError
+from pipeline.errors import OverloadedError
+from pipeline.proto.v2.raw import about_request
 
 FULL = "Exceeds maximum queue size"
 EXPIRED = "Request timeout expired"
-_UNKNOWN = "<id_unknown>"
 _SPARE = 64  # queues without anybody: callers choose their levels
 _PER_S = 1e6  # microseconds
 
@@ -52,41 +52,40 @@ class DynamicBatcher:
     def __len__(self) -> int:
         return len(self._at)
 
-    def add(self, item: Item, now: float) -> PipelineError | None:
+    def add(self, item: Item, now: float) -> None:
         level = self._level_of(item)
         queue = self._queues.get(level)
         if queue is None:
             queue = self._queues[level] = PolicyQueue(self._batching.policy_of(level))
             bisect.insort(self._levels, level)
-        if queue.is_full:
-            return OverloadedError(f"[request id: {item.info.id or _UNKNOWN}] {FULL}")
         if self._draft is not None and self._goes_last(level, queue):
             self._draft.take(item)
         else:
             self._draft = None
         queue.add(item, now)
         self._at[item] = level
-        return None
 
     def next(self, load: Load, now: float) -> Batch | Refusal | float | None:
-        """Return the next batch; or who has waited too long; or when to ask again."""
+        """Return the next batch; or who is refused; or when to ask again.
+
+        Who is one too many is found when no batch can be cut: of many that come at once those
+        count that no worker takes.
+        """
         if not self._at:
             return None
         refused = self._expire(now)
         if refused:
             return Refusal(refused, OverloadedError(EXPIRED), Outcome.REJECTED)
-        limits = [queue.limited_until for queue in self._queues.values()]
-        wake = min((limit for limit in limits if limit is not None), default=None)
-        if not self._may_begin(load):
-            return wake
-        draft = self._drafted(load)
-        count = len(draft.items) if load.is_full else draft.ripe(now, self._delay_s)
-        if not count:
-            due = draft.due(self._delay_s)
-            return due if wake is None else min(due, wake)
-        for item in draft.items[:count]:
-            self._remove(item)
-        return Batch(draft.items[:count])
+        wake = None
+        if self._may_begin(load):
+            draft = self._drafted(load)
+            count = len(draft.items) if load.is_full else draft.ripe(now, self._delay_s)
+            if count:
+                for item in draft.items[:count]:
+                    self._remove(item)
+                return Batch(draft.items[:count])
+            wake = draft.due(self._delay_s)
+        return self._overflow() or self._earliest(wake)
 
     def done(self, batch: Batch, now: float) -> None:
         """Do nothing: this scheduler keeps nothing of a batch."""
@@ -152,6 +151,23 @@ class DynamicBatcher:
         for item in refused:
             del self._at[item]
         return refused
+
+    def _overflow(self) -> Refusal | None:
+        for queue in self._queues.values():
+            item = queue.overflow()
+            if item is not None:
+                self._draft = None
+                del self._at[item]
+                return Refusal([item], OverloadedError(f"{about_request(item.info.id)}{FULL}"))
+        return None
+
+    def _earliest(self, wake: float | None) -> float | None:
+        """Return the earliest of a time and the limits of all who are here."""
+        for queue in self._queues.values():
+            until = queue.limited_until
+            if until is not None:
+                wake = until if wake is None else min(wake, until)
+        return wake
 
     def _remove(self, item: Item) -> None:
         self._draft = None

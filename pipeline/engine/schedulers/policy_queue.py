@@ -33,10 +33,11 @@ class PolicyQueue:
         yield from self._fresh
         yield from self._late
 
-    @property
-    def is_full(self) -> bool:
-        """Return whether it takes no more."""
-        return 0 < self._policy.max_queue_size <= len(self)
+    def overflow(self) -> Item | None:
+        """Let go of the newest one if there are too many; return it."""
+        if 0 < self._policy.max_queue_size < len(self) and self._fresh:
+            return self._fresh.popitem()[0]
+        return None
 
     @property
     def has_late(self) -> bool:

@@ -351,7 +351,7 @@ def test_without_limits_a_whole_batch_goes_to_a_busy_instance_ahead():
 
 def test_who_leaves_takes_no_place_and_no_time():
     policy = {"default_timeout_microseconds": 1_000_000, "max_queue_size": 2}
-    batcher = preferring(4, default_queue_policy=policy)
+    batcher = preferring(8, default_queue_policy=policy)
     first, second = batcher.ask(), batcher.ask()
     scheduler = batcher.scheduler
     assert scheduler.drop(batcher.items[first].request) == [batcher.items[first]]
