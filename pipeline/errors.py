@@ -108,6 +108,10 @@ class OverloadedError(PipelineError):
         self.retry_after_s = retry_after_s
 
 
+class QueueLimitError(OverloadedError):
+    """A limit of an Op's queue kept the request from its workers: too many, or too long."""
+
+
 class ConfigError(PipelineError):
     """The configuration is wrong. The text says file, line, key, expected and found."""
 

@@ -99,7 +99,7 @@ class FrontendContext:
 
 
 def takes_info(models: ModelRegistry) -> bool:
-    """Return whether a hook, a filter, a scheduler or a model of an ensemble needs what callers say.
+    """Return whether a hook, filter, scheduler or model of an ensemble needs what callers say.
 
     That is beside their data.
     """

@@ -29,7 +29,7 @@ def op_settings(config: ModelConfig) -> dict[str, Any]:
     if config.HasField("sequence_batching"):
         settings |= _sequences(config, config.sequence_batching)
     elif config.HasField("dynamic_batching"):
-        settings |= {"batching": "adaptive"}  # XXX: until DYN lands: _dynamic(...)
+        settings |= _dynamic(config.dynamic_batching)
     else:
         settings["batch_size"] = 1  # each request runs alone, however many samples it brings
     return settings

@@ -14,7 +14,7 @@ from pipeline.engine.schedulers.draft import Draft, Form
 from pipeline.engine.schedulers.dynamic import batches_ahead
 from pipeline.engine.schedulers.held_start import HeldStart
 from pipeline.engine.schedulers.policy_queue import PolicyQueue
-from pipeline.errors import OverloadedError
+from pipeline.errors import QueueLimitError
 from pipeline.proto.v2.raw import about_request
 
 FULL = "Exceeds maximum queue size"
@@ -75,7 +75,7 @@ class DynamicBatcher:
             return None
         refused = self._expire(now)
         if refused:
-            return Refusal(refused, OverloadedError(EXPIRED), Outcome.REJECTED)
+            return Refusal(refused, QueueLimitError(EXPIRED), Outcome.REJECTED)
         wake = None
         if self._may_begin(load):
             draft = self._drafted(load)
@@ -158,7 +158,7 @@ class DynamicBatcher:
             if item is not None:
                 self._draft = None
                 del self._at[item]
-                return Refusal([item], OverloadedError(f"{about_request(item.info.id)}{FULL}"))
+                return Refusal([item], QueueLimitError(f"{about_request(item.info.id)}{FULL}"))
         return None
 
     def _earliest(self, wake: float | None) -> float | None:
