@@ -83,6 +83,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "backends": {
         "onnxruntime": "pipeline.repository.backends.onnxruntime:ONNXRUNTIME",
         "identity": "pipeline.repository.backends.identity:IDENTITY",
+        "pipeline": "pipeline.repository.backends.pipeline:PipelineBackend",
         "ensemble": "pipeline.repository.backends.ensemble:EnsembleBackend",
     },
 }

@@ -19,7 +19,7 @@ from pipeline.workers.model_step import ModelStep, ServerModels
 
 _LOGGER = logging.getLogger(__name__)
 _NOTHING: Mapping[str, Any] = {}
-_PLACES = 4096  # requests in an ensemble, for each step: its models have limits of their own
+PLACES = 4096  # requests in an ensemble, for each step: its models have limits of their own
 
 Fit = Callable[[Any], Any]
 """Adds the batch to an array, or takes it away, where two models see it differently."""
@@ -46,7 +46,7 @@ class StepOp(Op):
     def __init__(self, name: str, input_ops: Sequence[Op], step: ModelStep) -> None:
         super().__init__(name, list(input_ops))
         self.pipeline_step: ModelStep = step
-        own = {"workers": "model", "concurrency": _PLACES}
+        own = {"workers": "model", "concurrency": PLACES}
         self.pipeline_given: Mapping[str, object] = {**self.pipeline_given, **own}
 
 

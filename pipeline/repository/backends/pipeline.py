@@ -1,0 +1,76 @@
+"""The backend `pipeline`: a script whose graph of Ops is the model."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.engine.graph import Graph, build_graph
+from pipeline.errors import ConfigError, PipelineError, described
+from pipeline.op import ResponseOp
+from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.repository.backends.base import ModelSource
+from pipeline.repository.ensembles import RepositoryModels
+from pipeline.repository.model_ops import bind_models
+
+SCRIPT = "web_server.py"
+
+
+class PipelineBackend:
+    """Pipelines: the script in the folder of a version has one ResponseOp, the end of the graph.
+
+    Tensors come to the first Ops, and go from the last one, by their names: neither the RequestOp
+    nor the ResponseOp is asked. Its AskModelOps ask other models of the repository.
+
+    Args:
+        models: those of the repository.
+    """
+
+    serves_graph = True
+    workers = ""
+
+    def __init__(self, models: RepositoryModels) -> None:
+        self._models = models
+        self._graphs: dict[tuple[str, int], Graph] = {}
+
+    async def complete(self, source: ModelSource) -> ModelConfig:
+        """Run the script, beside the loop, and return the configuration as it is.
+
+        Raises:
+            ConfigError: there is no script, or no graph in it, or it fails.
+        """
+        file = source.path / (source.config.default_model_filename or SCRIPT)
+        graph = await asyncio.to_thread(_graph_of, file, f"{source.name}_{source.version}")
+        bind_models(graph, self._models)
+        self._graphs[source.name, source.version] = graph
+        return source.config
+
+    def settings(self, source: ModelSource) -> dict[str, Any]:
+        """Return nothing: the Ops say for themselves what they need."""
+        return {}
+
+    def graph(self, source: ModelSource) -> Graph:
+        """Return the graph of the script."""
+        return self._graphs.pop((source.name, source.version))
+
+
+def _graph_of(file: Path, name: str) -> Graph:
+    module_name = f"pipeline_of_{name}"
+    spec = importlib.util.spec_from_file_location(module_name, file) if file.is_file() else None
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"unable to find '{file}': a script with the graph of the model")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except PipelineError:
+        raise
+    except Exception as error:  # the user's
+        raise ConfigError(f"{file} raised {described(error)}") from error
+    ends = [each for each in vars(module).values() if isinstance(each, ResponseOp)]
+    if len(ends) != 1:
+        raise ConfigError(f"{file}: there are {len(ends)} ResponseOps among its names, not one")
+    return build_graph(ends[0])

@@ -1,0 +1,143 @@
+"""AskModelOp: an Op of a pipeline in a repository that asks another model of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pipeline.data import NO_INFO, RequestInfo
+from pipeline.engine.channel import Item
+from pipeline.engine.graph import Graph
+from pipeline.errors import NotImplementedByOpError, PayloadTypeError, PipelineError
+from pipeline.frontends.v2.convert import array_of
+from pipeline.frontends.v2.interface import interface_of_config
+from pipeline.op import Op
+from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.proto.v2.raw import BYTES, DATATYPES
+from pipeline.repository.ensembles import PLACES, RepositoryModels
+
+
+class AskModelOp(Op):
+    """An Op whose requests go to a model of the same repository: none of its hooks runs.
+
+        faces = AskModelOp("faces", decode, "face_detector", inputs={"pixels": "image"})
+
+    Other Ops read its answer as any, may stand before it, beside it and behind it, send requests
+    past it (`Goto`), or to it again (`loop_to`). The model is looked for with each request.
+
+    Args:
+        name: of the Op.
+        input_ops: those that it reads.
+        model: name of the model, or of an ensemble.
+        version: of the model; -1: the latest.
+        inputs: keys in what it reads by the names of the model's inputs; others have their own.
+        outputs: keys of its answer by the names of the model's outputs; None: all, by these.
+        parts: the model answers in parts, and so does the Op; else they come as one answer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        input_ops: Op | Iterable[Op],
+        model: str,
+        version: int = -1,
+        inputs: Mapping[str, str] | None = None,
+        outputs: Mapping[str, str] | None = None,
+        parts: bool = False,
+    ) -> None:
+        super().__init__(name, input_ops)
+        if parts:
+            vars(self)["process"] = _parts
+        self.pipeline_step: AskedModel = AskedModel(model, version, inputs or {}, outputs)
+        own = {"workers": "model", "concurrency": PLACES}
+        self.pipeline_given: Mapping[str, object] = {**self.pipeline_given, **own}
+
+
+class AskedModel:
+    """Question of an AskModelOp; see `ModelStep`.
+
+    Attributes:
+        models: those of the repository; given by `bind_models`.
+    """
+
+    most: int = 0
+    models: RepositoryModels
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        inputs: Mapping[str, str],
+        outputs: Mapping[str, str] | None,
+    ) -> None:
+        self.name: str = name
+        self.version: int = version
+        self._inputs = inputs
+        self._outputs = outputs
+        self._config: ModelConfig | None = None
+        self._reads: list[tuple[str, str, np.dtype[Any]]] = []
+        self._info = RequestInfo(outputs=tuple(outputs)) if outputs else NO_INFO
+
+    def _look(self) -> None:
+        """Look at the inputs of the model as it is now. Raises PipelineError: it is not there."""
+        config = self.models.config(self.name, self.version)
+        if config is not self._config:
+            slots = interface_of_config(config).inputs or ()
+            self._config = config
+            self._reads = [
+                (slot.name, self._inputs.get(slot.name, slot.name), DATATYPES[slot.datatype])
+                for slot in slots
+            ]
+
+    def feeds(self, item: Item) -> dict[str, Any]:
+        """Return the model's inputs, as far as what the Op reads has them."""
+        self._look()
+        found: dict[str, Any] = {}
+        for answer in item.inputs.values():
+            found |= answer
+        return {
+            name: value if isinstance(value, np.ndarray) else _array(value, dtype)
+            for name, key, dtype in self._reads
+            if (value := found.get(key)) is not None
+        }
+
+    def info(self, item: Item) -> RequestInfo:
+        """Return what the caller says, and which outputs are needed."""
+        info = item.request.info
+        if info is NO_INFO:
+            return self._info
+        return msgspec.structs.replace(info, outputs=self._info.outputs)
+
+    def answer(self, item: Item, fetched: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the Op's answer, of the model's."""
+        if self._outputs is None:
+            return dict(fetched)
+        return {key: fetched[name] for name, key in self._outputs.items() if name in fetched}
+
+    def failed(self, error: PipelineError) -> PipelineError:
+        """Return the error as it is: the Op's name is noted in it by the engine."""
+        return error
+
+
+def _array(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return what an Op answered as an array of a model's type. Raises PipelineError."""
+    try:
+        return array_of(value) if dtype == BYTES else np.asarray(value, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PayloadTypeError(f"a model cannot be fed {type(value).__name__}: {error}") from error
+
+
+def bind_models(graph: Graph, models: RepositoryModels) -> None:
+    """Give the models to the AskModelOps of a graph."""
+    for op in graph.ops:
+        if isinstance(op, AskModelOp):
+            op.pipeline_step.models = models
+
+
+def _parts(feed_batch: Any, typical_logid: int = 0) -> Any:
+    """Refuse what nobody calls: by it an Op is known to answer in parts."""
+    raise NotImplementedByOpError("an Op that asks a model has no process")
+    yield
