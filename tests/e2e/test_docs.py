@@ -41,6 +41,7 @@ from served import without_log
 
 from pipeline.config.schema import load_config
 from pipeline.errors import ErrorCode
+from pipeline.repository.backends.pipeline import graph_of_file
 
 DROP_IN = ("-m", "pipeline", "run")
 
@@ -200,6 +201,11 @@ def test_the_script_of_the_predecessor_serves_and_its_client_asks_it(place):
             assert place.printed(name, options).rstrip("\n") == expected.rstrip("\n")
 
 
+def test_the_pipeline_between_models_is_a_graph(place):
+    graph = graph_of_file(place.put("between_models.py"), "of_the_docs")
+    assert [op.name for op in graph.ops] == ["cheap", "unsure", "dear", "out"]
+
+
 @pytest.mark.parametrize("page", IN_CHINESE, ids=lambda page: page.name)
 def test_the_chinese_page_has_the_code_and_the_parts_of_the_english_one(page):
     """What is run there is run here, too; only prose and drawings are translated."""
@@ -227,6 +233,7 @@ def test_every_named_file_is_run_by_a_test_here():
         "crash.py",
     }
     run |= {"paddle_service.py", "paddle_config.yml", "paddle_ask.sh", "paddle_client.py"}
+    run |= {"between_models.py"}
     run |= {"paddle_embedded.py", "tensors_server.py", "v2.sh", "look.sh", "graph.sh"}
     names = {block.name for page in RUN for block in blocks(page) if block.name}
     assert {name for name in names if not name.endswith(" prints")} == run

@@ -43,7 +43,7 @@ class PipelineBackend:
             ConfigError: there is no script, or no graph in it, or it fails.
         """
         file = source.path / (source.config.default_model_filename or SCRIPT)
-        graph = await asyncio.to_thread(_graph_of, file, f"{source.name}_{source.version}")
+        graph = await asyncio.to_thread(graph_of_file, file, f"{source.name}_{source.version}")
         bind_models(graph, self._models)
         self._graphs[source.name, source.version] = graph
         return source.config
@@ -57,7 +57,8 @@ class PipelineBackend:
         return self._graphs.pop((source.name, source.version))
 
 
-def _graph_of(file: Path, name: str) -> Graph:
+def graph_of_file(file: Path, name: str) -> Graph:
+    """Return the graph that a script makes, run as the module of a model. Raises ConfigError."""
     module_name = f"pipeline_of_{name}"
     spec = importlib.util.spec_from_file_location(module_name, file) if file.is_file() else None
     if spec is None or spec.loader is None:
