@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -59,6 +60,8 @@ def _check(arguments: Sequence[str]) -> int:
 
 
 def _repository(arguments: Sequence[str]) -> int:
+    # Its processes are fresh interpreters, and gRPC's own handlers of forks only warn.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from pipeline.cli.repository import repository
 
     return repository(arguments)

@@ -90,6 +90,7 @@ class Op:
     client: _PredictorClient | None = None
     concurrency_idx: int | None = None
     with_serving: bool = False
+    merges: bool = True  # False: `process` gets a list of what each request feeds, returns one
     input_tensors: Sequence[Tensor] = ()  # for the v2 protocol, see `tensors`
     output_tensors: Sequence[Tensor] = ()
     concurrency: int

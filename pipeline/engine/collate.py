@@ -73,6 +73,18 @@ def plan(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
     ]
 
 
+def plan_unmerged(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
+    """Return the calls that serve items each of which is to be seen by itself.
+
+    The feed of a call is the list of theirs, of `most_rows` rows at most, if that is not 0.
+    """
+    calls = []
+    for part in _bounded(items, list(items), most_rows):
+        feeds = [items[index] for index in part]
+        calls.append(Call(feeds, part, [[rows_of(feed) for feed in feeds]]))
+    return calls
+
+
 def _bounded(items: Mapping[int, Any], group: list[int], most_rows: int) -> list[list[int]]:
     """`group` in parts, in order, of at most so many rows each; 0: of any number."""
     if not most_rows:

@@ -13,6 +13,7 @@ class OpFacts:
     Attributes:
         most_rows: that one call of `process` gets; 0: any number.
         most_fed_rows: those that are fed to it where `preprocess` is skipped.
+        merges: whether requests of a batch are merged into one feed.
         asking: the names of the hooks that ask for the context of their requests.
         is_plain: whether nothing happens between `preprocess` and `postprocess`, nor behind it,
             and neither asks for that context.
@@ -26,6 +27,7 @@ class OpFacts:
         most = max_batch_size_of(op)
         self.most_rows: int = most if self.has_model or declares(op) else 0
         self.most_fed_rows: int = announced_batch(most, op.pipeline_config.batch_size)
+        self.merges: bool = op.merges
         self.attempts: int = max(1, op.pipeline_config.retry)
         self.timeout_s: float | None = op.pipeline_config.timeout_s
         self.jumps: bool = op.is_jump_op()

@@ -27,6 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _ALL = "*"
 _NOTHING = Overrides()
+_AT_ONCE = 4  # models that are loaded
 _NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
 
 
@@ -75,6 +76,7 @@ class ModelControl:
         self._changing: set[str] = set()
         self._made_of: dict[str, list[ModelConfig | None]] = {}
         self._changed = asyncio.Condition()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         self._files = OverrideFiles()
         self._polling: asyncio.Task[None] | None = None
         self._is_started = False
@@ -224,9 +226,13 @@ class ModelControl:
             before = dict(self._known)
             self._known |= polled
             self._asked_for |= wanted.keys() - failures.keys()
+            singles = [model for model in polled.values() if not model.steps]
+            await asyncio.gather(*(self._load(model, failures) for model in singles))
             for name in in_order(self._known, polled):
-                await self._load(polled[name], failures)
-                if name in failures and name in before and self._versions.ready(name):
+                if polled[name].steps:
+                    await self._load(polled[name], failures)
+            for name in failures.keys() & polled.keys() & before.keys():
+                if self._versions.ready(name):
                     self._known[name] = before[name]  # which goes on, and the next try is one
             for name in in_order(self._known, affected - polled.keys()):
                 await self._look_again(self._known[name])
@@ -287,7 +293,8 @@ class ModelControl:
         """Load a model that was looked at, if it can be."""
         try:
             self._check_steps(model)
-            await self._versions.load(model)
+            async with self._turns:
+                await self._versions.load(model)
             self._made_of[model.name] = self._parts_of(model)
         except ConfigError as error:
             _LOGGER.error("failed to load model '%s': %s", model.name, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -63,7 +64,7 @@ class GraphMaker:
             names = source.name, [None] * len(graph.ops)
         model = RepositoryModel(names, str(source.version), config)
         served = LoadedGraph(None, graph, settings, PredictorLoader(source.folder), model=model)
-        served.fork()
+        await asyncio.to_thread(served.fork)
         served.open(self._on_readiness, is_first=False)
         try:
             await served.load()

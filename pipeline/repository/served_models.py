@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -33,12 +34,22 @@ class ServedModels:
 
     Args:
         registry: has them.
+        ports: of the server, by the names of its frontends, once they are open.
     """
 
-    def __init__(self, registry: ModelRegistry) -> None:
+    def __init__(
+        self, registry: ModelRegistry, ports: Callable[[], Mapping[str, int]] = dict
+    ) -> None:
         self._registry = registry
+        self._ports = ports
         self._changes = -1
         self._found: dict[tuple[str, int], _Found] = {}
+
+    @property
+    def address(self) -> str:
+        """The address of the server's gRPC port, for processes of its own; "": it has none."""
+        port = self._ports().get("gRPC")
+        return f"127.0.0.1:{port}" if port else ""
 
     def config(self, name: str, version: int) -> ModelConfig:
         """Return the configuration of a model that is ready. Raises NoServiceError."""

@@ -18,7 +18,7 @@ from pipeline.repository.model_maker import GraphMaker
 from pipeline.repository.served_models import ServedModels
 from pipeline.repository.versions import ModelVersions
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.service import MakeControl, Service
+from pipeline.runtime.service import MakeControl, Ports, Service
 from pipeline.server import serve_until_signalled
 from pipeline.system.malloc import tune_malloc
 from pipeline.system.stdio import ensure_stdio
@@ -71,11 +71,13 @@ def make_control(settings: RepositorySettings, config: ServiceConfig) -> MakeCon
     of_models = {
         name: value for name, value in settings.server.items() if name not in _OF_THE_SERVER
     }
-    of_models |= {"rpc_port": 0, "dag": _without_port(settings.server.get("dag", {}))}
+    dag = {"start_method": "spawn", **_without_port(settings.server.get("dag", {}))}
+    of_models |= {"rpc_port": 0, "dag": dag}
 
-    def make(models: Any, on_readiness: Any) -> ModelControl:
+    def make(models: Any, on_readiness: Any, ports: Ports) -> ModelControl:
         grace_s, cards = config.stop_grace_period_s, settings.control.cards
-        maker = GraphMaker(of_models, on_readiness, grace_s, ServedModels(models), cards)
+        served = ServedModels(models, ports)
+        maker = GraphMaker(of_models, on_readiness, grace_s, served, cards)
         return ModelControl(settings.control, ModelVersions(models, maker))
 
     return make

@@ -59,8 +59,11 @@ class ServiceControl(RepositoryControl, Protocol):
         """End all models, each when it has answered what it has, or its time is over."""
 
 
-MakeControl = Callable[[ModelRegistry, Callable[[bool], None]], ServiceControl]
-"""Makes it of the registry that it fills, and of what is told when an engine is ready, or not."""
+Ports = Callable[[], Mapping[str, int]]
+
+MakeControl = Callable[[ModelRegistry, Callable[[bool], None], Ports], ServiceControl]
+"""Makes it of the registry that it fills, what is told when an engine is ready, or not, and what
+returns the ports once the frontends are open."""
 
 
 async def _record_nothing(duration_s: float) -> list[bytes]:
@@ -95,7 +98,7 @@ class Service(Runtime):
         if graph is not None:
             self._graph = LoadedGraph(name, graph, config, load_predictor, number, ask)
             self.add(self._graph)
-        self._control = control and control(self.models, self._readiness_changed)
+        self._control = control and control(self.models, self._readiness_changed, self._ports)
         self._frontends = _Frontends()
         self._offload = Offload(config.timeout_s)
 

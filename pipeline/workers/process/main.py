@@ -11,7 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -96,6 +96,13 @@ class OpenedItem(msgspec.Struct, eq=False):
         )
 
 
+@runtime_checkable
+class EndingOp(Protocol):
+    """An Op of ours that is told when its worker ends."""
+
+    def pipeline_end(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class WorkerMain:
     """The main function of an Op's worker processes; picklable if its parts are.
@@ -147,6 +154,8 @@ class WorkerMain:
             loop = thread.loop
         self.set_up(op, number)
         run_init_op(op, loop)
+        if isinstance(op, EndingOp):
+            stack.callback(op.pipeline_end)
         return BoundOp(op, number, loop)
 
 

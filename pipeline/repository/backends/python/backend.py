@@ -1,0 +1,112 @@
+"""PythonBackend: models that are a file `model.py`, each instance in a process of its own."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.engine.graph import Graph, build_graph
+from pipeline.errors import ConfigError, InitError
+from pipeline.op import ResponseOp
+from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.proto.v2.config_json import as_json
+from pipeline.repository.backends.base import ModelSource
+from pipeline.repository.backends.python.model_op import (
+    DecoupledModelOp,
+    ModelSpec,
+    PythonModelOp,
+)
+from pipeline.repository.ensembles import RepositoryModels
+from pipeline.repository.model_config import parse_json
+from pipeline.repository.op_settings import cards_of
+
+_HOOK = "auto_complete_config"
+_LIMIT_S = 60.0
+
+
+class PythonBackend:
+    """Models of Python code, which runs in the workers' processes only.
+
+    Args:
+        models: of the repository, which a model may ask.
+    """
+
+    serves_graph = False
+    workers = "process"
+
+    def __init__(self, models: RepositoryModels) -> None:
+        self._models = models
+
+    async def complete(self, source: ModelSource) -> ModelConfig:
+        """Return the configuration with what `auto_complete_config` of the model adds.
+
+        It runs in a process of its own, which is given a minute.
+        """
+        if not source.file.is_file():
+            raise InitError(
+                f"Python model file not found in neither '{source.file}' nor "
+                f"'{source.folder / source.config.default_model_filename}'"
+            )
+        if source.is_complete or not await asyncio.to_thread(_has_hook, source.file):
+            return source.config
+        said = json.dumps(as_json(source.config)).encode()
+        arguments = (str(source.file), source.name, str(source.version))
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", f"{__package__}.complete", *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(_LIMIT_S):
+                found, errors = await process.communicate(said)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            text = f"model '{source.name}': {_HOOK} takes longer than {_LIMIT_S:.0f} s"
+            raise InitError(text) from None
+        if process.returncode:
+            lines = errors.decode(errors="replace").strip().splitlines()
+            raise InitError(lines[-1] if lines else f"{_HOOK} ended with {process.returncode}")
+        return parse_json(found.rpartition(b"\n")[2], f"{_HOOK} of '{source.name}'")
+
+    def settings(self, source: ModelSource) -> dict[str, Any]:
+        """Return nothing, or for a model that answers in parts that requests run one by one."""
+        if not source.config.model_transaction_policy.decoupled:
+            return {}
+        return {"batch_size": 1, "batching": "full", "dynamic_batching": {}}
+
+    def graph(self, source: ModelSource) -> Graph:
+        """Return a graph whose Op runs the model."""
+        config = source.config
+        if not (config.input and config.output):
+            which = "output" if config.input else "input"
+            raise ConfigError(f"must specify at least one {which} for model '{config.name}'")
+        cards = cards_of(config)
+        spec = ModelSpec(
+            source.name,
+            source.version,
+            str(source.folder),
+            str(source.file),
+            json.dumps(as_json(config)),
+            tuple(output.name for output in config.output),
+            "GPU" if cards else "CPU",
+            tuple(cards),
+            self._models.address,
+        )
+        is_decoupled = config.model_transaction_policy.decoupled
+        op = DecoupledModelOp(spec) if is_decoupled else PythonModelOp(spec)
+        return build_graph(ResponseOp(op))
+
+
+def _has_hook(file: Path) -> bool:
+    """Return whether a model's file defines the hook; what is no Python fails when it is loaded."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, ast.FunctionDef) and node.name == _HOOK for node in ast.walk(tree))

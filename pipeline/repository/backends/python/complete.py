@@ -1,0 +1,30 @@
+"""Main function of the process that asks a model for its configuration: JSON in, JSON out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from pipeline.repository.backends.python.autocomplete import CompletedConfig
+from pipeline.repository.backends.python.model_op import load_class
+
+
+def main(file: str, name: str, version: str) -> int:
+    """Print what the model makes of the configuration on stdin. Returns the exit code."""
+    answer = os.dup(1)
+    os.dup2(2, 1)  # what the model prints is no answer
+    config = CompletedConfig(sys.stdin.read())
+    try:
+        model = load_class(Path(file), name, int(version))
+        found = model.auto_complete_config(config) or config
+    except Exception as error:
+        sys.stderr.write(f"\n{type(error).__name__}: {error}\n".replace("ValueError: ", ""))
+        return 1
+    os.write(answer, json.dumps(found.as_dict()).encode())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

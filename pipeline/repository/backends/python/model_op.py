@@ -1,0 +1,200 @@
+"""Ops that run a TritonPythonModel, in the worker; loading one of its file."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipeline.data import RequestContext
+from pipeline.errors import InitError, PipelineError, UserCodeError
+from pipeline.op import Op, RequestOp
+from pipeline.repository.backends.python import utils_module
+from pipeline.repository.backends.python.calls import ServerChannel
+from pipeline.repository.backends.python.requests import IncomingRequest
+
+_CLASS = "TritonPythonModel"
+
+
+class ModelSpec(msgspec.Struct, frozen=True):
+    """A model's files and configuration, as its workers need them.
+
+    Args:
+        folder: of the model, with all its versions.
+        file: of the version.
+        config: as JSON, in Triton's words.
+        outputs: names of all outputs.
+        kind: of the instances, "CPU" or "GPU".
+        cards: that they take turns on.
+        address: "host:port" of the server's gRPC port; "": it has none.
+    """
+
+    name: str
+    version: int
+    folder: str
+    file: str
+    config: str
+    outputs: tuple[str, ...] = ()
+    kind: str = "CPU"
+    cards: tuple[int, ...] = ()
+    address: str = ""
+
+    def arguments(self, number: int) -> dict[str, str]:
+        """Return what `initialize` of the instance with this number is given."""
+        card = self.cards[number % len(self.cards)] if self.cards else 0
+        return {
+            "model_config": self.config,
+            "model_instance_kind": self.kind,
+            "model_instance_name": f"{self.name}_0_{number}",
+            "model_instance_device_id": str(card),
+            "model_repository": self.folder,
+            "model_version": str(self.version),
+            "model_name": self.name,
+        }
+
+
+class PythonModelOp(Op):
+    """A model whose `execute` gets all requests of a batch, and returns a response to each."""
+
+    merges = False
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec.name, RequestOp())
+        self.spec: ModelSpec = spec
+
+    def init_op(self) -> None:
+        """Load the model. InitError: it has no such class."""
+        number = self.concurrency_idx or 0
+        ServerChannel.address = self.spec.address
+        self.instance: str = self.spec.arguments(number)["model_instance_name"]
+        self.model: Any = load_class(Path(self.spec.file), self.spec.name, self.spec.version)()
+        initialize = getattr(self.model, "initialize", None)
+        if initialize is not None:
+            initialize(self.spec.arguments(number))
+        if not hasattr(self.model, "execute"):
+            raise InitError(f"model '{self.name}': {_CLASS} has no method execute")
+
+    def pipeline_end(self) -> None:
+        """Let the model finish, when its worker ends."""
+        finalize = getattr(self.model, "finalize", None)
+        if finalize is not None:
+            finalize()
+
+    def process(
+        self,
+        feed_batch: Any,
+        typical_logid: int = 0,
+        *,
+        context: Sequence[RequestContext] = (),
+    ) -> Any:
+        """Return the result, or the error, of each request of the batch."""
+        pairs = zip(feed_batch, context, strict=True)
+        requests = [self.request(feed, each) for feed, each in pairs]
+        responses = self.executed(requests)
+        if responses is None:
+            responses = [None] * len(requests)
+        if not isinstance(responses, list):
+            raise UserCodeError(
+                f"Failed to process the request(s) for model '{self.instance}', message: Expected "
+                "a list in the execute return"
+            )
+        if len(responses) != len(requests):
+            raise UserCodeError(
+                f"Failed to process the request(s) for model '{self.instance}', message: Number of "
+                "InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:"
+                f"{len(responses)}\n"
+            )
+        return [
+            self._result(response, request)
+            for response, request in zip(responses, requests, strict=True)
+        ]
+
+    def request(self, feed: Any, context: RequestContext) -> IncomingRequest:
+        """Return a request as the model gets it."""
+        return IncomingRequest(feed, context, self.name, self.spec.outputs)
+
+    def executed(self, requests: Sequence[IncomingRequest]) -> Any:
+        """Return what `execute` does. UserCodeError: it raised something, in Triton's words."""
+        try:
+            found = self.model.execute(requests)
+            return asyncio.run(found) if inspect.iscoroutine(found) else found
+        except Exception as error:
+            trace = "".join(traceback.format_tb(error.__traceback__)[1:])
+            raise UserCodeError(
+                f"Failed to process the request(s) for model '{self.instance}', message: "
+                f"{type(error).__name__}: {error}\n\nAt:\n{trace}"
+            ) from error
+
+    def _result(self, response: Any, request: IncomingRequest) -> Any:
+        if response is None and request.has_sender:  # it was sent, or will be
+            response = request.sender.next()
+        if isinstance(response, PipelineError):
+            return response
+        result = getattr(response, "result", None)
+        if result is None:
+            return UserCodeError(
+                f"Failed to process the request(s) for model '{self.instance}', message: Expected "
+                "an 'InferenceResponse' object in the execute function return list, found type "
+                f"'{type(response).__name__}'."
+            )
+        return result()
+
+
+class DecoupledModelOp(PythonModelOp):
+    """A model that sends any number of responses to a request, when it likes."""
+
+    merges = True  # there is one request at a time
+
+    def init_op(self) -> None:
+        """Load the model, which executes one request after the other."""
+        super().init_op()
+        self.executor: ThreadPoolExecutor = ThreadPoolExecutor(1)
+
+    def process(
+        self,
+        feed_batch: Any,
+        typical_logid: int = 0,
+        *,
+        context: Sequence[RequestContext] = (),
+    ) -> Iterator[Any]:
+        """Yield the responses to one request, as they are sent."""
+        request = self.request(feed_batch[0], context[0])
+        self.executor.submit(self._execute, request)
+        while (response := request.sender.next()) is not None:
+            result = response if isinstance(response, PipelineError) else response.result()
+            if isinstance(result, PipelineError):
+                raise result
+            yield result
+
+    def _execute(self, request: IncomingRequest) -> None:
+        try:
+            self.executed([request])
+        except PipelineError as error:
+            request.sender.fail(error)
+
+
+def load_class(file: Path, name: str, version: int) -> Any:
+    """Return the class of a model's file. InitError: there is none."""
+    utils_module.install()
+    for folder in (file.parent, file.parent.parent):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    spec = importlib.util.spec_from_file_location(f"{name}_{version}_model", file)
+    if spec is None or spec.loader is None:
+        raise InitError(f"model '{name}': {file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    found = getattr(module, _CLASS, None)
+    if found is None:
+        raise InitError(f"model '{name}': {file.name} has no class {_CLASS}")
+    return found

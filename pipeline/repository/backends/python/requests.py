@@ -1,0 +1,281 @@
+"""Requests, responses and errors of `triton_python_backend_utils`."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.data import RequestContext
+from pipeline.errors import (
+    InputError,
+    NoServiceError,
+    NotImplementedByOpError,
+    OverloadedError,
+    PipelineError,
+    RequestCancelledError,
+    UserCodeError,
+)
+from pipeline.repository.backends.python.tensors import Tensor
+
+FLAG_START = 1
+"""Flag of the first request of a sequence."""
+
+FLAG_END = 2
+"""Flag of the last one."""
+
+COMPLETE_FINAL = 1
+"""Flag of the last response to a request."""
+
+RELEASE_ALL = 1
+"""Flag of a request that is over with its response."""
+
+RELEASE_RESCHEDULE = 2
+"""Flag of one that comes again."""
+
+_OWN = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
+_WAIT_S = 0.1  # between two looks at whether a caller has left
+
+
+class TritonError(Exception):
+    """An error of one request, with one of the codes."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        super().__init__(message)
+        self._message = message
+        self._code = code
+
+    def message(self) -> str:
+        """Return the text."""
+        return self._message
+
+    def code(self) -> int:
+        """Return the code."""
+        return self._code
+
+
+class TritonModelException(Exception):
+    """An error of a model, raised by these functions."""
+
+
+_ERRORS: Mapping[int, type[PipelineError]] = {
+    TritonError.UNKNOWN: InputError,
+    TritonError.NOT_FOUND: NoServiceError,
+    TritonError.INVALID_ARG: InputError,
+    TritonError.UNAVAILABLE: OverloadedError,
+    TritonError.UNSUPPORTED: NotImplementedByOpError,
+    TritonError.ALREADY_EXISTS: InputError,
+    TritonError.CANCELLED: RequestCancelledError,
+}
+
+
+def error_of(error: Any) -> PipelineError:
+    """Return the error that a caller gets for a TritonError of a response."""
+    text = error.message() if isinstance(error, TritonError) else str(error)
+    code = error.code() if isinstance(error, TritonError) else TritonError.INTERNAL
+    return _ERRORS.get(code, UserCodeError)(text)
+
+
+class InferenceResponse:
+    """A response to one request: tensors, or an error.
+
+    Raises:
+        TritonModelException: an output is no Tensor.
+    """
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] = (),
+        error: TritonError | None = None,
+        parameters: str | Mapping[str, Any] | None = None,
+    ) -> None:
+        for tensor in output_tensors:
+            if not isinstance(tensor, Tensor):
+                raise TritonModelException(f"expected a Tensor, found {type(tensor).__name__}")
+        self._outputs = list(output_tensors)
+        self._error = error
+        said = "" if parameters is None else parameters
+        self._parameters = said if isinstance(said, str) else json.dumps(said)
+
+    def output_tensors(self) -> list[Tensor]:
+        """Return the tensors."""
+        return self._outputs
+
+    def has_error(self) -> bool:
+        """Return whether it is an error."""
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        """Return the error, if it is one."""
+        return self._error
+
+    def parameters(self) -> str:
+        """Return the parameters, as JSON."""
+        return self._parameters
+
+    def result(self) -> Any:
+        """Return the arrays by name, or the error that the caller gets."""
+        if self._error is not None:
+            return error_of(self._error)
+        return {tensor.name(): tensor.as_numpy() for tensor in self._outputs}
+
+
+class ResponseSender:
+    """Sends the responses to one request, from any thread.
+
+    Args:
+        is_cancelled: returns whether nobody waits for them any more.
+    """
+
+    def __init__(self, is_cancelled: Callable[[], bool]) -> None:
+        self._is_cancelled = is_cancelled
+        self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response, or the flag COMPLETE_FINAL, behind which there is none, or both.
+
+        Raises:
+            TritonModelException: the last one was sent before, or it is neither.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise TritonModelException(
+                    "Unable to send response. Response sender has been closed."
+                )
+            if flags not in (0, COMPLETE_FINAL):
+                raise TritonModelException(
+                    "Unable to send response. Unsupported flag provided. Only supported flag is "
+                    "TRITONSERVER_RESPONSE_COMPLETE_FINAL."
+                )
+            if response is None and not flags:
+                raise TritonModelException(
+                    "Inference Response object must be provided when the response flags is set to "
+                    "zero."
+                )
+            if response is not None:
+                self._sent.put(response)
+            if flags:
+                self._is_closed = True
+                self._sent.put(None)
+
+    def is_cancelled(self) -> bool:
+        """Return whether nobody waits for the responses any more."""
+        return self._is_cancelled()
+
+    def fail(self, error: PipelineError) -> None:
+        """End with an error; nothing if the last response was sent."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._sent.put(error)
+
+    def next(self) -> Any:
+        """Return the next response, or the error in its place; None: there is no other.
+
+        It is waited for, unless nobody waits for the responses any more.
+        """
+        while True:
+            try:
+                return self._sent.get(timeout=_WAIT_S)
+            except queue.Empty:
+                if self._is_cancelled():
+                    return None
+
+
+class IncomingRequest:
+    """A request, as `execute` of a model gets it.
+
+    Args:
+        feed: arrays by input.
+        context: what its caller says beside them.
+        model_name: of the model.
+        outputs: names of all that the model has.
+    """
+
+    def __init__(
+        self,
+        feed: Mapping[str, Any],
+        context: RequestContext,
+        model_name: str,
+        outputs: Sequence[str],
+    ) -> None:
+        self._inputs = [Tensor(name, np.asarray(value)) for name, value in feed.items()]
+        self._context = context
+        self._model_name = model_name
+        self._outputs = outputs
+        self.sender: ResponseSender = ResponseSender(context.is_cancelled)
+        self.has_sender: bool = False
+
+    def inputs(self) -> list[Tensor]:
+        """Return the tensors."""
+        return self._inputs
+
+    def request_id(self) -> str:
+        """Return the caller's id; "" for none."""
+        return self._context.id
+
+    def correlation_id(self) -> int | str:
+        """Return the id of the sequence; 0 or "" for none."""
+        return self._context.sequence_id
+
+    def requested_output_names(self) -> list[str]:
+        """Return the outputs that are asked for."""
+        return list(self._context.outputs or self._outputs)
+
+    def model_name(self) -> str:
+        """Return the name of the model."""
+        return self._model_name
+
+    def flags(self) -> int:
+        """Return whether it is the first or the last one of its sequence."""
+        context = self._context
+        return FLAG_START * context.sequence_start | FLAG_END * context.sequence_end
+
+    def timeout(self) -> int:
+        """Return the caller's timeout in microseconds; 0: none."""
+        found = self._context.parameters.get("timeout", 0)
+        return found if isinstance(found, int) else 0
+
+    def parameters(self) -> str:
+        """Return the parameters that are the caller's own, and forwarded headers, as JSON."""
+        own = {
+            name: value
+            for name, value in self._context.parameters.items()
+            if name not in _OWN and not name.startswith("triton_")
+        }
+        return json.dumps({**self._context.headers, **own})
+
+    def preferred_memory(self) -> None:
+        """Return None: outputs are made in the host's memory."""
+
+    def trace(self) -> None:
+        """Return None: requests are traced by the server."""
+
+    def is_cancelled(self) -> bool:
+        """Return whether nobody waits for the response any more."""
+        return self._context.is_cancelled()
+
+    def get_response_sender(self) -> ResponseSender:
+        """Return what sends the response, or several, in the place of what `execute` returns."""
+        self.has_sender = True
+        return self.sender
+
+    def set_release_flags(self, flags: int) -> None:
+        """Refuse to have the request come again. TritonModelException."""
+        if flags != RELEASE_ALL:
+            raise TritonModelException("rescheduling is not supported: use sequence_batching")

@@ -1,0 +1,149 @@
+"""Tensors, and bytes of text tensors, of `triton_python_backend_utils`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_LENGTH = struct.Struct("<I")
+
+TRITON_STRING_TO_NUMPY: dict[str, Any] = {
+    "TYPE_BOOL": bool,
+    "TYPE_STRING": np.object_,
+    **{f"TYPE_UINT{bits}": getattr(np, f"uint{bits}") for bits in (8, 16, 32, 64)},
+    **{f"TYPE_INT{bits}": getattr(np, f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"TYPE_FP{bits}": getattr(np, f"float{bits}") for bits in (16, 32, 64)},
+}
+"""numpy's type by the data type of a configuration."""
+
+_NUMBERS = (
+    "",
+    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+    *("FP16", "FP32", "FP64", "STRING"),
+)
+"""Names of data types by their numbers in a configuration."""
+
+
+class Tensor:
+    """A tensor of a request or a response, called `name`.
+
+    Raises:
+        ValueError: `array` is no ndarray.
+    """
+
+    def __init__(self, name: str, array: Any) -> None:
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"expected a numpy array for tensor {name!r}, found {type(array)}")
+        self._name = name
+        self._array = _of_bytes(array) if array.dtype.kind in "OSU" else array
+
+    def name(self) -> str:
+        """Return the name."""
+        return self._name
+
+    def as_numpy(self) -> np.ndarray:
+        """Return the array; elements of text are bytes."""
+        return self._array
+
+    def shape(self) -> Sequence[int]:
+        """Return the shape."""
+        return list(self._array.shape)
+
+    def triton_dtype(self) -> int:
+        """Return the data type, by its number in a configuration."""
+        return numpy_to_triton_type(self._array.dtype.type)
+
+    def is_cpu(self) -> bool:
+        """Return True: tensors are in the host's memory."""
+        return True
+
+    @staticmethod
+    def from_dlpack(name: str, tensor: Any) -> Tensor:
+        """Return a tensor of what has `__dlpack__`, on the host."""
+        return Tensor(
+            name, np.from_dlpack(tensor if hasattr(tensor, "__dlpack__") else _Held(tensor))
+        )
+
+    def to_dlpack(self) -> Any:
+        """Return the tensor as a DLPack capsule, which others read without a copy."""
+        return self.__dlpack__()
+
+    def __dlpack__(self, *, stream: Any = None, **more: Any) -> Any:
+        array = self._array if self._array.flags.writeable else self._array.copy()
+        return array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # the host
+
+
+class _Held:
+    """Owner of a DLPack capsule, which numpy takes from an owner only."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **more: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # the host
+
+
+def _of_bytes(array: np.ndarray) -> np.ndarray:
+    """Return an array of text whose elements are bytes."""
+    found = np.empty(array.shape, object)
+    flat = found.reshape(-1)
+    for at, element in enumerate(array.reshape(-1).tolist()):
+        flat[at] = element if isinstance(element, bytes) else str(element).encode()
+    return found
+
+
+def triton_string_to_numpy(triton_type_string: str) -> Any:
+    """Return numpy's type of a configuration's data type. KeyError: there is none."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def triton_to_numpy_type(data_type: int) -> Any:
+    """Return numpy's type of a data type's number; None: there is none."""
+    name = _NUMBERS[data_type] if 0 < data_type < len(_NUMBERS) else ""
+    found = TRITON_STRING_TO_NUMPY.get(f"TYPE_{name}")
+    return np.bool_ if found is bool else found
+
+
+def numpy_to_triton_type(data_type: Any) -> int:
+    """Return the number of the data type that numpy's type is; 0: there is none."""
+    kind = np.dtype(data_type)
+    if kind.kind in "OSU":
+        return _NUMBERS.index("STRING")
+    names = {np.dtype(value): name for name, value in TRITON_STRING_TO_NUMPY.items()}
+    name = names.get(kind, "").removeprefix("TYPE_")
+    return _NUMBERS.index(name) if name else 0
+
+
+def serialize_byte_tensor(input_tensor: np.ndarray) -> Any:
+    """Return the elements of a text tensor, each behind its length; () for none.
+
+    None: it is one of numbers.
+    """
+    if not input_tensor.size:
+        return ()
+    if input_tensor.dtype.kind not in "OS":
+        return None
+    elements = _of_bytes(input_tensor).reshape(-1).tolist()
+    return b"".join(_LENGTH.pack(len(each)) + each for each in elements)
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes) -> np.ndarray:
+    """Return the elements of a text tensor, in one dimension. struct.error: it is cut off."""
+    elements, at = [], 0
+    while at < len(encoded_tensor):
+        (length,) = _LENGTH.unpack_from(encoded_tensor, at)
+        at += _LENGTH.size
+        elements.append(bytes(encoded_tensor[at : at + length]))
+        at += length
+    found = np.empty(len(elements), object)
+    found[:] = elements
+    return found

@@ -1,0 +1,162 @@
+"""The module `triton_python_backend_utils`, which models import under this name."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.repository.backends.python import requests, tensors
+from pipeline.repository.backends.python.autocomplete import CompletedConfig
+from pipeline.repository.backends.python.calls import InferenceRequest
+
+NAME = "triton_python_backend_utils"
+"""The name that models import."""
+
+_LOGGER = logging.getLogger("pipeline.model")
+
+
+class Logger:
+    """The server's log, at the levels of Triton's."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+    _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+
+    @classmethod
+    def log(cls, message: str, level: int = INFO) -> None:
+        """Log at one of the levels."""
+        _LOGGER.log(cls._LEVELS[level], "%s", message)
+
+    @classmethod
+    def log_info(cls, message: str) -> None:
+        """Log at INFO."""
+        cls.log(message, cls.INFO)
+
+    @classmethod
+    def log_warn(cls, message: str) -> None:
+        """Log at WARNING."""
+        cls.log(message, cls.WARNING)
+
+    @classmethod
+    def log_error(cls, message: str) -> None:
+        """Log at ERROR."""
+        cls.log(message, cls.ERROR)
+
+    @classmethod
+    def log_verbose(cls, message: str) -> None:
+        """Log what is of use to find faults only."""
+        cls.log(message, cls.VERBOSE)
+
+
+class Metric:
+    """One series of a MetricFamily; it is counted in the worker, and not shown by the server."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self.labels: Mapping[str, str] = labels
+        self._value = 0.0
+        self._lock = threading.Lock()
+
+    def increment(self, value: float) -> None:
+        """Add to the value."""
+        with self._lock:
+            self._value += value
+
+    def set(self, value: float) -> None:
+        """Set the value."""
+        self._value = float(value)
+
+    def value(self) -> float:
+        """Return the value."""
+        return self._value
+
+    def observe(self, value: float) -> None:
+        """Take note of one value of a histogram."""
+        self.increment(value)
+
+
+class MetricFamily:
+    """Series of one name."""
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        self.name: str = name
+        self.description: str = description
+        self.kind: int = kind
+
+    def Metric(self, labels: Mapping[str, str] | None = None, buckets: Any = None) -> Metric:
+        """Return one series."""
+        return Metric(labels or {})
+
+
+def install() -> types.ModuleType:
+    """Put the module where an import finds it, and return it."""
+    module = types.ModuleType(NAME, __doc__)
+    for name in (
+        *("Tensor", "TRITON_STRING_TO_NUMPY", "triton_string_to_numpy", "triton_to_numpy_type"),
+        *("numpy_to_triton_type", "serialize_byte_tensor", "deserialize_bytes_tensor"),
+    ):
+        setattr(module, name, getattr(tensors, name))
+    for name in ("InferenceResponse", "TritonError", "TritonModelException"):
+        setattr(module, name, getattr(requests, name))
+    for kind in (InferenceRequest, Logger, MetricFamily):
+        setattr(module, kind.__name__, kind)
+    for function in (
+        get_input_tensor_by_name,
+        get_output_tensor_by_name,
+        get_input_config_by_name,
+        get_output_config_by_name,
+        using_decoupled_model_transaction_policy,
+    ):
+        setattr(module, function.__name__, function)
+    constants = {
+        "ModelConfig": CompletedConfig,
+        "InferenceResponseSender": requests.ResponseSender,
+        "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START": requests.FLAG_START,
+        "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END": requests.FLAG_END,
+        "TRITONSERVER_RESPONSE_COMPLETE_FINAL": requests.COMPLETE_FINAL,
+        "TRITONSERVER_REQUEST_RELEASE_ALL": requests.RELEASE_ALL,
+        "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE": requests.RELEASE_RESCHEDULE,
+        "TRITONSERVER_MEMORY_CPU": 0,
+        "TRITONSERVER_MEMORY_GPU": 2,
+    }
+    for name, value in constants.items():
+        setattr(module, name, value)
+    sys.modules[NAME] = module
+    return module
+
+
+def get_input_tensor_by_name(inference_request: Any, name: str) -> Any:
+    """Return an input of a request; None: it has none of this name."""
+    found = (tensor for tensor in inference_request.inputs() if tensor.name() == name)
+    return next(found, None)
+
+
+def get_output_tensor_by_name(inference_response: Any, name: str) -> Any:
+    """Return an output of a response; None: it has none of this name."""
+    found = (each for each in inference_response.output_tensors() if each.name() == name)
+    return next(found, None)
+
+
+def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
+    """Return what a configuration says of an input; None: nothing."""
+    return next((each for each in model_config.get("input", ()) if each["name"] == name), None)
+
+
+def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
+    """Return what a configuration says of an output; None: nothing."""
+    return next((each for each in model_config.get("output", ()) if each["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    """Return whether a model answers in parts."""
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))

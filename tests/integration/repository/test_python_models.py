@@ -1,0 +1,120 @@
+"""Models of Python code in a server: in processes, completed, decoupled, asking each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+
+from doubles import http, wait_until
+from repositories import add_python, control, infer, serving
+
+DOUBLES = """
+import os
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            array = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            if array.flat[0] < 0:
+                found.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("negative")))
+                continue
+            if array.flat[0] == 1000:
+                array = array * 0 + os.getpid()
+            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array * 2)]))
+        return found
+
+    def finalize(self):
+        open(os.path.join(os.path.dirname(__file__), "finalized"), "w").close()
+"""
+ASKS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        print("this is no answer")
+        config.set_max_batch_size(4)
+        config.add_input({"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [-1]})
+        config.add_output({"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1]})
+        return config
+
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            asked = pb_utils.InferenceRequest(
+                model_name="twice", requested_output_names=["OUTPUT0"], inputs=request.inputs()
+            )
+            answer = asked.exec()
+            if answer.has_error():
+                found.append(pb_utils.InferenceResponse(error=answer.error()))
+            else:
+                found.append(pb_utils.InferenceResponse(answer.output_tensors()))
+        return found
+"""
+COUNTS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(int(request.inputs()[0].as_numpy().flat[0])):
+                array = np.full((1, 1), number, np.float32)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_models_run_in_processes_and_ask_each_other(tmp_path):
+    folder = add_python(tmp_path, "twice", DOUBLES, "dynamic_batching {}")
+    add_python(tmp_path, "asks", ASKS, config=None)
+    with serving(tmp_path, mode="none") as server:
+        assert infer(server, "twice", [1.0, 2.0]) == (200, {"OUTPUT0": [2.0, 4.0]})
+        assert infer(server, "twice", [-1.0]) == (500, "negative")
+        assert http(server, "GET", "/v2/models/asks/config")[2]["max_batch_size"] == 4
+        assert infer(server, "asks", [3.0]) == (200, {"OUTPUT0": [6.0]})
+        status, text = infer(server, "asks", [-3.0])
+        assert (status, text) == (500, "negative")
+        _, found = infer(server, "twice", [1000.0])
+        pid = int(found["OUTPUT0"][0]) // 2
+        assert pid != os.getpid()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: infer(server, "twice", [1.0])[0] == 200)
+        _, _, answer = http(server, "GET", "/v2/models/twice/stats")
+        assert answer["model_stats"][0]["inference_stats"]["fail"]["count"] >= 2
+    assert (folder / "1" / "finalized").exists()
+
+
+def test_a_decoupled_model_answers_in_parts(tmp_path):
+    policy = "model_transaction_policy { decoupled: true }"
+    add_python(tmp_path, "counts", COUNTS, policy)
+    with serving(tmp_path, mode="none") as server:
+        url = f"http://127.0.0.1:{server.http_port}/v2/models/counts/generate_stream"
+        with urllib.request.urlopen(url, json.dumps({"INPUT0": 3.0}).encode()) as answer:
+            events = answer.read().decode().split("\n\n")[:-1]
+        parts = [json.loads(event.removeprefix("data: ")) for event in events]
+        assert [part["OUTPUT0"] for part in parts] == [0, 1, 2]
+        assert infer(server, "counts", [1.0])[0] == 501
+
+
+def test_a_model_that_does_not_start_says_why(tmp_path):
+    code = (
+        "class TritonPythonModel:\n    def initialize(self, args):\n        raise OSError('no')\n"
+    )
+    add_python(tmp_path, "broken", code)
+    add_python(tmp_path, "wrong", ASKS.replace("(4)", "('four')"), config=None)
+    (tmp_path / "empty" / "1").mkdir(parents=True)
+    (tmp_path / "empty" / "config.pbtxt").write_text('backend: "python"')
+    with serving(tmp_path) as server:
+        status, text = control(server, "broken", "load")
+        assert status == 400
+        assert "Internal: Op 'broken' failed to start: OSError: no" in text
+        status, text = control(server, "wrong", "load")
+        assert status == 400, text
+        status, text = control(server, "empty", "load")
+        assert "Python model file not found" in json.dumps(text)

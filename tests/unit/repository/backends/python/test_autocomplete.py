@@ -1,0 +1,100 @@
+"""CompletedConfig: what a model may add to its configuration, and what contradicts it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeline.repository.backends.python.autocomplete import CompletedConfig
+
+SLOT = {"name": "x", "data_type": "TYPE_FP32", "dims": [4]}
+
+
+def config(**more):
+    return CompletedConfig(
+        json.dumps({"name": "m", "max_batch_size": 0, "input": [], "output": [], **more})
+    )
+
+
+def test_what_is_added():
+    found = config()
+    found.set_max_batch_size(8)
+    found.set_dynamic_batching()
+    found.add_input({**SLOT, "optional": True})
+    found.add_output(SLOT)
+    found.add_output(SLOT)
+    found.set_model_transaction_policy({"decoupled": True})
+    assert found.as_dict() == {
+        "name": "m",
+        "max_batch_size": 8,
+        "input": [{**SLOT, "optional": True}],
+        "output": [SLOT],
+        "dynamic_batching": {},
+        "model_transaction_policy": {"decoupled": True},
+    }
+
+
+def test_what_is_there_without_a_type_is_filled_in():
+    found = config(input=[{"name": "x", "data_type": "TYPE_INVALID", "dims": []}])
+    found.add_input(SLOT)
+    assert found.as_dict()["input"] == [SLOT]
+
+
+@pytest.mark.parametrize(
+    ("given", "change", "text"),
+    [
+        (
+            {"max_batch_size": 8},
+            lambda c: c.set_max_batch_size(4),
+            "configuration specified max_batch_size 8, but in auto-complete-config function for "
+            "model 'm' specified max_batch_size 4",
+        ),
+        (
+            {"sequence_batching": {}},
+            lambda c: c.set_dynamic_batching(),
+            "Configuration specified scheduling_choice as 'sequence_batching', but "
+            "auto-complete-config function for model 'm' tries to set scheduling_choice as "
+            "'dynamic_batching'",
+        ),
+        (
+            {"input": [{**SLOT, "data_type": "TYPE_INT32"}]},
+            lambda c: c.add_input(SLOT),
+            "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'x', "
+            "model provides TYPE_FP32",
+        ),
+        (
+            {"output": [{**SLOT, "dims": [16]}]},
+            lambda c: c.add_output(SLOT),
+            "model 'm', tensor 'x': the model expects dims [4] but the model configuration "
+            "specifies dims [16]",
+        ),
+        (
+            {},
+            lambda c: c.add_input({**SLOT, "is_shape_tensor:": True}),
+            "input 'x' in auto-complete-config function for model 'm' contains property other "
+            "than 'name', 'data_type', 'dims' and 'optional'.",
+        ),
+        (
+            {},
+            lambda c: c.add_output({"data_type": "TYPE_FP32", "dims": [4]}),
+            "output in auto-complete-config function for model 'm' is missing 'name' property.",
+        ),
+        (
+            {},
+            lambda c: c.add_input({"name": "x", "dims": [4]}),
+            "input 'x' in auto-complete-config function for model 'm' is missing 'data_type' "
+            "property.",
+        ),
+        (
+            {"model_transaction_policy": {"decoupled": True}},
+            lambda c: c.set_model_transaction_policy({"decoupled": False}),
+            "trying to change decoupled property in auto-complete-config for model 'm', which is "
+            "already set to 'True'.",
+        ),
+    ],
+)
+def test_what_contradicts_it(given, change, text):
+    with pytest.raises(ValueError, match="model") as caught:
+        change(config(**given))
+    assert str(caught.value) == text

@@ -1,0 +1,289 @@
+"""Models of Python code: what `execute` gets, and what becomes of what it returns."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from pipeline.data import RequestContext
+from pipeline.errors import (
+    ErrorCode,
+    InitError,
+    InputError,
+    NoServiceError,
+    OverloadedError,
+    PipelineError,
+    UserCodeError,
+)
+from pipeline.repository.backends.python.model_op import (
+    DecoupledModelOp,
+    ModelSpec,
+    PythonModelOp,
+)
+from pipeline.repository.backends.python.requests import TritonModelException
+from pipeline.repository.backends.python.tensors import (
+    Tensor,
+    deserialize_bytes_tensor,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
+
+HEAD = """
+import json
+import numpy as np
+import triton_python_backend_utils as pb
+
+def answer(array, **more):
+    return pb.InferenceResponse([pb.Tensor("OUTPUT0", np.asarray(array))], **more)
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.args = args
+"""
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """An initialised Op of the code of `execute`."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    count = iter(range(100))
+
+    def make(body, kind=PythonModelOp):
+        file = tmp_path / f"model{next(count)}.py"
+        lines = "".join(f"        {line}\n" for line in body.strip().splitlines())
+        file.write_text(f"{HEAD}\n    def execute(self, requests):\n{lines}")
+        config = json.dumps({"name": "m", "max_batch_size": 8})
+        op = kind(ModelSpec("m", 3, str(tmp_path), str(file), config, ("OUTPUT0", "OUTPUT1")))
+        op.concurrency_idx = 1
+        op.init_op()
+        return op
+
+    return make
+
+
+def asked(number=1, **said):
+    return RequestContext(data_id=number, **said)
+
+
+def run(op, *feeds, contexts=None):
+    contexts = contexts or [asked(number) for number, _ in enumerate(feeds)]
+    return op.process([{"INPUT0": feed} for feed in feeds], context=contexts)
+
+
+def test_each_request_has_its_response_whatever_its_shape(model):
+    op = model(
+        """
+return [answer(pb.get_input_tensor_by_name(each, "INPUT0").as_numpy() * 2) for each in requests]
+"""
+    )
+    one, other = run(op, np.ones((1, 2), np.float32), np.ones((3, 5), np.float32))
+    assert one["OUTPUT0"].tolist() == [[2.0, 2.0]]
+    assert other["OUTPUT0"].shape == (3, 5)
+
+
+def test_what_initialize_is_given(model):
+    op = model("return []")
+    assert op.model.args["model_name"] == "m"
+    assert op.model.args["model_version"] == "3"
+    assert op.model.args["model_instance_name"] == "m_0_1"
+    assert op.model.args["model_instance_kind"] == "CPU"
+    assert json.loads(op.model.args["model_config"])["max_batch_size"] == 8
+
+
+def test_what_a_request_says(model):
+    op = model(
+        """
+request, = requests
+self.seen = (
+    request.request_id(), request.correlation_id(), request.flags(), request.timeout(),
+    json.loads(request.parameters()), request.requested_output_names(), request.model_name(),
+    request.is_cancelled(), request.preferred_memory(),
+)
+return [answer([1])]
+"""
+    )
+    said = asked(
+        id="mine",
+        sequence_id=7,
+        sequence_start=True,
+        sequence_end=True,
+        parameters={"a": 1, "timeout": 500, "sequence_id": 7, "sequence_start": True},
+        headers={"x-me": "you"},
+        outputs=("OUTPUT1",),
+        is_over=lambda: True,
+    )
+    run(op, np.ones(1), contexts=[said])
+    assert op.model.seen == (
+        *("mine", 7, 3, 500),
+        {"a": 1, "x-me": "you"},
+        *(["OUTPUT1"], "m", True, None),
+    )
+
+
+def test_an_error_of_one_request_is_its_own(model):
+    op = model(
+        """
+return [
+    answer([1.0]),
+    pb.InferenceResponse(error=pb.TritonError("no")),
+    pb.InferenceResponse(error=pb.TritonError("wrong", pb.TritonError.INVALID_ARG)),
+    pb.InferenceResponse(error=pb.TritonError("none", pb.TritonError.NOT_FOUND)),
+    pb.InferenceResponse(error=pb.TritonError("later", pb.TritonError.UNAVAILABLE)),
+]
+"""
+    )
+    good, *errors = run(op, *[np.ones(1)] * 5)
+    assert good["OUTPUT0"] == [1.0]
+    assert [(type(each), str(each)) for each in errors] == [
+        (UserCodeError, "no"),
+        (InputError, "wrong"),
+        (NoServiceError, "none"),
+        (OverloadedError, "later"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("return []", "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0"),
+        ("return answer([1])", "Expected a list in the execute return"),
+        ("raise KeyError('lost')", "message: KeyError: 'lost'"),
+    ],
+)
+def test_what_execute_does_wrong(model, body, text):
+    with pytest.raises(UserCodeError) as caught:
+        run(model(body), np.ones(1))
+    assert str(caught.value).startswith("Failed to process the request(s) for model 'm_0_1'")
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("body", ["return None", "return [None]", "return ['text']"])
+def test_no_response_is_an_error_of_the_request(model, body):
+    (error,) = run(model(body), np.ones(1))
+    assert isinstance(error, PipelineError)
+    assert "Expected an 'InferenceResponse' object" in str(error)
+
+
+def test_a_response_may_be_sent(model):
+    op = model(
+        """
+for each in requests:
+    each.get_response_sender().send(answer([5]), flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+return None
+"""
+    )
+    (found,) = run(op, np.ones(1))
+    assert found["OUTPUT0"] == [5]
+
+
+def test_a_coroutine_is_awaited(model):
+    op = model("return [answer([1]) for _ in requests]")
+    execute = op.model.execute
+
+    async def awaited(requests):
+        return execute(requests)
+
+    op.model.execute = awaited
+    assert run(op, np.ones(1))[0]["OUTPUT0"] == [1]
+
+
+def parts(op, context=None):
+    return list(op.process([{"INPUT0": np.ones(1)}], context=[context or asked()]))
+
+
+def test_a_decoupled_model_sends_what_it_likes(model):
+    op = model(
+        """
+for each in requests:
+    sender = each.get_response_sender()
+    for number in range(3):
+        sender.send(answer([number]))
+    sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+""",
+        DecoupledModelOp,
+    )
+    assert [part["OUTPUT0"].item() for part in parts(op)] == [0, 1, 2]
+
+
+def test_a_decoupled_model_sends_nothing_or_fails(model):
+    silent = model(
+        "requests[0].get_response_sender().send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)",
+        DecoupledModelOp,
+    )
+    assert parts(silent) == []
+    broken = model("raise ValueError('lost')", DecoupledModelOp)
+    with pytest.raises(UserCodeError, match="ValueError: lost"):
+        parts(broken)
+    told = model(
+        "requests[0].get_response_sender().send("
+        "pb.InferenceResponse(error=pb.TritonError('no', pb.TritonError.INVALID_ARG)))",
+        DecoupledModelOp,
+    )
+    with pytest.raises(InputError, match="no"):
+        parts(told)
+
+
+def test_a_decoupled_model_whose_caller_left_ends(model):
+    op = model("requests[0].get_response_sender()", DecoupledModelOp)
+    assert parts(op, asked(is_over=lambda: True)) == []
+
+
+def test_a_sender_refuses_what_comes_behind_the_end(model):
+    op = model(
+        """
+sender = requests[0].get_response_sender()
+sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+self.errors = []
+for args in ((answer([1]), 0), (None, 0), (answer([1]), 7)):
+    try:
+        sender.send(*args)
+    except pb.TritonModelException as error:
+        self.errors.append(str(error))
+return None
+"""
+    )
+    run(op, np.ones(1))
+    assert len(op.model.errors) == 3
+    assert "has been closed" in op.model.errors[0]
+
+
+@pytest.mark.parametrize("code", ["x = 1", "class TritonPythonModel: pass"])
+def test_what_is_no_model(tmp_path, monkeypatch, code):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "model.py").write_text(code)
+    spec = ModelSpec("m", 1, str(tmp_path), str(tmp_path / "model.py"), "{}")
+    with pytest.raises(InitError, match="TritonPythonModel"):
+        PythonModelOp(spec).init_op()
+
+
+def test_tensors():
+    text = Tensor("x", np.array(["ä", b"\xff"], object))
+    assert text.as_numpy().tolist() == ["ä".encode(), b"\xff"]
+    assert text.triton_dtype() == numpy_to_triton_type(np.object_) == 13
+    numbers = Tensor("x", np.arange(4, dtype=np.int32))
+    assert (numbers.shape(), numbers.triton_dtype(), numbers.is_cpu()) == ([4], 8, True)
+    assert Tensor.from_dlpack("y", numbers).as_numpy().tolist() == [0, 1, 2, 3]
+    assert Tensor.from_dlpack("y", numbers.to_dlpack()).as_numpy().tolist() == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="expected a numpy array"):
+        Tensor("x", [1])
+
+
+def test_types_and_bytes():
+    for name in ("BOOL", "UINT8", "INT64", "FP16", "FP64", "STRING"):
+        kind = triton_string_to_numpy(f"TYPE_{name}")
+        assert np.dtype(triton_to_numpy_type(numpy_to_triton_type(kind))) == np.dtype(kind)
+    packed = serialize_byte_tensor(np.array([b"a", "bc"], object))
+    assert packed == b"\x01\0\0\0a\x02\0\0\0bc"
+    assert deserialize_bytes_tensor(packed).tolist() == [b"a", b"bc"]
+    assert serialize_byte_tensor(np.array([], object)) == ()
+    assert serialize_byte_tensor(np.array([1])) is None
+
+
+def test_errors_have_codes():
+    assert OverloadedError("").code == ErrorCode.OVERLOADED
+    assert issubclass(TritonModelException, Exception)
