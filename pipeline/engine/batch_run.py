@@ -21,7 +21,7 @@ from pipeline.engine.collate import (
     executions_of,
     has_more_rows,
     plan,
-    plan_unmerged,
+    plan_each,
     rows_brought,
 )
 from pipeline.engine.jumping import check_jumping
@@ -270,9 +270,7 @@ class BatchRun(Batch, eq=False):
         most_rows = op.most_fed_rows if is_fed else op.most_rows
         if self.sequence_steps and op.feeds is not None:
             return op.feeds.plan(feeds, self.sequence_steps, most_rows)
-        if not feeds:
-            return []
-        return plan(feeds, most_rows) if op.merges else plan_unmerged(feeds, most_rows)
+        return (plan if op.merges else plan_each)(feeds, most_rows) if feeds else []
 
     def _process(
         self, op: BoundOp, watch: CallWatch, calls: list[Call], clock_ns: Callable[[], int]
@@ -320,9 +318,6 @@ class BatchRun(Batch, eq=False):
     def _call_process(self, call: Call, op: BoundOp) -> None:
         """Call `process`; of an Op with sequences also with what is kept of each, or said of it."""
         log_id = self.items[call.items[0]].log_id
-        if not op.merges:
-            call.result = op.process_each(call.feed, log_id)
-            return
         if not self.sequence_steps or op.feeds is None:
             call.result = op.process(call.feed, log_id)
             call.result = self._distributed(call)
@@ -338,8 +333,7 @@ class BatchRun(Batch, eq=False):
 
     def _may_try_again(self, call: Call, error: BaseException, op: BoundOp) -> bool:
         """Return whether a call that failed is made again."""
-        is_retryable = isinstance(error, PredictorError) and error.retryable
-        return is_retryable and call.attempts < op.attempts
+        return isinstance(error, PredictorError) and error.retryable and call.attempts < op.attempts
 
     def _deadline(self, op: BoundOp, call: Call) -> float | None:
         """Return when nobody waits for the call any more, in `time.monotonic`; None: never."""

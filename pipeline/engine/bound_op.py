@@ -146,21 +146,10 @@ class BoundOp(OpFacts):
 
     def process(self, feed: Any, log_id: int) -> Any:
         """Return the result for one merged feed. Raises PipelineError for a returned error code."""
+        if not self.merges:  # what it returns is looked at where it is cut up
+            return self.users_process(feed, log_id)
         result = self.users_process([feed], log_id)
         return result if type(result) is dict else self.processed(result)
-
-    def process_each(self, feeds: list[Any], log_id: int) -> list[Any]:
-        """Return a result, or the error in its place, for each feed of an Op that does not merge.
-
-        Raises PayloadTypeError: there are not as many.
-        """
-        results = self.users_process(feeds, log_id)
-        if not isinstance(results, list) or len(results) != len(feeds):
-            expected = f"return a list with a result for each of the {len(feeds)} requests"
-            raise self._refused("process", results, expected)
-        return [
-            each if isinstance(each, PipelineError) else self.processed(each) for each in results
-        ]
 
     def processed(self, result: Any) -> Any:
         """Return what the user's process returned, or yielded, in one form."""

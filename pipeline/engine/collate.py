@@ -73,7 +73,7 @@ def plan(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
     ]
 
 
-def plan_unmerged(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
+def plan_each(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
     """Return the calls that serve items each of which is to be seen by itself.
 
     The feed of a call is the list of theirs, of `most_rows` rows at most, if that is not 0.
@@ -154,11 +154,22 @@ def distribute(call: Call) -> list[Any]:
     """Return the call's result, cut into one for each of its items.
 
     Raises:
-        PayloadTypeError: the result of a merged call does not have a row for each row fed.
+        PayloadTypeError: the result does not have a row for each row fed, or one for each feed.
     """
+    if isinstance(call.feed, list):
+        return _one_each(call.result, len(call.items))
     if len(call.items) == 1:
         return [call.result]
     return split_result(call.result, call.spans)
+
+
+def _one_each(results: Any, count: int) -> list[Any]:
+    if isinstance(results, list) and len(results) == count:
+        return results
+    raise PayloadTypeError(
+        f"process returned {type(results).__name__}: return a list with a result, or an error in "
+        f"its place, for each of the {count} requests"
+    )
 
 
 def split_result(result: Any, spans: list[list[int]]) -> list[Any]:

@@ -24,7 +24,7 @@ from pipeline.repository.backends.python.requests import (
     TritonError,
     TritonModelException,
 )
-from pipeline.repository.backends.python.tensors import Tensor
+from pipeline.repository.backends.python.tensors import NamedTensor
 
 _CODES = {
     grpc.StatusCode.NOT_FOUND: TritonError.NOT_FOUND,
@@ -85,7 +85,7 @@ class InferenceRequest:
         self,
         model_name: str,
         requested_output_names: Sequence[str],
-        inputs: Sequence[Tensor],
+        inputs: Sequence[NamedTensor],
         request_id: str = "",
         correlation_id: int | str = 0,
         model_version: int = -1,
@@ -107,7 +107,7 @@ class InferenceRequest:
         self._timeout = timeout
         self._said = json.loads(parameters or "{}") if isinstance(parameters, str) else parameters
 
-    def inputs(self) -> list[Tensor]:
+    def inputs(self) -> list[NamedTensor]:
         """Return the tensors."""
         return self._inputs
 
@@ -214,7 +214,7 @@ def _set(parameter: Any, value: Any) -> None:
 
 def _response(message: ModelInferResponse) -> InferenceResponse:
     arrays = tensors_to_arrays(message.outputs, message.raw_output_contents)
-    return InferenceResponse([Tensor(name, array) for name, array in arrays.items()])
+    return InferenceResponse([NamedTensor(name, array) for name, array in arrays.items()])
 
 
 def _failed(error: grpc.RpcError) -> InferenceResponse:

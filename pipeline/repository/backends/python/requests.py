@@ -20,7 +20,7 @@ from pipeline.errors import (
     RequestCancelledError,
     UserCodeError,
 )
-from pipeline.repository.backends.python.tensors import Tensor
+from pipeline.repository.backends.python.tensors import NamedTensor
 
 FLAG_START = 1
 """Flag of the first request of a sequence."""
@@ -93,24 +93,24 @@ class InferenceResponse:
     """A response to one request: tensors, or an error.
 
     Raises:
-        TritonModelException: an output is no Tensor.
+        TritonModelException: an output is no NamedTensor.
     """
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] = (),
+        output_tensors: Sequence[NamedTensor] = (),
         error: TritonError | None = None,
         parameters: str | Mapping[str, Any] | None = None,
     ) -> None:
         for tensor in output_tensors:
-            if not isinstance(tensor, Tensor):
-                raise TritonModelException(f"expected a Tensor, found {type(tensor).__name__}")
+            if not isinstance(tensor, NamedTensor):
+                raise TritonModelException(f"expected a NamedTensor, found {type(tensor).__name__}")
         self._outputs = list(output_tensors)
         self._error = error
         said = "" if parameters is None else parameters
         self._parameters = said if isinstance(said, str) else json.dumps(said)
 
-    def output_tensors(self) -> list[Tensor]:
+    def output_tensors(self) -> list[NamedTensor]:
         """Return the tensors."""
         return self._outputs
 
@@ -214,14 +214,14 @@ class IncomingRequest:
         model_name: str,
         outputs: Sequence[str],
     ) -> None:
-        self._inputs = [Tensor(name, np.asarray(value)) for name, value in feed.items()]
+        self._inputs = [NamedTensor(name, np.asarray(value)) for name, value in feed.items()]
         self._context = context
         self._model_name = model_name
         self._outputs = outputs
         self.sender: ResponseSender = ResponseSender(context.is_cancelled)
         self.has_sender: bool = False
 
-    def inputs(self) -> list[Tensor]:
+    def inputs(self) -> list[NamedTensor]:
         """Return the tensors."""
         return self._inputs
 

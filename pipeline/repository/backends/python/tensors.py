@@ -27,7 +27,7 @@ _NUMBERS = (
 """Names of data types by their numbers in a configuration."""
 
 
-class Tensor:
+class NamedTensor:
     """A tensor of a request or a response, called `name`.
 
     Raises:
@@ -61,9 +61,9 @@ class Tensor:
         return True
 
     @staticmethod
-    def from_dlpack(name: str, tensor: Any) -> Tensor:
+    def from_dlpack(name: str, tensor: Any) -> NamedTensor:
         """Return a tensor of what has `__dlpack__`, on the host."""
-        return Tensor(
+        return NamedTensor(
             name, np.from_dlpack(tensor if hasattr(tensor, "__dlpack__") else _Held(tensor))
         )
 

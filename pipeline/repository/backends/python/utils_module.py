@@ -102,12 +102,13 @@ def install() -> types.ModuleType:
     """Put the module where an import finds it, and return it."""
     module = types.ModuleType(NAME, __doc__)
     for name in (
-        *("Tensor", "TRITON_STRING_TO_NUMPY", "triton_string_to_numpy", "triton_to_numpy_type"),
+        *("TRITON_STRING_TO_NUMPY", "triton_string_to_numpy", "triton_to_numpy_type"),
         *("numpy_to_triton_type", "serialize_byte_tensor", "deserialize_bytes_tensor"),
     ):
         setattr(module, name, getattr(tensors, name))
     for name in ("InferenceResponse", "TritonError", "TritonModelException"):
         setattr(module, name, getattr(requests, name))
+    module.Tensor = tensors.NamedTensor  # type: ignore[attr-defined]
     for kind in (InferenceRequest, Logger, MetricFamily):
         setattr(module, kind.__name__, kind)
     for function in (

@@ -25,7 +25,7 @@ from pipeline.repository.backends.python.model_op import (
 )
 from pipeline.repository.backends.python.requests import TritonModelException
 from pipeline.repository.backends.python.tensors import (
-    Tensor,
+    NamedTensor,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
     serialize_byte_tensor,
@@ -262,15 +262,15 @@ def test_what_is_no_model(tmp_path, monkeypatch, code):
 
 
 def test_tensors():
-    text = Tensor("x", np.array(["ä", b"\xff"], object))
+    text = NamedTensor("x", np.array(["ä", b"\xff"], object))
     assert text.as_numpy().tolist() == ["ä".encode(), b"\xff"]
     assert text.triton_dtype() == numpy_to_triton_type(np.object_) == 13
-    numbers = Tensor("x", np.arange(4, dtype=np.int32))
+    numbers = NamedTensor("x", np.arange(4, dtype=np.int32))
     assert (numbers.shape(), numbers.triton_dtype(), numbers.is_cpu()) == ([4], 8, True)
-    assert Tensor.from_dlpack("y", numbers).as_numpy().tolist() == [0, 1, 2, 3]
-    assert Tensor.from_dlpack("y", numbers.to_dlpack()).as_numpy().tolist() == [0, 1, 2, 3]
+    assert NamedTensor.from_dlpack("y", numbers).as_numpy().tolist() == [0, 1, 2, 3]
+    assert NamedTensor.from_dlpack("y", numbers.to_dlpack()).as_numpy().tolist() == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="expected a numpy array"):
-        Tensor("x", [1])
+        NamedTensor("x", [1])
 
 
 def test_types_and_bytes():
