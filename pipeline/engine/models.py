@@ -66,6 +66,10 @@ class Served(Protocol):
         """The configuration of its one model, if that is one of a repository."""
 
     @property
+    def labels(self) -> Mapping[str, Sequence[str]]:
+        """Names of the classes that outputs of its model have, by output."""
+
+    @property
     def engine(self) -> Engine:
         """The engine; made before the graph is loaded."""
 

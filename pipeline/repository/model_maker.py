@@ -62,7 +62,8 @@ class GraphMaker:
         names: ModelNames = None, [source.name]
         if backend.serves_graph:
             names = source.name, [None] * len(graph.ops)
-        model = RepositoryModel(names, str(source.version), config)
+        labels = await asyncio.to_thread(_labels, source)
+        model = RepositoryModel(names, str(source.version), config, labels)
         served = LoadedGraph(None, graph, settings, PredictorLoader(source.folder), model=model)
         await asyncio.to_thread(served.fork)
         served.open(self._on_readiness, is_first=False)
@@ -99,6 +100,21 @@ class GraphMaker:
         await served.unload(self._grace_s)
         served.observation.stop_soon()
         await served.observation.close()
+
+
+def _labels(source: ModelSource) -> dict[str, list[str]]:
+    """Return the lines of the files that name an output's classes. Raises ConfigError: none."""
+    found = {}
+    for output in source.config.output:
+        if output.label_filename:
+            file = source.folder / output.label_filename
+            try:
+                found[output.name] = file.read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(
+                    f"model '{source.name}': label_filename of output '{output.name}': {error}"
+                ) from error
+    return found
 
 
 def _find(name: str) -> Any:

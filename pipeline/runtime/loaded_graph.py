@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.config import registry
@@ -36,11 +36,15 @@ _EDGE_WORKERS = 4  # threads for an overridden unpack or pack method, unless con
 
 
 class RepositoryModel(NamedTuple):
-    """The names under which a graph is a model, or its Ops are, and their description."""
+    """The names under which a graph is a model, or its Ops are, and their description.
+
+    `labels` are names of classes, by output.
+    """
 
     names: ModelNames
     version: str
     config: ModelConfig
+    labels: Mapping[str, Sequence[str]] = {}
 
 
 class LoadedGraph:
@@ -66,8 +70,9 @@ class LoadedGraph:
         self.names: ModelNames = model_names(name, [op.name for op in graph.ops])
         self.version: str = FIRST_VERSION
         self.model_config: ModelConfig | None = None
+        self.labels: Mapping[str, Sequence[str]] = {}
         if model is not None:
-            self.names, self.version, self.model_config = model
+            self.names, self.version, self.model_config, self.labels = model
         self.observation: ObservabilityStack = ObservabilityStack(
             self.names, graph, config, replica, self.version
         )

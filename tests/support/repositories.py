@@ -136,6 +136,7 @@ class ServedDouble:
         self.names = source.name, ()
         self.version = str(source.version)
         self.model_config = source.config
+        self.labels = {}
         self.source = source
 
 

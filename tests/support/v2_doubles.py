@@ -55,6 +55,7 @@ class ServedDouble:
         self.names = model_names(name, [op.name for op in graph.ops])
         self.version = "1"
         self.model_config = None
+        self.labels = {}
         self.snapshots = server.whole
 
 

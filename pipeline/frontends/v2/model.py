@@ -180,10 +180,14 @@ class ConfiguredModel:
     """A model of a repository, which its configuration describes.
 
     Its inputs come to `process` of the Op as they are; without an `op` it is the whole graph.
+    `labels` are names of classes, by output.
     """
 
-    def __init__(self, config: ModelConfig, op: Op | None) -> None:
+    def __init__(
+        self, config: ModelConfig, op: Op | None, labels: Mapping[str, Sequence[str]]
+    ) -> None:
         self.name: str = config.name
+        self.labels: Mapping[str, Sequence[str]] = labels
         self.op: Op | None = op
         self.is_decoupled: bool = config.model_transaction_policy.decoupled
         self.platform: str = config.platform or config.backend

@@ -18,6 +18,7 @@ from pipeline.errors import PipelineError
 from pipeline.frontends.base import HeaderForwarding, takes_info
 from pipeline.frontends.parts import answers_to
 from pipeline.frontends.v2 import model_config as config
+from pipeline.frontends.v2.classification import classes_of, classes_wanted
 from pipeline.frontends.v2.control import Overrides, RepositoryControl
 from pipeline.frontends.v2.convert import arrays_of, payload_of
 from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
@@ -35,7 +36,9 @@ from pipeline.proto.v2.codec import InferRequest, InferResponse, Parameters
 from pipeline.proto.v2.json import RawInput
 from pipeline.proto.v2.raw import Array, about_request
 
-_EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data")
+_EXTENSIONS = (
+    *("classification", "model_repository", "model_configuration", "binary_tensor_data"),
+)
 _STATISTICS = "statistics"
 _SERVER = "pipeline-serving"
 
@@ -48,6 +51,7 @@ class FittedRequest(msgspec.Struct, frozen=True):
         rows: samples that it brings.
         limit_s: the `timeout` among its parameters, where it counts.
         changes: those of the registry when it was found to fit.
+        classes: how many are wanted of an output, of those that are wanted as classes.
     """
 
     entry: ModelEntry
@@ -57,6 +61,7 @@ class FittedRequest(msgspec.Struct, frozen=True):
     rows: int
     limit_s: float | None
     changes: int = 0
+    classes: Mapping[str, int] = {}
 
     def left_of(self, timeout_s: float | None) -> float | None:
         """Return the time that it has, of its caller's and its own."""
@@ -71,7 +76,12 @@ class FittedRequest(msgspec.Struct, frozen=True):
         ensemble = model.name if isinstance(model, PipelineModel) else ""
         payload = payload_of(message, interface, ensemble)
         may_lack = isinstance(model, ConfiguredModel)
-        return arrays_of(payload, interface, model.name, self.wanted, may_lack)
+        outputs = arrays_of(payload, interface, model.name, self.wanted, may_lack)
+        for name in self.classes.keys() & outputs.keys():
+            labels = model.labels.get(name, ()) if isinstance(model, ConfiguredModel) else ()
+            count = self.classes[name]
+            outputs[name] = classes_of(outputs[name], count, labels, interface.batches)
+        return outputs
 
     def response(
         self, request_id: str, asked: Parameters, outputs: dict[str, Array]
@@ -128,7 +138,9 @@ class ModelRepository:
             if entry.served.model_config is not None:
                 known = set(self._registry.entries())
                 self._models = {each: self._models[each] for each in self._models if each in known}
-                self._models[entry] = ConfiguredModel(entry.served.model_config, entry.op)
+                self._models[entry] = ConfiguredModel(
+                    entry.served.model_config, entry.op, entry.served.labels
+                )
                 return self._models[entry]
             is_decoupled = entry.served.engine.executor.is_decoupled(entry.op)
             if entry.op is None:
@@ -352,6 +364,7 @@ class ModelRepository:
         interface = model.interface
         try:
             limit_s = timeout_of(request.parameters)
+            classes = classes_wanted(request.outputs)
             interface.check_outputs(model.name, wanted)
             rows = interface.check_inputs(model.name, request.inputs)
         except V2Error as error:
@@ -359,7 +372,7 @@ class ModelRepository:
         if entry.served.config.timeout_s is None:
             limit_s = None
         changes = self._registry.changes
-        return FittedRequest(entry, model, interface, wanted, rows, limit_s, changes)
+        return FittedRequest(entry, model, interface, wanted, rows, limit_s, changes, classes)
 
     def is_current(self, fitted: FittedRequest) -> bool:
         """Return whether `fit` would still find the same model with the same interface."""

@@ -87,7 +87,6 @@ _PARAMETER_FIELDS = {
 _ANY_FIELD = ("int64_param", "bool_param", "string_param")  # as Triton lists them
 _UNSERVED = {
     "shared_memory_region": "shared memory is not served here: send and take the data themselves",
-    "classification": "the classification extension is not served here: take the tensor itself",
 }
 """Parameters of a tensor that may not be passed over: the answer would be a wrong one."""
 
@@ -208,7 +207,7 @@ def check_outputs(outputs: Iterable[RequestedOutput]) -> None:
     """Raise PackageError if one is asked for in a way that is not served."""
     for output in outputs:
         for key, value in output.parameters.items():
-            if key in _UNSERVED and value != 0:  # a classification of 0 classes is none
+            if key in _UNSERVED and value != 0:
                 raise PackageError(
                     f"output {output.name!r} has the parameter {key!r}: {_UNSERVED[key]}"
                 )

@@ -187,3 +187,22 @@ def test_a_model_that_failed_is_known_but_not_there(tmp_path):
         assert index[0]["state"] == "UNAVAILABLE"
         assert "nonsense" not in index[0]["reason"]
         assert "\n" not in index[0]["reason"]
+
+
+def test_classes_have_the_labels_of_the_model(tmp_path):
+    config = ONNX.replace('{ name: "y"', '{ label_filename: "labels.txt" name: "y"')
+    (add_onnx(tmp_path, "sums", config) / "labels.txt").write_text("one\ntwo\nthree\n")
+    x = {"name": "x", "datatype": "FP32", "shape": [2, 3], "data": [1, 3, 2, 9, 8, 7]}
+    wanted = [{"name": "y", "parameters": {"classification": 2}}]
+    with serving(tmp_path, mode="none") as server:
+        for _ in range(4):  # also by the way of requests that are known
+            status, _, answer = http(
+                server, "POST", "/v2/models/sums/infer", {"inputs": [x], "outputs": wanted}
+            )
+            assert status == 200, answer
+            (output,) = answer["outputs"]
+            assert (output["datatype"], output["shape"]) == ("BYTES", [2, 2])
+            assert output["data"] == [
+                *("6.000000:1:two", "4.000000:2:three"),
+                *("18.000000:0:one", "16.000000:1:two"),
+            ]

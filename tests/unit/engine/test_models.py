@@ -44,6 +44,7 @@ class Served:
         self.names = name, [op.name for op in self.graph.ops]
         self.version = "1"
         self.model_config = None
+        self.labels = {}
         self.engine = EngineDouble()
         self.calls = []
         self.done = asyncio.Event()

@@ -434,8 +434,8 @@ WRONG_REQUESTS = [
         "parameter 'binary_data' of outputs[0] must be true or false, not \"yes\"",
     ),
     (
-        b'{"inputs":[],"outputs":[{"name":"y","parameters":{"classification":3}}]}',
-        "the classification extension is not served here",
+        b'{"inputs":[],"outputs":[{"name":"y","parameters":{"shared_memory_region":"r"}}]}',
+        "shared memory is not served here",
     ),
 ]
 

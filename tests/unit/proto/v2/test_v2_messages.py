@@ -218,7 +218,6 @@ def parameter(name: str, field: str = "") -> ModelInferRequest:
     [
         (wrong_input("shared_memory_region"), "input 'x' has the parameter 'shared_memory_region'"),
         (wrong_output("shared_memory_region", 1), "output 'y' has the parameter 'shared_memory_r"),
-        (wrong_output("classification", 3), "the classification extension is not served here"),
         (twice(), "[request id: <id_unknown>] input 'x' already exists in request"),
         (
             partly_raw(),
@@ -273,8 +272,9 @@ def test_an_output_that_is_asked_for_twice_is_taken():
     assert [output.name for output in request_from_message(message).outputs] == ["y", "z", "y"]
 
 
-def test_a_classification_of_no_classes_is_none():
-    assert request_from_message(wrong_output("classification", 0)).outputs[0].name == "y"
+def test_a_classification_is_looked_at_by_the_model():
+    (output,) = request_from_message(wrong_output("classification", 3)).outputs
+    assert output.parameters == {"classification": 3}
 
 
 # --- responses ----------------------------------------------------------------------------------
