@@ -159,6 +159,7 @@ async def test_server_model_and_configuration_are_described(site):
     status, server = await site.ask("GET", "/v2")
     assert status == 200
     assert set(server["extensions"]) == {
+        "classification",
         "statistics",
         "binary_tensor_data",
         "model_configuration",
