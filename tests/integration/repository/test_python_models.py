@@ -118,3 +118,48 @@ def test_a_model_that_does_not_start_says_why(tmp_path):
         assert status == 400, text
         status, text = control(server, "empty", "load")
         assert "Python model file not found" in json.dumps(text)
+
+
+SUMS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            of = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            key = of["CORRID"].item()
+            assert of["START"].shape == (1, 1)
+            if of["START"].item():
+                self.sums[key] = 0
+            self.sums[key] += of["INPUT0"].item()
+            array = np.full((1, 1), self.sums[key], np.float32)
+            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
+        return found
+"""
+SEQUENCES = """
+sequence_batching { oldest {} control_input [
+  { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } },
+  { name: "CORRID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } } ] }
+instance_group { count: 2 kind: KIND_CPU }
+"""
+
+
+def test_sequences_stay_with_an_instance_and_have_controls(tmp_path):
+    add_python(tmp_path, "sums", SUMS, SEQUENCES)
+    with serving(tmp_path, mode="none") as server:
+        sums = {}
+        for step in range(3):
+            for key in range(1, 5):
+                said = {"sequence_id": key, "sequence_start": step == 0, "sequence_end": step == 2}
+                x = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [key]}
+                status, _, answer = http(
+                    server, "POST", "/v2/models/sums/infer", {"inputs": [x], "parameters": said}
+                )
+                assert status == 200, answer
+                sums[key] = answer["outputs"][0]["data"]
+        assert sums == {key: [3.0 * key] for key in range(1, 5)}

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from pipeline.config.controls import Control, controls_of
+from pipeline.config.sequences import ControlConfig
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import ConfigError, InitError
 from pipeline.op import ResponseOp
@@ -22,7 +26,7 @@ from pipeline.repository.backends.python.model_op import (
 )
 from pipeline.repository.ensembles import RepositoryModels
 from pipeline.repository.model_config import parse_json
-from pipeline.repository.op_settings import cards_of
+from pipeline.repository.op_settings import cards_of, op_settings
 
 _HOOK = "auto_complete_config"
 _LIMIT_S = 60.0
@@ -75,10 +79,25 @@ class PythonBackend:
         return parse_json(found.rpartition(b"\n")[2], f"{_HOOK} of '{source.name}'")
 
     def settings(self, source: ModelSource) -> dict[str, Any]:
-        """Return nothing, or for a model that answers in parts that requests run one by one."""
-        if not source.config.model_transaction_policy.decoupled:
-            return {}
-        return {"batch_size": 1, "batching": "full", "dynamic_batching": {}}
+        """Return what is different: requests to a model that answers in parts run one by one.
+
+        Controls of sequences are inputs of each request by itself.
+
+        Raises:
+            ConfigError: it has states, which Triton's Python models do not have either.
+        """
+        config = source.config
+        settings: dict[str, Any] = {}
+        if config.HasField("sequence_batching"):
+            if config.sequence_batching.state:
+                raise ConfigError(
+                    f"model '{config.name}': state: Python models keep what they need themselves, "
+                    "by correlation_id"
+                )
+            settings["sequence"] = {**op_settings(config)["sequence"], "controls": []}
+        elif config.model_transaction_policy.decoupled:
+            settings |= {"batch_size": 1, "batching": "full", "dynamic_batching": {}}
+        return settings
 
     def graph(self, source: ModelSource) -> Graph:
         """Return a graph whose Op runs the model."""
@@ -97,10 +116,20 @@ class PythonBackend:
             "GPU" if cards else "CPU",
             tuple(cards),
             self._models.address,
+            _controls(config),
+            config.max_batch_size == 0,
         )
         is_decoupled = config.model_transaction_policy.decoupled
         op = DecoupledModelOp(spec) if is_decoupled else PythonModelOp(spec)
         return build_graph(ResponseOp(op))
+
+
+def _controls(config: ModelConfig) -> tuple[Control, ...]:
+    """Return the inputs that say what a request is in its sequence. Raises ConfigError."""
+    if not config.HasField("sequence_batching"):
+        return ()
+    said = op_settings(config)["sequence"]["controls"]
+    return controls_of(config.name, [msgspec.convert(each, ControlConfig) for each in said])
 
 
 def _has_hook(file: Path) -> bool:

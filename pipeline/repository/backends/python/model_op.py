@@ -14,7 +14,9 @@ from typing import Any
 
 import msgspec
 
+from pipeline.config.controls import Control
 from pipeline.data import RequestContext
+from pipeline.engine.sequence_controls import Controls
 from pipeline.errors import InitError, PipelineError, UserCodeError
 from pipeline.op import Op, RequestOp
 from pipeline.repository.backends.python import utils_module
@@ -35,6 +37,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
         kind: of the instances, "CPU" or "GPU".
         cards: that they take turns on.
         address: "host:port" of the server's gRPC port; "": it has none.
+        controls: inputs that say what a request is in its sequence.
+        is_flat: these are [1]; else [1, 1], as of a batch of one.
     """
 
     name: str
@@ -46,6 +50,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
     kind: str = "CPU"
     cards: tuple[int, ...] = ()
     address: str = ""
+    controls: tuple[Control, ...] = ()
+    is_flat: bool = False
 
     def arguments(self, number: int) -> dict[str, str]:
         """Return what `initialize` of the instance with this number is given."""
@@ -69,6 +75,8 @@ class PythonModelOp(Op):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec.name, RequestOp())
         self.spec: ModelSpec = spec
+        flat = [control.name for control in spec.controls] if spec.is_flat else ()
+        self.controls: Controls = Controls(spec.name, spec.controls, flat)
 
     def init_op(self) -> None:
         """Load the model. InitError: it has no such class."""
@@ -120,6 +128,8 @@ class PythonModelOp(Op):
 
     def request(self, feed: Any, context: RequestContext) -> IncomingRequest:
         """Return a request as the model gets it."""
+        if self.spec.controls and context.sequence is not None:
+            feed = {**feed, **self.controls.arrays([context.sequence])}
         return IncomingRequest(feed, context, self.name, self.spec.outputs)
 
     def executed(self, requests: Sequence[IncomingRequest]) -> Any:
