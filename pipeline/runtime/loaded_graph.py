@@ -80,7 +80,10 @@ class LoadedGraph:
         self.snapshots: AskAll = self.view.snapshots
         self._name = name
         self._replica = replica
-        self._workers = _WorkerKinds(graph, config, load_predictor)
+        is_asked = self.names[0] is not None  # else nothing goes by RequestOp and ResponseOp
+        self._workers = _WorkerKinds(
+            graph, config, load_predictor, _EDGE_WORKERS if is_asked else 1
+        )
         self._engine: Engine | None = None
 
     @property
@@ -151,8 +154,11 @@ class LoadedGraph:
 class _WorkerKinds:
     """The kinds of workers that the Ops name."""
 
-    def __init__(self, graph: Graph, config: ServiceConfig, load: PredictorLoader) -> None:
+    def __init__(
+        self, graph: Graph, config: ServiceConfig, load: PredictorLoader, edge_workers: int
+    ) -> None:
         self._graph = graph
+        self._edge_workers = edge_workers
         logs = LogsHome(config.log.level)
         self._context = WorkerContext(config, load, logs, replay_bytes)
         self._edge_kind = ThreadKind((), self._context)
@@ -180,7 +186,7 @@ class _WorkerKinds:
         def make(op: Op, owner: Owner) -> Workers:
             config = op.pipeline_config
             if op in (self._graph.request_op, self._graph.response_op):
-                return edge_kind.workers(op, max(config.concurrency, _EDGE_WORKERS), owner)
+                return edge_kind.workers(op, max(config.concurrency, self._edge_workers), owner)
             kind = self._by_name[config.workers or ""]
             return kind.workers(op, config.concurrency, owner)
 
