@@ -90,7 +90,6 @@ class Op:
     client: _PredictorClient | None = None
     concurrency_idx: int | None = None
     with_serving: bool = False
-    merges: bool = True  # False: `process` gets a list of what each request feeds, returns one
     input_tensors: Sequence[Tensor] = ()  # for the v2 protocol, see `tensors`
     output_tensors: Sequence[Tensor] = ()
     concurrency: int
@@ -111,6 +110,9 @@ class Op:
     pipeline_in_a_graph: bool = False
     pipeline_base_dir: Path = Path()  # where files that config.yml names are looked for first
     pipeline_is_quick: bool = False  # for Ops of our own, see `runs_on_the_loop`
+    pipeline_merges: bool = (
+        True  # False: `process` gets a list of feeds, and returns one of results
+    )
     pipeline_packs_tensors: bool | None = None  # as `set_pack_tensor_format` was told
 
     def __init__(

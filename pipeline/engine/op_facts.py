@@ -27,7 +27,7 @@ class OpFacts:
         most = max_batch_size_of(op)
         self.most_rows: int = most if self.has_model or declares(op) else 0
         self.most_fed_rows: int = announced_batch(most, op.pipeline_config.batch_size)
-        self.merges: bool = op.merges
+        self.merges: bool = op.pipeline_merges
         self.attempts: int = max(1, op.pipeline_config.retry)
         self.timeout_s: float | None = op.pipeline_config.timeout_s
         self.jumps: bool = op.is_jump_op()

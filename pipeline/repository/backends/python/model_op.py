@@ -70,7 +70,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 class PythonModelOp(Op):
     """A model whose `execute` gets all requests of a batch, and returns a response to each."""
 
-    merges = False
+    pipeline_merges = False
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec.name, RequestOp())
@@ -162,7 +162,7 @@ class PythonModelOp(Op):
 class DecoupledModelOp(PythonModelOp):
     """A model that sends any number of responses to a request, when it likes."""
 
-    merges = True  # there is one request at a time
+    pipeline_merges = True  # there is one request at a time
 
     def init_op(self) -> None:
         """Load the model, which executes one request after the other."""

@@ -192,6 +192,6 @@ def test_a_direct_method_knows_the_time_that_is_left():
             await gateway.hear()
         assert service.left[0] is None
         assert service.left[1] is not None
-        assert 0 < service.left[1] <= 1000
+        assert 0 < service.left[1] < 1000.001  # what is left of a sum of times is rounded
 
     talk(test)
