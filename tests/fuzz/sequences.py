@@ -279,8 +279,9 @@ def left_over(engine: Any) -> list[str]:
         if turnstile is None:
             continue
         book = node.sequences.book
-        kept = [turnstile.held, turnstile._lines, book.queued, book._chains, book._running]
-        kept += [book._held, book._idle, book._backlog.size, *book.ready.values()]
+        chains = book._chains
+        kept = [turnstile.held, turnstile._lines, book.queued, chains._chains, chains._at]
+        kept += [book._running, book._held, book._idle, book._backlog.size, *book.ready.values()]
         if any(kept):
             wrong.append(f"{node.name} keeps {kept} when nothing is left")
         if engine.state().is_ready:

@@ -25,8 +25,10 @@ class Backlog:
 
     def __init__(self) -> None:
         self.size: int = 0
-        self._line: list[tuple[int, LiveSequence]] = []  # by order; some may be over
+        # By order, and by when it came here: a request that runs anew begins another of its order.
+        self._line: list[tuple[int, int, LiveSequence]] = []  # some may be over
         self._limits: list[tuple[float, int, LiveSequence]] = []  # some may not be here any more
+        self._counted = 0
 
     def add(self) -> None:
         """Take note of one more, which may have no slot yet."""
@@ -34,31 +36,33 @@ class Backlog:
 
     def may_have(self, sequence: LiveSequence) -> None:
         """Let one of those that are here have a slot."""
-        heapq.heappush(self._line, (sequence.order, sequence))
+        self._counted += 1
+        heapq.heappush(self._line, (sequence.order, self._counted, sequence))
 
     def first(self) -> LiveSequence | None:
         """Return the one that is to have the next slot."""
         line = self._line
-        while line and line[0][1].is_over:
+        while line and line[0][2].is_over:
             heapq.heappop(line)
-        return line[0][1] if line else None
+        return line[0][2] if line else None
 
     def take(self) -> LiveSequence:
         """Take the one that has got a slot: the first."""
         self.size -= 1
-        return heapq.heappop(self._line)[1]
+        return heapq.heappop(self._line)[2]
 
     def left(self) -> None:
         """Take note that one of them is over."""
         self.size -= 1
         if len(self._line) > 2 * self.size + _SPARE:
-            self._line = [entry for entry in self._line if not entry[1].is_over]
+            self._line = [entry for entry in self._line if not entry[2].is_over]
             heapq.heapify(self._line)
 
     def limit(self, sequence: LiveSequence, until: float) -> None:
         """Limit the time of a sequence; of several limits the earliest counts."""
         limits = self._limits
-        heapq.heappush(limits, (until, sequence.order, sequence))
+        self._counted += 1
+        heapq.heappush(limits, (until, self._counted, sequence))
         if len(limits) > 2 * self.size + _SPARE:
             earliest: dict[LiveSequence, tuple[float, int, LiveSequence]] = {}
             for entry in sorted(limits, key=lambda entry: entry[:2]):

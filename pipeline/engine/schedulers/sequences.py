@@ -21,6 +21,7 @@ from pipeline.engine.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.arrivals import Arrivals
 from pipeline.engine.schedulers.backlog import Backlog, timeout_of
+from pipeline.engine.schedulers.chains import Chains
 from pipeline.engine.schedulers.sequence_refusals import EXPIRED, dropped, lost, refusal_of
 from pipeline.engine.state import SequencesState
 from pipeline.errors import OverloadedError, PipelineError, WorkerDiedError
@@ -109,7 +110,7 @@ class SequenceBook:
         self._max_idle_s = max_idle_s
         self._free: list[SequenceSlot] = []
         self._held: dict[SequenceSlot, LiveSequence] = {}
-        self._chains: dict[SequenceId, list[LiveSequence]] = {}  # those of one id, in order
+        self._chains = Chains()
         self._running: dict[Item, LiveSequence] = {}
         # Since when, the longest first; a dict would search its front for those that have left.
         self._idle: OrderedDict[LiveSequence, float] = OrderedDict()
@@ -122,8 +123,7 @@ class SequenceBook:
         if self._idle:
             self.reap(now)
         info = item.info
-        chain = self._chains.get(info.sequence_id)
-        latest = chain[-1] if chain else None
+        latest = self._chains.last(info.sequence_id)
         is_new = latest is None or latest.has_end or latest.is_over
         refusal = refusal_of(self._op_name, item, is_new)
         if refusal is not None:
@@ -140,6 +140,7 @@ class SequenceBook:
             self.fates["cut"] += 1
         latest.has_end = info.sequence_end
         latest.queue.append(item)
+        self._chains.came(item.request, latest)
         self.queued += 1
         if latest.slot is None and (timeout_s := timeout_of(item)):
             self._backlog.limit(latest, now + timeout_s)
@@ -165,6 +166,7 @@ class SequenceBook:
             if sequence is None:
                 continue
             sequence.running = None
+            self._chains.left((item.request,), sequence)
             if sequence.is_over or (sequence.has_end and not sequence.queue):
                 self._end(sequence)
             else:
@@ -186,25 +188,22 @@ class SequenceBook:
 
     def drop(self, request: RequestState) -> list[Item]:
         """Forget a request that is over, which ends its sequence; return what was queued of it."""
-        for sequence in self._chains.get(request.info.sequence_id, ()):
-            own = [item for item in sequence.queue if item.request is request]
-            is_running = sequence.running is not None and sequence.running.request is request
-            if own or is_running:
-                has_slot = sequence.slot is not None
-                error = dropped(self._op_name, sequence.id, has_slot, request)
-                self._stop(sequence, error, own)
-                return own
-        return []
+        sequence = self._chains.of(request)
+        if sequence is None:
+            return []
+        own = [item for item in sequence.queue if item.request is request]
+        error = dropped(self._op_name, sequence.id, sequence.slot is not None, request)
+        self._stop(sequence, error, own)
+        return own
 
     def miss(self, request: RequestState) -> None:
         """Take note that a request which others of its sequence follow will never be here.
 
         What came before it runs; what follows has to begin anew.
         """
-        chain = self._chains.get(request.info.sequence_id)
-        if not chain or chain[-1].has_end or chain[-1].is_over:
+        sequence = self._chains.last(request.info.sequence_id)
+        if sequence is None or sequence.has_end or sequence.is_over:
             return
-        sequence = chain[-1]
         sequence.fate = "cut"
         if not (request.info.sequence_start or request.info.sequence_end):
             self.arrivals.ended(
@@ -214,9 +213,9 @@ class SequenceBook:
 
     def end(self, id: SequenceId) -> None:
         """End a sequence behind its requests, if there is one that has no end."""
-        chain = self._chains.get(id)
-        if chain and not (chain[-1].has_end or chain[-1].is_over):
-            self._end_behind(chain[-1])
+        sequence = self._chains.last(id)
+        if sequence is not None and not (sequence.has_end or sequence.is_over):
+            self._end_behind(sequence)
 
     def _end_behind(self, sequence: LiveSequence) -> None:
         if sequence.queue or sequence.running is not None:
@@ -226,15 +225,16 @@ class SequenceBook:
 
     def clear(self) -> list[Item]:
         """Forget all sequences; return all that was queued."""
-        everybody = [sequence for chain in self._chains.values() for sequence in chain]
+        everybody = self._chains.all()
         items = [item for sequence in everybody for item in sequence.queue]
         for sequence in everybody:
             sequence.queue.clear()
             sequence.is_over = True
         self.queued = 0
         self.fates["lost"] += len(everybody)
-        for known in (self._chains, self._held, self._idle, self._running):
+        for known in (self._held, self._idle, self._running):
             known.clear()
+        self._chains.clear()
         self._backlog.clear()
         for ready in self.ready.values():
             ready.clear()
@@ -267,6 +267,7 @@ class SequenceBook:
         """End a sequence whose worker was lost, with what that kept of it."""
         if sequence.running is not None:
             del self._running[sequence.running]
+            self._chains.left((sequence.running.request,), sequence)
             sequence.running = None
         self._stop(sequence, lost(self._op_name, sequence.id))
 
@@ -313,17 +314,14 @@ class SequenceBook:
     @property
     def in_backlog(self) -> int:
         """Requests of sequences that have no slot."""
-        chains = self._chains.values()
-        return sum(len(each.queue) for chain in chains for each in chain if each.slot is None)
+        return sum(len(each.queue) for each in self._chains.all() if each.slot is None)
 
     # Within -----------------------------------------------------------------------------------
 
     def _begin(self, id: SequenceId, number: int) -> LiveSequence:
         sequence = LiveSequence(id, number)
-        chain = self._chains.setdefault(id, [])
-        chain.append(sequence)
         self._backlog.add()
-        if len(chain) == 1:
+        if self._chains.append(sequence):
             self._backlog.may_have(sequence)
             self._hand_out()
         return sequence
@@ -370,6 +368,7 @@ class SequenceBook:
         sequence.fate = "lost" if isinstance(error, WorkerDiedError) else "cut"
         self.queued -= len(sequence.queue)
         self.refused += [(item, error) for item in sequence.queue if item not in own]
+        self._chains.left([item.request for item in sequence.queue], sequence)
         sequence.queue.clear()
         self._idle.pop(sequence, None)
         if sequence.running is None:
@@ -380,17 +379,13 @@ class SequenceBook:
         sequence.is_over = True
         self._idle.pop(sequence, None)
         self.fates[sequence.fate] += 1
-        slot, chain = sequence.slot, self._chains[sequence.id]
-        was_first = chain[0] is sequence
-        chain.remove(sequence)
+        slot, following = sequence.slot, self._chains.remove(sequence)
         if slot is None:
             self._backlog.left()
         else:
             del self._held[slot]
             if self.lives.get(slot.worker) == slot.life:
                 heapq.heappush(self._free, slot)
-        if not chain:
-            del self._chains[sequence.id]
-        elif was_first:
-            self._backlog.may_have(chain[0])
+        if following is not None:
+            self._backlog.may_have(following)
         self._hand_out()

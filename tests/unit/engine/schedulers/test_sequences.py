@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from sequencing import Sequences
@@ -622,6 +625,48 @@ def test_the_backlog_forgets_those_that_were_cancelled(strategy):
     assert asked.scheduler.book.state().backlog == 0
 
 
+@BOTH
+def test_a_request_that_runs_anew_begins_its_sequence_again_in_the_backlog(strategy):
+    asked = Sequences(strategy)
+    asked.ask("1 start end")
+    first, _ = asked.ask("2 start end"), asked.ask("3 start end")
+    asked.scheduler.drop(first.request)
+    assert asked.scheduler.add(first, asked.now) is None  # of the same number, beside what is over
+    begun = []
+    while (batch := asked.next()) is not None:
+        begun.append(batch[1][0])
+        asked.done()
+    assert begun == ["1/1", "2/2", "3/3"]
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """How many lines of code it takes."""
+    count = 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@BOTH
+def test_one_of_many_sequences_of_one_id_is_cancelled_as_quickly_as_one_of_few(strategy):
+    counts = []
+    for many in (20, 60):
+        asked = Sequences(strategy)
+        items = [asked.ask("7 start end") for _ in range(many)]
+        counts.append(lines_run(partial(asked.scheduler.drop, items[-2].request)))
+    assert counts[0] == counts[1]
+
+
 # Against a model --------------------------------------------------------------------------
 
 
@@ -682,7 +727,7 @@ def _holds(asked):
     state = book.state()
     assert 0 <= state.used <= state.slots
     assert state.live == state.used + state.backlog
-    assert book.queued == sum(len(s.queue) for chain in book._chains.values() for s in chain)
+    assert book.queued == sum(len(s.queue) for s in book._chains.all())
 
 
 def _ran_in_order(log, accepted):
