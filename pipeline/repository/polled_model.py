@@ -93,7 +93,10 @@ def poll_model(
 
 def find_model(name: str, repositories: Iterable[Path]) -> Path | None:
     """Return the folder of a model; None: it is in no repository, or in several."""
-    found = [repository / name for repository in repositories if (repository / name).is_dir()]
+    # A step of an ensemble that was sent may be called anything.
+    is_name = name not in ("", "..") and Path(name).name == name
+    folders = [repository / name for repository in repositories if is_name]
+    found = [folder for folder in folders if folder.is_dir()]
     if len(found) == 1:
         return found[0]
     why = (

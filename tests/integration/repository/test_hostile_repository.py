@@ -1,0 +1,43 @@
+"""Names and paths that lead out of a repository."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from repositories import add_identity, control, serving
+
+from pipeline.repository.polled_model import find_model
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/etc", "..", ".", ""])
+def test_a_name_that_is_a_path_is_no_model(tmp_path, name):
+    repository = tmp_path / "models"
+    add_identity(repository, "a", 1)
+    add_identity(tmp_path, "outside", 1)
+    assert find_model("a", [repository]) is not None
+    assert find_model(name, [repository]) is None
+
+
+def test_an_ensemble_that_is_sent_reaches_nothing_outside(tmp_path):
+    repository = tmp_path / "models"
+    add_identity(repository, "a", 1)
+    add_identity(tmp_path, "outside", 1)
+    tensor = [{"name": "X", "data_type": "TYPE_FP32", "dims": [-1]}]
+    step = {
+        "model_name": "../outside",
+        "model_version": -1,
+        "input_map": {"INPUT0": "X"},
+        "output_map": {"OUTPUT0": "Y"},
+    }
+    config = {
+        "platform": "ensemble",
+        "input": tensor,
+        "output": [{**tensor[0], "name": "Y"}],
+        "ensemble_scheduling": {"step": [step]},
+    }
+    with serving(repository) as server:
+        status, text = control(server, "a", "load", config=json.dumps(config))
+        assert status >= 400
+        assert "not available or ambiguous" in text
+        assert control(server, "a", "load") == (200, None)
