@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 
+import onnx
 import pytest
 from doubles import http
 from repositories import add_ensemble, add_identity, add_onnx, control, infer, serving
@@ -206,3 +207,34 @@ def test_classes_have_the_labels_of_the_model(tmp_path):
                 *("6.000000:1:two", "4.000000:2:three"),
                 *("18.000000:0:one", "16.000000:1:two"),
             ]
+
+
+SCALARS = """
+backend: "onnxruntime"
+max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } }
+output { name: "y" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } }
+"""
+
+
+@pytest.mark.parametrize("config", [SCALARS, ""])
+def test_a_model_may_have_other_shapes_than_its_callers_see(tmp_path, config):
+    folder = add_onnx(tmp_path, "sums", config)
+    info = onnx.helper.make_tensor_value_info
+    x, y = (info(name, onnx.TensorProto.FLOAT, ["n"]) for name in "xy")
+    node = onnx.helper.make_node("Add", ["x", "x"], ["y"])
+    graph = onnx.helper.make_graph([node], "scalars", [x], [y])
+    opset = [onnx.helper.make_opsetid("", 21)]
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=opset, ir_version=10),
+        folder / "1" / "model.onnx",
+    )
+    with serving(tmp_path, mode="none") as server:
+        _, _, metadata = http(server, "GET", "/v2/models/sums")
+        assert metadata["inputs"][0]["shape"] == [-1, 1]
+        sent = {"name": "x", "datatype": "FP32", "shape": [3, 1], "data": [1, 2, 3]}
+        for _ in range(3):
+            status, _, answer = http(server, "POST", "/v2/models/sums/infer", {"inputs": [sent]})
+            assert status == 200, answer
+            assert answer["outputs"][0]["shape"] == [3, 1]
+            assert answer["outputs"][0]["data"] == [2, 4, 6]
