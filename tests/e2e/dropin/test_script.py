@@ -113,7 +113,7 @@ def test_the_command_of_its_own_name_is_not_hidden_by_a_namesake(tmp_path):
     command = bin_folder / "pipeline-serving"  # as pip makes it
     command.write_text("import sys\nfrom pipeline.__main__ import main\nsys.exit(main())\n")
     done = python(tmp_path, str(command), "run", "script.py")
-    assert (done.stdout, done.returncode) == ("Op\n", 0)
+    assert (done.stdout, done.returncode) == ("Op\n", 0), done.stderr
     assert done.stderr.startswith("warning: `import pipeline` in the script is the library")
 
 
