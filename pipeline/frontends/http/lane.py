@@ -52,7 +52,7 @@ class LaneConnection(UnarySink, asyncio.Protocol):
     __slots__ = (
         "_at", "_data", "_due", "_endpoint", "_heads", "_is_busy", "_is_full", "_is_held",
         "_is_last", "_listener", "_loop", "_needed", "_request", "_take_over", "_timer",
-        "transport",
+        "_timer_due", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -73,7 +73,8 @@ class LaneConnection(UnarySink, asyncio.Protocol):
         self._at = 0
         self._needed = 0  # bytes of `_data` that begin with half a request; 0: they do not
         self._due = 0.0  # on the loop's clock: when a caller that is silent is given up
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_due = 0.0  # uvloop has no `when` of what is due at once
 
     # What the event loop calls ------------------------------------------------------------
 
@@ -230,9 +231,10 @@ class LaneConnection(UnarySink, asyncio.Protocol):
     def _wait(self, seconds: float) -> None:
         """Give the caller up if it says nothing for so long."""
         self._due = self._loop.time() + seconds
-        if self._timer is None or self._timer.when() > self._due:
+        if self._timer is None or self._timer_due > self._due:
             if self._timer is not None:
                 self._timer.cancel()
+            self._timer_due = self._due
             self._timer = self._loop.call_later(seconds, self._time_out)
 
     def _time_out(self) -> None:

@@ -150,3 +150,18 @@ async def test_a_body_in_single_bytes_stays_in_the_lane(service):
     assert json.loads((await _answers(reader, 1))[0])["value"] == ["x"]
     assert isinstance(service.connections[0], LaneConnection)
     writer.close()
+
+
+@on_each_loop
+async def test_a_wait_that_is_over_at_once_may_be_followed_by_another(service):
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.frontend.port)
+    writer.write(request(_body("a")))
+    await _answers(reader, 1)
+    (lane,) = service.connections
+    lane._wait(
+        0.0
+    )  # as the rest of a time that is nearly over: uvloop's timers know no `when` then
+    lane._wait(60.0)
+    writer.write(request(_body("b")))
+    assert [json.loads(body)["value"] for body in await _answers(reader, 1)] == [["b"]]
+    writer.close()
