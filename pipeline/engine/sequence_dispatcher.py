@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -33,6 +34,7 @@ from pipeline.engine.worker_api import Lasting, Worker
 from pipeline.errors import DeadlineError, GraphError, PipelineError, RequestCancelledError
 from pipeline.op import Op
 
+_MOST_TOLD = 256  # in one turn of the event loop, of those who are refused behind others
 _STRATEGIES: dict[str | None, type[SequenceScheduler]] = {
     "direct": DirectScheduler,
     "oldest": OldestScheduler,
@@ -53,7 +55,8 @@ class SequenceDispatcher(OpDispatcher):
             kind = self.op.pipeline_config.workers
             raise GraphError(f"Op {self.name!r} has sequence, which workers: {kind} cannot keep.")
         self._lasting: Lasting = self.workers
-        self._idle_timer: Any = None
+        self._idle_timer: asyncio.Handle | None = None
+        self._idle_due = 0.0  # when that goes off: uvloop has no `when` of what is due at once
         self.spans.has_fillers = has_fillers(self.op)
 
     def _make_scheduler(self) -> Scheduler:
@@ -102,10 +105,12 @@ class SequenceDispatcher(OpDispatcher):
         if book.queued and (outage := self.workers.outage) is not None:
             self._fail(self.turnstile.clear(), outage, Outcome.OTHER)
         if book.refused:
-            refused, book.refused = book.refused, []
-            for item, error in refused:
+            for _ in range(min(len(book.refused), _MOST_TOLD)):
+                item, error = book.refused.popleft()
                 is_cancelled = isinstance(error, RequestCancelledError)
                 self._fail([item], error, Outcome.CANCELED if is_cancelled else Outcome.OTHER)
+            if book.refused:  # others have their turn before them
+                self._router.loop.call_soon(self._wake)
             if self.room.size:
                 self._places_freed()
         self._watch_idle()
@@ -123,10 +128,11 @@ class SequenceDispatcher(OpDispatcher):
 
     def _watch_idle(self) -> None:
         due, timer = self.sequences.book.reaps_at, self._idle_timer
-        if due is None or (timer is not None and timer.when() <= due):
+        if due is None or (timer is not None and self._idle_due <= due):
             return
         if timer is not None:
             timer.cancel()
+        self._idle_due = due
         self._idle_timer = self._router.loop.call_at(due, self._look_for_idle)
 
     def _look_for_idle(self) -> None:

@@ -90,5 +90,6 @@ class Sequences:
 
     def refused(self) -> dict[int, str]:
         """By their numbers, the texts of requests that were refused afterwards; only once."""
-        refused, self.scheduler.book.refused = self.scheduler.book.refused, []
+        refused = list(self.scheduler.book.refused)
+        self.scheduler.book.refused.clear()
         return {item.data_id: str(error) for item, error in refused}

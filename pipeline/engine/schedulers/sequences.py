@@ -92,7 +92,7 @@ class SequenceBook:
         queued: requests that are here and not under way.
         ready: by the worker, the sequences there whose next request may begin, the oldest first.
         refused: requests that were here and never will run, with what they are to be told. Who
-            reads it empties it.
+            reads one takes it out.
         lives: of the workers that have slots; see `workers_are`.
         fates: how many sequences are over, by what has become of them; see SequencesState.
         arrivals: who is on the way here.
@@ -101,7 +101,7 @@ class SequenceBook:
     def __init__(self, op_name: str, slots: int, max_idle_s: float) -> None:
         self.queued: int = 0
         self.ready: dict[int, list[Ready]] = {}
-        self.refused: list[tuple[Item, PipelineError]] = []
+        self.refused: deque[tuple[Item, PipelineError]] = deque()
         self.fates: Counter[str] = Counter()
         self.arrivals: Arrivals = Arrivals()
         self.lives: dict[int, int] = {}

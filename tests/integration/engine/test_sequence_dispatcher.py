@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -243,6 +244,28 @@ def test_a_caller_who_leaves_takes_the_sequence_along():
     assert sums([first, anew]) == [[1, 1], [1, 1]]
 
 
+def test_who_waits_in_a_long_sequence_that_ends_is_told_in_many_turns():
+    async def talk(engine):
+        told = []
+        first = asyncio.ensure_future(ask(engine, "1 start"))
+        await asyncio.to_thread(op.begun.wait, 30)
+        others = [asyncio.ensure_future(ask(engine, "1")) for _ in range(2000)]
+        await asyncio.sleep(0)
+        first.cancel()
+        while not told or told[-1] < len(others):
+            await asyncio.sleep(0)
+            told.append(sum(each.done() for each in others))
+        op.gate.set()
+        return told, {each.result() for each in others}
+
+    op = SumOp("sum", RequestOp())
+    op.gate, op.begun = threading.Event(), threading.Event()
+    with served("oldest", "thread", op, count=1) as server:
+        told, texts = course(server, talk)
+    assert texts == {"[sum] a request of sequence 1 was cancelled, which ended the sequence"}
+    assert max(after - before for before, after in pairwise([0, *told])) < 600
+
+
 def test_a_deadline_in_the_backlog_ends_the_whole_sequence_there():
     async def talk(engine):
         held = asyncio.ensure_future(ask(engine, "1 start end"))
@@ -293,6 +316,20 @@ def test_an_idle_sequence_is_reaped_without_any_request():
         assert state_of(server).used == 0
         told = course(server, lambda engine: ask(engine, "1"))
     assert "must specify the START flag" in told
+
+
+def test_who_is_looked_for_at_once_may_be_looked_for_twice():
+    async def talk(engine):
+        begun = sums([await ask(engine, "1 start")])
+        (node,) = engine.executor.nodes.values()
+        node.sequences.book._max_idle_s = -1.0  # it has been idle for too long all the while
+        node._watch_idle()
+        node._watch_idle()  # behind a timer that uvloop has no time of
+        return begun
+
+    with served("oldest", "thread") as server:
+        assert course(server, talk) == [[1, 1]]
+        wait_until(lambda: state_of(server).reaped == 1)
 
 
 def test_a_request_without_an_id_is_refused_and_others_go_on():
