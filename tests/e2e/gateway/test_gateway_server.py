@@ -179,6 +179,7 @@ def test_a_start_that_is_given_up_leaves_nothing(tmp_path, temporary, config):
         with ThreadPoolExecutor(1) as pool, contextlib.closing(Caller(server)) as caller:
             asking = pool.submit(caller.try_to)  # nobody knows whether it comes so far
             server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: not gateways_of(server))  # it was seen before the Op is ready
             (tmp_path / "loading").unlink()
             with contextlib.suppress(OSError, HTTPException):
                 assert asking.result(PATIENCE_S)[1]["err_no"] == 3001
