@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 
 from pipeline.data import ChannelData, Tensor
@@ -34,6 +35,18 @@ class _PredictorClient(Protocol):
     """Part of `self.client` that `Op.process` needs."""
 
     def predict(self, feed: Any, fetch: Any = None, *, log_id: int = 0) -> Any: ...
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, array_like=True):
+    """Origin of an Op that a process makes, since it was not forked with it.
+
+    Args:
+        make: "module:function" of ours, which returns the Op for `argument`.
+        argument: msgpack.
+    """
+
+    make: str
+    argument: bytes
 
 
 _numbers = itertools.count()
@@ -109,6 +122,7 @@ class Op:
     pipeline_config: OpConfig
     pipeline_in_a_graph: bool = False
     pipeline_base_dir: Path = Path()  # where files that config.yml names are looked for first
+    pipeline_spec: WorkerSpec | None = None  # of what a process is told that is to make such an Op
     pipeline_is_quick: bool = False  # for Ops of our own, see `runs_on_the_loop`
     pipeline_merges: bool = (
         True  # False: `process` gets a list of feeds, and returns one of results

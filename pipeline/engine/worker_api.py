@@ -157,12 +157,14 @@ class WorkerContext:
         set_up: gives an Op the predictor of the worker with this number, where that worker runs.
         keep_logs: called first in a process that a kind starts, with what sends a log record home.
         on_record: takes such a record, in the server.
+        processes: what workers are forked from that come while the server runs, if it has that.
     """
 
     config: ServiceConfig
     set_up: SetUp
     keep_logs: Callable[[Callable[[bytes], None]], None] = lambda send: None
     on_record: Callable[[bytes], None] = lambda record: None
+    processes: Any = None
 
 
 class WorkerKind(Protocol):

@@ -23,6 +23,7 @@ from pipeline.repository.model_defaults import ENSEMBLE
 from pipeline.repository.op_settings import op_settings
 from pipeline.runtime.loaded_graph import LoadedGraph, RepositoryModel
 from pipeline.runtime.predictor_loader import PredictorLoader
+from pipeline.workers.process.shared import SharedProcesses
 
 
 class GraphMaker:
@@ -34,6 +35,7 @@ class GraphMaker:
         grace_s: time that a model which is unloaded has for its requests.
         models: of the server, for backends whose models ask others.
         cards: numbers of the machine's.
+        processes: of the server; None: a model's are forked for it.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class GraphMaker:
         grace_s: float,
         models: RepositoryModels,
         cards: Collection[int] = (),
+        processes: SharedProcesses | None = None,
     ) -> None:
         self._settings = settings
         self._on_readiness = on_readiness
@@ -50,6 +53,7 @@ class GraphMaker:
         self._models = models
         self._backends: dict[str, Backend] = {}
         self._cards = cards
+        self._processes = processes
 
     async def make(self, source: ModelSource) -> LoadedGraph:
         """Load a version, and return it when it can take requests. Raises PipelineError."""
@@ -64,7 +68,8 @@ class GraphMaker:
             names = source.name, [None] * len(graph.ops)
         labels = await asyncio.to_thread(_labels, source)
         model = RepositoryModel(names, str(source.version), config, labels)
-        served = LoadedGraph(None, graph, settings, PredictorLoader(source.folder), model=model)
+        loader, processes = PredictorLoader(source.folder), self._processes
+        served = LoadedGraph(None, graph, settings, loader, model=model, processes=processes)
         await asyncio.to_thread(served.fork)
         served.open(self._on_readiness, is_first=False)
         try:

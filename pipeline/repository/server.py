@@ -13,6 +13,7 @@ import msgspec
 from pipeline.config.schema import ServiceConfig, load_config
 from pipeline.engine.models import ModelState
 from pipeline.errors import ConfigError
+from pipeline.observe.logs.remote import LogsHome, replay_bytes
 from pipeline.repository.control import ControlSettings, ModelControl
 from pipeline.repository.model_maker import GraphMaker
 from pipeline.repository.served_models import ServedModels
@@ -22,8 +23,10 @@ from pipeline.runtime.service import MakeControl, Ports, Service
 from pipeline.server import serve_until_signalled
 from pipeline.system.malloc import tune_malloc
 from pipeline.system.stdio import ensure_stdio
+from pipeline.workers.process.shared import SharedProcesses
 
 _OF_THE_SERVER = ("host", "rpc_port", "http_port", "reuse_port")
+_PRELOAD = ("pipeline.repository.backends.python.model_op",)
 
 
 class RepositorySettings(msgspec.Struct, frozen=True):
@@ -63,10 +66,15 @@ def new_service(settings: RepositorySettings) -> Service:
     log = {"to": "stdout", "level": "DEBUG" if settings.verbose else "INFO"}
     config = load_config(yml_dict={"log": log, **settings.server})
     loader = PredictorLoader(Path.cwd())
-    return Service(None, None, config, loader, control=make_control(settings, config))
+    logs = LogsHome(config.log.level)
+    processes = SharedProcesses(config.dag, logs, replay_bytes, _PRELOAD)
+    control = make_control(settings, config, processes)
+    return Service(None, None, config, loader, control=control, processes=processes)
 
 
-def make_control(settings: RepositorySettings, config: ServiceConfig) -> MakeControl:
+def make_control(
+    settings: RepositorySettings, config: ServiceConfig, processes: SharedProcesses
+) -> MakeControl:
     """Return what makes the control of a server's models."""
     of_models = {
         name: value for name, value in settings.server.items() if name not in _OF_THE_SERVER
@@ -77,7 +85,7 @@ def make_control(settings: RepositorySettings, config: ServiceConfig) -> MakeCon
     def make(models: Any, on_readiness: Any, ports: Ports) -> ModelControl:
         grace_s, cards = config.stop_grace_period_s, settings.control.cards
         served = ServedModels(models, ports)
-        maker = GraphMaker(of_models, on_readiness, grace_s, served, cards)
+        maker = GraphMaker(of_models, on_readiness, grace_s, served, cards, processes)
         return ModelControl(settings.control, ModelVersions(models, maker))
 
     return make

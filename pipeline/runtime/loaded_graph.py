@@ -27,6 +27,7 @@ from pipeline.runtime.observation import ObservabilityStack
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_query import Ask, ServerView
 from pipeline.system.event_loop import waited
+from pipeline.workers.process.shared import SharedProcesses
 from pipeline.workers.thread import ThreadKind
 
 _LOGGER = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class LoadedGraph:
 
     Its Ops are configured. Without a name requests for any service are taken. `replica` is the
     number of this one, to all of which `ask` puts a question; None: it is the only one. With
-    `model` it is one version of a model of a repository.
+    `model` it is one version of a model of a repository, whose workers may come from `processes`.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class LoadedGraph:
         replica: int | None = None,
         ask: Ask | None = None,
         model: RepositoryModel | None = None,
+        processes: SharedProcesses | None = None,
     ) -> None:
         self.graph: Graph = graph
         self.config: ServiceConfig = config
@@ -82,7 +84,7 @@ class LoadedGraph:
         self._replica = replica
         is_asked = self.names[0] is not None  # else nothing goes by RequestOp and ResponseOp
         self._workers = _WorkerKinds(
-            graph, config, load_predictor, _EDGE_WORKERS if is_asked else 1
+            graph, config, load_predictor, _EDGE_WORKERS if is_asked else 1, processes
         )
         self._engine: Engine | None = None
 
@@ -155,12 +157,17 @@ class _WorkerKinds:
     """The kinds of workers that the Ops name."""
 
     def __init__(
-        self, graph: Graph, config: ServiceConfig, load: PredictorLoader, edge_workers: int
+        self,
+        graph: Graph,
+        config: ServiceConfig,
+        load: PredictorLoader,
+        edge_workers: int,
+        processes: SharedProcesses | None,
     ) -> None:
         self._graph = graph
         self._edge_workers = edge_workers
         logs = LogsHome(config.log.level)
-        self._context = WorkerContext(config, load, logs, replay_bytes)
+        self._context = WorkerContext(config, load, logs, replay_bytes, processes)
         self._edge_kind = ThreadKind((), self._context)
         self._by_name: dict[str, WorkerKind] = {}
 

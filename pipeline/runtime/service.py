@@ -28,6 +28,7 @@ from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_query import Ask
 from pipeline.system.event_loop import waited
 from pipeline.system.file_limit import raise_file_limit
+from pipeline.workers.process.shared import SharedProcesses
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -73,7 +74,8 @@ async def _record_nothing(duration_s: float) -> list[bytes]:
 class Service(Runtime):
     """A Runtime of one process: all of it runs on the event loop that called `start`.
 
-    Without a `graph` its models are those that `control` loads.
+    Without a `graph` its models are those that `control` loads, whose workers may come from
+    `processes`.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Service(Runtime):
         sidecar: ModelServices | None = None,
         exposure: Exposure | None = None,
         control: MakeControl | None = None,
+        processes: SharedProcesses | None = None,
     ) -> None:
         super().__init__(config, sidecar, exposure)
         self._name = name
@@ -99,6 +102,7 @@ class Service(Runtime):
             self._graph = LoadedGraph(name, graph, config, load_predictor, number, ask)
             self.add(self._graph)
         self._control = control and control(self.models, self._readiness_changed, self._ports)
+        self._processes = processes
         self._frontends = _Frontends()
         self._offload = Offload(config.timeout_s)
 
@@ -142,6 +146,8 @@ class Service(Runtime):
         """Let each kind of workers fork what it needs, see `Runtime`."""
         for graph in self._graphs:
             graph.fork()
+        if self._processes is not None:
+            self._processes.fork()
 
     async def start(self) -> None:
         """Open the frontends, initialise the Ops, report ready."""
@@ -155,6 +161,8 @@ class Service(Runtime):
             self._closing.callback(sys.setswitchinterval, sys.getswitchinterval())
             sys.setswitchinterval(self._config.switch_interval_s)
         self._offload.start()
+        if self._processes is not None:
+            self._processes.attach(asyncio.get_running_loop())
         for graph in self._graphs:
             graph.open(self._readiness_changed, is_first=graph is self._graph)
         opens_late = self._replica is not None and self._replica.opens_late
@@ -220,6 +228,8 @@ class Service(Runtime):
         if self._control is not None:
             await self._control.stop()
         await self.models.close(min(self._grace_s, max(0.0, ends - loop.time())))
+        if self._processes is not None:
+            await self._processes.close()
         await self._frontends.stop()
         await self._offload.stop()
         self._exposure.ingress.close()

@@ -25,9 +25,13 @@ class Nursery:
         start_method: Any = "fork",
         new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
         reply_timeout_s: float = 60.0,
+        revives: bool = False,
     ) -> None:
         self.zygotes = Zygotes(
-            entry_points or (obey,), start_method, reply_timeout_s=reply_timeout_s
+            entry_points or (obey,),
+            start_method,
+            reply_timeout_s=reply_timeout_s,
+            revives=revives,
         )
         self.loop = new_loop()
         self.zygotes.attach(self.loop)

@@ -68,7 +68,10 @@ _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # of msgpack
 
 @dataclass(frozen=True, slots=True)
 class ProcessContext:
-    """Things that all process workers of a server share; `entry_points`: which one runs an Op."""
+    """Things that all process workers of a server share.
+
+    `entry_points`: which one runs an Op; 0: one that has a WorkerSpec.
+    """
 
     zygotes: Zygotes
     memory: ServerMemory
@@ -128,7 +131,7 @@ class ProcessWorker:
         try:
             self.status: StatusPage = StatusPage(processes.memory.arena.view(self._region))
             self.child: Child = processes.zygotes.start(
-                processes.entry_points[op], slot.number, self._changed
+                processes.entry_points.get(op, 0), slot.number, self._changed
             )
         except BaseException:
             processes.memory.close_region(self._region)
@@ -137,6 +140,8 @@ class ProcessWorker:
         exiting = functools.partial(pool.on_exiting, self)
         self._link = Link(self.child.sock, pool.loop, WorkerReport, self._reported, exiting)
         init = Init(self._region, processes.memory.own_region, pool.steps(), pool.entries)
+        if op not in processes.entry_points:
+            init.spec, init.config = op.pipeline_spec, op.pipeline_config
         self._link.send(framed(init))
 
     # How it stands ------------------------------------------------------------------------

@@ -17,13 +17,21 @@ from pipeline.workers.zygote.controller import Zygotes
 
 
 class ProcessKind:
-    """Processes that zygotes fork, with a shared memory for payloads; see `WorkerKind`."""
+    """Processes that zygotes fork, with a shared memory for payloads; see `WorkerKind`.
+
+    Both are those of the server where it has some, and each Op has a WorkerSpec; else its own.
+    """
 
     def __init__(self, ops: Sequence[Op], context: WorkerContext) -> None:
         self._ops = ops
         self._context = context
 
     def fork(self) -> None:
+        shared = self._context.processes
+        self._is_own = shared is None or any(op.pipeline_spec is None for op in self._ops)
+        if shared is not None and not self._is_own:
+            self._processes = shared.processes
+            return
         context, dag = self._context, self._context.config.dag
         arena = Arena(dag.shared_memory_mib * 2**20)
         entry_points = [
@@ -35,17 +43,19 @@ class ProcessKind:
         except BaseException:
             arena.close()
             raise
-        self.memory: ServerMemory = ServerMemory(arena, dag.trust_workers)
+        memory = ServerMemory(arena, dag.trust_workers)
         numbers = {op: number for number, op in enumerate(self._ops)}
-        self._processes = ProcessContext(zygotes, self.memory, numbers, context.on_record)
+        self._processes = ProcessContext(zygotes, memory, numbers, context.on_record)
 
     def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
         self._loop, self._schedule = loop, schedule
-        self._processes.zygotes.attach(loop)
+        if self._is_own:
+            self._processes.zygotes.attach(loop)
 
     def workers(self, op: Op, count: int, owner: Owner) -> MemberWorkers:
         return MemberWorkers(op, count, self._loop, self._processes, owner, self._schedule)
 
     async def close(self) -> None:
-        await self._processes.zygotes.close(KILLED_S)
-        self.memory.close()
+        if self._is_own:
+            await self._processes.zygotes.close(KILLED_S)
+            self._processes.memory.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import importlib
 import inspect
 import socket
 import time
@@ -28,7 +29,7 @@ from pipeline.errors import (
     error_to_fields,
     utf8_text,
 )
-from pipeline.op import Op, predictor_of
+from pipeline.op import Op, configure_op, predictor_of
 from pipeline.predictors.metadata import metadata_of
 from pipeline.routes import Answer, Goto, Routed
 from pipeline.system.event_loop import LoopThread
@@ -108,10 +109,11 @@ class WorkerMain:
     """The main function of an Op's worker processes; picklable if its parts are.
 
     `begin` is told how to send log records to the server, `set_up` gives the Op its predictor.
+    Without an `op` it makes one, as it is told.
     `ops` are all of its kind, of which a process that hosts a group has several.
     """
 
-    op: Op
+    op: Op | None
     arena: Arena
     begin: Callable[[SendRecord], None]
     set_up: Callable[[Op, int], None]
@@ -126,7 +128,8 @@ class WorkerMain:
             with contextlib.ExitStack() as stack:
                 try:
                     walker = self._walker(number, stack, init) if init.steps else None
-                    bound = walker.ops[0] if walker else self._initialise(self.op, number, stack)
+                    op = self.op or _made(init)
+                    bound = walker.ops[0] if walker else self._initialise(op, number, stack)
                 except BaseException as error:  # user code: the server's start fails with it
                     where = "".join(traceback.format_exception(error))
                     link.send(WorkerReport(failure=utf8_text(f"{described(error)}\n{where}")))
@@ -363,6 +366,17 @@ class _Worker:
             except (PayloadTypeError, OverloadedError) as error:
                 outcome = type(error)(f"[{maker}] {error}")
         return ItemOutcome(error=ErrorFields(*error_to_fields(outcome), outcome.op), place=place)
+
+
+def _made(init: Init) -> Op:
+    """Return the Op that a worker is told to make."""
+    spec, config = init.spec, init.config
+    assert spec is not None, "else it was forked with its Op"
+    assert config is not None, "they come together"
+    module, _, name = spec.make.partition(":")
+    op: Op = getattr(importlib.import_module(module), name)(spec.argument)
+    configure_op(op, config)
+    return op
 
 
 def _is_async(method: Any) -> bool:

@@ -18,7 +18,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from pipeline.config.schema import OpConfig
 from pipeline.data import RequestInfo
+from pipeline.op import WorkerSpec
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.shm.arena import Block
 from pipeline.workers.shm.payload import SerializedPayload
@@ -93,13 +95,16 @@ class WireStep(msgspec.Struct, array_like=True):
 class Init(msgspec.Struct, array_like=True):
     """The first frame to a worker: the region of the arena that it writes to, and the server's.
 
-    `steps` and `entries` are there if its jobs are walks of a group; see `walk.WalkPlan`.
+    `steps` and `entries` are there if its jobs are walks of a group; see `walk.WalkPlan`. `spec`
+    says which Op it makes, that has this `config`, where it was not forked with one.
     """
 
     region: int
     server_region: int = 0
     steps: list[WireStep] = []
     entries: tuple[int, ...] = ()
+    spec: WorkerSpec | None = None
+    config: OpConfig | None = None
 
 
 class Jobs(msgspec.Struct, array_like=True):

@@ -65,6 +65,8 @@ class Zygotes:
             `entry_points` are shipped by dill. They are unpacked in the children, so that what
             scripts do when they are imported (CUDA!) happens in no process that forks.
         pass_fds: file descriptors that spawned zygotes, and so the children, inherit.
+        preload: modules that spawned zygotes import, so that the children need not.
+        revives: if both zygotes are lost at once, a spawned one takes their place.
         reply_timeout_s: for a zygote that is asked and says nothing; then it is killed, and the
             spare one takes over.
 
@@ -78,6 +80,8 @@ class Zygotes:
         start_method: Literal["fork", "spawn"] = "fork",
         pass_fds: Sequence[int] = (),
         reply_timeout_s: float = _PATIENCE_S,
+        preload: Sequence[str] = (),
+        revives: bool = False,
     ) -> None:
         self._reply_timeout_s = reply_timeout_s
         self._zygotes: list[ZygoteLink] = []  # the first is the active one
@@ -86,10 +90,15 @@ class Zygotes:
         self._is_closed = False
         self._all_gone: asyncio.Future[None] | None = None
         self._serials = itertools.count()
+        self._revival = (
+            functools.partial(self._launcher, list(entry_points), "spawn", pass_fds, preload)
+            if revives
+            else None
+        )
         if sys.platform != "linux":
             raise InitError("process workers need Linux: use thread workers on this system.")
         try:
-            with self._launcher(entry_points, start_method, pass_fds) as launch:
+            with self._launcher(entry_points, start_method, pass_fds, preload) as launch:
                 self._launch(launch)
                 self._launch(launch)
         except OSError as error:
@@ -123,6 +132,8 @@ class Zygotes:
             raise InitError(f"no socket for a worker process: {error} (ulimit -n).") from error
         ours.setblocking(False)
         on_change = functools.partial(self._tell, on_change)
+        if not self._zygotes and not self._is_closed:
+            self._revive()
         if self._is_closed or not self._zygotes:
             theirs.close()
             child = Child(number, ours, on_change, lambda: None)
@@ -203,13 +214,17 @@ class Zygotes:
 
     @contextlib.contextmanager
     def _launcher(
-        self, entry_points: Sequence[EntryPoint], start_method: str, pass_fds: Sequence[int]
+        self,
+        entry_points: Sequence[EntryPoint],
+        start_method: str,
+        pass_fds: Sequence[int],
+        preload: Sequence[str],
     ) -> Iterator[_Launch]:
         with contextlib.ExitStack() as stack:
             parent_life = os.pidfd_open(os.getpid())
             stack.callback(os.close, parent_life)
             if start_method == "spawn":
-                shipment = zygote_spawn.pack(entry_points)
+                shipment = zygote_spawn.pack(entry_points, preload)
                 stack.callback(os.close, shipment)
                 yield functools.partial(
                     zygote_spawn.spawn,
@@ -229,6 +244,19 @@ class Zygotes:
         with theirs:
             zygote.pid, zygote.reap = launch(theirs)
         zygote.life = os.pidfd_open(zygote.pid)
+
+    def _revive(self) -> None:
+        """Spawn a zygote in the place of two that were lost, if it can be."""
+        if self._revival is None:
+            return
+        assert self._loop is not None
+        try:
+            with self._revival() as launch:
+                self._launch(launch)
+        except (OSError, InitError):  # no memory, or processes: the next start tries again
+            self._zygotes.clear()
+            return
+        self._loop.add_reader(self._zygotes[0].control.fileno(), self._read, self._zygotes[0])
 
     def _fork(
         self, entry_points: Sequence[EntryPoint], parent_life: int, control: socket.socket

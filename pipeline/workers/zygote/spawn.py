@@ -45,12 +45,13 @@ class Shipment(msgspec.Struct, frozen=True):
     argv: list[str]
     preparations: bytes
     entry_points: bytes
+    preload: tuple[str, ...] = ()
 
 
 # In the parent ----------------------------------------------------------------------------
 
 
-def pack(entry_points: Sequence[EntryPoint]) -> int:
+def pack(entry_points: Sequence[EntryPoint], preload: Sequence[str] = ()) -> int:
     """Return the file descriptor of a Shipment, in memory that has no name.
 
     Raises:
@@ -67,7 +68,7 @@ def pack(entry_points: Sequence[EntryPoint]) -> int:
         # Then it is a class of the script that has nothing to do with the entry_points.
         classes = {name: kind for name, kind in classes.items() if _why_not(kind) is None}
         data = _dump((list(entry_points), classes))
-    shipment = Shipment(list(sys.argv), _dump(_preparations()), data)
+    shipment = Shipment(list(sys.argv), _dump(_preparations()), data, tuple(preload))
     fd = os.memfd_create("pipeline-zygote")
     with open(fd, "wb", closefd=False) as file:
         file.write(msgspec.msgpack.encode(shipment))
@@ -228,6 +229,8 @@ def serve_spawned(control: int, parent_life: int, shipment: int) -> NoReturn:
         cargo = msgspec.msgpack.decode(data, type=Shipment)
     os.close(shipment)
     sys.argv[:] = cargo.argv
+    for name in cargo.preload:
+        importlib.import_module(name)
     serve(socket.socket(fileno=control), functools.partial(_unpack, cargo), parent_life)
 
 

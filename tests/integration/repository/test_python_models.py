@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from doubles import http, wait_until
 from repositories import add_python, control, infer, serving
@@ -163,3 +166,54 @@ def test_sequences_stay_with_an_instance_and_have_controls(tmp_path):
                 assert status == 200, answer
                 sums[key] = answer["outputs"][0]["data"]
         assert sums == {key: [3.0 * key] for key in range(1, 5)}
+
+
+def test_workers_of_all_models_come_from_two_zygotes_which_are_replaced(tmp_path):
+    for name in ("a", "b", "c"):
+        add_python(tmp_path, name, DOUBLES)
+
+    def parent(model):
+        pid = int(infer(server, model, [1000.0])[1]["OUTPUT0"][0]) // 2
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(status.partition("PPid:")[2].split()[0])
+
+    def answers_all():
+        return all(infer(server, name, [1.0])[0] == 200 for name in ("a", "b", "c"))
+
+    with serving(tmp_path, models=("a", "b")) as server:
+        zygote = parent("a")
+        assert parent("b") == zygote
+        assert control(server, "c", "load") == (200, None)
+        assert parent("c") == zygote
+        regions = server._processes.processes.memory.arena._count
+        for _ in range(3):
+            control(server, "c", "unload")
+            wait_until(lambda: not server.models.versions("c"))
+            assert control(server, "c", "load") == (200, None)
+        assert server._processes.processes.memory.arena._count == regions, "they are used again"
+        os.kill(zygote, signal.SIGKILL)  # its workers go with it
+        wait_until(answers_all)
+        assert parent("a") != zygote
+
+
+def test_every_request_ends_while_workers_and_zygotes_are_killed(tmp_path):
+    for name in ("a", "b"):
+        add_python(tmp_path, name, DOUBLES, "dynamic_batching {}")
+    with serving(tmp_path, mode="none") as server, ThreadPoolExecutor(8) as callers:
+
+        def ask(number):
+            return infer(server, "ab"[number % 2], [float(number)], rows=1)[0]
+
+        asked = [callers.submit(ask, number) for number in range(200)]
+        for _ in range(4):
+            zygotes = [each.pid for each in server._processes.processes.zygotes._zygotes]
+            for pid in zygotes[:1] + [
+                int(pid)
+                for zygote in zygotes[1:]
+                for pid in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
+            ]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        statuses = {each.result(60) for each in asked}
+        assert statuses <= {200, 500, 503}, statuses
+        wait_until(lambda: infer(server, "a", [1.0])[0] == infer(server, "b", [1.0])[0] == 200)

@@ -19,11 +19,7 @@ from pipeline.op import ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.proto.v2.config_json import as_json
 from pipeline.repository.backends.base import ModelSource
-from pipeline.repository.backends.python.model_op import (
-    DecoupledModelOp,
-    ModelSpec,
-    PythonModelOp,
-)
+from pipeline.repository.backends.python.model_op import ModelSpec, model_op
 from pipeline.repository.ensembles import RepositoryModels
 from pipeline.repository.model_config import parse_json
 from pipeline.repository.op_settings import cards_of, op_settings
@@ -118,10 +114,9 @@ class PythonBackend:
             self._models.address,
             _controls(config),
             config.max_batch_size == 0,
+            config.model_transaction_policy.decoupled,
         )
-        is_decoupled = config.model_transaction_policy.decoupled
-        op = DecoupledModelOp(spec) if is_decoupled else PythonModelOp(spec)
-        return build_graph(ResponseOp(op))
+        return build_graph(ResponseOp(model_op(spec)))
 
 
 def _controls(config: ModelConfig) -> tuple[Control, ...]:

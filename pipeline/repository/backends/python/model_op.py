@@ -18,7 +18,7 @@ from pipeline.config.controls import Control
 from pipeline.data import RequestContext
 from pipeline.engine.sequence_controls import Controls
 from pipeline.errors import InitError, PipelineError, UserCodeError
-from pipeline.op import Op, RequestOp
+from pipeline.op import Op, RequestOp, WorkerSpec
 from pipeline.repository.backends.python import utils_module
 from pipeline.repository.backends.python.calls import ServerChannel
 from pipeline.repository.backends.python.requests import IncomingRequest
@@ -39,6 +39,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         address: "host:port" of the server's gRPC port; "": it has none.
         controls: inputs that say what a request is in its sequence.
         is_flat: these are [1]; else [1, 1], as of a batch of one.
+        is_decoupled: it sends any number of responses to a request.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     address: str = ""
     controls: tuple[Control, ...] = ()
     is_flat: bool = False
+    is_decoupled: bool = False
 
     def arguments(self, number: int) -> dict[str, str]:
         """Return what `initialize` of the instance with this number is given."""
@@ -75,6 +77,9 @@ class PythonModelOp(Op):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec.name, RequestOp())
         self.spec: ModelSpec = spec
+        self.pipeline_spec: WorkerSpec | None = WorkerSpec(
+            f"{__name__}:made_op", msgspec.msgpack.encode(spec)
+        )
         flat = [control.name for control in spec.controls] if spec.is_flat else ()
         self.controls: Controls = Controls(spec.name, spec.controls, flat)
 
@@ -190,6 +195,16 @@ class DecoupledModelOp(PythonModelOp):
             self.executed([request])
         except PipelineError as error:
             request.sender.fail(error)
+
+
+def made_op(argument: bytes) -> PythonModelOp:
+    """Return the Op of a ModelSpec, which a worker is told."""
+    return model_op(msgspec.msgpack.decode(argument, type=ModelSpec))
+
+
+def model_op(spec: ModelSpec) -> PythonModelOp:
+    """Return the Op of a model, as it answers."""
+    return DecoupledModelOp(spec) if spec.is_decoupled else PythonModelOp(spec)
 
 
 def load_class(file: Path, name: str, version: int) -> Any:

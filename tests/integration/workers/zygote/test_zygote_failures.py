@@ -272,6 +272,21 @@ def test_without_zygotes_starts_end_at_once_and_say_why(nursery):
     late.kill()
 
 
+def test_zygotes_that_revive_are_spawned_anew_when_both_were_lost(nursery):
+    family = nursery(revives=True)
+    family.start_and_ask()
+    for _ in range(2):
+        pids = family.pids
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        family.until(lambda: not family.zygotes._zygotes)
+        child = family.start()
+        assert family.ask(child, "number") == "0"
+        assert not set(pids) & set(family.pids)
+
+
 def test_what_is_killed_in_any_order_ends_once(nursery):
     """A storm: starts, kills, stops, deaths of zygotes; the fixture counts the reports."""
     dice = random.Random(20250731)

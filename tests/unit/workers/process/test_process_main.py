@@ -16,7 +16,7 @@ from pipeline import Op, ProductError
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.data import Tensor
 from pipeline.errors import PredictorUnavailableError, error_from_fields
-from pipeline.op import configure_op
+from pipeline.op import WorkerSpec, configure_op
 from pipeline.system.deadline import call_deadline
 from pipeline.workers.process.main import WorkerMain
 from pipeline.workers.process.pages import StatusPage
@@ -68,6 +68,7 @@ class Home:
         self.memory = ServerMemory(self.arena)
         self.region = self.memory.open_region()
         self.status = StatusPage(self.arena.view(self.region))
+        self.init = Init(self.region)
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(20)
         self.ended_with: list[BaseException] = []
@@ -87,7 +88,7 @@ class Home:
 
     def __enter__(self):
         self.thread.start()
-        self.sock.sendall(framed(Init(self.region)))
+        self.sock.sendall(framed(self.init))
         return self
 
     def __exit__(self, *_):
@@ -191,6 +192,32 @@ def test_an_error_that_cannot_say_what_it_is_is_reported_all_the_same():
 
     with Home(Broken("op")) as home:
         assert "Mute" in home.report().failure
+
+
+def made(argument):
+    class Made(Echo):
+        def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
+            return {"made_of": argument, "batch_size": self.pipeline_config.batch_size}, None, ""
+
+    return Made("made")
+
+
+def test_a_worker_without_an_op_makes_the_one_that_it_is_told_of():
+    home = Home()
+    home.main = WorkerMain(None, home.arena, lambda send: None, lambda op, number: None)
+    home.init = Init(home.region, 0, spec=WorkerSpec(f"{__name__}:made", b"it"))
+    home.init.config = resolve_op("made", {"batch_size": 3}, load_config(yml_dict={"rpc_port": 0}))
+    with home:
+        assert home.ready().ask({"x": 1}) == [{"made_of": b"it", "batch_size": 3}]
+
+
+def test_a_worker_that_cannot_make_its_op_says_so():
+    home = Home()
+    home.main = WorkerMain(None, home.arena, lambda send: None, lambda op, number: None)
+    home.init = Init(home.region, 0, spec=WorkerSpec("pipeline.no_such:made", b""))
+    home.init.config = resolve_op("made", {}, load_config(yml_dict={"rpc_port": 0}))
+    with home:
+        assert "no_such" in home.report().failure
 
 
 def test_async_methods_run_on_one_loop_and_it_ends_with_the_worker():
