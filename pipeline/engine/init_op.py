@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from pipeline.op import Op
+
+_LOGGER = logging.getLogger(__name__)
 
 
 async def ending_alone(coroutine: Awaitable[Any]) -> tuple[Any, BaseException | None]:
@@ -40,3 +43,20 @@ def run_init_op(op: Op, loop: asyncio.AbstractEventLoop | None) -> None:
     for variable, value in context.items():
         if variable not in now or now[variable] is not value:
             variable.set(value)
+
+
+@runtime_checkable
+class EndingOp(Protocol):
+    """An Op of ours that is told when its worker ends."""
+
+    def pipeline_end(self) -> None: ...
+
+
+def end_op(op: Op) -> None:
+    """Tell an Op that its worker ends, if it wants to know; what it raises is logged."""
+    if not isinstance(op, EndingOp):
+        return
+    try:
+        op.pipeline_end()
+    except Exception:  # user code
+        _LOGGER.exception("[%s] failed at its end", op.name)

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.init_op import run_init_op
+from pipeline.engine.init_op import end_op, run_init_op
 from pipeline.engine.payload import LOCAL, MemoryDomain
 from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.run import Entry, StreamRun
@@ -395,6 +395,8 @@ class ThreadWorkers:
             for thread in threads:
                 if thread.ident is not None:
                     thread.join(max(0.0, deadline - time.monotonic()))
+            if threads and not any(thread.is_alive() for thread in threads):
+                end_op(self._op)
 
         await asyncio.to_thread(join_all)
         self._workers.clear()

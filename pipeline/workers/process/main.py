@@ -12,14 +12,14 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import msgspec
 
 from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.init_op import run_init_op
+from pipeline.engine.init_op import end_op, run_init_op
 from pipeline.engine.streams.plan import is_iterative
 from pipeline.errors import (
     OverloadedError,
@@ -97,13 +97,6 @@ class OpenedItem(msgspec.Struct, eq=False):
         )
 
 
-@runtime_checkable
-class EndingOp(Protocol):
-    """An Op of ours that is told when its worker ends."""
-
-    def pipeline_end(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class WorkerMain:
     """The main function of an Op's worker processes; picklable if its parts are.
@@ -157,8 +150,7 @@ class WorkerMain:
             loop = thread.loop
         self.set_up(op, number)
         run_init_op(op, loop)
-        if isinstance(op, EndingOp):
-            stack.callback(op.pipeline_end)
+        stack.callback(end_op, op)
         return BoundOp(op, number, loop)
 
 

@@ -93,6 +93,31 @@ def test_models_run_in_processes_and_ask_each_other(tmp_path):
     assert (folder / "1" / "finalized").exists()
 
 
+IN_THREADS = 'parameters: { key: "workers" value: { string_value: "%s" } }'
+
+
+def test_instances_may_be_threads_of_the_server(tmp_path):
+    folder = add_python(tmp_path, "twice", DOUBLES, "dynamic_batching {}" + IN_THREADS % "thread")
+    add_python(tmp_path, "asks", ASKS, config=None)
+    with serving(tmp_path, mode="none") as server:
+        assert infer(server, "twice", [1000.0]) == (200, {"OUTPUT0": [2.0 * os.getpid()]})
+        assert infer(server, "twice", [-1.0]) == (500, "negative")
+        assert infer(server, "asks", [3.0]) == (200, {"OUTPUT0": [6.0]})
+    assert (folder / "1" / "finalized").exists()
+
+
+def test_what_cannot_run_in_threads_is_refused(tmp_path):
+    add_python(tmp_path, "lost", DOUBLES, IN_THREADS % "fiber")
+    add_python(tmp_path, "two", DOUBLES, "instance_group { count: 2 }" + IN_THREADS % "thread")
+    with serving(tmp_path) as server:
+        status, said = control(server, "lost", "load")
+        assert status == 400
+        assert "parameters: workers: expected process or thread, found 'fiber'" in said
+        status, said = control(server, "two", "load")
+        assert status == 400
+        assert "a model in threads of the server has one instance, not 2" in said
+
+
 def test_a_decoupled_model_answers_in_parts(tmp_path):
     policy = "model_transaction_policy { decoupled: true }"
     add_python(tmp_path, "counts", COUNTS, policy)

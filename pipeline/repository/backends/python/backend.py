@@ -22,21 +22,27 @@ from pipeline.repository.backends.base import ModelSource
 from pipeline.repository.backends.python.model_op import ModelSpec, model_op
 from pipeline.repository.ensembles import RepositoryModels
 from pipeline.repository.model_config import parse_json
-from pipeline.repository.op_settings import cards_of, op_settings
+from pipeline.repository.op_settings import cards_of, instances_of, op_settings
 
 _HOOK = "auto_complete_config"
 _LIMIT_S = 60.0
+_WORKERS = "workers"  # the parameter that says where instances run
+_KINDS = ("process", "thread")
 
 
 class PythonBackend:
     """Models of Python code, which runs in the workers' processes only.
+
+    With `parameters: { key: "workers" value: { string_value: "thread" } }` the instances of a
+    model are threads of the server: a request costs half as much, and what the code breaks or
+    holds up is the server's.
 
     Args:
         models: of the repository, which a model may ask.
     """
 
     serves_graph = False
-    workers = "process"
+    workers = ""  # a model's own
 
     def __init__(self, models: RepositoryModels) -> None:
         self._models = models
@@ -80,10 +86,11 @@ class PythonBackend:
         Controls of sequences are inputs of each request by itself.
 
         Raises:
-            ConfigError: it has states, which Triton's Python models do not have either.
+            ConfigError: it has states, which Triton's Python models do not have either; or says
+                otherwise where it runs.
         """
         config = source.config
-        settings: dict[str, Any] = {}
+        settings: dict[str, Any] = {"workers": _workers(config)}
         if config.HasField("sequence_batching"):
             if config.sequence_batching.state:
                 raise ConfigError(
@@ -117,6 +124,22 @@ class PythonBackend:
             config.model_transaction_policy.decoupled,
         )
         return build_graph(ResponseOp(model_op(spec)))
+
+
+def _workers(config: ModelConfig) -> str:
+    """Return the kind of workers that are a model's instances. Raises ConfigError."""
+    said = config.parameters[_WORKERS].string_value if _WORKERS in config.parameters else _KINDS[0]
+    if said not in _KINDS:
+        raise ConfigError(
+            f"model '{config.name}': parameters: {_WORKERS}: expected process or thread, found "
+            f"{said!r}"
+        )
+    if said == "thread" and instances_of(config) > 1:
+        raise ConfigError(
+            f"model '{config.name}': parameters: {_WORKERS}: a model in threads of the server has "
+            f"one instance, not {instances_of(config)}"
+        )
+    return said
 
 
 def _controls(config: ModelConfig) -> tuple[Control, ...]:
