@@ -134,7 +134,7 @@ def _workers(config: ModelConfig) -> str:
             f"model '{config.name}': parameters: {_WORKERS}: expected process or thread, found "
             f"{said!r}"
         )
-    if said == "thread" and instances_of(config) > 1:
+    if said != _KINDS[0] and instances_of(config) > 1:
         raise ConfigError(
             f"model '{config.name}': parameters: {_WORKERS}: a model in threads of the server has "
             f"one instance, not {instances_of(config)}"
