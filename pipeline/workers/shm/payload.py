@@ -26,6 +26,7 @@ from pipeline.workers.shm.pickling import (
     is_picklable,
     told,
 )
+from pipeline.workers.shm.plain_arrays import PlainArray, payload_of_arrays, plain_arrays
 
 # From this size on it goes to shared memory. Measured there and back through another process: a
 # block costs 12 us whatever its size, and so does the socket pair with 4 KiB of an array or 10 KiB
@@ -51,12 +52,13 @@ class SerializedPayload(msgspec.Struct, array_like=True, gc=False):
 
     `data` is pickled: the payload itself or, if `is_out_of_band`, the payload with holes and what
     goes into them. `buffers` hold what is large: first what the pickle refers to, then what belongs
-    into the holes, in order.
+    into the holes, in order. Small arrays are `arrays`, and nothing is pickled.
     """
 
     data: bytes
     buffers: list[Block] = []
     is_out_of_band: bool = False
+    arrays: list[PlainArray] | None = None
 
 
 class PayloadMemory(Protocol):
@@ -100,6 +102,9 @@ def _serialize(
     payload: Any, memory: PayloadMemory, arena: Arena, threshold: int
 ) -> SerializedPayload:
     try:
+        arrays = plain_arrays(payload, threshold)
+        if arrays is not None:
+            return SerializedPayload(b"", arrays=arrays)
         if type(payload) is dict and _is_plain(payload, threshold):
             return SerializedPayload(pickle.dumps(payload, PROTOCOL))
         return _Serializer(memory, arena, threshold).serialize(payload)
@@ -266,6 +271,8 @@ def deserialize(
         PayloadTypeError: an object in it cannot be built again in this process.
     """
     try:
+        if serialized.arrays is not None:
+            return payload_of_arrays(serialized.arrays, copy)
         if serialized.is_out_of_band:
             return _filled(serialized, arena, copy, loads)
         if serialized.buffers:
@@ -350,8 +357,9 @@ class SharedPayload(Payload):
 
     @property
     def byte_size(self) -> int:
-        blocks = self.serialized.buffers
-        return len(self.serialized.data) + sum(block.size for block in blocks)
+        serialized = self.serialized
+        arrays = sum(len(data) for _, _, _, data in serialized.arrays or ())
+        return len(serialized.data) + arrays + sum(block.size for block in serialized.buffers)
 
 
 class _BlockLease:

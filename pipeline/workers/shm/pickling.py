@@ -32,14 +32,14 @@ PROTOCOL = 5
 Order = Literal["C", "F"]
 
 # The array types that `dtype.str` tells all about, and that are quicker so: numbers, times, texts.
-_NAMED_BY_TEXT = frozenset("?bhilqBHILQefdgFDGmMSU")
+NAMED_BY_TEXT = frozenset("?bhilqBHILQefdgFDGmMSU")
 
 
 def told(dtype: np.dtype[Any]) -> Any:
     """Return what `np.dtype` cheaply makes `dtype` of again; None: only numpy can pickle it."""
     if not dtype.itemsize:
         return None
-    if dtype.char in _NAMED_BY_TEXT:
+    if dtype.char in NAMED_BY_TEXT:
         return dtype.str
     return dtype if dtype.kind == "V" and not dtype.hasobject else None
 

@@ -1,0 +1,71 @@
+"""Small arrays cross between processes without a pickle, and as they are."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from same_payload import assert_same
+
+from pipeline.workers.shm.payload import THRESHOLD
+from pipeline.workers.shm.plain_arrays import payload_of_arrays, plain_arrays
+
+DTYPES = st.one_of(
+    hnp.scalar_dtypes(), hnp.unicode_string_dtypes(min_len=1), hnp.byte_string_dtypes(min_len=1)
+)
+ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, min_side=0, max_side=3))
+
+
+@settings(max_examples=150, deadline=None)
+@given(ARRAYS | st.dictionaries(st.text(), ARRAYS, min_size=1, max_size=3))
+def test_they_arrive_as_they_are(payload):
+    told = plain_arrays(payload, THRESHOLD)
+    assert told is not None
+    found = payload_of_arrays(told, copy=True)
+    assert_same(payload, found)
+    arrays = [found] if isinstance(found, np.ndarray) else list(found.values())
+    assert all(array.flags.writeable and array.flags.owndata for array in arrays)
+    found = payload_of_arrays(told, copy=False)
+    assert_same(payload, found, is_private=False)
+    arrays = [found] if isinstance(found, np.ndarray) else list(found.values())
+    assert not any(array.flags.writeable for array in arrays)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {},
+        {"x": 1},
+        {"x": np.ones(2), "y": [1]},
+        {1: np.ones(2)},
+        {"x": np.ones(THRESHOLD // 8)},
+        {"x": np.array([None])},
+        {"x": np.zeros(1, [("a", "i4")])},
+        {"x": np.ones((2, 3)).T},
+        {"x": np.ones((4, 4))[:, ::2]},
+        {"x": np.ones((1, 1)).view(np.matrix)},
+        dict.fromkeys(map(str, range(33)), np.ones(1)),
+        [np.ones(1)],
+    ],
+    ids=str,
+)
+def test_others_go_another_way(payload):
+    assert plain_arrays(payload, THRESHOLD) is None
+
+
+@pytest.mark.parametrize("dtype", ["O", "|O", "V8", "f4", "<f4,<f4", "int32", "[('a', 'O')]", "x"])
+def test_a_dtype_that_is_not_told_so_is_refused(dtype):
+    arrays: Any = [("x", dtype, (1,), bytes(8))]
+    with pytest.raises((pickle.UnpicklingError, TypeError)):
+        payload_of_arrays(arrays, copy=True)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1 << 60,), (-2,)])
+def test_no_array_is_larger_than_its_data(shape):
+    with pytest.raises((TypeError, ValueError)):
+        payload_of_arrays([(None, "<f8", shape, bytes(16))], copy=False)
