@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import pickle
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,7 @@ def _plain(name: str | None, array: np.ndarray[Any, Any], threshold: int) -> Pla
 
 
 def payload_of_arrays(arrays: list[PlainArray], copy: bool) -> Any:
-    """Return the payload. UnpicklingError: there are no such arrays; TypeError: too few bytes.
+    """Return the payload. ValueError: there are no such arrays; TypeError: too few bytes.
 
     Args:
         copy: whether arrays may be written to.
@@ -69,5 +68,5 @@ def _dtype(text: str) -> np.dtype[Any]:
     """Return the dtype of this name; no other than `plain_arrays` tells."""
     dtype: np.dtype[Any] = np.dtype(text)
     if dtype.str != text or dtype.char not in NAMED_BY_TEXT:
-        raise pickle.UnpicklingError(f"an array of {text!r} cannot be built on memory")
+        raise ValueError(f"an array of {text!r} cannot be built on memory")
     return dtype

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -61,7 +60,7 @@ def test_others_go_another_way(payload):
 @pytest.mark.parametrize("dtype", ["O", "|O", "V8", "f4", "<f4,<f4", "int32", "[('a', 'O')]", "x"])
 def test_a_dtype_that_is_not_told_so_is_refused(dtype):
     arrays: Any = [("x", dtype, (1,), bytes(8))]
-    with pytest.raises((pickle.UnpicklingError, TypeError)):
+    with pytest.raises((ValueError, TypeError)):
         payload_of_arrays(arrays, copy=True)
 
 
