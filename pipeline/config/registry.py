@@ -85,7 +85,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "identity": "pipeline.repository.backends.identity:IDENTITY",
         "pipeline": "pipeline.repository.backends.pipeline:PipelineBackend",
         "ensemble": "pipeline.repository.backends.ensemble:EnsembleBackend",
-        "python": "pipeline.repository.backends.python.backend:PythonBackend",
+        "python": "pipeline.repository.backends.python.backend:PYTHON",
     },
 }
 """The place "module:attribute" of each implementation of ours."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.model_calls import ModelHost
 from pipeline.engine.payload import MemoryDomain
 from pipeline.engine.state import WorkersState
 from pipeline.errors import PipelineError
@@ -158,6 +159,7 @@ class WorkerContext:
         keep_logs: called first in a process that a kind starts, with what sends a log record home.
         on_record: takes such a record, in the server.
         processes: what workers are forked from that come while the server runs, if it has that.
+        models: that an Op may ask, of a server that has some.
     """
 
     config: ServiceConfig
@@ -165,6 +167,7 @@ class WorkerContext:
     keep_logs: Callable[[Callable[[bytes], None]], None] = lambda send: None
     on_record: Callable[[bytes], None] = lambda record: None
     processes: Any = None
+    models: ModelHost | None = None
 
 
 class WorkerKind(Protocol):

@@ -28,10 +28,6 @@ Fit = Callable[[Any], Any]
 class RepositoryModels(ServerModels, Protocol):
     """The models of a repository."""
 
-    @property
-    def address(self) -> str:
-        """The address of the server's gRPC port, for processes of its own; "": it has none."""
-
     def config(self, name: str, version: int) -> ModelConfig:
         """Return the configuration of a model that is ready; -1: of its latest version.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -34,26 +34,30 @@ class ServedModels:
 
     Args:
         registry: has them.
-        ports: of the server, by the names of its frontends, once they are open.
     """
 
-    def __init__(
-        self, registry: ModelRegistry, ports: Callable[[], Mapping[str, int]] = dict
-    ) -> None:
+    def __init__(self, registry: ModelRegistry) -> None:
         self._registry = registry
-        self._ports = ports
         self._changes = -1
         self._found: dict[tuple[str, int], _Found] = {}
-
-    @property
-    def address(self) -> str:
-        """The address of the server's gRPC port, for processes of its own; "": it has none."""
-        port = self._ports().get("gRPC")
-        return f"127.0.0.1:{port}" if port else ""
 
     def config(self, name: str, version: int) -> ModelConfig:
         """Return the configuration of a model that is ready. Raises NoServiceError."""
         return _config_of(self._find(name, version).entry)
+
+    def check_outputs(self, name: str, version: int, wanted: Sequence[str]) -> None:
+        """Raise V2Error for outputs that a model does not have, PipelineError without a model."""
+        self._find(name, version).interface.check_outputs(name, wanted)
+
+    def is_ready(self, name: str, version: int) -> bool:
+        """Return whether a model can be asked. Raises NoServiceError: there is none of its name."""
+        if not self._registry.versions(name):
+            raise NoServiceError(f"Request for unknown model: '{name}' is not found")
+        try:
+            self._entry(name, version)
+        except NoServiceError:
+            return False
+        return True
 
     def begin(
         self,
@@ -63,15 +67,16 @@ class ServedModels:
         info: RequestInfo,
         traceparent: str,
         sink: ResponseSink,
+        timeout_s: float | None = None,
     ) -> RequestState:
-        """Ask a model. Raises PipelineError: it is not there, or these are not its inputs."""
+        """Ask a model, for so long. Raises PipelineError: it or these inputs are not there."""
         found = self._find(name, version)
         entry = found.entry
         rows = _rows(found, feeds, info)
         target = RequestTarget(
             entry.op, feeds, entry.op is not None, False, rows, traceparent, False, info
         )
-        return entry.served.engine.begin(_NO_MESSAGE, None, target, sink)
+        return entry.served.engine.begin(_NO_MESSAGE, timeout_s, target, sink)
 
     def _find(self, name: str, version: int) -> _Found:
         if self._changes != self._registry.changes:

@@ -15,11 +15,12 @@ from pipeline.engine.models import ModelState
 from pipeline.errors import ConfigError
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
 from pipeline.repository.control import ControlSettings, ModelControl
+from pipeline.repository.model_host import RepositoryHost
 from pipeline.repository.model_maker import GraphMaker
 from pipeline.repository.served_models import ServedModels
 from pipeline.repository.versions import ModelVersions
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.service import MakeControl, Ports, Service
+from pipeline.runtime.service import MakeControl, Service
 from pipeline.server import serve_until_signalled
 from pipeline.system.malloc import tune_malloc
 from pipeline.system.stdio import ensure_stdio
@@ -82,11 +83,13 @@ def make_control(
     dag = {"start_method": "spawn", **_without_port(settings.server.get("dag", {}))}
     of_models |= {"rpc_port": 0, "dag": dag}
 
-    def make(models: Any, on_readiness: Any, ports: Ports) -> ModelControl:
+    def make(models: Any, on_readiness: Any) -> ModelControl:
         grace_s, cards = config.stop_grace_period_s, settings.control.cards
-        served = ServedModels(models, ports)
+        served = ServedModels(models)
         maker = GraphMaker(of_models, on_readiness, grace_s, served, cards, processes)
-        return ModelControl(settings.control, ModelVersions(models, maker))
+        control = ModelControl(settings.control, ModelVersions(models, maker))
+        processes.models = RepositoryHost(served, control)
+        return control
 
     return make
 

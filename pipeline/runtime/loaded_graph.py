@@ -167,7 +167,8 @@ class _WorkerKinds:
         self._graph = graph
         self._edge_workers = edge_workers
         logs = LogsHome(config.log.level)
-        self._context = WorkerContext(config, load, logs, replay_bytes, processes)
+        models = None if processes is None else processes.models
+        self._context = WorkerContext(config, load, logs, replay_bytes, processes, models)
         self._edge_kind = ThreadKind((), self._context)
         self._by_name: dict[str, WorkerKind] = {}
 

@@ -60,11 +60,8 @@ class ServiceControl(RepositoryControl, Protocol):
         """End all models, each when it has answered what it has, or its time is over."""
 
 
-Ports = Callable[[], Mapping[str, int]]
-
-MakeControl = Callable[[ModelRegistry, Callable[[bool], None], Ports], ServiceControl]
-"""Makes it of the registry that it fills, what is told when an engine is ready, or not, and what
-returns the ports once the frontends are open."""
+MakeControl = Callable[[ModelRegistry, Callable[[bool], None]], ServiceControl]
+"""Makes it of the registry that it fills, and what is told when an engine is ready, or not."""
 
 
 async def _record_nothing(duration_s: float) -> list[bytes]:
@@ -101,7 +98,7 @@ class Service(Runtime):
         if graph is not None:
             self._graph = LoadedGraph(name, graph, config, load_predictor, number, ask)
             self.add(self._graph)
-        self._control = control and control(self.models, self._readiness_changed, self._ports)
+        self._control = control and control(self.models, self._readiness_changed)
         self._processes = processes
         self._frontends = _Frontends()
         self._offload = Offload(config.timeout_s)

@@ -30,6 +30,7 @@ from pipeline.errors import DeadlineError, InitError, PipelineError, WorkerDiedE
 from pipeline.op import Op, predictor_of
 from pipeline.predictors.metadata import ModelMetadata, metadata_of
 from pipeline.workers.inbox import LoopInbox
+from pipeline.workers.peer_calls import LoopCaller
 from pipeline.workers.thread_worker import EXCHANGE, ThreadWorker
 
 _LOGGER = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class ThreadKind:
 
     def __init__(self, ops: Sequence[Op], context: WorkerContext) -> None:
         self._set_up = context.set_up
+        self._models = context.models
 
     def fork(self) -> None:
         """Threads are not forked."""
@@ -54,6 +56,8 @@ class ThreadKind:
         self._inbox = LoopInbox(loop, after=schedule)
 
     def workers(self, op: Op, count: int, owner: Owner) -> ThreadWorkers:
+        if self._models is not None:
+            op.pipeline_models = LoopCaller(self._loop, self._models)
         return ThreadWorkers(op, count, self._loop, self._inbox, self._set_up, owner)
 
     async def close(self) -> None:

@@ -80,7 +80,6 @@ AT_HOME: dict[str, set[str]] = {
         "frontends.v2.grpc",
         "predictors.remote.grpc_calls",
         "proto.pipeline_service_pb2_grpc",
-        "repository.backends.python.calls",
     },
     "grpc_health": {"frontends.grpc.server", "frontends.grpc.calls"},
     "opentelemetry": {"tracing.recorder"},

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
 from pipeline.engine.hooks import asking
+from pipeline.engine.model_calls import ModelHost
 from pipeline.engine.sequence_feeds import feeds_sequences
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import Entry, StreamRun
@@ -27,6 +28,7 @@ from pipeline.errors import (
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.routes import Answer, Goto, Routed
+from pipeline.workers.process.call_host import CallHost
 from pipeline.workers.process.pages import StatusPage
 from pipeline.workers.process.sent import (
     Sent,
@@ -70,13 +72,14 @@ _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # of msgpack
 class ProcessContext:
     """Things that all process workers of a server share.
 
-    `entry_points`: which one runs an Op; 0: one that has a WorkerSpec.
+    `entry_points`: which one runs an Op; 0: one that has a WorkerSpec. `models` are for these.
     """
 
     zygotes: Zygotes
     memory: ServerMemory
     entry_points: dict[Op, int]
     on_record: Callable[[bytes], None]
+    models: ModelHost | None = None
 
 
 class ProcessWorker:
@@ -142,7 +145,13 @@ class ProcessWorker:
         init = Init(self._region, processes.memory.own_region, pool.steps(), pool.entries)
         if op not in processes.entry_points:
             init.spec, init.config = op.pipeline_spec, op.pipeline_config
-        self._link.send(framed(init))
+        self._calls: CallHost | None = None
+        if init.spec is not None and processes.models is not None:
+            self._calls = CallHost(processes.models, processes.memory, pool.loop, op.name)
+            init.calls_region = self._calls.region
+            self._calls.send_init(self.child.sock, framed(init))
+        else:
+            self._link.send(framed(init))
 
     # How it stands ------------------------------------------------------------------------
 
@@ -442,6 +451,8 @@ class ProcessWorker:
             return
         self._pool.on_ended(self)  # reads the status page: before the region is closed
         self._memory.close_region(self._region)
+        if self._calls is not None:
+            self._calls.close()
 
 
 def error_of(fields: ErrorFields | None) -> PipelineError | None:

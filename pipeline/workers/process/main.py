@@ -33,6 +33,7 @@ from pipeline.op import Op, configure_op, predictor_of
 from pipeline.predictors.metadata import metadata_of
 from pipeline.routes import Answer, Goto, Routed
 from pipeline.system.event_loop import LoopThread
+from pipeline.workers.process.calls import CallLink
 from pipeline.workers.process.pages import ForgottenRequests, StatusPage
 from pipeline.workers.process.slices import Slices
 from pipeline.workers.process.state_watch import StateWatch
@@ -122,6 +123,8 @@ class WorkerMain:
                 try:
                     walker = self._walker(number, stack, init) if init.steps else None
                     op = self.op or _made(init)
+                    if link.calls is not None:
+                        op.pipeline_models = CallLink(link.calls, self.arena, init.calls_region)
                     bound = walker.ops[0] if walker else self._initialise(op, number, stack)
                 except BaseException as error:  # user code: the server's start fails with it
                     where = "".join(traceback.format_exception(error))

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable, Sequence
 
 from pipeline.config.schema import DagConfig
+from pipeline.engine.model_calls import ModelHost
 from pipeline.op import Op
 from pipeline.workers.process.handle import ProcessContext
 from pipeline.workers.process.main import WorkerMain
@@ -26,6 +27,9 @@ class SharedProcesses:
         keep_logs: called first in each process, with what sends a log record home.
         on_record: takes such a record, in the server.
         preload: modules of ours that workers need: imported before any is forked.
+
+    Attributes:
+        models: that workers may ask; to be set before `attach`.
     """
 
     def __init__(
@@ -41,25 +45,33 @@ class SharedProcesses:
         self._preload = preload
         self._processes: ProcessContext | None = None
 
+        self.models: ModelHost | None = None
+        self._memory: ServerMemory | None = None
+        self._zygotes: Zygotes | None = None
+
     @property
     def processes(self) -> ProcessContext:
         """Things that the workers have in common; there once they are attached."""
-        assert self._processes is not None, "`fork` or `attach` comes first"
+        assert self._processes is not None, "`attach` comes first"
         return self._processes
 
     def fork(self) -> None:
         """Fork the zygotes: before there are threads. InitError: they cannot be."""
         for name in self._preload:
             importlib.import_module(name)
-        self._make(self._config.start_method == "fork")
+        forks = self._config.start_method == "fork"
+        self._zygotes, self._memory = self._make(forks)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take the running loop. Zygotes that nobody has forked are fresh interpreters."""
-        if self._processes is None:
-            self._make(forks=False)
-        self.processes.zygotes.attach(loop)
+        if self._zygotes is None or self._memory is None:
+            self._zygotes, self._memory = self._make(forks=False)
+        self._processes = ProcessContext(
+            self._zygotes, self._memory, {}, self._on_record, self.models
+        )
+        self._zygotes.attach(loop)
 
-    def _make(self, forks: bool) -> None:
+    def _make(self, forks: bool) -> tuple[Zygotes, ServerMemory]:
         arena = Arena(self._config.shared_memory_mib * 2**20)
         main = WorkerMain(None, arena, self._keep_logs, no_predictor)
         try:
@@ -73,14 +85,13 @@ class SharedProcesses:
         except BaseException:
             arena.close()
             raise
-        memory = ServerMemory(arena, self._config.trust_workers)
-        self._processes = ProcessContext(zygotes, memory, {}, self._on_record)
+        return zygotes, ServerMemory(arena, self._config.trust_workers)
 
     async def close(self) -> None:
         """End what was forked, and let the memory go; all workers were stopped before."""
-        if self._processes is not None:
-            await self._processes.zygotes.close(KILLED_S)
-            self._processes.memory.close()
+        if self._zygotes is not None and self._memory is not None:
+            await self._zygotes.close(KILLED_S)
+            self._memory.close()
 
 
 def no_predictor(op: Op, number: int) -> None:

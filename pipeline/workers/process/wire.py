@@ -96,7 +96,8 @@ class Init(msgspec.Struct, array_like=True):
     """The first frame to a worker: the region of the arena that it writes to, and the server's.
 
     `steps` and `entries` are there if its jobs are walks of a group; see `walk.WalkPlan`. `spec`
-    says which Op it makes, that has this `config`, where it was not forked with one.
+    says which Op it makes, that has this `config`, where it was not forked with one. With a
+    `calls_region` a socket for calls comes with the frame.
     """
 
     region: int
@@ -105,6 +106,7 @@ class Init(msgspec.Struct, array_like=True):
     entries: tuple[int, ...] = ()
     spec: WorkerSpec | None = None
     config: OpConfig | None = None
+    calls_region: int = -1
 
 
 class Jobs(msgspec.Struct, array_like=True):
@@ -372,9 +374,14 @@ class Link(Generic[Message]):
 
 
 class WorkerLink:
-    """The worker's end: blocking."""
+    """The worker's end: blocking.
+
+    Attributes:
+        calls: a socket for calls to models of the server, if one came with the first frame.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
+        self.calls: socket.socket | None = None
         self._socket = sock
         self._unframer = Unframer()
         self._decode = msgspec.msgpack.Decoder(Jobs).decode
@@ -384,6 +391,12 @@ class WorkerLink:
 
     def init(self) -> Init:
         """Return the first frame, which the server sends at once."""
+        flags = socket.MSG_CMSG_CLOEXEC
+        data, fds, _, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, 1, flags)
+        if not data:
+            raise EOFError
+        self.calls = socket.socket(fileno=fds[0]) if fds else None
+        self._bodies.extend(self._unframer.feed(data))
         return msgspec.msgpack.decode(self._next(), type=Init)
 
     def next(self) -> Jobs:

@@ -20,7 +20,6 @@ from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.proto.v2.config_json import as_json
 from pipeline.repository.backends.base import ModelSource
 from pipeline.repository.backends.python.model_op import ModelSpec, model_op
-from pipeline.repository.ensembles import RepositoryModels
 from pipeline.repository.model_config import parse_json
 from pipeline.repository.op_settings import cards_of, instances_of, op_settings
 
@@ -36,16 +35,10 @@ class PythonBackend:
     With `parameters: { key: "workers" value: { string_value: "thread" } }` the instances of a
     model are threads of the server: a request costs half as much, and what the code breaks or
     holds up is the server's.
-
-    Args:
-        models: of the repository, which a model may ask.
     """
 
     serves_graph = False
     workers = ""  # a model's own
-
-    def __init__(self, models: RepositoryModels) -> None:
-        self._models = models
 
     async def complete(self, source: ModelSource) -> ModelConfig:
         """Return the configuration with what `auto_complete_config` of the model adds.
@@ -118,12 +111,15 @@ class PythonBackend:
             tuple(output.name for output in config.output),
             "GPU" if cards else "CPU",
             tuple(cards),
-            self._models.address,
             _controls(config),
             config.max_batch_size == 0,
             config.model_transaction_policy.decoupled,
         )
         return build_graph(ResponseOp(model_op(spec)))
+
+
+PYTHON = PythonBackend()
+"""The backend itself."""
 
 
 def _workers(config: ModelConfig) -> str:

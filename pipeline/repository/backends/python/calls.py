@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
-import grpc
+import numpy as np
 
-from pipeline.errors import PackageError, PayloadTypeError
-from pipeline.proto.inference_v2_pb2 import (
-    ModelInferRequest,
-    ModelInferResponse,
-    ModelStreamInferResponse,
-)
-from pipeline.proto.v2.codec import SERVICE, add_tensor, tensors_to_arrays
+from pipeline.engine.model_calls import ModelCaller, ModelChange, ModelPart, PeerCall, Tell
+from pipeline.errors import PipelineError
+from pipeline.frontends.v2.errors import V2Status, v2_error
+from pipeline.frontends.v2.parameters import info_of
 from pipeline.repository.backends.python.requests import (
     FLAG_END,
     FLAG_START,
@@ -25,43 +23,43 @@ from pipeline.repository.backends.python.requests import (
     TritonModelException,
 )
 from pipeline.repository.backends.python.tensors import NamedTensor
+from pipeline.tracing.context import call_trace
 
 _CODES = {
-    grpc.StatusCode.NOT_FOUND: TritonError.NOT_FOUND,
-    grpc.StatusCode.INVALID_ARGUMENT: TritonError.INVALID_ARG,
-    grpc.StatusCode.UNAVAILABLE: TritonError.UNAVAILABLE,
-    grpc.StatusCode.UNIMPLEMENTED: TritonError.UNSUPPORTED,
-    grpc.StatusCode.CANCELLED: TritonError.CANCELLED,
+    V2Status.NOT_FOUND: TritonError.NOT_FOUND,
+    V2Status.INVALID: TritonError.INVALID_ARG,
+    V2Status.UNAVAILABLE: TritonError.UNAVAILABLE,
+    V2Status.UNSUPPORTED: TritonError.UNSUPPORTED,
+    V2Status.CANCELLED: TritonError.CANCELLED,
 }
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 
-class ServerChannel:
-    """The connection to the server whose worker this is, made by the first call.
+class ServerAccess:
+    """The models of the server whose worker this is.
 
     Attributes:
-        address: "host:port" of the server; "": it has no gRPC port.
+        caller: asks them; None: there is no way to.
+        is_idle: whether `initialize` or `finalize` of a model runs, here.
     """
 
-    address: str = ""
-    _lock = threading.Lock()
-    _channel: grpc.Channel | None = None
+    caller: ModelCaller | None = None
+    is_idle: ContextVar[bool] = ContextVar("is_idle", default=False)
 
     @classmethod
-    def get(cls) -> grpc.Channel:
-        """Return it. TritonModelException: the server has no gRPC port."""
-        with cls._lock:
-            if cls._channel is None:
-                if not cls.address:
-                    raise TritonModelException(
-                        "models ask others by the server's gRPC port, which it does not have"
-                    )
-                cls._channel = grpc.insecure_channel(cls.address, options=_OPTIONS)
-            return cls._channel
+    def without(cls, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a method of a model does in which it may ask no other."""
+        token = cls.is_idle.set(True)
+        try:
+            return work(*arguments)
+        finally:
+            cls.is_idle.reset(token)
+
+    @classmethod
+    def get(cls) -> ModelCaller:
+        """Return what asks them. TritonModelException: there is no way to."""
+        if cls.caller is None:
+            raise TritonModelException("this process has no way to the models of a server")
+        return cls.caller
 
 
 class InferenceRequest:
@@ -69,43 +67,52 @@ class InferenceRequest:
 
     Args:
         model_name: of the model.
-        requested_output_names: outputs that are wanted.
+        requested_output_names: outputs that are wanted; empty: all.
         inputs: tensors.
         request_id: comes back with nothing, but is in logs.
         correlation_id: of a sequence; 0 or "" for none.
         model_version: -1: the latest.
         flags: of a sequence.
-        timeout: microseconds; 0: none.
+        timeout: microseconds, after which the response is an error; 0: none.
         preferred_memory: has no effect.
+        trace: has no effect: it is traced as the request that is worked on.
         parameters: of the request, a dict.
-        trace: has no effect.
+
+    Raises:
+        TritonModelException: an argument has no meaning.
     """
 
     def __init__(
         self,
-        model_name: str,
-        requested_output_names: Sequence[str],
-        inputs: Sequence[NamedTensor],
         request_id: str = "",
         correlation_id: int | str = 0,
+        inputs: Sequence[NamedTensor] = (),
+        requested_output_names: Sequence[str] = (),
+        model_name: str = "",
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
         preferred_memory: Any = None,
-        parameters: Mapping[str, Any] | str | None = None,
         trace: Any = None,
+        parameters: Mapping[str, Any] | str | None = None,
     ) -> None:
+        about = f"for request with id '{request_id}' and model name '{model_name}' should not be"
+        if any(tensor is None for tensor in inputs):
+            raise TritonModelException(f"Input tensor {about} empty.")
+        if "" in requested_output_names:
+            raise TritonModelException(f"Requested output name {about} empty.")
+        if isinstance(correlation_id, bool) or not isinstance(correlation_id, int | str):
+            raise TritonModelException("Correlation ID must be integer or string")
         self._name = model_name
-        self._message = ModelInferRequest(model_name=model_name, id=request_id)
-        if model_version > 0:
-            self._message.model_version = str(model_version)
+        self._version = model_version
         self._inputs = list(inputs)
         self._outputs = list(requested_output_names)
         self._id = request_id
         self._sequence = correlation_id
         self._flags = flags
         self._timeout = timeout
-        self._said = json.loads(parameters or "{}") if isinstance(parameters, str) else parameters
+        said = json.loads(parameters or "{}") if isinstance(parameters, str) else parameters
+        self._said: Mapping[str, Any] = said or {}
 
     def inputs(self) -> list[NamedTensor]:
         """Return the tensors."""
@@ -123,6 +130,10 @@ class InferenceRequest:
         """Return the outputs that are wanted."""
         return self._outputs
 
+    def model_name(self) -> str:
+        """Return the name of the model."""
+        return self._name
+
     def set_flags(self, flags: int) -> None:
         """Say whether it is the first or the last one of its sequence."""
         self._flags = flags
@@ -131,69 +142,84 @@ class InferenceRequest:
         """Return what was said so."""
         return self._flags
 
-    def exec(
-        self, decoupled: bool = False, execution_timeout: float | None = None
-    ) -> InferenceResponse | Iterator[InferenceResponse]:
-        """Return the response; if it is `decoupled`, an iterator of several."""
-        call = self._stream if decoupled else self._unary
-        return call(ServerChannel.get())
+    def timeout(self) -> int:
+        """Return the microseconds after which the response is an error; 0: none."""
+        return self._timeout
 
-    def async_exec(self, decoupled: bool = False) -> Any:
-        """Return what is awaited for the response; if it is `decoupled`, an async iterator."""
-        return self._awaited_stream() if decoupled else asyncio.to_thread(self.exec)
+    def parameters(self) -> str:
+        """Return the parameters, as JSON."""
+        return json.dumps(dict(self._said))
 
-    async def _awaited_stream(self) -> AsyncIterator[InferenceResponse]:
-        found = self._stream(ServerChannel.get())
-        while (response := await asyncio.to_thread(next, found, None)) is not None:
-            yield response
+    def trace(self) -> None:
+        """Return None: requests are traced by the server."""
 
-    def _unary(self, channel: grpc.Channel) -> InferenceResponse:
-        ask = channel.unary_unary(
-            f"/{SERVICE}/ModelInfer",
-            ModelInferRequest.SerializeToString,
-            ModelInferResponse.FromString,
-        )
+    def exec(self, decoupled: bool = False) -> InferenceResponse | Iterator[InferenceResponse]:
+        """Return the response; if it is `decoupled`, an iterator of several.
+
+        Raises:
+            TritonModelException: the model is not executing, or cannot ask others.
+        """
+        if decoupled:
+            return _Responses(self)
+        answers: queue.SimpleQueue[ModelPart] = queue.SimpleQueue()
         try:
-            return _response(ask(self._written(), timeout=self._limit_s))
-        except grpc.RpcError as error:
-            return _failed(error)
+            self.begin(False, answers.put)
+        except PipelineError as error:
+            return failed(error)
+        return self.response(answers.get())
 
-    def _stream(self, channel: grpc.Channel) -> Iterator[InferenceResponse]:
-        ask = channel.stream_stream(
-            f"/{SERVICE}/ModelStreamInfer",
-            ModelInferRequest.SerializeToString,
-            ModelStreamInferResponse.FromString,
-        )
+    def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
+        """Ask at once, and return what is awaited for the response.
+
+        If it is `decoupled`, that is an iterator of several. Raises as `exec` does.
+        """
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[Any] = loop.create_future()
+        if decoupled:
+            found.set_result(_Responses(self))
+            return found
+
+        def take(part: ModelPart) -> None:
+            if not found.done():
+                found.set_result(self.response(part))
+
+        def tell(part: ModelPart) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(take, part)
+
         try:
-            for found in ask(iter([self._written()]), timeout=self._limit_s):
-                if found.error_message:
-                    yield InferenceResponse(error=TritonError(found.error_message))
-                else:
-                    yield _response(found.infer_response)
-        except grpc.RpcError as error:
-            yield _failed(error)
+            asked = self.begin(False, tell)
+        except PipelineError as error:
+            found.set_result(failed(error))
+        else:
+            found.add_done_callback(lambda done: asked.cancel() if done.cancelled() else None)
+        return found
 
-    @property
-    def _limit_s(self) -> float | None:
-        return self._timeout / 1e6 if self._timeout else None
+    def begin(self, takes_parts: bool, tell: Tell) -> Any:
+        """Ask the model. Raises PipelineError, and TritonModelException as `exec` does."""
+        if ServerAccess.is_idle.get():
+            raise TritonModelException("BLS is only supported during the 'execute' function.")
+        said = self._parameters()
+        limit_s = self._timeout / 1e6 if self._timeout else None
+        info = info_of(self._id, said, {}, self._outputs)
+        call = PeerCall(self._name, self._version, info, limit_s, call_trace(), takes_parts)
+        feeds = {tensor.name(): tensor.as_numpy() for tensor in self._inputs}
+        return ServerAccess.get().begin(call, feeds, tell)
 
-    def _written(self) -> ModelInferRequest:
-        message = ModelInferRequest()
-        message.CopyFrom(self._message)
-        for name in self._outputs:
-            message.outputs.add(name=name)
-        try:
-            for tensor in self._inputs:
-                array = tensor.as_numpy()
-                add_tensor(message.inputs, message.raw_input_contents, tensor.name(), array)
-        except (PayloadTypeError, PackageError) as error:
-            raise TritonModelException(str(error)) from error
-        for name, value in self._parameters().items():
-            _set(message.parameters[name], value)
-        return message
+    def response(self, part: ModelPart) -> InferenceResponse:
+        """Return an answer as the model takes it."""
+        if part.error is not None:
+            return failed(part.error)
+        outputs = part.outputs or {}
+        names = [name for name in self._outputs if name in outputs] or outputs
+        return InferenceResponse([NamedTensor(name, np.asarray(outputs[name])) for name in names])
 
     def _parameters(self) -> dict[str, Any]:
-        said = dict(self._said or {})
+        said = dict(self._said)
+        if not all(isinstance(value, bool | int | float | str) for value in said.values()):
+            raise TritonModelException("Unsupported value type on parameters")
+        if self._timeout:
+            said["timeout"] = self._timeout
         if self._sequence:
             said["sequence_id"] = self._sequence
             said["sequence_start"] = bool(self._flags & FLAG_START)
@@ -201,22 +227,88 @@ class InferenceRequest:
         return said
 
 
-def _set(parameter: Any, value: Any) -> None:
-    if isinstance(value, bool):
-        parameter.bool_param = value
-    elif isinstance(value, int):
-        parameter.int64_param = value
-    elif isinstance(value, float):
-        parameter.double_param = value
-    else:
-        parameter.string_param = str(value)
+class _Responses:
+    """The responses to a request, one by one; whoever drops it has the rest cancelled."""
+
+    def __init__(self, request: InferenceRequest) -> None:
+        self._request = request
+        self._answers: queue.SimpleQueue[ModelPart] = queue.SimpleQueue()
+        self._asked: Any = None
+        try:
+            self._asked = request.begin(True, self._answers.put)
+        except PipelineError as error:
+            self._answers.put(ModelPart(error=error))
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[InferenceResponse]:
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._is_over:
+            raise StopIteration
+        part = self._answers.get()
+        self._is_over = part.is_final
+        if part.outputs is None and part.error is None:
+            raise StopIteration
+        if not part.is_final:
+            self._asked.took_part()
+        return self._request.response(part)
+
+    def cancel(self) -> None:
+        """Have the model drop the request, of which no more responses are wanted."""
+        if self._asked is not None and not self._is_over:
+            self._asked.cancel()
+        self._is_over = True
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_over", True):
+            self.cancel()
 
 
-def _response(message: ModelInferResponse) -> InferenceResponse:
-    arrays = tensors_to_arrays(message.outputs, message.raw_output_contents)
-    return InferenceResponse([NamedTensor(name, array) for name, array in arrays.items()])
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """Load a model of the server, or load it again. TritonModelException: it cannot be."""
+    if files is not None and not isinstance(files, dict):
+        raise TritonModelException(
+            f"failed to load model '{model_name}', files should be a dictionary of file paths and "
+            "file contents"
+        )
+    _change(ModelChange(model_name, "load", config=config or None, files=files or {}))
 
 
-def _failed(error: grpc.RpcError) -> InferenceResponse:
-    code = _CODES.get(error.code(), TritonError.INTERNAL)
-    return InferenceResponse(error=TritonError(str(error.details()), code))
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Unload a model of the server. TritonModelException: it cannot be."""
+    _change(ModelChange(model_name, "unload", with_dependents=unload_dependents))
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Return whether a model can be asked. TritonModelException: there is none of its name."""
+    try:
+        version = int(model_version or -1)
+    except ValueError:
+        version = 0
+    if model_version and version <= 0:
+        raise TritonModelException(
+            "failed to get model version from specified version string "
+            f"'{model_version}', version should be an integral value > 0"
+        )
+    return _change(ModelChange(model_name, "is_ready", version)).is_ready
+
+
+def _change(change: ModelChange) -> ModelPart:
+    answers: queue.SimpleQueue[ModelPart] = queue.SimpleQueue()
+    try:
+        ServerAccess.get().change(change, answers.put)
+        found = answers.get()
+        if found.error is not None:
+            raise found.error
+    except PipelineError as error:
+        raise TritonModelException(str(error)) from None
+    return found
+
+
+def failed(error: PipelineError) -> InferenceResponse:
+    """Return an error as a response."""
+    said = v2_error(error)
+    return InferenceResponse(
+        error=TritonError(str(said), _CODES.get(said.kind, TritonError.INTERNAL))
+    )

@@ -20,7 +20,7 @@ from pipeline.engine.sequence_controls import Controls
 from pipeline.errors import InitError, PipelineError, UserCodeError
 from pipeline.op import Op, RequestOp, WorkerSpec
 from pipeline.repository.backends.python import utils_module
-from pipeline.repository.backends.python.calls import ServerChannel
+from pipeline.repository.backends.python.calls import ServerAccess
 from pipeline.repository.backends.python.requests import IncomingRequest
 
 _CLASS = "TritonPythonModel"
@@ -36,7 +36,6 @@ class ModelSpec(msgspec.Struct, frozen=True):
         outputs: names of all outputs.
         kind: of the instances, "CPU" or "GPU".
         cards: that they take turns on.
-        address: "host:port" of the server's gRPC port; "": it has none.
         controls: inputs that say what a request is in its sequence.
         is_flat: these are [1]; else [1, 1], as of a batch of one.
         is_decoupled: it sends any number of responses to a request.
@@ -50,7 +49,6 @@ class ModelSpec(msgspec.Struct, frozen=True):
     outputs: tuple[str, ...] = ()
     kind: str = "CPU"
     cards: tuple[int, ...] = ()
-    address: str = ""
     controls: tuple[Control, ...] = ()
     is_flat: bool = False
     is_decoupled: bool = False
@@ -86,12 +84,12 @@ class PythonModelOp(Op):
     def init_op(self) -> None:
         """Load the model. InitError: it has no such class."""
         number = self.concurrency_idx or 0
-        ServerChannel.address = self.spec.address
+        ServerAccess.caller = self.pipeline_models
         self.instance: str = self.spec.arguments(number)["model_instance_name"]
         self.model: Any = load_class(Path(self.spec.file), self.spec.name, self.spec.version)()
         initialize = getattr(self.model, "initialize", None)
         if initialize is not None:
-            initialize(self.spec.arguments(number))
+            ServerAccess.without(initialize, self.spec.arguments(number))
         if not hasattr(self.model, "execute"):
             raise InitError(f"model '{self.name}': {_CLASS} has no method execute")
 
@@ -99,7 +97,7 @@ class PythonModelOp(Op):
         """Let the model finish, when its worker ends."""
         finalize = getattr(self.model, "finalize", None)
         if finalize is not None:
-            finalize()
+            ServerAccess.without(finalize)
 
     def process(
         self,

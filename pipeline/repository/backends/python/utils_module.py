@@ -11,7 +11,12 @@ from typing import Any
 
 from pipeline.repository.backends.python import requests, tensors
 from pipeline.repository.backends.python.autocomplete import CompletedConfig
-from pipeline.repository.backends.python.calls import InferenceRequest
+from pipeline.repository.backends.python.calls import (
+    InferenceRequest,
+    is_model_ready,
+    load_model,
+    unload_model,
+)
 
 NAME = "triton_python_backend_utils"
 """The name that models import."""
@@ -117,6 +122,9 @@ def install() -> types.ModuleType:
         get_input_config_by_name,
         get_output_config_by_name,
         using_decoupled_model_transaction_policy,
+        load_model,
+        unload_model,
+        is_model_ready,
     ):
         setattr(module, function.__name__, function)
     constants = {

@@ -1,0 +1,98 @@
+"""Calls from models to models of the same server: what is asked, and who asks whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from pipeline.data import NO_INFO, RequestInfo
+from pipeline.engine.request import ResponseSink, StreamHandle
+from pipeline.errors import PipelineError
+
+
+class PeerCall(msgspec.Struct, frozen=True, array_like=True):
+    """A request of a model to another one.
+
+    Args:
+        model: its name.
+        version: -1: the latest.
+        info: what the request says beside its data.
+        timeout_s: from now; None: only what the server allows.
+        traceparent: of the request that is worked on; "": it is not traced.
+        takes_parts: whether there may be several answers.
+    """
+
+    model: str
+    version: int = -1
+    info: RequestInfo = NO_INFO
+    timeout_s: float | None = None
+    traceparent: str = ""
+    takes_parts: bool = False
+
+
+class ModelChange(msgspec.Struct, frozen=True, array_like=True):
+    """A wish of a model to have another one loaded or unloaded, or to know how it stands.
+
+    Args:
+        model: its name.
+        action: what is wanted.
+        version: to know of; -1: any.
+        config: in the place of the file, JSON; None: the file.
+        files: contents by "<version>/<path>", in the place of the folder.
+        with_dependents: unload also what only it needs.
+    """
+
+    model: str
+    action: Literal["load", "unload", "is_ready"]
+    version: int = -1
+    config: str | None = None
+    files: Mapping[str, bytes] = {}
+    with_dependents: bool = False
+
+
+class ModelPart(msgspec.Struct, frozen=True):
+    """An answer to a call: outputs by name, or an error; neither: there are no more.
+
+    `is_final`: none follows. Of a ModelChange, `is_ready` is what was asked.
+    """
+
+    outputs: Mapping[str, Any] | None = None
+    error: PipelineError | None = None
+    is_final: bool = True
+    is_ready: bool = False
+
+
+Tell = Callable[[ModelPart], None]
+"""Takes each answer, in a thread of ours: it must not block."""
+
+
+class BegunCall(Protocol):
+    """A call that has begun; all threads may call these."""
+
+    def cancel(self) -> None:
+        """Let the other model know that nobody waits for it any more."""
+
+    def took_part(self) -> None:
+        """Take note that one of several answers was taken: others may come."""
+
+
+class ModelCaller(Protocol):
+    """The models of the server, for a worker of it: from any thread."""
+
+    def begin(self, call: PeerCall, feeds: Mapping[str, Any], tell: Tell) -> BegunCall:
+        """Ask a model; `tell` gets each answer, the last of them final. Raises PipelineError."""
+
+    def change(self, change: ModelChange, tell: Tell) -> None:
+        """Have a model loaded or unloaded; `tell` gets one answer. Raises PipelineError."""
+
+
+class ModelHost(Protocol):
+    """The models of the server, on its event loop."""
+
+    def begin(self, call: PeerCall, feeds: dict[str, Any], sink: ResponseSink) -> StreamHandle:
+        """Ask a model. Raises PipelineError: it cannot be asked so."""
+
+    async def change(self, change: ModelChange) -> bool:
+        """Load or unload a model, or return whether it is ready. Raises PipelineError."""

@@ -1,0 +1,136 @@
+"""Calls of models to models on the server's loop, and LoopCaller, by which its threads make them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipeline.data import ChannelData
+from pipeline.engine.model_calls import ModelChange, ModelHost, ModelPart, PeerCall, Tell
+from pipeline.engine.request import StreamHandle
+from pipeline.errors import ClosedError, PipelineError, UserCodeError, described
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class PeerSink:
+    """Sink of one request to a model; `answered` gets each answer, and whether it is the last.
+
+    Attributes:
+        handle: the request, until it is over.
+        is_over: whether no more answers come.
+    """
+
+    def __init__(
+        self, takes_parts: bool, answered: Callable[[ChannelData | None, bool], None]
+    ) -> None:
+        self.takes_parts: bool = takes_parts
+        self.handle: StreamHandle | None = None
+        self.is_over: bool = False
+        self._answered = answered
+
+    def begin(self, models: ModelHost, call: PeerCall, feeds: dict[str, Any]) -> None:
+        """Ask a model; that it cannot be asked is an answer, too, in Triton's words."""
+        try:
+            handle = models.begin(call, feeds, self)
+        except Exception as error:  # ours, or a plug-in's, on data of any type
+            self.is_over = True
+            self._answered(ChannelData(0, error=_refused(call.model, error)), True)
+        else:
+            self.handle = None if self.is_over else handle
+
+    def part(self, answer: Any) -> None:
+        self._answered(answer, False)
+
+    def end(self, answer: Any) -> None:
+        self.is_over = True
+        self.handle = None  # it has this in turn: neither is to wait for the collector
+        self._answered(answer, True)
+
+    def took_part(self) -> None:
+        """Take note that one of several answers was taken."""
+        if self.handle is not None:
+            self.handle.took_part()
+
+    def let_go(self) -> None:
+        """Drop the request: nobody waits for it."""
+        handle, self.handle = self.handle, None
+        self.is_over = True
+        if handle is not None:
+            handle.cancel()
+
+
+def _refused(model: str, error: Exception) -> PipelineError:
+    if not isinstance(error, PipelineError):
+        _LOGGER.error("model '%s' could not be asked", model, exc_info=error)
+        error = UserCodeError(described(error))
+    error.args = (f"Model {model} - Error when running inference: {error}",)
+    return error
+
+
+async def changed(models: ModelHost, change: ModelChange) -> ModelPart:
+    """Change a model, and return the answer."""
+    try:
+        return ModelPart(is_ready=await models.change(change))
+    except PipelineError as error:
+        return ModelPart(error=error)
+    except Exception as error:
+        _LOGGER.exception("model '%s' could not be changed", change.model)
+        return ModelPart(error=UserCodeError(described(error)))
+
+
+class LoopCaller:
+    """The models of the server, for threads of its own process; see `ModelCaller`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, models: ModelHost) -> None:
+        self._loop = loop
+        self._models = models
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, call: PeerCall, feeds: Mapping[str, Any], tell: Tell) -> _Begun:
+        """Ask a model. Raises ClosedError: the server is gone."""
+
+        def answered(answer: ChannelData | None, is_final: bool) -> None:
+            error = None if answer is None else answer.error
+            outputs = None if answer is None or error is not None else answer.payload
+            tell(ModelPart(outputs, error, is_final))
+
+        begun = _Begun(self, PeerSink(call.takes_parts, answered))
+        self.soon(begun.sink.begin, self._models, call, dict(feeds))
+        return begun
+
+    def change(self, change: ModelChange, tell: Tell) -> None:
+        """Have a model loaded or unloaded. Raises ClosedError: the server is gone."""
+
+        async def work() -> None:
+            tell(await changed(self._models, change))
+
+        def begin() -> None:
+            task = self._loop.create_task(work())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        self.soon(begin)
+
+    def soon(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Do something on the loop. Raises ClosedError: it is gone."""
+        try:
+            self._loop.call_soon_threadsafe(work, *arguments)
+        except RuntimeError as error:
+            raise ClosedError("the server has gone") from error
+
+
+class _Begun:
+    """A call that has begun; see `BegunCall`."""
+
+    def __init__(self, caller: LoopCaller, sink: PeerSink) -> None:
+        self.sink: PeerSink = sink
+        self._caller = caller
+
+    def cancel(self) -> None:
+        self._caller.soon(self.sink.let_go)
+
+    def took_part(self) -> None:
+        self._caller.soon(self.sink.took_part)

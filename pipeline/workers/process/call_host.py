@@ -1,0 +1,167 @@
+"""CallHost: the server's end of what a worker process asks of other models."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from pipeline.data import ChannelData
+from pipeline.engine.model_calls import ModelChange, ModelHost, PeerCall
+from pipeline.errors import PipelineError, error_to_fields
+from pipeline.workers.peer_calls import PeerSink, changed
+from pipeline.workers.process.calls import Answers, Calls, WireAnswer
+from pipeline.workers.process.wire import ErrorFields, Link, framed
+from pipeline.workers.shm.payload import SerializedPayload, SharedPayload
+from pipeline.workers.shm.server_memory import ServerMemory
+
+
+class CallHost:
+    """The calls of one worker process, on the event loop.
+
+    They end with the worker: what it has asked for is cancelled then.
+
+    Args:
+        models: answer them.
+        maker: the Op whose worker it is.
+
+    Attributes:
+        region: of the arena, for what the worker asks with.
+    """
+
+    def __init__(
+        self,
+        models: ModelHost,
+        memory: ServerMemory,
+        loop: asyncio.AbstractEventLoop,
+        maker: str,
+    ) -> None:
+        self._models = models
+        self._memory = memory
+        self._loop = loop
+        self._maker = maker
+        self._asked: dict[int, _Asked] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.theirs: socket.socket = theirs
+        self.region: int = memory.open_region()
+        self._link = Link(ours, loop, Calls, self._take, lambda: None)
+
+    def send_init(self, sock: socket.socket, frame: bytes) -> None:
+        """Send a worker's first frame, and with it its end of this."""
+        try:
+            socket.send_fds(sock, [frame], [self.theirs.fileno()])
+        except OSError:
+            pass  # it is dead already, of which its owner is about to learn
+        finally:
+            self.theirs.close()
+
+    def close(self) -> None:
+        """Take note that the worker has ended."""
+        self._link.close()
+        self.theirs.close()
+        for asked in list(self._asked.values()):
+            asked.sink.let_go()
+        self._asked.clear()
+        self._memory.close_region(self.region)
+
+    # Calls --------------------------------------------------------------------------------------
+
+    def _take(self, said: Calls) -> None:
+        for wire in said.calls:
+            if wire.change is not None:
+                task = self._loop.create_task(self._change(wire.number, wire.change))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            elif wire.call is not None and wire.feeds is not None:
+                self._begin(wire.number, wire.call, wire.feeds)
+        for number in said.taken:
+            if number in self._asked and self._asked[number].taken():
+                del self._asked[number]
+        for number in said.cancelled:
+            if number in self._asked:
+                self._asked.pop(number).sink.let_go()
+
+    def _begin(self, number: int, call: PeerCall, feeds: SerializedPayload) -> None:
+        payload = self._memory.payload(feeds, self._maker)
+        asked = self._asked[number] = _Asked(self, number, call.takes_parts)
+        try:
+            arrays = _held_arrays(payload)
+        except PipelineError as error:
+            asked.sink.is_over = True
+            self.answered(asked, ChannelData(0, error=error), is_final=True)
+        else:
+            asked.sink.begin(self._models, call, arrays)
+
+    async def _change(self, number: int, change: ModelChange) -> None:
+        part = await changed(self._models, change)
+        self._send(WireAnswer(number, error=_fields(part.error), is_ready=part.is_ready))
+
+    def answered(self, asked: _Asked, answer: ChannelData | None, is_final: bool) -> None:
+        """Send an answer, or the last one; None: there is no other."""
+        number = asked.number
+        if self._asked.get(number) is not asked:
+            return  # nobody waits for it
+        error = None if answer is None else answer.error
+        outputs: SerializedPayload | None = None
+        if answer is not None and error is None:
+            try:
+                payload = self._memory.serialize(answer.payload)
+            except PipelineError as failure:
+                error = failure
+            else:
+                outputs = payload.serialized
+                if not is_final or outputs.buffers:
+                    asked.unread.append(payload)
+        if error is not None and not is_final:  # of ours: the part cannot be sent
+            asked.sink.let_go()
+            is_final = True
+        if is_final and not asked.unread:
+            del self._asked[number]
+        self._send(WireAnswer(number, outputs, _fields(error), is_final))
+
+    def _send(self, answer: WireAnswer) -> None:
+        self._link.send(framed(Answers([answer], self._memory.take_freed(self.region))))
+
+
+class _Asked:
+    """One request of a worker's."""
+
+    def __init__(self, host: CallHost, number: int, takes_parts: bool) -> None:
+        self.number: int = number
+        self.sink: PeerSink = PeerSink(takes_parts, functools.partial(host.answered, self))
+        self.unread: deque[SharedPayload] = deque()  # what was sent and not taken
+
+    def taken(self) -> bool:
+        """Take note that the worker has taken an answer; return whether that was the last."""
+        if self.unread:
+            self.unread.popleft()
+        self.sink.took_part()
+        return self.sink.is_over and not self.unread
+
+
+def _fields(error: PipelineError | None) -> ErrorFields | None:
+    return None if error is None else ErrorFields(*error_to_fields(error))
+
+
+class _Hold:
+    """Memory of an array, whose block is in use as long as an array stands on it."""
+
+    def __init__(self, array: np.ndarray, payload: SharedPayload) -> None:
+        self.__array_interface__: dict[str, Any] = array.__array_interface__
+        self._payload = payload
+
+
+def _held_arrays(payload: SharedPayload) -> dict[str, Any]:
+    """Return the arrays of a call, without a copy. Raises PayloadTypeError."""
+    found: dict[str, Any] = payload.open(copy=False)
+    if not payload.serialized.buffers:
+        return found
+    for name, array in found.items():
+        if isinstance(array, np.ndarray) and not array.dtype.hasobject and array.size:
+            found[name] = np.asarray(_Hold(array, payload)).view(array.dtype)
+    return found

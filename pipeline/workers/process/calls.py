@@ -1,0 +1,187 @@
+"""Messages of a worker process that asks models of its server, and the worker's end of them.
+
+They go over a socket pair of their own, in frames as those of jobs: a model waits for an answer
+while its worker is at a job. What is large lies in a region of the worker's that is for calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from pipeline.engine.model_calls import ModelChange, ModelPart, PeerCall, Tell
+from pipeline.errors import ClosedError, PipelineError, error_from_fields
+from pipeline.workers.process.wire import ErrorFields, Unframer, framed
+from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
+from pipeline.workers.shm.payload import SerializedPayload, deserialize, serialize
+
+_RECEIVE_BYTES = 64 * 1024
+
+
+class WireCall(msgspec.Struct, array_like=True):
+    """A call by its number, which rises from 1: one of both."""
+
+    number: int
+    call: PeerCall | None = None
+    feeds: SerializedPayload | None = None
+    change: ModelChange | None = None
+
+
+class Calls(msgspec.Struct, array_like=True):
+    """From a worker. `cancelled` and `taken` are numbers of calls; one was taken once a part."""
+
+    calls: list[WireCall] = []
+    cancelled: list[int] = []
+    taken: list[int] = []
+
+
+class WireAnswer(msgspec.Struct, array_like=True):
+    """An answer to a call; see `ModelPart`."""
+
+    number: int
+    outputs: SerializedPayload | None = None
+    error: ErrorFields | None = None
+    is_final: bool = True
+    is_ready: bool = False
+
+
+class Answers(msgspec.Struct, array_like=True):
+    """To a worker. `freed` are blocks of its region for calls that nobody reads any more."""
+
+    answers: list[WireAnswer]
+    freed: list[Block] = []
+
+
+class CallLink:
+    """The worker's end; see `ModelCaller`. A thread reads the answers, from the first call on.
+
+    Args:
+        sock: connected to the server.
+        region: of the arena, for calls alone.
+    """
+
+    def __init__(self, sock: socket.socket, arena: Arena, region: int) -> None:
+        self._socket = sock
+        self._arena = arena
+        self._region = region
+        self._lock = threading.Lock()  # of all that is below
+        self._memory: RegionAllocator | None = None
+        self._waiting: dict[int, Tell] = {}
+        self._last_number = 0
+        self._pid = os.getpid()
+        self._is_over = False
+
+    def begin(self, call: PeerCall, feeds: Mapping[str, Any], tell: Tell) -> _Asked:
+        """Ask a model. Raises PipelineError: the server is gone, or the inputs cannot be sent."""
+        with self._lock:
+            memory = self._begun()
+            payload = serialize(dict(feeds), memory, self._arena)
+            return self._ask(WireCall(0, call, payload), tell)
+
+    def change(self, change: ModelChange, tell: Tell) -> None:
+        """Have a model loaded or unloaded. Raises PipelineError: the server is gone."""
+        with self._lock:
+            self._begun()
+            self._ask(WireCall(0, change=change), tell)
+
+    def _begun(self) -> RegionAllocator:
+        if os.getpid() != self._pid:
+            raise ClosedError("a process that a model has forked cannot ask models of the server")
+        if self._memory is None:
+            view = self._arena.view(self._region)
+            self._memory = RegionAllocator(view, self._region, reserved=0)
+            threading.Thread(target=self._read, name="pipeline-calls", daemon=True).start()
+        return self._memory
+
+    def _ask(self, wire: WireCall, tell: Tell) -> _Asked:
+        self._last_number = wire.number = self._last_number + 1
+        self._waiting[wire.number] = tell
+        try:
+            self._send(Calls([wire]))
+        except PipelineError:
+            del self._waiting[wire.number]
+            raise
+        return _Asked(self, wire.number)
+
+    def _send(self, calls: Calls) -> None:
+        if self._is_over:
+            raise ClosedError("the server has gone")
+        try:
+            self._socket.sendall(framed(calls))
+        except OSError as error:
+            raise ClosedError(f"the server has gone: {error}") from error
+
+    def tell_taken(self, number: int) -> None:
+        """Tell the server that an answer was taken."""
+        with self._lock, contextlib.suppress(PipelineError):
+            self._send(Calls(taken=[number]))
+
+    def cancel(self, number: int) -> None:
+        """Forget a call, and have the server do so."""
+        with self._lock, contextlib.suppress(PipelineError):
+            self._waiting.pop(number, None)
+            self._send(Calls(cancelled=[number]))
+
+    # Answers ------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        unframer, decode = Unframer(), msgspec.msgpack.Decoder(Answers).decode
+        with contextlib.suppress(OSError):
+            while data := self._socket.recv(_RECEIVE_BYTES):
+                for body in unframer.feed(data):
+                    self._take(decode(body))
+        with self._lock:
+            self._is_over = True
+            left, self._waiting = self._waiting, {}
+        for tell in left.values():
+            tell(ModelPart(error=ClosedError("the server has gone")))
+
+    def _take(self, said: Answers) -> None:
+        with self._lock:
+            assert self._memory is not None, "there is an answer"
+            for block in said.freed:
+                self._memory.free(block)
+        for answer in said.answers:
+            tell = self._waiting.get(answer.number)
+            if tell is None:  # it was cancelled
+                continue
+            part = self._part(answer)
+            if answer.is_final:
+                self._waiting.pop(answer.number, None)
+            if answer.outputs is not None and answer.outputs.buffers and answer.is_final:
+                self.tell_taken(answer.number)
+            tell(part)
+
+    def _part(self, answer: WireAnswer) -> ModelPart:
+        """Return an answer, whose arrays are copies: a model may keep them."""
+        error: PipelineError | None = None
+        outputs = None
+        if answer.error is not None:
+            fields = answer.error
+            error = error_from_fields(fields.name, fields.code, fields.text, fields.retry_after_s)
+        elif answer.outputs is not None:
+            try:
+                outputs = deserialize(answer.outputs, self._arena)
+            except PipelineError as failure:
+                error = failure
+        return ModelPart(outputs, error, answer.is_final, answer.is_ready)
+
+
+class _Asked:
+    """A call that has begun; see `BegunCall`."""
+
+    def __init__(self, link: CallLink, number: int) -> None:
+        self._link = link
+        self._number = number
+
+    def cancel(self) -> None:
+        self._link.cancel(self._number)
+
+    def took_part(self) -> None:
+        self._link.tell_taken(self._number)

@@ -1,0 +1,305 @@
+"""Models of Python code that ask others of their server, over their workers' sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from doubles import http, wait_until
+from repositories import add_identity, add_python, control, serving
+
+HEAD = """
+import asyncio, json, os, threading, time
+import numpy as np
+import triton_python_backend_utils as pb
+
+def asked(model, array, **more):
+    more = {"requested_output_names": ["OUTPUT0"]} | more
+    return pb.InferenceRequest(model_name=model, inputs=[pb.Tensor("INPUT0", array)], **more)
+
+def told(text):
+    return pb.InferenceResponse([pb.Tensor("OUTPUT0", np.array([[text]], object))])
+
+class TritonPythonModel:
+"""
+COUNTS = """
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            number = -1
+            while number + 1 < request.inputs()[0].as_numpy().flat[0]:
+                number += 1
+                if sender.is_cancelled():
+                    break
+                array = np.full((1, 1), number, np.float32)
+                sender.send(pb.InferenceResponse([pb.Tensor("OUTPUT0", array)]))
+            sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+CONFIG = """
+backend: "python"
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_%s dims: [ -1, -1 ] } ]
+"""
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+
+
+def add(repository, name, body, kind="STRING"):
+    """A model whose `execute` has this body for each request."""
+    lines = "".join(f"            {line}\n" for line in body.strip().splitlines())
+    begin = f"    {'async ' * ('await' in body)}def execute(self, requests):\n        found = []\n"
+    loop = "        for request in requests:\n"
+    add_code(repository, name, f"{HEAD}{begin}{loop}{lines}        return found\n", kind)
+
+
+def add_code(repository, name, code, kind="STRING"):
+    """A model of a tensor that answers one of this kind."""
+    (add_python(repository, name, code) / "config.pbtxt").write_text(CONFIG % kind)
+
+
+def ask(server, model, value=2.0):
+    """The text that a model answers, or its status and error."""
+    sent = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [value]}]}
+    status, _, answer = http(server, "POST", f"/v2/models/{model}/infer", sent)
+    return answer["outputs"][0]["data"][0] if status == 200 else (status, answer["error"])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repository = tmp_path_factory.mktemp("models")
+    add_identity(repository, "same", 1)
+    add_python(repository, "counts", COUNTS, DECOUPLED)
+    add(
+        repository,
+        "says",
+        """
+said = json.loads(request.parameters())
+found.append(told(json.dumps([request.request_id(), said, request.correlation_id(),
+    request.flags(), request.timeout(), list(request.requested_output_names())])))
+""",
+    )
+    add(
+        repository,
+        "asks_says",
+        """
+answer = asked("says", request.inputs()[0].as_numpy(), request_id="r7", correlation_id=5,
+    flags=3, timeout=9_000_000, parameters={"a": 1, "b": "two", "c": True}).exec()
+found.append(answer)
+""",
+    )
+    add(
+        repository,
+        "asks_many",
+        """
+array = request.inputs()[0].as_numpy()
+several = await asyncio.gather(*(asked("same", array + n).async_exec() for n in range(20)))
+sums = [float(each.output_tensors()[0].as_numpy()[0, 0]) for each in several]
+parts = [float(each.output_tensors()[0].as_numpy()[0, 0])
+    for each in await asked("counts", array).async_exec(decoupled=True)]
+found.append(told(json.dumps([sums, parts])))
+""",
+    )
+    add(
+        repository,
+        "asks_wrong",
+        """
+array = request.inputs()[0].as_numpy()
+wrong = [
+    asked("no_such", array), asked("same", array, requested_output_names=["NO"]),
+    asked("same", array.astype(np.int8)), asked("counts", array),
+    asked("same", array, model_version=7)]
+texts = [[each.exec().error().code(), each.exec().error().message()] for each in wrong]
+texts += [each.error().message() for each in asked("no_such", array).exec(decoupled=True)]
+found.append(told(json.dumps(texts)))
+""",
+    )
+    add(
+        repository,
+        "asks_large",
+        """
+array = np.arange(1_000_000, dtype=np.float32).reshape(1000, 1000)
+kept = []
+for turn in range(5):
+    kept.append(asked("flat", array + turn).exec().output_tensors()[0].as_numpy())
+good = all((each == array + turn).all() for turn, each in enumerate(kept))
+found.append(told(str(good)))
+""",
+    )
+    add(
+        repository,
+        "flat",
+        """
+array = request.inputs()[0].as_numpy()
+found.append(pb.InferenceResponse([pb.Tensor("OUTPUT0", array)]))
+""",
+        "FP32",
+    )
+    add(
+        repository,
+        "drops",
+        """
+responses = asked("counts", np.full((1, 1), 1e6, np.float32)).exec(decoupled=True)
+first = [float(next(responses).output_tensors()[0].as_numpy()[0, 0]) for _ in range(3)]
+responses.cancel()
+found.append(told(json.dumps([first, list(responses)])))
+""",
+    )
+    add(
+        repository,
+        "asks_itself",
+        """
+answer = asked("asks_itself", request.inputs()[0].as_numpy(), timeout=300_000).exec()
+found.append(told(str(answer.has_error())))
+""",
+    )
+    add(
+        repository,
+        "waits",
+        """
+if request.inputs()[0].as_numpy()[0, 0] < 0:
+    found.append(told(str(os.getpid())))
+else:
+    found.append(asked("sleeps", request.inputs()[0].as_numpy()).exec())
+""",
+    )
+    add(
+        repository,
+        "sleeps",
+        """
+while request.inputs()[0].as_numpy()[0, 0] > 0 and not request.is_cancelled():
+    time.sleep(0.01)
+found.append(told("slept"))
+""",
+    )
+    add(
+        repository,
+        "forks",
+        """
+pid = os.fork()
+if pid == 0:
+    try:
+        asked("same", request.inputs()[0].as_numpy()).exec()
+    finally:
+        os._exit(3)
+left = asked("same", request.inputs()[0].as_numpy()).exec().has_error()
+found.append(told(str([os.waitpid(pid, 0)[1] >> 8, left])))
+""",
+    )
+    with serving(repository, mode="none") as running:
+        yield running
+
+
+def test_what_a_request_says_comes_along(server):
+    said = json.loads(ask(server, "asks_says"))
+    own = {"a": 1, "b": "two", "c": True}
+    assert said == ["r7", own, 5, 3, 9_000_000, ["OUTPUT0"]]
+
+
+def test_many_calls_go_side_by_side_and_answers_may_come_in_parts(server):
+    sums, parts = json.loads(ask(server, "asks_many", 4.0))
+    assert sums == [4.0 + number for number in range(20)]
+    assert parts == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_calls_that_cannot_be_are_errors_with_codes(server):
+    texts = json.loads(ask(server, "asks_wrong"))
+    begin = "Model {} - Error when running inference: "
+    assert texts[0] == [
+        2,
+        begin.format("no_such") + "Request for unknown model: 'no_such' is not found",
+    ]
+    assert texts[1][0] == 3
+    assert "unexpected inference output 'NO' for model 'same'" in texts[1][1]
+    assert texts[2][0] == 3
+    assert "data-type" in texts[2][1]
+    assert texts[3][0] == 5
+    assert "'decoupled=True'" in texts[3][1]
+    assert texts[4][0] == 2
+    assert texts[5] == texts[0][1]
+
+
+def test_large_arrays_come_and_go_and_are_the_models_own(server):
+    for _ in range(3):
+        assert ask(server, "asks_large") == "True"
+    memory = server._processes.processes.memory
+    loop = server._processes.processes.zygotes._loop
+
+    async def used():
+        return memory.used
+
+    wait_until(lambda: asyncio.run_coroutine_threadsafe(used(), loop).result() == 0)
+
+
+def test_a_model_that_drops_a_stream_has_it_cancelled(server):
+    assert json.loads(ask(server, "drops")) == [[0.0, 1.0, 2.0], []]
+    assert json.loads(ask(server, "asks_many", 1.0))[1] == [0.0], "it takes others"
+
+
+def test_a_model_that_waits_for_itself_ends_by_its_timeout(server):
+    assert ask(server, "asks_itself") == "True"
+
+
+def test_a_worker_that_dies_cancels_what_it_has_asked(server):
+    pid = int(ask(server, "waits", -1.0))
+    with ThreadPoolExecutor(1) as caller:
+        waiting = caller.submit(ask, server, "waits", 1.0)
+        entry = server.models.latest("sleeps")
+        wait_until(
+            lambda: any(True for _ in entry.served.engine.executor.nodes[entry.op].workers.busy())
+        )
+        os.kill(pid, signal.SIGKILL)
+        assert waiting.result(30)[0] == 500
+    assert ask(server, "sleeps", -1.0) == "slept", "its only worker is free again"
+
+
+def test_a_process_that_a_model_forks_cannot_ask_and_spoils_nothing(server):
+    assert ask(server, "forks") == "[3, False]"
+
+
+CHANGES = """
+    def execute(self, requests):
+        name, said = "late", []
+        try:
+            pb.is_model_ready(name)
+        except pb.TritonModelException as error:
+            said.append(str(error))
+        pb.load_model(model_name=name)
+        said.append(pb.is_model_ready(name))
+        said.append(pb.is_model_ready(name, "2"))
+        said.append(asked(name, requests[0].inputs()[0].as_numpy()).exec().has_error())
+        pb.unload_model(name)
+        said.append(pb.is_model_ready(name))
+        try:
+            pb.load_model(name, config="{")
+        except pb.TritonModelException as error:
+            said.append(str(error))
+        return [told(json.dumps(said))]
+"""
+ASKS_EARLY = """
+    def initialize(self, args):
+        asked("late", np.zeros((1, 1), np.float32)).exec()
+
+    def execute(self, requests):
+        return []
+"""
+
+
+def test_models_load_and_unload_others_but_ask_them_only_when_they_execute(tmp_path):
+    add_identity(tmp_path, "late", 1)
+    add_code(tmp_path, "changes", HEAD + CHANGES)
+    add_code(tmp_path, "early", HEAD + ASKS_EARLY)
+    with serving(tmp_path, models=("changes",)) as server:
+        unknown, *steps, wrong = json.loads(ask(server, "changes"))
+        assert "Request for unknown model: 'late' is not found" in unknown
+        assert steps == [True, False, False, False]
+        assert "late" in wrong
+        status, text = control(server, "early", "load")
+        assert status == 400
+        assert "BLS is only supported during the 'execute' function." in text
