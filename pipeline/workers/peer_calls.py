@@ -1,4 +1,4 @@
-"""Calls of models to models on the server's loop, and LoopCaller, by which its threads make them."""
+"""Calls of models to models on the loop of their server, and LoopCaller, for its threads."""
 
 from __future__ import annotations
 

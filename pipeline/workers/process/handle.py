@@ -73,6 +73,7 @@ class ProcessContext:
     """Things that all process workers of a server share.
 
     `entry_points`: which one runs an Op; 0: one that has a WorkerSpec. `models` are for these.
+    `forgotten`: the region with the ForgottenRequests; of one engine, since the ids are.
     """
 
     zygotes: Zygotes
@@ -80,6 +81,7 @@ class ProcessContext:
     entry_points: dict[Op, int]
     on_record: Callable[[bytes], None]
     models: ModelHost | None = None
+    forgotten: int = 0
 
 
 class ProcessWorker:
@@ -142,7 +144,7 @@ class ProcessWorker:
         # Once it closes its socket it is about to end; that it has ended is told separately.
         exiting = functools.partial(pool.on_exiting, self)
         self._link = Link(self.child.sock, pool.loop, WorkerReport, self._reported, exiting)
-        init = Init(self._region, processes.memory.own_region, pool.steps(), pool.entries)
+        init = Init(self._region, processes.forgotten, pool.steps(), pool.entries)
         if op not in processes.entry_points:
             init.spec, init.config = op.pipeline_spec, op.pipeline_config
         self._calls: CallHost | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from pipeline.engine.worker_api import Owner, WorkerContext
@@ -30,7 +31,7 @@ class ProcessKind:
         shared = self._context.processes
         self._is_own = shared is None or any(op.pipeline_spec is None for op in self._ops)
         if shared is not None and not self._is_own:
-            self._processes = shared.processes
+            self._processes: ProcessContext = shared.processes
             return
         context, dag = self._context, self._context.config.dag
         arena = Arena(dag.shared_memory_mib * 2**20)
@@ -45,12 +46,17 @@ class ProcessKind:
             raise
         memory = ServerMemory(arena, dag.trust_workers)
         numbers = {op: number for number, op in enumerate(self._ops)}
-        self._processes = ProcessContext(zygotes, memory, numbers, context.on_record)
+        self._processes = ProcessContext(
+            zygotes, memory, numbers, context.on_record, forgotten=memory.own_region
+        )
 
     def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
         self._loop, self._schedule = loop, schedule
         if self._is_own:
             self._processes.zygotes.attach(loop)
+        else:
+            forgotten = self._processes.memory.open_region()
+            self._processes = dataclasses.replace(self._processes, forgotten=forgotten)
 
     def workers(self, op: Op, count: int, owner: Owner) -> MemberWorkers:
         return MemberWorkers(op, count, self._loop, self._processes, owner, self._schedule)
@@ -59,3 +65,5 @@ class ProcessKind:
         if self._is_own:
             await self._processes.zygotes.close(KILLED_S)
             self._processes.memory.close()
+        elif self._processes.forgotten:
+            self._processes.memory.close_region(self._processes.forgotten)

@@ -166,8 +166,8 @@ class ProcessWorkers:
         return True
 
     def forget(self, data_id: int) -> None:
-        memory = self._processes.memory
-        ForgottenRequests(memory.arena.view(memory.own_region)).add(data_id)
+        arena = self._processes.memory.arena
+        ForgottenRequests(arena.view(self._processes.forgotten)).add(data_id)
 
     async def stop(self, timeout_s: float) -> int:
         self._is_stopped = True

@@ -48,6 +48,11 @@ backend: "python"
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_%s dims: [ -1, -1 ] } ]
 """
+SLEEPS = """
+while request.inputs()[0].as_numpy()[0, 0] > 0 and not request.is_cancelled():
+    time.sleep(0.01)
+found.append(told("slept"))
+"""
 DECOUPLED = "model_transaction_policy { decoupled: true }"
 
 
@@ -172,11 +177,7 @@ else:
     add(
         repository,
         "sleeps",
-        """
-while request.inputs()[0].as_numpy()[0, 0] > 0 and not request.is_cancelled():
-    time.sleep(0.01)
-found.append(told("slept"))
-""",
+        SLEEPS,
     )
     add(
         repository,
@@ -303,3 +304,13 @@ def test_models_load_and_unload_others_but_ask_them_only_when_they_execute(tmp_p
         status, text = control(server, "early", "load")
         assert status == 400
         assert "BLS is only supported during the 'execute' function." in text
+
+
+def test_a_request_that_is_dropped_is_not_that_of_another_model(tmp_path):
+    add(tmp_path, "sleeps", SLEEPS)
+    add(tmp_path, "looks", "found.append(told(str(request.is_cancelled())))")
+    body = 'found.append(asked("sleeps", request.inputs()[0].as_numpy(), timeout=50_000).exec())'
+    add(tmp_path, "asks", body)
+    with serving(tmp_path, mode="none") as server:
+        assert ask(server, "asks")[0] != 200  # the first request of "sleeps" is dropped
+        assert ask(server, "looks") == "False", "of its first request"
