@@ -23,9 +23,16 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 """The protocol's own names, with what they may hold. Sequences are for Ops that have `sequence`
 configured; these, and priorities, for hooks that ask for their context."""
 
+_TRITONS: dict[type, str] = {
+    bool: "non-boolean as boolean",
+    int: "non-unsigned-integer as unsigned-integer",
+    str: "non-string as string",
+}
+
 OF_SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
 """Those that say to which sequence a request belongs."""
 
+_OF_ANSWER = "binary_data_output"  # says nothing to a model
 _OF_INFO = (*OF_SEQUENCES, "priority")
 
 
@@ -63,9 +70,8 @@ def info_of(
     id = said.get("sequence_id")
     if isinstance(id, int) and id < 0:
         said["sequence_id"] = id + 2**64
-    info = RequestInfo(
-        id=request_id, parameters={**parameters}, headers=headers, outputs=tuple(outputs)
-    )
+    told = {name: value for name, value in parameters.items() if name != _OF_ANSWER}
+    info = RequestInfo(id=request_id, parameters=told, headers=headers, outputs=tuple(outputs))
     return msgspec.structs.replace(info, **said) if said else info
 
 
@@ -76,4 +82,6 @@ def _check_kind(name: str, value: object) -> None:
     is_negative = name in ("timeout", "priority") and isinstance(value, int) and value < 0
     is_long = isinstance(value, int) and not -(2**63) <= value < 2**64
     if not fits or is_negative or is_long:
-        raise V2Error(V2Status.INVALID, f"parameter '{name}' must be {wanted}, found {value!r}")
+        unable = f"Unable to parse '{name}': attempt to access JSON {_TRITONS[kinds[-1]]}"
+        ours = f"parameter '{name}' must be {wanted}, found {value!r}"
+        raise V2Error(V2Status.INVALID, f"{unable}: {ours}")

@@ -2,7 +2,8 @@
 
 A body is JSON, then the bytes of those tensors whose parameter `binary_data_size` says that they
 stand there, in their order; the header Inference-Header-Content-Length is the JSON's length.
-Without that header the body is JSON only; where it is 0 the body is the model's one input.
+Without that header the body is JSON only; where it is 0 the body is the model's one input. What
+is wrong is said in Triton's words, which its suites look for, and then in more of our own.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from pipeline.proto.v2.raw import (
     BYTES,
     Array,
     UnfilledError,
+    about_request,
     datatype_of,
     known_dtype,
     object_array,
@@ -51,6 +53,12 @@ from pipeline.proto.v2.raw import (
 
 _REQUEST = struct_of(["id", "parameters", "inputs", "outputs"])
 _INPUT = struct_of(["name", "datatype", "shape", "parameters", "data"])
+_NO_JSON = "failed to parse the request JSON buffer: the request is no JSON"
+_JSON_KINDS = {"a list": "array", "a string": "string"}
+_ONE_SOURCE = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+    "'shared_memory_region' in 'parameters'. But "
+)
 
 
 class RawInput(msgspec.Struct, frozen=True):
@@ -103,7 +111,7 @@ def read_request(
     parameters = _parameters(fields, "the request")
     _check_bool(parameters, "binary_data_output", "the request")
     request_id = _text(fields, "id", "the request", default="")
-    tail = _Tail(view[length:], is_told=header_length is not None)
+    tail = _Tail(view[length:], header_length is not None, model_name)
     return InferRequest(
         model_name=model_name,
         model_version=model_version,
@@ -136,8 +144,8 @@ def _raw_request(
         )
     if len(raw_inputs) != 1:
         raise PackageError(
-            f"Raw request must only have 1 input (found 1) to be deduced but got "
-            f"{len(raw_inputs)} inputs in '{name}' model configuration: send JSON"
+            f"{about_request('')}Raw request must only have 1 input (found 1) to be deduced but "
+            f"got {len(raw_inputs)} inputs in '{name}' model configuration: send JSON"
         )
     (raw_input,) = raw_inputs
     array = _raw_array(body, raw_input, name)
@@ -177,21 +185,31 @@ def _raw_array(body: bytes, raw_input: RawInput, model: str) -> Array:
 
 
 class _Tail:
-    """The bytes after the JSON, of which each binary tensor takes its own."""
+    """The bytes after the JSON, of which each binary tensor takes its own.
 
-    def __init__(self, data: memoryview, is_told: bool) -> None:
+    Args:
+        is_told: whether the request says where they begin.
+        model: the name of who is asked.
+    """
+
+    def __init__(self, data: memoryview, is_told: bool, model: str) -> None:
         self.data = data
         self.is_told = is_told
+        self.model = model
 
-    def take(self, size: int) -> memoryview:
+    def take(self, name: str, size: int) -> memoryview:
+        """Return the bytes of an input."""
+        left = len(self.data)
         if size and not self.is_told:
             raise PackageError(
                 "it has a 'binary_data_size', but there is no Inference-Header-Content-Length "
                 "that says where the JSON ends"
             )
-        if size > len(self.data):
+        if size > left:
             raise PackageError(
-                f"'binary_data_size' is {size}, but {len(self.data)} bytes are left of the body"
+                f"unexpected size for input '{name}', expecting {size - left} additional bytes for "
+                f"model '{self.model}': 'binary_data_size' is {size}, but {left} bytes are left of "
+                "the body"
             )
         taken, self.data = self.data[:size], self.data[size:]
         return taken
@@ -211,7 +229,7 @@ def _inputs(
         parameters = _parameters(tensor, f"input {name!r}")
         check_input_parameters(name, parameters)
         try:
-            arrays[name] = _input(tensor, parameters, tail, limits)
+            arrays[name] = _input(name, tensor, parameters, tail, limits)
         except UnfilledError as error:
             raise error.of_input(name, *asked) from None
         except PackageError as error:
@@ -219,11 +237,16 @@ def _inputs(
             raise kind(f"input {name!r}: {error}") from None
     refuse_twice(names, asked[1])
     if tail.data:
-        raise PackageError(f"{len(tail.data)} bytes of the body belong to no input")
+        raise PackageError(
+            f"unexpected additional input data for model '{tail.model}': {len(tail.data)} bytes of "
+            "the body belong to no input"
+        )
     return arrays
 
 
-def _input(tensor: dict[str, Any], parameters: Parameters, tail: _Tail, limits: Limits) -> Array:
+def _input(
+    name: str, tensor: dict[str, Any], parameters: Parameters, tail: _Tail, limits: Limits
+) -> Array:
     datatype = _text(tensor, "datatype", "it")
     shape = _list(tensor, "shape", "it")
     if any(type(size) is not int for size in shape):
@@ -232,14 +255,19 @@ def _input(tensor: dict[str, Any], parameters: Parameters, tail: _Tail, limits: 
     if size is None:
         # Of no elements, Triton's clients send no data.
         data: Any = tensor.get("data")
-        if not isinstance(data, LongArray):
-            data = _list(tensor, "data", "it") if "data" in tensor or 0 not in shape else []
+        if "data" not in tensor:
+            if 0 not in shape:
+                raise PackageError(f"{_ONE_SOURCE}no field is set: it has no 'data'")
+            data = []
+        elif not isinstance(data, LongArray):
+            data = _list(tensor, "data", "it")
         return data_to_array(datatype, shape, data, limits)
     if type(size) is not int or size < 0:
         raise PackageError(f"'binary_data_size' must be a number of bytes, not {shown(size)}")
     if "data" in tensor:
-        raise PackageError("it has both 'data' and 'binary_data_size'")
-    return raw_to_array(datatype, shape, tail.take(size), limits)
+        both = "it has both 'data' and 'binary_data_size'"
+        raise PackageError(f"{_ONE_SOURCE}set 'data' 'binary_data_size': {both}")
+    return raw_to_array(datatype, shape, tail.take(name, size), limits)
 
 
 def _outputs(fields: dict[str, Any]) -> list[RequestedOutput]:
@@ -328,7 +356,7 @@ def _parsed(text: memoryview) -> Any:
             value = json.loads(data)
             orjson.dumps(value)  # refuses what orjson reads from nobody: surrogates, long numbers
             return value
-    raise PackageError(f"the request is no JSON: {reason}")
+    raise PackageError(f"{_NO_JSON}: {reason}")
 
 
 def _large_fields(text: memoryview) -> dict[str, Any]:
@@ -351,7 +379,7 @@ def _large_fields(text: memoryview) -> dict[str, Any]:
     except TypeError:
         raise PackageError("the request must be a JSON object") from None
     except NotJsonError as error:
-        raise PackageError(f"the request is no JSON: {error}") from None
+        raise PackageError(f"{_NO_JSON}: {error}") from None
     return fields
 
 
@@ -397,9 +425,12 @@ def _text(fields: dict[str, Any], key: str, where: str, default: str | None = No
 
 
 def _missing_or_wrong(fields: dict[str, Any], key: str, where: str, wanted: str) -> str:
+    unable = f"Unable to parse '{key}': attempt to access"
     if key not in fields:
-        return f"{where} has no {key!r}"
-    return f"{key!r} of {where} must be {wanted}, not {shown(fields[key])}"
+        return f"{unable} non-existing object member '{key}': {where} has no {key!r}"
+    kind = _JSON_KINDS[wanted]
+    ours = f"{key!r} of {where} must be {wanted}, not {shown(fields[key])}"
+    return f"{unable} JSON non-{kind} as {kind}: {ours}"
 
 
 def _parameters(fields: dict[str, Any], where: str) -> Parameters:
@@ -409,8 +440,9 @@ def _parameters(fields: dict[str, Any], where: str) -> Parameters:
     for name, value in parameters.items():
         if type(value) not in (bool, int, float, str):
             raise PackageError(
-                f"parameter {name!r} of {where} must be a string, a number, true or false, "
-                f"not {shown(value)}"
+                f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or "
+                f"'string'.: that of {where} must be a string, a number, true or false, not "
+                f"{shown(value)}"
             )
     return parameters
 

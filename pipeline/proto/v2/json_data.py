@@ -38,6 +38,14 @@ _FLOATS = {float}
 _IN_JSON = (np.dtype(np.float32), np.dtype(np.float64))
 _FEW = 256  # numbers that are quicker looked at one by one
 _MOST = float(np.finfo(np.float32).max)  # the other floats are FP64, or have no JSON form
+_UNEVEN = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+_TRITONS = {  # of each kind of numbers
+    "b": "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
+    "i": "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer",
+    "u": "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer",
+    "f": "Unable to parse 'data': attempt to access JSON non-number as double",
+}
+_NO_TEXT = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
 _SHOWN = 40  # characters of a value in an error's text
 
 
@@ -104,7 +112,7 @@ def _long(datatype: str, shape: Sequence[int], size: int, data: LongArray) -> Ar
             count += len(piece)
     except UnevenError:
         raise PackageError(
-            "'data' has lists of different lengths, or lists and elements, side by side"
+            f"{_UNEVEN}: 'data' has lists of different lengths, or lists and elements, side by side"
         ) from None
     except NotJsonError as error:
         raise PackageError(f"'data' is no JSON: {error}") from None
@@ -115,7 +123,7 @@ def _long(datatype: str, shape: Sequence[int], size: int, data: LongArray) -> Ar
 
 def _miscounted(datatype: str, shape: Sequence[int], size: int, count: int) -> PackageError:
     return PackageError(
-        f"{datatype} of shape {shape} has {size} elements, but 'data' holds {count}"
+        f"{_UNEVEN}: {datatype} of shape {shape} has {size} elements, but 'data' holds {count}"
     )
 
 
@@ -126,21 +134,21 @@ def _flat(data: list[Any]) -> list[Any]:
         if list not in kinds:
             return data
         if len(kinds) > 1:
-            raise PackageError("'data' has lists and elements side by side")
+            raise PackageError(f"{_UNEVEN}: 'data' has lists and elements side by side")
         if len(set(map(len, data))) > 1:
-            raise PackageError("'data' has lists of different lengths side by side")
+            raise PackageError(f"{_UNEVEN}: 'data' has lists of different lengths side by side")
         data = list(chain.from_iterable(data))
     raise PackageError(f"'data' has lists in more than {MAX_DIMENSIONS} levels")
 
 
 def _utf8(flat: list[Any], start: int = 0) -> list[bytes]:
-    _check_types(flat, {str}, "BYTES takes strings", start)
+    _check_types(flat, {str}, f"{_NO_TEXT}: BYTES takes strings", start)
     return [element.encode() for element in flat]  # orjson reads no string without UTF-8 form
 
 
 def _numbers(flat: list[Any], datatype: str, dtype: np.dtype[Any], start: int = 0) -> Array:
     types, text = _TAKES[dtype.kind]
-    _check_types(flat, types, f"{datatype} takes {text}", start)
+    _check_types(flat, types, f"{_TRITONS[dtype.kind]}: {datatype} takes {text}", start)
     if not flat:
         return np.empty(0, dtype)
     if dtype.kind in "iu":
@@ -161,7 +169,8 @@ def _whole(flat: list[Any], datatype: str, start: int) -> list[int]:
         return flat
     for index, element in enumerate(flat):
         if type(element) is float and not (element.is_integer() and abs(element) <= _EXACT):
-            raise PackageError(_wrong_type(f"{datatype} takes {_WHOLE}", start + index, element))
+            text = f"{_TRITONS[np.dtype(DATATYPES[datatype]).kind]}: {datatype} takes {_WHOLE}"
+            raise PackageError(_wrong_type(text, start + index, element))
     return [int(element) for element in flat]
 
 
