@@ -169,9 +169,12 @@ class ModelControl:
             if state.state is not ModelState.UNLOADING
         )
 
-    def has(self, name: str) -> bool:
+    def has(self, name: str, version: int | None = None) -> bool:
         """Return whether a model was loaded, or ought to have been, and was not unloaded."""
-        return any(state.reason != UNLOADED for state in self._versions.of(name).values())
+        return any(
+            state.reason != UNLOADED and version in (None, number)
+            for number, state in self._versions.of(name).items()
+        )
 
     async def load(self, name: str, overrides: Overrides) -> None:
         """Load a model, and what it is made of, or load it again. Raises V2Error."""

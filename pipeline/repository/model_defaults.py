@@ -54,6 +54,8 @@ def fill_in(
     if not config.HasField("version_policy"):
         config.version_policy.latest.num_versions = 1
     _fill_in_batching(config)
+    if is_ensemble and not config.HasField("model_transaction_policy"):
+        config.model_transaction_policy.decoupled = False
     if not is_ensemble:
         for memory in ("input_pinned_memory", "output_pinned_memory"):
             if not config.optimization.HasField(memory):

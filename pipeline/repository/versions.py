@@ -103,6 +103,7 @@ class ModelVersions:
             state.served = await self._maker.make(source)
         except PipelineError as error:
             text, _, trace = str(error).partition("\n")  # behind it: the traceback of a worker
+            text = text.removeprefix(f"Op {source.name!r} failed to start: ")
             if trace:
                 _LOGGER.error("model '%s': %s", source.name, error)
             kind = "Internal" if isinstance(error, InitError) else "Invalid argument"

@@ -50,7 +50,7 @@ class RepositoryControl(Protocol):
     def is_ready(self) -> bool:
         """Return whether all of them are ready, as far as the server's readiness depends on it."""
 
-    def has(self, name: str) -> bool:
+    def has(self, name: str, version: int | None = None) -> bool:
         """Return whether there is a model of this name, which may have failed to load."""
 
     async def load(self, name: str, overrides: Overrides) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -29,8 +30,10 @@ _TRITONS: dict[type, str] = {
     str: "non-string as string",
 }
 
-OF_SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
-"""Those that say to which sequence a request belongs."""
+OF_SEQUENCES: Mapping[str, int | bool] = MappingProxyType(
+    {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
+)
+"""Those that say to which sequence a request belongs, as none does."""
 
 _OF_ANSWER = "binary_data_output"  # says nothing to a model
 _OF_INFO = (*OF_SEQUENCES, "priority")

@@ -37,8 +37,10 @@ from pipeline.proto.v2.json import RawInput
 from pipeline.proto.v2.raw import Array, about_request
 
 _EXTENSIONS = (
-    *("classification", "model_repository", "model_configuration", "binary_tensor_data"),
+    *("classification", "sequence", "model_repository", "schedule_policy"),
+    *("model_configuration", "binary_tensor_data", "parameters"),
 )
+_OF_REPOSITORY = "model_repository(unload_dependents)"
 _STATISTICS = "statistics"
 _SERVER = "pipeline-serving"
 
@@ -88,12 +90,8 @@ class FittedRequest(msgspec.Struct, frozen=True):
     ) -> InferResponse:
         """Return what a caller gets, who has `asked` so; an ensemble repeats its sequence."""
         entry, told = self.entry, {}
-        if (
-            asked.get("sequence_id")
-            and entry.op is None
-            and isinstance(self.model, ConfiguredModel)
-        ):
-            told = {name: asked.get(name, False) for name in OF_SEQUENCES}
+        if entry.op is None and isinstance(self.model, ConfiguredModel):
+            told = {name: asked.get(name, default) for name, default in OF_SEQUENCES.items()}
         return InferResponse(entry.name, entry.version, request_id, told, outputs)
 
 
@@ -158,6 +156,8 @@ class ModelRepository:
     def server_metadata(self) -> dict[str, Any]:
         """Name, version and extensions, in the words of ServerMetadataResponse."""
         extensions = [*_EXTENSIONS, *([_STATISTICS] if self._has_statistics else [])]
+        if self._control is not None:
+            extensions.insert(extensions.index("model_repository") + 1, _OF_REPOSITORY)
         library = importlib.import_module(__name__.partition(".")[0])
         name = _SERVER if self._control is None else self._control.server_name
         return {"name": name, "version": library.__version__, "extensions": extensions}
@@ -167,6 +167,8 @@ class ModelRepository:
         model = self._view(self._entry(name, version))
         ready = [each for each in self._registry.versions(name).values() if not each.is_unloaded]
         versions = sorted((entry.version for entry in ready), key=int)
+        if version and self._registry.is_repository:
+            versions = [str(version_number(version))]
         return config.metadata_of(model.name, model.platform, model.interface, versions)
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
@@ -403,15 +405,19 @@ class ModelRepository:
 
     def _entry(self, name: str, version: str) -> ModelEntry:
         unknown = f"Request for unknown model: '{name}'"
-        versions = self._registry.versions(name)
-        if not versions:
-            if self._control is not None and self._control.has(name):
-                raise V2Error(V2Status.NOT_FOUND, f"{unknown} has no available versions")
-            raise V2Error(V2Status.NOT_FOUND, f"{unknown} is not found")
         try:
             number = version_number(version)
         except StatisticsError as error:
             raise v2_error(error) from error
+        versions = self._registry.versions(name)
+        if not versions:
+            if self._control is None or not self._control.has(name):
+                raise V2Error(V2Status.NOT_FOUND, f"{unknown} is not found")
+            if number is None:
+                raise V2Error(V2Status.NOT_FOUND, f"{unknown} has no available versions")
+            if self._control.has(name, number):
+                text = f"{unknown} version {number} is not at ready state"
+                raise V2Error(V2Status.UNAVAILABLE, text)
         if number is None:
             latest = self._registry.latest(name)
             if latest is not None:

@@ -141,7 +141,7 @@ def test_a_model_that_does_not_start_says_why(tmp_path):
     with serving(tmp_path) as server:
         status, text = control(server, "broken", "load")
         assert status == 400
-        assert "Internal: Op 'broken' failed to start: OSError: no" in text
+        assert "Internal: OSError: no" in text
         status, text = control(server, "wrong", "load")
         assert status == 400, text
         status, text = control(server, "empty", "load")
@@ -243,3 +243,30 @@ def test_every_request_ends_while_workers_and_zygotes_are_killed(tmp_path):
         statuses = {each.result(60) for each in asked}
         assert statuses <= {200, 500, 503}, statuses
         wait_until(lambda: infer(server, "a", [1.0])[0] == infer(server, "b", [1.0])[0] == 200)
+
+
+def test_a_sequence_whose_id_its_control_cannot_hold_is_refused(tmp_path):
+    add_python(tmp_path, "sums", SUMS, SEQUENCES)
+    with serving(tmp_path, mode="none") as server:
+        sent = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
+        said = {"sequence_id": "text", "sequence_start": True}
+        status, _, answer = http(
+            server, "POST", "/v2/models/sums/infer", {**sent, "parameters": said}
+        )
+        assert status == 400
+        assert "'CORRID' data-type is 'BYTES', but model 'sums' expects" in answer["error"]
+
+
+def test_a_version_that_failed_is_not_ready(tmp_path):
+    code = "class TritonPythonModel:\n    def initialize(self, args):\n        1 / 0\n"
+    add_python(tmp_path, "broken", code)
+    with serving(tmp_path) as server:
+        control(server, "broken", "load")
+        for path, status, text in (
+            ("", 404, "has no available versions"),
+            ("/versions/1", 503, "version 1 is not at ready state"),
+            ("/versions/2", 404, "version 2 is not found"),
+            ("/versions/18446744073709551616", 400, "failed to get model version"),
+        ):
+            found, _, answer = http(server, "GET", f"/v2/models/broken{path}")
+            assert (found, text in answer["error"]) == (status, True), answer

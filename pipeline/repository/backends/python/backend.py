@@ -114,6 +114,7 @@ class PythonBackend:
             _controls(config),
             config.max_batch_size == 0,
             config.model_transaction_policy.decoupled,
+            max(1, instances_of(config)),
         )
         return build_graph(ResponseOp(model_op(spec)))
 

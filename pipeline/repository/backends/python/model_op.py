@@ -39,6 +39,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         controls: inputs that say what a request is in its sequence.
         is_flat: these are [1]; else [1, 1], as of a batch of one.
         is_decoupled: it sends any number of responses to a request.
+        instances: how many there are.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     controls: tuple[Control, ...] = ()
     is_flat: bool = False
     is_decoupled: bool = False
+    instances: int = 1
 
     def arguments(self, number: int) -> dict[str, str]:
         """Return what `initialize` of the instance with this number is given."""
@@ -59,7 +61,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         return {
             "model_config": self.config,
             "model_instance_kind": self.kind,
-            "model_instance_name": f"{self.name}_0_{number}",
+            "model_instance_name": f"{self.name}_0" + f"_{number}" * (self.instances > 1),
             "model_instance_device_id": str(card),
             "model_repository": self.folder,
             "model_version": str(self.version),
@@ -107,11 +109,39 @@ class PythonModelOp(Op):
         context: Sequence[RequestContext] = (),
     ) -> Any:
         """Return the result, or the error, of each request of the batch."""
-        pairs = zip(feed_batch, context, strict=True)
-        requests = [self.request(feed, each) for feed, each in pairs]
+        if not self.spec.controls:  # nobody is refused
+            pairs = zip(feed_batch, context, strict=True)
+            return self._answers([self.request(feed, each) for feed, each in pairs])
+        refusals = [self._refusal(each) for each in context]
+        asked = [
+            self.request(feed, each)
+            for feed, each, refusal in zip(feed_batch, context, refusals, strict=True)
+            if refusal is None
+        ]
+        answers = iter(self._answers(asked) if asked else ())
+        return [next(answers) if refusal is None else refusal for refusal in refusals]
+
+    def _refusal(self, context: RequestContext) -> PipelineError | None:
+        """Return why a request cannot run; None: it can."""
+        step = context.sequence
+        return None if step is None else self.controls.refusal(step.id)
+
+    def _answers(self, requests: Sequence[IncomingRequest]) -> list[Any]:
+        """Return what `execute` has for each request."""
+        try:
+            responses = self._responses(requests)
+        except UserCodeError as error:  # of nobody in particular
+            return [error] * len(requests)
+        return [
+            self._result(response, request)
+            for response, request in zip(responses, requests, strict=True)
+        ]
+
+    def _responses(self, requests: Sequence[IncomingRequest]) -> list[Any]:
+        """Return what `execute` returns. UserCodeError: it is not a response to each request."""
         responses = self.executed(requests)
         if responses is None:
-            responses = [None] * len(requests)
+            return [None] * len(requests)
         if not isinstance(responses, list):
             raise UserCodeError(
                 f"Failed to process the request(s) for model '{self.instance}', message: Expected "
@@ -124,10 +154,7 @@ class PythonModelOp(Op):
                 f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:"
                 f"{len(responses)}\n"
             )
-        return [
-            self._result(response, request)
-            for response, request in zip(responses, requests, strict=True)
-        ]
+        return responses
 
     def request(self, feed: Any, context: RequestContext) -> IncomingRequest:
         """Return a request as the model gets it."""
@@ -141,10 +168,11 @@ class PythonModelOp(Op):
             found = self.model.execute(requests)
             return asyncio.run(found) if inspect.iscoroutine(found) else found
         except Exception as error:
-            trace = "".join(traceback.format_tb(error.__traceback__)[1:])
+            frames = reversed(traceback.extract_tb(error.__traceback__)[1:])
+            at = "".join(f"  {each.filename}({each.lineno}): {each.name}\n" for each in frames)
             raise UserCodeError(
                 f"Failed to process the request(s) for model '{self.instance}', message: "
-                f"{type(error).__name__}: {error}\n\nAt:\n{trace}"
+                f"{type(error).__name__}: {error}\n\nAt:\n{at}"
             ) from error
 
     def _result(self, response: Any, request: IncomingRequest) -> Any:
@@ -180,6 +208,9 @@ class DecoupledModelOp(PythonModelOp):
         context: Sequence[RequestContext] = (),
     ) -> Iterator[Any]:
         """Yield the responses to one request, as they are sent."""
+        refusal = self._refusal(context[0]) if self.spec.controls else None
+        if refusal is not None:
+            raise refusal
         request = self.request(feed_batch[0], context[0])
         self.executor.submit(self._execute, request)
         while (response := request.sender.next()) is not None:

@@ -164,6 +164,9 @@ async def test_server_model_and_configuration_are_described(site):
         "binary_tensor_data",
         "model_configuration",
         "model_repository",
+        "parameters",
+        "schedule_policy",
+        "sequence",
     }
     assert set(server) == {"name", "version", "extensions"}
     status, metadata = await site.ask("GET", "/v2/models/double")

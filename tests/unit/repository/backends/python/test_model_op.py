@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -58,7 +59,8 @@ def model(tmp_path, monkeypatch):
         lines = "".join(f"        {line}\n" for line in body.strip().splitlines())
         file.write_text(f"{HEAD}\n    def execute(self, requests):\n{lines}")
         config = json.dumps({"name": "m", "max_batch_size": 8})
-        op = kind(ModelSpec("m", 3, str(tmp_path), str(file), config, ("OUTPUT0", "OUTPUT1")))
+        spec = ModelSpec("m", 3, str(tmp_path), str(file), config, ("OUTPUT0", "OUTPUT1"))
+        op = kind(msgspec.structs.replace(spec, instances=2))
         op.concurrency_idx = 1
         op.init_op()
         return op
@@ -150,16 +152,18 @@ return [
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("return []", "InferenceRequest(s) size is:1, and InferenceResponse(s) size is:0"),
+        ("return []", "InferenceRequest(s) size is:2, and InferenceResponse(s) size is:0"),
         ("return answer([1])", "Expected a list in the execute return"),
         ("raise KeyError('lost')", "message: KeyError: 'lost'"),
     ],
 )
 def test_what_execute_does_wrong(model, body, text):
-    with pytest.raises(UserCodeError) as caught:
-        run(model(body), np.ones(1))
-    assert str(caught.value).startswith("Failed to process the request(s) for model 'm_0_1'")
-    assert text in str(caught.value)
+    errors = run(model(body), np.ones(1), np.ones(1))
+    assert len(errors) == 2
+    for error in errors:
+        assert isinstance(error, UserCodeError)
+        assert str(error).startswith("Failed to process the request(s) for model 'm_0_1'")
+        assert text in str(error)
 
 
 @pytest.mark.parametrize("body", ["return None", "return [None]", "return ['text']"])
