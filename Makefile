@@ -75,6 +75,7 @@ fuzz: $(READY)
 # a JDK and Maven.
 interop: $(READY)
 	$(BIN)/python interop/triton/run.py
+	$(BIN)/python interop/triton/beside.py
 	$(BIN)/python interop/run.py
 
 # The pages in a real browser, Debian's chromium, and their pictures for the docs.

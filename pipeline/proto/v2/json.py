@@ -55,6 +55,9 @@ _REQUEST = struct_of(["id", "parameters", "inputs", "outputs"])
 _INPUT = struct_of(["name", "datatype", "shape", "parameters", "data"])
 _NO_JSON = "failed to parse the request JSON buffer: the request is no JSON"
 _JSON_KINDS = {"a list": "array", "a string": "string"}
+_NO_SIZES = (
+    "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer"
+)
 _ONE_SOURCE = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
     "'shared_memory_region' in 'parameters'. But "
@@ -250,7 +253,7 @@ def _input(
     datatype = _text(tensor, "datatype", "it")
     shape = _list(tensor, "shape", "it")
     if any(type(size) is not int for size in shape):
-        raise PackageError(f"'shape' must have whole numbers, not {shown(shape)}")
+        raise PackageError(f"{_NO_SIZES}: 'shape' must have whole numbers, not {shown(shape)}")
     size = parameters.get("binary_data_size")
     if size is None:
         # Of no elements, Triton's clients send no data.
@@ -450,5 +453,6 @@ def _parameters(fields: dict[str, Any], where: str) -> Parameters:
 def _check_bool(parameters: Parameters, name: str, where: str) -> None:
     if type(parameters.get(name, False)) is not bool:
         raise PackageError(
-            f"parameter {name!r} of {where} must be true or false, not {shown(parameters[name])}"
+            f"Unable to parse '{name}': attempt to access JSON non-boolean as boolean: parameter "
+            f"{name!r} of {where} must be true or false, not {shown(parameters[name])}"
         )
