@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ from pipeline.engine.sequence_pairs import SequencePairs
 from pipeline.engine.state import OpState
 from pipeline.engine.streams.plan import ITERATIVE
 from pipeline.engine.walk import Walk
-from pipeline.engine.worker_api import Lasting, Worker
+from pipeline.engine.worker_api import Lasting, Resizable, Worker
 from pipeline.errors import DeadlineError, GraphError, PipelineError, RequestCancelledError
 from pipeline.op import Op
 
@@ -86,7 +86,7 @@ class SequenceDispatcher(OpDispatcher):
 
     def state(self, group: tuple[str, ...] = ()) -> OpState:
         state = super().state(group)
-        if not self.sequences.book.lives:  # nothing has come yet
+        if not self.sequences.book.slots.lives:  # nothing has come yet
             self.sequences.workers_are(self._lasting.lives())
         queued = state.queued + self.turnstile.parked
         return msgspec.structs.replace(state, queued=queued, sequences=self.sequences.book.state())
@@ -101,6 +101,7 @@ class SequenceDispatcher(OpDispatcher):
         """Hand out batches; tell those who will not run; set a timer for who is idle."""
         self.sequences.workers_are(self._lasting.lives())
         is_left = super().schedule()
+        self._dismiss_vacant()
         book = self.sequences.book
         if book.queued and (outage := self.workers.outage) is not None:
             self._fail(self.turnstile.clear(), outage, Outcome.OTHER)
@@ -115,6 +116,19 @@ class SequenceDispatcher(OpDispatcher):
                 self._places_freed()
         self._watch_idle()
         return is_left
+
+    def leave(self, numbers: Collection[int]) -> None:
+        """Have these workers go when their sequences have ended; see `resizing`."""
+        self.sequences.workers_are(self._lasting.lives())
+        self.sequences.book.leave(numbers)
+        self._dismiss_vacant()
+        self._wake()
+
+    def _dismiss_vacant(self) -> None:
+        vacant = self.sequences.book.slots.take_vacant()
+        if vacant and isinstance(self.workers, Resizable):
+            self.workers.dismiss(vacant)
+            self.sequences.workers_are(self._lasting.lives())
 
     def count(self, run: BatchRun) -> BatchRun:
         given = self.sequences.given

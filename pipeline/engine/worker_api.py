@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -123,6 +123,28 @@ class Lasting(Protocol):
 
         A batch with `places` is run by the one that it was made for, or is lost.
         """
+
+
+@runtime_checkable
+class Resizable(Protocol):
+    """Workers that may become more, or fewer, while they work. On the loop."""
+
+    @property
+    def numbers(self) -> Collection[int]:
+        """Numbers of the workers that there are, or are to be; not of those that were dismissed."""
+
+    async def add(self, numbers: Sequence[int]) -> None:
+        """Start workers of these numbers, which take jobs as soon as they can.
+
+        Raises:
+            InitError: one could not be started; then none of them is there.
+        """
+
+    def dismiss(self, numbers: Collection[int]) -> None:
+        """Give these workers no more jobs; each ends when it is done with what it has begun."""
+
+    async def have_left(self, timeout_s: float) -> bool:
+        """Wait, so long at most, until all that were dismissed have ended; return whether."""
 
 
 class Owner(Protocol):

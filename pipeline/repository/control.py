@@ -20,7 +20,7 @@ from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.dependents import before_itself, in_order, only_needed_by, users_of
 from pipeline.repository.model_folders import model_folders
 from pipeline.repository.override_files import OverrideFiles
-from pipeline.repository.polled_model import PolledModel, find_model, poll_model
+from pipeline.repository.polled_model import PolledModel, find_model, poll_model, without_instances
 from pipeline.repository.versions import ModelVersions
 
 _LOGGER = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class ModelControl:
         self._known: dict[str, PolledModel] = {}
         self._asked_for: set[str] = set()  # by name, not as a part of others
         self._changing: set[str] = set()
-        self._made_of: dict[str, list[ModelConfig | None]] = {}
+        self._made_of: dict[str, list[ModelConfig]] = {}
         self._changed = asyncio.Condition()
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._files = OverrideFiles()
@@ -319,11 +319,12 @@ class ModelControl:
             if failures and is_ready:
                 self._versions.unload(model.name, str(failures[model.name]))
 
-    def _parts_of(self, model: PolledModel) -> list[ModelConfig | None]:
+    def _parts_of(self, model: PolledModel) -> list[ModelConfig]:
         """Return the configurations of the models that an ensemble is made of, as they are now."""
         versions = (self._versions.of(step) for step in model.steps)
         served = (state.served for each in versions for state in each.values())
-        return [each.model_config for each in served if each is not None]
+        configs = (each.model_config for each in served if each is not None)
+        return [without_instances(config) for config in configs if config is not None]
 
     def _check_steps(self, model: PolledModel) -> None:
         """Raise ConfigError, in Triton's words, for an ensemble that lacks a model, or is one."""

@@ -13,6 +13,7 @@ from pipeline.config.schema import ServiceConfig, load_config, resolve_op
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import check_hooks
 from pipeline.engine.models import ModelNames
+from pipeline.engine.resizing import can_be_resized
 from pipeline.errors import ConfigError
 from pipeline.op import configure_op
 from pipeline.proto.inference_v2_pb2 import ModelConfig
@@ -20,7 +21,7 @@ from pipeline.repository.backends.base import Backend, ModelSource
 from pipeline.repository.ensembles import RepositoryModels
 from pipeline.repository.model_checks import check
 from pipeline.repository.model_defaults import ENSEMBLE
-from pipeline.repository.op_settings import op_settings
+from pipeline.repository.op_settings import instances_of, kinds_of_instances, op_settings
 from pipeline.runtime.loaded_graph import LoadedGraph, RepositoryModel
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.workers.process.shared import SharedProcesses
@@ -98,6 +99,35 @@ class GraphMaker:
             configure_op(op, resolve_op(op.name, op.pipeline_given, config))
         check_hooks(graph.all_ops)
         return config
+
+    async def change(self, served: LoadedGraph, source: ModelSource) -> bool:
+        """Give a version the number of instances that its configuration says, while it serves.
+
+        Returns False if it has to be loaded anew: they are on other devices, or are of several
+        kinds. Raises PipelineError: they cannot be had; all is as before.
+        """
+        before, config = served.model_config, source.config
+        op = served.graph.ops[0]
+        count = max(1, instances_of(config))
+        if (
+            before is None
+            or len(served.graph.ops) > 1
+            or kinds_of_instances(before) != kinds_of_instances(config)
+            or len(kinds_of_instances(config)) > 1
+            or not can_be_resized(op, count)
+        ):
+            return False
+        check(config, self._cards)
+        self._backend(config).settings(source)
+        if count != op.pipeline_config.concurrency:
+            await served.resize(op, count)
+        changed = ModelConfig()
+        changed.CopyFrom(before)
+        del changed.instance_group[:]
+        changed.instance_group.extend(config.instance_group)
+        changed.version_policy.CopyFrom(config.version_policy)
+        served.model_config = changed
+        return True
 
     async def end(self, served: LoadedGraph) -> None:
         """Let a version that gets no more requests finish those that it has, and end it."""

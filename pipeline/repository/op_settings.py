@@ -43,6 +43,18 @@ def instances_of(config: ModelConfig) -> int:
     )
 
 
+def kinds_of_instances(config: ModelConfig) -> set[bytes]:
+    """Return what is different between the instances of a model: all but names and counts."""
+    kinds = set()
+    for group in config.instance_group:
+        kind = ModelInstanceGroup()
+        kind.CopyFrom(group)
+        kind.ClearField("name")
+        kind.ClearField("count")
+        kinds.add(kind.SerializeToString(deterministic=True))
+    return kinds
+
+
 def cards_of(config: ModelConfig) -> list[int]:
     """Return the cards that the instances of a model take turns on; none: the processor."""
     return [

@@ -47,9 +47,33 @@ class PolledModel(msgspec.Struct, frozen=True):
         """Return what a backend makes the model of."""
         return ModelSource(self.name, version, self.folder.path, self.config, self.is_complete)
 
+    def has_only_other_instances(
+        self, loaded: PolledModel, served: ModelConfig, version: int
+    ) -> bool:
+        """Return whether a version differs in nothing but its instances from what is loaded.
+
+        Args:
+            loaded: the model as it was looked at then.
+            served: the configuration of the version with what its files have added.
+        """
+        folder, before = self.folder, loaded.folder
+        if folder.path != before.path or folder.stamp.is_version_newer(before.stamp, version):
+            return False
+        mine = without_instances(self.config)
+        return mine in (without_instances(loaded.config), without_instances(served))
+
     def is_older_than(self, folder: ModelFolder) -> bool:
         """Return whether something in the folder has changed since."""
         return folder.stamp != self.folder.stamp or folder.versions != self.folder.versions
+
+
+def without_instances(config: ModelConfig) -> ModelConfig:
+    """Return all that a model has to be loaded anew for."""
+    rest = ModelConfig()
+    rest.CopyFrom(config)
+    rest.ClearField("instance_group")
+    rest.ClearField("version_policy")
+    return rest
 
 
 def poll_model(

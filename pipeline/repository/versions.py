@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import msgspec
@@ -19,11 +19,12 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class VersionState(msgspec.Struct, eq=False):
-    """State of one version of a model; `served` serves it, if something does."""
+    """State of one version of a model; `served` serves it, as `model` was looked at, if any."""
 
     state: ModelState = ModelState.UNAVAILABLE
     reason: str = ""
     served: LoadedGraph | None = None
+    model: PolledModel | None = None
 
 
 class ModelMaker(Protocol):
@@ -31,6 +32,12 @@ class ModelMaker(Protocol):
 
     async def make(self, source: ModelSource) -> LoadedGraph:
         """Load a version, and return it when it can take requests. Raises PipelineError."""
+
+    async def change(self, served: LoadedGraph, source: ModelSource) -> bool:
+        """Have a version go on with other instances; False: it has to be loaded anew for them.
+
+        Raises PipelineError: they cannot be had, and all is as before.
+        """
 
     async def end(self, served: LoadedGraph) -> None:
         """Let a version that gets no more requests finish those that it has, and end it."""
@@ -73,7 +80,12 @@ class ModelVersions:
             ConfigError: why they do not, in Triton's words.
         """
         states = self._states.setdefault(model.name, {})
-        fresh = {version: VersionState(ModelState.LOADING) for version in model.versions}
+        kept = await self._changed(model, states)
+        fresh = {
+            version: VersionState(ModelState.LOADING, model=model)
+            for version in model.versions
+            if version not in kept
+        }
         for version, state in fresh.items():
             if states.get(version, state).state is not ModelState.READY:
                 states[version] = state  # nothing is lost by showing it
@@ -94,9 +106,36 @@ class ModelVersions:
             raise ConfigError("".join(failed))
         for version, state in fresh.items():
             self._show(version, state, states)
-        for version in [each for each in states if each not in fresh]:
+        for version in [each for each in states if each not in model.versions]:
             self._end(states[version], UNLOADED)
         _LOGGER.info("successfully loaded '%s'", model.name)
+
+    async def _changed(
+        self, model: PolledModel, states: Mapping[int, VersionState]
+    ) -> Collection[int]:
+        """Change the instances of versions of which nothing else is new; return which they are.
+
+        Raises:
+            ConfigError: one cannot have them; it serves as before.
+        """
+        kept = []
+        for version in model.versions:
+            state = states.get(version)
+            if state is None or state.served is None or state.model is None:
+                continue
+            served = state.served.model_config
+            if served is None or not model.has_only_other_instances(state.model, served, version):
+                continue
+            try:
+                if await self._maker.change(state.served, model.source(version)):
+                    state.model = model
+                    kept.append(version)
+            except PipelineError as error:
+                text = str(error).partition("\n")[0]
+                raise ConfigError(f"version {version}: Internal: {text};") from error
+        if kept:
+            self._registry.changes += 1
+        return kept
 
     async def _load(self, source: ModelSource, state: VersionState) -> None:
         try:

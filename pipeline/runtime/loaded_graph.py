@@ -14,6 +14,7 @@ from pipeline.engine.engine import Engine
 from pipeline.engine.filters import NameCheck, configured
 from pipeline.engine.graph import Graph
 from pipeline.engine.models import FIRST_VERSION, ModelNames
+from pipeline.engine.resizing import resize
 from pipeline.engine.sequence_dispatcher import turnstiles_of
 from pipeline.engine.worker_api import Owner, WorkerContext, WorkerKind, Workers, WorkersFactory
 from pipeline.errors import InitError
@@ -123,6 +124,10 @@ class LoadedGraph:
     async def load(self) -> None:
         """Initialise the Ops and start the engine. InitError names the Op that failed."""
         await self.engine.start()
+
+    async def resize(self, op: Op, count: int) -> None:
+        """Have an Op worked on by so many workers, see `engine.resizing`; or raise why not."""
+        await resize(self.engine.executor.nodes[op], count)
 
     def leave(self) -> None:
         """Say not ready for good; go on serving."""

@@ -30,7 +30,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RestartSlot:
     """A worker's place, which is filled with one process after the other.
 

@@ -15,7 +15,7 @@ import logging
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pipeline.engine.batch_run import BatchRun
@@ -37,6 +37,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _QUICK_NS = 100_000  # a job that takes less costs less than waking another thread for it
 _RESCUE_S = 0.002  # for jobs that were left to a busy worker which then takes its time
+_LOOK_S = 0.01  # at threads that are about to end
 _MAX_STUCK = 32  # threads that may hang at once before an Op gives up replacing them
 _KEPT = "the worker hangs, and with it all that it kept of the sequence. Begin anew with START"
 
@@ -99,6 +100,7 @@ class ThreadWorkers:
         self._usual_ns = float(_QUICK_NS)
         self._rescue: asyncio.TimerHandle | None = None
         self._stuck: list[ThreadWorker] = []
+        self._leaving: list[ThreadWorker] = []  # whose threads have not ended
         self._lives: dict[int, int] = {}
         self._initialised: asyncio.Future[BoundOp] | None = None
         self._is_stopped = False
@@ -137,6 +139,41 @@ class ThreadWorkers:
     def stuck(self) -> int:
         """Workers that were given up and have not come back."""
         return len(self._stuck)
+
+    @property
+    def numbers(self) -> Collection[int]:
+        return [worker.number for worker in self._workers]
+
+    async def add(self, numbers: Sequence[int]) -> None:
+        assert self._initialised is not None, "they were started"
+        bound = await self._initialised
+        self._wanted += len(numbers)
+        for number in numbers:
+            self._add(BoundOp(bound.op, number, self._loop), number)
+
+    def dismiss(self, numbers: Collection[int]) -> None:
+        for worker in [each for each in self._workers if each.number in numbers]:
+            self._workers.remove(worker)
+            self._wanted -= 1
+            self._leaving.append(worker)
+            worker.is_leaving = True
+            if self._take_idle(worker):
+                self._let_end(worker)
+
+    def _let_end(self, worker: ThreadWorker) -> None:
+        """Let the thread of a worker that leaves end; others get what it had not begun."""
+        worker.thread.inbox.put(None)
+        jobs, worker.addressed = worker.addressed, deque()
+        self._pass_on(jobs)
+
+    async def have_left(self, timeout_s: float) -> bool:
+        ends = self._loop.time() + timeout_s
+        while self._leaving:
+            self._leaving = [each for each in self._leaving if each.thread.is_alive()]
+            if self._loop.time() >= ends:
+                break
+            await asyncio.sleep(_LOOK_S if self._leaving else 0)
+        return not self._leaving
 
     async def start(self) -> None:
         self._initialised = self._loop.create_future()
@@ -244,6 +281,8 @@ class ThreadWorkers:
         """`worker` is done with `job` and found no other."""
         if worker.is_stuck:
             self._on_recovered(worker)
+        elif worker.is_leaving:
+            self._let_end(worker)
         elif worker.addressed or self.backlog:
             self.make_idle(worker)
         else:  # jobs are added on the loop only, as this is
@@ -262,6 +301,9 @@ class ThreadWorkers:
                     worker.thread.inbox.put(job)
                     return
             self.idle.append(worker)
+            if worker.is_leaving and self._take_idle(worker):
+                self.post(self._let_end, worker)
+                return
             if not (worker.addressed or self.backlog) or not self._take_idle(worker):
                 return
 
@@ -293,6 +335,9 @@ class ThreadWorkers:
     def give_back(self, worker: ThreadWorker) -> None:
         worker.job = None
         self.idle.append(worker)
+        if worker.is_leaving and self._take_idle(worker):
+            self.post(self._let_end, worker)
+            return
         if worker.addressed or self.backlog:
             self.employ(worker)
 
@@ -324,13 +369,14 @@ class ThreadWorkers:
         return [worker.op.state for worker in self._workers if worker.op is not None]
 
     def busy(self) -> Iterable[Worker]:
-        return [worker for worker in self._workers if worker.job is not None]
+        everybody = (*self._workers, *self._leaving)
+        return [worker for worker in everybody if worker.job is not None]
 
     def replace(self, worker: Worker, job: Job | None) -> bool:
         stuck = cast(ThreadWorker, worker)
         assert stuck.op is not None, "a worker that has a job has an Op"
         stuck.is_stuck = True
-        self._workers.remove(stuck)
+        (self._leaving if stuck.is_leaving else self._workers).remove(stuck)
         self._stuck.append(stuck)
         self.replaced += 1
         stuck.op.cancel()
@@ -348,7 +394,10 @@ class ThreadWorkers:
             self._fail_backlog()
             self._owner.workers_changed()
             return False
-        self._add(stuck.op.replacement(), stuck.op.worker, job)
+        if not stuck.is_leaving:
+            self._add(stuck.op.replacement(), stuck.op.worker, job)
+        elif job is not None:
+            self.submit([job])
         self._pass_on(stuck.addressed)
         return True
 
@@ -389,7 +438,7 @@ class ThreadWorkers:
         self._is_stopped = True
         if self._rescue is not None:
             self._rescue.cancel()
-        everybody = [*self._workers, *self._stuck]
+        everybody = [*self._workers, *self._stuck, *self._leaving]
         for worker in everybody:
             worker.thread.inbox.put(None)
         threads = [worker.thread for worker in everybody]

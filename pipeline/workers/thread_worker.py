@@ -37,6 +37,7 @@ class ThreadWorker:
         self.job: Any = None
         self.call_started: float | None = None
         self.is_stuck: bool = False
+        self.is_leaving: bool = False
         self.began_ns: int = 0
         self.took_ns: int = 0
         # What its Op sets in it, such as numpy's print options, no other Op sees.
@@ -104,7 +105,9 @@ class WorkerThread(threading.Thread):
             worker.took_ns = clock_ns() - worker.began_ns
             worker.job = None
             pool = worker.pool
-            has_more = (worker.addressed or pool.backlog) and not worker.is_stuck
+            has_more = (worker.addressed or pool.backlog) and not (
+                worker.is_stuck or worker.is_leaving
+            )
             following = pool.next_job(worker) if has_more else None
             if following is not None:
                 pool.post(pool.on_done_busy, worker, job)

@@ -285,9 +285,9 @@ def left_over(engine: Any) -> list[str]:
         if any(kept):
             wrong.append(f"{node.name} keeps {kept} when nothing is left")
         if engine.state().is_ready:
-            expected = node.op.pipeline_config.concurrency * node.sequences.book._slots
-            if len(book._free) != expected:
-                wrong.append(f"{node.name} has {len(book._free)} of {expected} slots at the end")
+            expected = node.op.pipeline_config.concurrency * book.slots._count
+            if book.slots.free != expected:
+                wrong.append(f"{node.name} has {book.slots.free} of {expected} slots at the end")
     return wrong
 
 

@@ -162,6 +162,9 @@ class MakerDouble:
         self.made.append(key)
         return ServedDouble(source)
 
+    async def change(self, served, source):
+        return False
+
     async def end(self, served):
         await self.may_end.wait()
         self.ended.append(f"{served.names[0]}:{served.version}")

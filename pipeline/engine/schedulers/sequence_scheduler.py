@@ -55,7 +55,7 @@ class SequenceScheduler:
 
     def workers_are(self, lives: Mapping[int, int]) -> None:
         """Take note of the workers; see `SequenceBook.workers_are`."""
-        for number, life in self.book.lives.items():
+        for number, life in self.book.slots.lives.items():
             if lives.get(number) != life:
                 self._at.pop(number, None)
         self.book.workers_are(lives)

@@ -7,11 +7,10 @@ most one request of it is under way. Pure, as all schedulers are; see `scheduler
 
 from __future__ import annotations
 
-import heapq
 import logging
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -23,6 +22,7 @@ from pipeline.engine.schedulers.arrivals import Arrivals
 from pipeline.engine.schedulers.backlog import Backlog, timeout_of
 from pipeline.engine.schedulers.chains import Chains
 from pipeline.engine.schedulers.sequence_refusals import EXPIRED, dropped, lost, refusal_of
+from pipeline.engine.schedulers.slots import SequenceSlot, Slots
 from pipeline.engine.state import SequencesState
 from pipeline.errors import OverloadedError, PipelineError, WorkerDiedError
 
@@ -30,17 +30,6 @@ _LOGGER = logging.getLogger(__name__)
 
 
 SequenceId: TypeAlias = int | str
-
-
-class SequenceSlot(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A place at a worker; the lowest number is given first, of several the lowest worker's.
-
-    `life` is the worker's: a slot of one that was lost is nobody's.
-    """
-
-    number: int
-    worker: int
-    life: int
 
 
 class LiveSequence(msgspec.Struct, eq=False):
@@ -93,7 +82,7 @@ class SequenceBook:
         ready: by the worker, the sequences there whose next request may begin, the oldest first.
         refused: requests that were here and never will run, with what they are to be told. Who
             reads one takes it out.
-        lives: of the workers that have slots; see `workers_are`.
+        slots: that sequences have, or may have.
         fates: how many sequences are over, by what has become of them; see SequencesState.
         arrivals: who is on the way here.
     """
@@ -104,11 +93,9 @@ class SequenceBook:
         self.refused: deque[tuple[Item, PipelineError]] = deque()
         self.fates: Counter[str] = Counter()
         self.arrivals: Arrivals = Arrivals()
-        self.lives: dict[int, int] = {}
+        self.slots: Slots = Slots(slots)
         self._op_name = op_name
-        self._slots = slots
         self._max_idle_s = max_idle_s
-        self._free: list[SequenceSlot] = []
         self._held: dict[SequenceSlot, LiveSequence] = {}
         self._chains = Chains()
         self._running: dict[Item, LiveSequence] = {}
@@ -238,7 +225,7 @@ class SequenceBook:
         self._backlog.clear()
         for ready in self.ready.values():
             ready.clear()
-        self.lives, self._free = {}, []
+        self.slots.clear()
         return sorted(items, key=lambda item: item.data_id)
 
     # Workers ----------------------------------------------------------------------------------
@@ -249,18 +236,17 @@ class SequenceBook:
         `lives` has, by the number of each, which one it is: a worker that was replaced has
         another life.
         """
-        if lives == self.lives:
+        if lives == self.slots.lives:
             return
-        gone = {number for number, life in self.lives.items() if lives.get(number) != life}
-        self._free = [slot for slot in self._free if slot.worker not in gone]
-        new = {number: life for number, life in lives.items() if self.lives.get(number) != life}
-        self.lives = dict(lives)
-        for number, life in new.items():
-            self._free += [SequenceSlot(place, number, life) for place in range(self._slots)]
-        heapq.heapify(self._free)
+        gone = self.slots.workers_are(lives)
         for slot, sequence in list(self._held.items()):
             if slot.worker in gone:
                 self._worker_is_lost(sequence)
+        self._hand_out()
+
+    def leave(self, numbers: Collection[int]) -> None:
+        """Have these workers, and no others, begin no more sequences: they are about to go."""
+        self.slots.leave(numbers, self._held)
         self._hand_out()
 
     def _worker_is_lost(self, sequence: LiveSequence) -> None:
@@ -306,7 +292,7 @@ class SequenceBook:
         return SequencesState(
             live=len(self._held) + self._backlog.size,
             backlog=self._backlog.size,
-            slots=len(self._held) + len(self._free),
+            slots=len(self._held) + self.slots.free,
             used=len(self._held),
             **self.fates,
         )
@@ -328,9 +314,9 @@ class SequenceBook:
 
     def _hand_out(self) -> None:
         """Give the free slots to those who wait, the oldest first."""
-        while self._free and self._backlog.first() is not None:
+        while self.slots.free and self._backlog.first() is not None:
             sequence = self._backlog.take()
-            sequence.slot = heapq.heappop(self._free)
+            sequence.slot = self.slots.take()
             self._held[sequence.slot] = sequence
             if sequence.queue and sequence.running is None:  # else one is about to come
                 self._is_ready(sequence)
@@ -384,8 +370,7 @@ class SequenceBook:
             self._backlog.left()
         else:
             del self._held[slot]
-            if self.lives.get(slot.worker) == slot.life:
-                heapq.heappush(self._free, slot)
+            self.slots.give_back(slot)
         if following is not None:
             self._backlog.may_have(following)
         self._hand_out()

@@ -25,7 +25,6 @@ from pipeline.op import Op, overrides
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.proto.pipeline_service_pb2 import Request
-from pipeline.proto.v2.config_json import as_json
 from pipeline.proto.v2.raw import Array, with_text
 
 MetadataOf = Callable[[Op], ModelMetadata | None]
@@ -192,11 +191,6 @@ class ConfiguredModel:
         self.is_decoupled: bool = config.model_transaction_policy.decoupled
         self.platform: str = config.platform or config.backend
         self.interface: ModelInterface = interface_of_config(config)
-        self._config = config
-
-    def config(self) -> dict[str, Any]:
-        """Return its configuration, in the words of ModelConfig."""
-        return as_json(self._config)
 
     def routed(
         self, inputs: Mapping[str, Array], request_id: str, rows: int, traceparent: str

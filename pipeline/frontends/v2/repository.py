@@ -33,6 +33,7 @@ from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.slices import SHORT_BYTES, is_short, weight
 from pipeline.proto.v2.codec import InferRequest, InferResponse, Parameters
+from pipeline.proto.v2.config_json import as_json
 from pipeline.proto.v2.json import RawInput
 from pipeline.proto.v2.raw import Array, about_request
 
@@ -173,7 +174,12 @@ class ModelRepository:
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
         """Return one model's configuration, in the words of ModelConfig."""
-        return self._view(self._entry(name, version)).config()
+        entry = self._entry(name, version)
+        if entry.served.model_config is not None:  # its instances may have changed
+            return as_json(entry.served.model_config)
+        view = self._view(entry)
+        assert not isinstance(view, ConfiguredModel), "it has a configuration"
+        return view.config()
 
     def interface(self, name: str, version: str = "") -> ModelInterface:
         """Return a model's inputs and outputs."""

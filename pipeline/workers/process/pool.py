@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pipeline.engine.batch_run import BatchRun
@@ -83,6 +83,9 @@ class ProcessWorkers:
         self.note: ModelMetadata | None = None
         self.keeps_state: bool = False
         self._all_ended = asyncio.Event()
+        self._joining: dict[RestartSlot, asyncio.Future[None]] = {}
+        self._leaving: set[ProcessWorker] = set()  # those that were dismissed
+        self._has_left = asyncio.Event()
         self._is_stopped = False
 
     # What the dispatcher asks -------------------------------------------------------------
@@ -132,6 +135,57 @@ class ProcessWorkers:
     ) -> None:
         """Take note of what a walk came to."""
         raise NotImplementedError
+
+    @property
+    def numbers(self) -> Collection[int]:
+        return [slot.number for slot in self._slots]
+
+    async def add(self, numbers: Sequence[int]) -> None:
+        joining = {RestartSlot(number): self.loop.create_future() for number in numbers}
+        self._joining |= joining
+        try:
+            for slot in joining:
+                self._launch(slot)
+            await asyncio.gather(*joining.values())
+        except BaseException:
+            self._let_go(joining)
+            raise
+        finally:
+            for slot in joining:
+                del self._joining[slot]
+
+    def dismiss(self, numbers: Collection[int]) -> None:
+        self._let_go([slot for slot in self._slots if slot.number in numbers])
+
+    def _let_go(self, slots: Collection[RestartSlot]) -> None:
+        for slot in slots:
+            slot.set_timer(None)
+        self._slots = [slot for slot in self._slots if slot not in slots]
+        for worker in [each for each in self._alive if each.slot in slots]:
+            self._launched -= 1
+            self._rest(worker)
+            self._leaving.add(worker)
+            if worker.is_up:
+                self._give_back(worker.revoke())
+                self._end_if_done(worker)
+            else:
+                worker.kill("is not needed any more")
+        self.feed()
+
+    def _end_if_done(self, worker: ProcessWorker) -> None:
+        """Let a worker that was dismissed end, if nothing is left that it has begun."""
+        if not (worker.sent or worker.streams or worker.is_leaving):
+            worker.disconnect()
+
+    async def have_left(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._leaving:
+                    self._has_left.clear()
+                    await self._has_left.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def start(self) -> None:
         for slot in self._slots:
@@ -218,13 +272,15 @@ class ProcessWorkers:
     def _assign_to_its_own(self, run: BatchRun) -> None:
         """Give a run to the one worker that may have it, be that stopped for now."""
         self._is_addressed = self._has_sequences = True
-        worker = next(each for each in self._alive if each.keeps and each.number == run.worker)
+        there = self._alive - self._leaving
+        worker = next(each for each in there if each.keeps and each.number == run.worker)
         if not worker.give(run):
             self.loop.call_soon(self._unsent, worker, run)
         worker.flush()
 
     def lives(self) -> Mapping[int, int]:
-        return {worker.number: worker.life for worker in self._alive if worker.keeps}
+        there = self._alive - self._leaving
+        return {worker.number: worker.life for worker in there if worker.keeps}
 
     def _go_on(self, run: StreamRun) -> None:
         """Have the worker that has a run's generators go on with them."""
@@ -248,6 +304,8 @@ class ProcessWorkers:
 
     def feed(self) -> None:
         """Hand out what waits for a worker, one job at a time to each."""
+        for worker in self._leaving:
+            self._end_if_done(worker)
         while self._backlog and self._up:
             worker = min(self._up, key=_load)
             if worker.sent:
@@ -316,7 +374,7 @@ class ProcessWorkers:
         try:
             worker = ProcessWorker(self, slot, self._processes, self._op)
         except (InitError, OSError) as error:
-            if not self._is_started:
+            if not self._is_started or slot in self._joining:
                 raise
             slot.ended(f"could not be started: {error}", got_somewhere=False)
             self._start_anew(slot, None, "")
@@ -328,6 +386,8 @@ class ProcessWorkers:
     def on_ready(self, worker: ProcessWorker) -> None:
         """Give `worker` jobs from now on, if it can take any."""
         self.note = worker.note or self.note
+        if worker in self._leaving:
+            return
         takes_jobs = worker.is_up and not worker.is_leaving and worker.child.state != "stopped"
         if takes_jobs and worker not in self._up:
             slot = worker.slot
@@ -336,6 +396,10 @@ class ProcessWorkers:
             )
             slot.set_timer(steady)
             self._up.append(worker)
+            joining = self._joining.get(slot)
+            if joining is not None and not joining.done():
+                self._slots.append(slot)
+                joining.set_result(None)
             if len(self._up) == len(self._slots) and not self._started.done():
                 self._is_started = True
                 self._started.set_result(None)
@@ -346,6 +410,9 @@ class ProcessWorkers:
         if not self._started.done():
             self._started.set_exception(InitError(f"Op {self.name!r} failed to start: {reason}"))
             self._started.exception()  # seen, so far as asyncio is concerned: nobody may wait
+        for joining in self._joining.values():
+            if not joining.done():
+                joining.set_exception(InitError(f"Op {self.name!r}: {reason}"))
 
     def _is_steady(self, slot: RestartSlot) -> None:
         slot.is_steady()
@@ -386,6 +453,8 @@ class ProcessWorkers:
         self._rest(worker)
         worker.drain()
         self._alive.discard(worker)
+        self._leaving.discard(worker)
+        self._has_left.set()
         if not self._alive:
             self._all_ended.set()
         slot = worker.slot
@@ -406,6 +475,13 @@ class ProcessWorkers:
             self._died(worker, running)
         for stream in worker.streams:
             self._died(worker, stream)
+        joining = self._joining.get(slot)
+        if joining is not None and not joining.done():
+            text = f"Op {self.name!r}: {worker.failure or f'its worker process {slot.last_cause}'}"
+            joining.set_exception(InitError(text))
+        if slot not in self._slots:  # it was to go, or has failed to come
+            self.feed()
+            return
         self._start_anew(slot, worker.child.pid, worker.failure)
 
     def _died(self, worker: ProcessWorker, running: BatchRun) -> None:

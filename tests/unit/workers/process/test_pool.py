@@ -1054,3 +1054,104 @@ async def test_a_worker_that_comes_up_while_the_pool_stops_gets_no_jobs(pool, ch
     child.dies()
     assert await stopping == 0
     assert pool.owner.losses == []
+
+
+# More of them, and fewer --------------------------------------------------------------------------
+
+
+@played(1)
+async def test_new_workers_are_there_when_they_are_ready(pool):
+    adding = asyncio.ensure_future(pool.workers.add([1, 2]))
+    await settle()
+    _, second, third = pool.children
+    second.is_ready()
+    await settle()
+    assert not adding.done()
+    third.is_ready()
+    await adding
+    assert (sorted(pool.workers.numbers), pool.workers.count) == ([0, 1, 2], 3)
+    assert pool.workers.is_ready
+
+
+@played(1)
+async def test_if_one_cannot_start_none_comes_and_the_others_go_on(pool, first):
+    adding = asyncio.ensure_future(pool.workers.add([1, 2]))
+    await settle()
+    _, second, third = pool.children
+    second.is_ready()
+    third.says(failure="no file")
+    await settle()
+    third.dies("ended with exit code 0")
+    with pytest.raises(InitError, match="no file"):
+        await adding
+    await settle()
+    assert pool.workers.numbers == [0]
+    assert second.end.recv(1 << 16) != b"", "its first frame"
+    assert second.end.recv(1) == b"", "it is told to end"
+    pool.workers.submit([run_of(1)])
+    assert first.taken_ids == [[1]]
+    second.dies("ended with exit code 0")
+    await asyncio.sleep(60)
+    assert len(pool.children) == 3, "nobody is started anew"
+
+
+@played(2)
+async def test_who_is_dismissed_finishes_what_it_has_begun_and_the_rest_goes_to_others(
+    pool, first, second
+):
+    runs = [run_of(number) for number in range(1, 5)]
+    pool.workers.submit(runs)
+    begun, *_ = second.take()
+    second.begins(begun)
+    pool.workers.dismiss([1])
+    leaving = asyncio.ensure_future(pool.workers.have_left(30))
+    await settle()
+    assert (pool.workers.count, pool.workers.numbers, leaving.done()) == (1, [0], False)
+    second.answers(begun)
+    await settle()
+    assert runs[1] in pool.finished
+    assert second.end.recv(1) == b"", "it is told to end"
+    second.dies("ended with exit code 0")
+    assert await leaving
+    first.answers(*first.take())
+    await settle()
+    first.answers(*first.take())
+    await settle()
+    assert set(pool.finished) == set(runs)
+    assert pool.workers.state().restarts == 0
+
+
+@played(2)
+async def test_who_dies_after_it_was_dismissed_is_not_replaced(pool, first, second):
+    run = run_of(1)
+    pool.workers.submit([run_of(0), run])
+    (begun,) = second.take()
+    second.begins(begun)
+    pool.workers.dismiss([1])
+    second.dies()
+    await asyncio.sleep(60)
+    assert len(pool.children) == 2
+    assert pool.lost == [run]
+    assert await pool.workers.have_left(1)
+
+
+@played(2)
+async def test_who_takes_too_long_to_leave_is_not_waited_for(pool, first, second):
+    pool.workers.submit([run_of(0), run_of(1)])
+    second.begins(*second.take())
+    pool.workers.dismiss([1])
+    assert not await pool.workers.have_left(5)
+    assert not second.is_killed
+
+
+@played(1)
+async def test_a_stop_ends_the_wait_for_new_workers(pool, first):
+    adding = asyncio.ensure_future(pool.workers.add([1]))
+    await settle()
+    stopping = asyncio.ensure_future(pool.workers.stop(1.0))
+    await settle()
+    for child in pool.children:
+        child.dies()
+    await stopping
+    with pytest.raises(InitError, match="was stopped"):
+        await adding
