@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.cli.cache_flags import cache_settings
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.server import RepositorySettings, serve
@@ -113,6 +114,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--allow-metrics", type=_flag, default=True, metavar="BOOL")
     add("--metrics-address", default=None, metavar="HOST")
     add("--metrics-port", type=int, default=8002, metavar="PORT", help="0: any free one")
+    add(
+        "--cache-config",
+        action="append",
+        default=[],
+        metavar="CACHE,KEY=VALUE",
+        help="where answers are kept of models with response_cache: local,size=BYTES, or redis",
+    )
+    add("--response-cache-byte-size", type=int, default=None, metavar="BYTES")
     add("--log-verbose", type=int, default=0, metavar="LEVEL")
     add("--log-info", type=_flag, default=True, metavar="BOOL")
     add("--log-warning", type=_flag, default=True, metavar="BOOL")
@@ -143,6 +152,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         server["http_port"] = given.http_port
     if given.http_max_input_size is not None:
         server["max_message_bytes"] = given.http_max_input_size
+    server["cache"] = cache_settings(given.cache_config, given.response_cache_byte_size)
     dag: dict[str, Any] = {}
     patterns = {given.http_header_forward_pattern, given.grpc_header_forward_pattern} - {""}
     if patterns:

@@ -34,6 +34,7 @@ Kind = Literal[
     "sinks",
     "filters",
     "backends",
+    "caches",
 ]
 
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
@@ -80,6 +81,10 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "tracer": "pipeline.observe.paddle.tracer:open_tracer",
     },
     "filters": {},
+    "caches": {
+        "local": "pipeline.caches.local:LocalCache",
+        "redis": "pipeline.caches.redis:RedisCache",
+    },
     "backends": {
         "onnxruntime": "pipeline.repository.backends.onnxruntime:ONNXRUNTIME",
         "identity": "pipeline.repository.backends.identity:IDENTITY",

@@ -230,6 +230,9 @@ class OpConfig(Struct, frozen=True, kw_only=True):
     ] = DynamicBatchingConfig()
     scheduler_options: Annotated[Options, OptionsOf("schedulers", "batching")] = {}
     sequence: Annotated[SequenceConfig, "Requests that belong together."] = SequenceConfig()
+    response_cache: Annotated[
+        bool, "True: keep answers in the server's cache; equal requests come to no worker."
+    ] = False
     workers: Annotated[
         str | None, OneOf("workers"), "thread or process; absent: as dag.is_thread_op says."
     ] = None
@@ -302,6 +305,14 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         bool, "Count what happens: for v2 statistics, /metrics and the page; False: nothing."
     ] = True
     status_page: Annotated[bool, "Show how the server stands at GET /, to whoever asks."] = True
+    cache: Annotated[
+        Mapping[str, object],
+        Chosen("caches"),
+        "Where answers are kept of what has response_cache: local or redis, and its options.",
+    ] = {}
+    response_cache: Annotated[
+        bool, "True: keep answers of the whole pipeline; equal requests come to no Op."
+    ] = False
     filters: Annotated[
         Mapping[str, object],
         Chosen("filters"),
@@ -374,6 +385,8 @@ def load_config(
     reader = Reader(source, ServiceConfig)
     values = reader.fields(ServiceConfig, source.data, ())
     _settle_ports(values, source.data, reader)
+    if len(values.get("cache", ())) > 1:
+        reader.problem(("cache",), f"expected one cache, found {' and '.join(values['cache'])}")
     for warning in reader.warnings:  # before any error: a misspelt key may be its cause
         logging.getLogger(__name__).warning("%s", warning)
     if reader.problems:
@@ -418,6 +431,9 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
     if op.sequence != SequenceConfig():
         _check_sequence(name, op, config)
     _check_batching(name, op, config)
+    if op.response_cache and (op.sequence != SequenceConfig() or op.batching == "iterative"):
+        place = f"{config.source}: op.{name}.response_cache"
+        raise ConfigError(f"{place}: answers of steps of a sequence are not kept, leave it out")
     return _with_dag(op, config.dag)
 
 

@@ -20,6 +20,7 @@ from pipeline.errors import PipelineError
 from pipeline.op import Op
 
 if TYPE_CHECKING:
+    from pipeline.engine.answer_cache import Found
     from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.request import RequestState
 
@@ -34,7 +35,8 @@ class Item(msgspec.Struct, eq=False):
     request was answered, cancelled or started again. `ready_at` is on the loop's clock, which may
     be as coarse as a millisecond, `ready_ns` is for the journal. With `is_feed` the inputs are
     for `process` itself. `lap` is the Op's for the request: it differs as soon as a jump back has
-    the Op run again. `entered` are the Ops that read the same and that it stands for, too.
+    the Op run again. `entered` are the Ops that read the same and that it stands for, too. `found`
+    says how its answer is to be kept.
     """
 
     request: RequestState
@@ -47,6 +49,7 @@ class Item(msgspec.Struct, eq=False):
     is_feed: bool = False
     lap: int = 0
     entered: tuple[OpDispatcher, ...] = ()
+    found: Found | None = None
 
     def following(self, inputs: dict[str, Any], ready_ns: int) -> Item:
         """Return the same request at a later Op of a walk."""

@@ -41,10 +41,12 @@ class OpDispatcher:
 
     Attributes:
         streams: whether its Op makes or reads streams.
+        keeps_answers: whether its Op's answers are kept, see `cached_dispatcher`.
         run_type: what its batches are.
     """
 
     streams: bool = False
+    keeps_answers: bool = False
     run_type: type[BatchRun] = BatchRun
 
     def __init__(
@@ -117,7 +119,7 @@ class OpDispatcher:
                 self._pass_by(request, error)
                 return
         if self.shortcut is None or not self.shortcut.take(request, inputs, entered):
-            self._add(request, inputs, entered=entered)
+            self._add(item_of(self, request, inputs, entered=entered))
 
     def _pass_by(self, request: RequestState, error: PipelineError | Absent) -> None:
         """Pass on that there is nothing for this Op to do."""
@@ -131,26 +133,11 @@ class OpDispatcher:
             name: dict(part) if isinstance(part, dict) else part
             for name, part in target.payload.items()
         }
-        self._add(request, inputs, target.raw_inputs)
+        self._add(item_of(self, request, inputs, target.raw_inputs))
 
-    def _add(
-        self,
-        request: RequestState,
-        inputs: dict[str, Any],
-        is_feed: bool = False,
-        entered: tuple[OpDispatcher, ...] = (),
-    ) -> None:
-        now, spans = self._router.loop.time(), self.spans
-        if request.spans is not None:
-            spans.is_wanted = True
-        ready_ns = spans.clock_ns() if spans.is_wanted else 0
-        request.live += 1
-        generation, data_id, log_id = request.generation, request.data_id, request.log_id
-        lap = 0 if request.laps is None else request.laps.get(self, 0)
-        item = Item(
-            request, generation, data_id, log_id, inputs, now, ready_ns, is_feed, lap, entered
-        )
-        refusal = self.scheduler.add(item, now)
+    def _add(self, item: Item) -> None:
+        """Have a request wait for its turn."""
+        refusal = self.scheduler.add(item, self._router.loop.time())
         if refusal is not None:
             self._fail([item], refusal, outcome_of(refusal))
         if not self.is_dirty:
@@ -391,3 +378,21 @@ class OpDispatcher:
         if request.laps is None or item.lap == request.laps.get(self, 0):
             self._router.route(self, request, outcome, jumped)
         self._router.gone(item)
+
+
+def item_of(
+    node: OpDispatcher,
+    request: RequestState,
+    inputs: dict[str, Any],
+    is_feed: bool = False,
+    entered: tuple[OpDispatcher, ...] = (),
+) -> Item:
+    """Return a request that has come to an Op, which counts from now on."""
+    spans = node.spans
+    if request.spans is not None:
+        spans.is_wanted = True
+    ready_ns = spans.clock_ns() if spans.is_wanted else 0
+    request.live += 1
+    lap = 0 if request.laps is None else request.laps.get(node, 0)
+    told = request.generation, request.data_id, request.log_id
+    return Item(request, *told, inputs, node._router.loop.time(), ready_ns, is_feed, lap, entered)

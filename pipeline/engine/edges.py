@@ -137,7 +137,7 @@ class Edges:
 
     def _take_out(self, node: OpDispatcher) -> None:
         """Have what waits at an Op unpacked as ever."""
-        now = self._executor.now()
+        now = self._executor.loop.time()
         items = node.scheduler.clear()
         self.turned_back[node.name] += len(items)
         for item in items:

@@ -11,16 +11,10 @@ from typing import Any
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.admission import AdmissionController, places_for
 from pipeline.engine.answers import channel_data, refusal
+from pipeline.engine.cached_dispatcher import CachedGraph, ModelCache
 from pipeline.engine.edges import Edges
 from pipeline.engine.executor import DispatchCycle, Executor
-from pipeline.engine.filters import (
-    Deadline,
-    Filter,
-    FilterChain,
-    ProfileFilter,
-    RequestRetry,
-    Trace,
-)
+from pipeline.engine.filters import Deadline, Filter, FilterChain, own_filters
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, EngineObservers, Outcome, outcome_of
 from pipeline.engine.pack_jobs import PackJob
@@ -71,6 +65,7 @@ class Engine:
         filters: of the server and of its user; those of the engine's own come after them.
         on_readiness: told on the loop when `is_ready` changes.
         numbering: the first data id, and the step from one to the next.
+        cache: where answers are kept of those that want it; None: of nobody.
 
     Attributes:
         executor: routes answers along the edges of the graph.
@@ -86,6 +81,7 @@ class Engine:
         filters: Sequence[Filter] = (),
         on_readiness: Callable[[bool], None] = lambda is_ready: None,
         numbering: tuple[int, int] = (0, 1),
+        cache: ModelCache | None = None,
     ) -> None:
         self._loop = loop
         self._observers = observers = observers or EngineObservers()
@@ -96,10 +92,16 @@ class Engine:
         factory = make_workers(cycle.run)
         streams = plan_streams(graph)
         complete = completing(graph.response_op, self._complete, lambda: self._packer)
+        cached = None
+        if cache is not None and config.response_cache:
+            cached = CachedGraph(complete, observers.clock_ns)
+            complete = cached.complete
         tell = complete, self.workers_changed
         self.executor: Executor = Executor(
             graph, factory, loop, cycle, *tell, observers, config.dag, streams
         )
+        if cache is not None:
+            cache.open(cached, self.executor, observers)
         if config.dag.channel_size > 0:
             self._admission.is_full = self.executor.is_full
         self._unpacker = unpacker_of(graph.request_op, factory, self._dispatch, complete)
@@ -109,7 +111,7 @@ class Engine:
             graph.response_op, streams, config, self.executor, self._packer, loop, observers, ways
         )
         self._filters = chain = FilterChain(self._own_filters(config), filters)
-        if config.dag.fuse == "auto" and not config.dag.channel_size:
+        if config.dag.fuse == "auto" and not (config.dag.channel_size or cached):
             edges = (self._unpacker, self._packer, observers.clock_ns, chain.looks)
             Edges(self.executor, *edges)
         self._on_readiness = on_readiness
@@ -120,16 +122,9 @@ class Engine:
         self._all_answered = asyncio.Event()
 
     def _own_filters(self, config: ServiceConfig) -> list[Filter]:
-        observers = self._observers
-        filters: list[Filter] = [Deadline(config.timeout_s, self._loop, self._judge, self._end_now)]
-        filters += [self.executor.delivery] if self.executor.delivery is not None else []
-        if observers.begin_trace is not None:
-            filters.append(Trace(observers.begin_trace))
-        if observers.profile is not None:
-            filters.append(ProfileFilter(observers.profile, observers.clock_ns))
-        if config.dag.retry > 1:
-            filters.append(RequestRetry(config.dag.retry, self.executor.start_over))
-        return filters + orders_of(self.executor.nodes, self._admission)
+        deadline = Deadline(config.timeout_s, self._loop, self._judge, self._end_now)
+        own = own_filters(config, self._observers, deadline, self.executor)
+        return own + orders_of(self.executor.nodes, self._admission)
 
     # Life -----------------------------------------------------------------------------------
 
@@ -317,7 +312,7 @@ class Engine:
     def _dispatch(self, request: RequestState, payload: Any) -> None:
         for look in self._filters.on_input:
             look(request, payload)
-        self.executor.start(request, payload)
+        (self.executor.cached or self.executor).start(request, payload)
 
     # Out ------------------------------------------------------------------------------------
 

@@ -8,21 +8,17 @@ from typing import Any
 
 from pipeline.config.schema import DagConfig
 from pipeline.engine.admission import AdmissionController
+from pipeline.engine.cached_dispatcher import CachedGraph, kind_of
 from pipeline.engine.channel import Item, Receiver, alone, link, own_dict
 from pipeline.engine.conditions import Absent, nowhere, waits_in_vain
 from pipeline.engine.detours import Detours
 from pipeline.engine.dispatcher import OpDispatcher
-from pipeline.engine.dynamic_dispatcher import DynamicDispatcher, is_dynamic
 from pipeline.engine.fusing import Fusing
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import EngineObservers
 from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestState
-from pipeline.engine.sequence_dispatcher import (
-    SequenceDispatcher,
-    check_sequences,
-    has_sequences,
-)
+from pipeline.engine.sequence_dispatcher import check_sequences
 from pipeline.engine.streams.delivery import StreamDelivery
 from pipeline.engine.streams.dispatcher import StreamDispatcher
 from pipeline.engine.streams.iterative import IterativeDispatcher
@@ -109,6 +105,7 @@ class Executor:
         joins: those of them that read several Ops.
         complete: ends a request with its answer, or an error.
         delivery: takes the parts of answers; None: there are no streams.
+        cached: looks for answers of the whole graph; None: they are not kept.
     """
 
     def __init__(
@@ -129,7 +126,7 @@ class Executor:
         self._clock_ns = observers.clock_ns
         self.loop: Loop = loop
         self.delivery: StreamDelivery | None = None
-        self.now: Callable[[], float] = loop.time
+        self.cached: CachedGraph | None = None
         self.nodes: dict[Op, OpDispatcher] = {}
         for index, op in enumerate(graph.ops):
             own = op, make_workers, self, loop, index, observers, dag.channel_size
@@ -137,7 +134,7 @@ class Executor:
                 make = IterativeDispatcher if is_iterative(op) else StreamDispatcher
                 self.nodes[op] = make(streams, dag.stream_window, *own)
             else:
-                self.nodes[op] = _kind_of(op)(*own)
+                self.nodes[op] = kind_of(op)(*own)
         nodes = cycle.nodes = tuple(self.nodes.values())
         link(self.nodes, graph.successors)
         check_sequences(nodes)
@@ -286,10 +283,3 @@ def _serialized_once(receivers: Sequence[Receiver], answer: dict[str, Any]) -> A
         return domain.serialize(answer)
     except PipelineError as error:
         return error
-
-
-def _kind_of(op: Op) -> type[OpDispatcher]:
-    """Return the dispatcher of an Op that neither makes nor reads a stream."""
-    if has_sequences(op):
-        return SequenceDispatcher
-    return DynamicDispatcher if is_dynamic(op) else OpDispatcher

@@ -76,6 +76,10 @@ def _all(replicas: _Replicas) -> Iterator[Metric]:
     for name, (text, field, unit_ns) in _OF_A_MODEL.items():
         samples = [(_versioned(at), getattr(m, field) // unit_ns) for at, m in replicas.models()]
         yield _metric("counter", name, text, samples)
+    keeping = [(_versioned(at), m) for at, m in replicas.models() if m.caches]
+    for name, (text, field, unit_ns) in _OF_A_CACHE.items() if keeping else ():
+        samples = [(at, getattr(model, field) // unit_ns) for at, model in keeping]
+        yield _metric("counter", name, text, samples)
     for kind, name, text, find in _OTHERS:
         yield _metric(kind, name, text, find(replicas))
     for name, text, histogram in _HISTOGRAMS:
@@ -104,6 +108,18 @@ _OF_A_MODEL: Mapping[str, tuple[str, str, int]] = {
     "nv_inference_compute_output_duration_us": ("Time of postprocess.", "output_ns", 1000),
 }
 """By name: text, field of ModelCounters, its unit in that of the metric."""
+
+_OF_A_CACHE: Mapping[str, tuple[str, str, int]] = {
+    "nv_cache_num_hits_per_model": ("Requests found in the cache.", "cache_hit_count", 1),
+    "nv_cache_num_misses_per_model": ("Requests not found there.", "cache_miss_count", 1),
+    "nv_cache_hit_duration_per_model": ("Time of finding them, us.", "cache_hit_ns", 1000),
+    "nv_cache_miss_duration_per_model": (
+        "Time of looking for the others, and of keeping their answers, us.",
+        "cache_miss_ns",
+        1000,
+    ),
+}
+"""The same of models whose answers are kept."""
 
 
 def _failures(replicas: _Replicas) -> _Samples:

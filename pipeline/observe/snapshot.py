@@ -56,7 +56,8 @@ class ModelCounters(msgspec.Struct, array_like=True):
     `latency` and `queue_latency` are histograms of successes, see LATENCY_STEPS. `responses` is by
     the number of a part; `first_part` and `part_gap` are histograms of the time until the first
     part of a stream, and from each to the next; empty where nothing has streamed. `first_part_ms`
-    is the first of the two again, by FIRST_PART_MS.
+    is the first of the two again, by FIRST_PART_MS. `caches`: answers are kept; those that were
+    found are successes, and no executions.
     """
 
     name: str
@@ -82,6 +83,11 @@ class ModelCounters(msgspec.Struct, array_like=True):
     part_gap_ns: int = 0
     first_part_ms: list[int] = []
     version: str = "1"
+    caches: bool = False
+    cache_hit_count: int = 0
+    cache_hit_ns: int = 0
+    cache_miss_count: int = 0
+    cache_miss_ns: int = 0
 
 
 class MinuteSeries(msgspec.Struct, frozen=True, array_like=True):

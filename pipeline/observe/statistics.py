@@ -17,6 +17,7 @@ from msgspec.structs import astuple
 
 from pipeline.engine.journal import PIPELINE, Outcome, Rows, wall_offset_ns
 from pipeline.errors import InputError
+from pipeline.observe.hits import Hits
 from pipeline.observe.responses import Responses, response_form
 from pipeline.observe.sink import SinkContext
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters, Snapshot
@@ -77,6 +78,7 @@ class Statistics:
         self._last_ns: Integers = np.zeros(models, np.int64)
         self._batches: list[dict[int, Counters]] = [{} for _ in self._names]
         self._responses = Responses(models)
+        self._hits = Hits(models)
         self._fillers: dict[tuple[int, int], int] = {}  # by Op and batch
 
     def notify(self, spans: Rows, requests: Rows) -> None:
@@ -91,6 +93,19 @@ class Statistics:
     def notify_fillers(self, op: int, batch: int, rows: int) -> None:
         """Take note of rows that nobody sent, in a batch whose spans are still to come."""
         self._fillers[op, batch] = rows
+
+    def notify_caches(self, target: int) -> None:
+        """Take note of a model whose answers are kept; see `CacheSink`."""
+        self._hits.opened(target + 1)
+
+    def notify_cache_hit(self, target: int, data_id: int, took_ns: int) -> None:
+        """Take note of a request whose row or span comes next; see `CacheSink`."""
+        self._hits.hit(target + 1, data_id, took_ns)
+
+    def notify_cache_miss(self, target: int, took_ns: int) -> None:
+        """Count a request that was not found: keeping its answer is part of its time."""
+        self._hits.missed(target + 1, took_ns)
+        self._sums[target + 1, _TOOK] += np.uint64(max(0, took_ns))
 
     def notify_parts(self, parts: Rows) -> None:
         """Count parts of streams; see `PartSink`."""
@@ -107,7 +122,11 @@ class Statistics:
         np.subtract(spans["result_received_ns"], spans["ready_ns"], out=values[_TOOK])
         times = columns(spans, *_STEPS)
         np.subtract(times[1:], times[:-1], out=values[_QUEUE:])
-        self._count(spans["op"] + 1, spans["outcome"], _sane(values))
+        _sane(values)
+        is_hit = self._hits.among(spans["op"] + 1, spans["data_id"])
+        if is_hit is not None:
+            values[_SAMPLES, is_hit] = values[_STAGES:, is_hit] = 0
+        self._count(spans["op"] + 1, spans["outcome"], values)
         ran = spans["batch"] >= 0
         spans, values = kept(spans, ran), kept(values, ran)
         if len(spans):
@@ -133,10 +152,15 @@ class Statistics:
         np.subtract(requests["admitted_ns"], requests["start_ns"], out=values[_QUEUE])
         values[_STAGES:] = columns(requests, "input_ns", "infer_ns", "output_ns")
         model, outcome = np.zeros(len(requests), np.int64), requests["outcome"]
-        self._count(model, outcome, _sane(values))
-        good = outcome == Outcome.OK
+        _sane(values)
+        ran = outcome == Outcome.OK
+        is_hit = self._hits.among(model, requests["data_id"])
+        if is_hit is not None:
+            values[_SAMPLES, is_hit] = values[_STAGES:, is_hit] = 0
+            ran &= ~is_hit
+        self._count(model, outcome, values)
         ends_ns = requests["end_ns"] + offset_ns
-        model, values, ends_ns = (kept(each, good) for each in (model, values, ends_ns))
+        model, values, ends_ns = (kept(each, ran) for each in (model, values, ends_ns))
         self._execute(model, values[_SAMPLES], values[_STAGES:], ends_ns)
 
     def _count(self, model: Integers, outcome: Integers, values: Integers) -> None:
@@ -194,6 +218,7 @@ class Statistics:
             latency=self._latency[index, 0].tolist(),
             queue_latency=self._latency[index, 1].tolist(),
             **self._responses.fields(index),
+            **self._hits.fields(index),
             **sums,
         )
 
@@ -233,13 +258,14 @@ def _added(one: ModelCounters, other: ModelCounters) -> ModelCounters:
     sums = {
         name: _sum(getattr(one, name), getattr(other, name))
         for name in ModelCounters.__struct_fields__
-        if name not in ("name", "version", "last_inference_ms", "memory")
+        if name not in ("name", "version", "last_inference_ms", "memory", "caches")
     }
     return ModelCounters(
         name=one.name,
         version=one.version,
         last_inference_ms=max(one.last_inference_ms, other.last_inference_ms),
         memory=_added_memory([*one.memory, *other.memory]),
+        caches=one.caches or other.caches,
         **sums,
     )
 
@@ -366,9 +392,9 @@ def _inference_form(model: ModelCounters) -> dict[str, Any]:
         "success": _duration(count, model.success_ns),
         "fail": _duration(sum(model.fail_counts), model.fail_ns),
         "queue": _duration(count, model.queue_ns),
-        **_stages_form(count, model),
-        "cache_hit": _duration(0, 0),
-        "cache_miss": _duration(0, 0),
+        **_stages_form((count - model.cache_hit_count) & _ALL_BITS, model),
+        "cache_hit": _duration(model.cache_hit_count, model.cache_hit_ns),
+        "cache_miss": _duration(model.cache_miss_count, model.cache_miss_ns),
     }
 
 

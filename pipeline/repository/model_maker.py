@@ -10,6 +10,7 @@ import msgspec
 
 from pipeline.config import registry
 from pipeline.config.schema import ServiceConfig, load_config, resolve_op
+from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import check_hooks
 from pipeline.engine.models import ModelNames
@@ -37,6 +38,7 @@ class GraphMaker:
         models: of the server, for backends whose models ask others.
         cards: numbers of the machine's.
         processes: of the server; None: a model's are forked for it.
+        cache: where answers are kept of models that want it.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class GraphMaker:
         models: RepositoryModels,
         cards: Collection[int] = (),
         processes: SharedProcesses | None = None,
+        cache: ServerCache | None = None,
     ) -> None:
         self._settings = settings
         self._on_readiness = on_readiness
@@ -55,6 +58,7 @@ class GraphMaker:
         self._backends: dict[str, Backend] = {}
         self._cards = cards
         self._processes = processes
+        self._cache = cache
 
     async def make(self, source: ModelSource) -> LoadedGraph:
         """Load a version, and return it when it can take requests. Raises PipelineError."""
@@ -69,11 +73,13 @@ class GraphMaker:
             names = source.name, [None] * len(graph.ops)
         labels = await asyncio.to_thread(_labels, source)
         model = RepositoryModel(names, str(source.version), config, labels)
-        loader, processes = PredictorLoader(source.folder), self._processes
-        served = LoadedGraph(None, graph, settings, loader, model=model, processes=processes)
+        loader, processes, cache = PredictorLoader(source.folder), self._processes, self._cache
+        served = LoadedGraph(
+            None, graph, settings, loader, model=model, processes=processes, cache=cache
+        )
         await asyncio.to_thread(served.fork)
-        served.open(self._on_readiness, is_first=False)
         try:
+            served.open(self._on_readiness, is_first=False)
             await served.load()
         except BaseException:
             await self.end(served)
@@ -94,7 +100,13 @@ class GraphMaker:
         of_op |= backend.settings(source)
         if backend.workers:
             of_op["workers"] = backend.workers
-        config = load_config(yml_dict={**self._settings, "op": {source.name: of_op}})
+        keeps = {"response_cache": source.config.response_cache.enable}
+        of_graph: dict[str, Any] = {"op": {source.name: of_op}}
+        if backend.serves_graph:
+            of_graph |= keeps
+        else:
+            of_op |= keeps
+        config = load_config(yml_dict={**self._settings, **of_graph})
         for op in graph.all_ops:
             configure_op(op, resolve_op(op.name, op.pipeline_given, config))
         check_hooks(graph.all_ops)

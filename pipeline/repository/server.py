@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from pipeline.config.schema import ServiceConfig, load_config
+from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.models import ModelState
 from pipeline.errors import ConfigError
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
@@ -26,7 +27,7 @@ from pipeline.system.malloc import tune_malloc
 from pipeline.system.stdio import ensure_stdio
 from pipeline.workers.process.shared import SharedProcesses
 
-_OF_THE_SERVER = ("host", "rpc_port", "http_port", "reuse_port")
+_OF_THE_SERVER = ("host", "rpc_port", "http_port", "reuse_port", "cache")
 _PRELOAD = ("pipeline.repository.backends.python.model_op",)
 
 
@@ -83,10 +84,10 @@ def make_control(
     dag = {"start_method": "spawn", **_without_port(settings.server.get("dag", {}))}
     of_models |= {"rpc_port": 0, "dag": dag}
 
-    def make(models: Any, on_readiness: Any) -> ModelControl:
+    def make(models: Any, on_readiness: Any, cache: ServerCache | None) -> ModelControl:
         grace_s, cards = config.stop_grace_period_s, settings.control.cards
         served = ServedModels(models)
-        maker = GraphMaker(of_models, on_readiness, grace_s, served, cards, processes)
+        maker = GraphMaker(of_models, on_readiness, grace_s, served, cards, processes, cache)
         control = ModelControl(settings.control, ModelVersions(models, maker))
         processes.models = RepositoryHost(served, control)
         return control

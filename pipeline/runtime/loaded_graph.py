@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from pipeline.config import registry
 from pipeline.config.schema import ServiceConfig
+from pipeline.engine.answer_cache import ServerCache
+from pipeline.engine.cached_dispatcher import ModelCache
 from pipeline.engine.engine import Engine
 from pipeline.engine.filters import NameCheck, configured
 from pipeline.engine.graph import Graph
@@ -55,6 +57,7 @@ class LoadedGraph:
     Its Ops are configured. Without a name requests for any service are taken. `replica` is the
     number of this one, to all of which `ask` puts a question; None: it is the only one. With
     `model` it is one version of a model of a repository, whose workers may come from `processes`.
+    What is to be kept of its answers goes to the `cache`, if there is one.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class LoadedGraph:
         ask: Ask | None = None,
         model: RepositoryModel | None = None,
         processes: SharedProcesses | None = None,
+        cache: ServerCache | None = None,
     ) -> None:
         self.graph: Graph = graph
         self.config: ServiceConfig = config
@@ -88,6 +92,7 @@ class LoadedGraph:
             graph, config, load_predictor, _EDGE_WORKERS if is_asked else 1, processes
         )
         self._engine: Engine | None = None
+        self._cache = cache
 
     @property
     def engine(self) -> Engine:
@@ -109,6 +114,9 @@ class LoadedGraph:
         log, loop = RequestLog(_LOGGER, config.log.request_sample), asyncio.get_running_loop()
         self.observation.start(log_folder(), is_first)
         ours = [] if self._name is None else [NameCheck(self._name)]
+        whole, ops = self.names
+        name = whole or (ops[0] if ops else None) or ""
+        cache = None if self._cache is None else ModelCache(self._cache, name, self.version)
         self._engine = Engine(
             self.graph,
             config,
@@ -118,6 +126,7 @@ class LoadedGraph:
             filters=[*ours, *configured(config.filters)],
             on_readiness=on_readiness,
             numbering=(0, 1) if self._replica is None else (self._replica, config.replicas),
+            cache=cache,
         )
         self.observation.attach(self._engine)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.config.schema import ServiceConfig
+from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.models import ModelRegistry
@@ -21,6 +22,7 @@ from pipeline.frontends.base import Frontend, FrontendContext
 from pipeline.frontends.v2.control import RepositoryControl
 from pipeline.observe.snapshot import Snapshot
 from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, ready_line
+from pipeline.runtime.caches import cache_of
 from pipeline.runtime.loaded_graph import LoadedGraph
 from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.observation import ObservabilityStack
@@ -60,8 +62,9 @@ class ServiceControl(RepositoryControl, Protocol):
         """End all models, each when it has answered what it has, or its time is over."""
 
 
-MakeControl = Callable[[ModelRegistry, Callable[[bool], None]], ServiceControl]
-"""Makes it of the registry that it fills, and what is told when an engine is ready, or not."""
+MakeControl = Callable[[ModelRegistry, Callable[[bool], None], ServerCache | None], ServiceControl]
+"""Makes it of the registry that it fills, what is told when an engine is ready, or not, and the
+cache of all models."""
 
 
 async def _record_nothing(duration_s: float) -> list[bytes]:
@@ -92,13 +95,15 @@ class Service(Runtime):
         self._replica = replica
         self._was_up = False
         number, ask = (None, None) if replica is None else (replica.number, replica.ask)
+        self._cache = cache_of(config)
         self._graph: LoadedGraph | None = None
         self._graphs: list[LoadedGraph] = []
         self.models: ModelRegistry = ModelRegistry(is_repository=graph is None)
         if graph is not None:
-            self._graph = LoadedGraph(name, graph, config, load_predictor, number, ask)
+            cache = self._cache
+            self._graph = LoadedGraph(name, graph, config, load_predictor, number, ask, cache=cache)
             self.add(self._graph)
-        self._control = control and control(self.models, self._readiness_changed)
+        self._control = control and control(self.models, self._readiness_changed, self._cache)
         self._processes = processes
         self._frontends = _Frontends()
         self._offload = Offload(config.timeout_s)
@@ -160,6 +165,8 @@ class Service(Runtime):
         self._offload.start()
         if self._processes is not None:
             self._processes.attach(asyncio.get_running_loop())
+        if self._cache is not None:
+            await self._cache.open()
         for graph in self._graphs:
             graph.open(self._readiness_changed, is_first=graph is self._graph)
         opens_late = self._replica is not None and self._replica.opens_late
@@ -229,6 +236,8 @@ class Service(Runtime):
             await self._processes.close()
         await self._frontends.stop()
         await self._offload.stop()
+        if self._cache is not None:
+            await self._cache.close()
         self._exposure.ingress.close()
         if self._sidecar is not None:
             await self._sidecar.stop()

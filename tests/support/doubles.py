@@ -23,6 +23,7 @@ from pipeline.config.schema import LogConfig, load_config, resolve_op
 from pipeline.engine import engine as engines
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.cached_dispatcher import ModelCache
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.filters import FilterChain
 from pipeline.engine.graph import build_graph
@@ -309,6 +310,7 @@ class Engine:
         last_op: the last Op of the graph.
         config: as in config.yml; ports are added.
         service_s: seconds that a batch takes, by Op name; None: until it is released.
+        cache: of answers.
         serialize: of the memory that Ops with `workers: process` share, though all are scripted.
     """
 
@@ -319,6 +321,7 @@ class Engine:
         service_s: dict[str, float | None] | None = None,
         response_op: ResponseOp | None = None,
         serialize: Callable[[Any], Any] | None = None,
+        cache: ModelCache | None = None,
     ) -> None:
         graph = build_graph(response_op or ResponseOp(input_ops=[last_op]))
         settings = self._settings = load_config(yml_dict={"rpc_port": 0, **(config or {})})
@@ -352,6 +355,7 @@ class Engine:
             loop,
             EngineObservers(self.journal, clock_ns=lambda: int(loop.time() * 1e9)),
             on_readiness=self.readiness.append,
+            cache=cache,
         )
 
     def watch(self, **told: Any) -> None:

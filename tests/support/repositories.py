@@ -93,10 +93,10 @@ def _folder(repository: Path, name: str, versions: tuple[int, ...]) -> Path:
 
 
 @contextlib.contextmanager
-def serving(repository, mode="explicit", **more):
-    """A running server of a repository."""
+def serving(repository, mode="explicit", server=None, **more):
+    """A running server of a repository; `server`: keys of config.yml."""
     control = ControlSettings((repository,), mode, **more)
-    service = new_service(RepositorySettings(control, SERVER))
+    service = new_service(RepositorySettings(control, {**SERVER, **(server or {})}))
     with contextlib.closing(LoopThread()) as thread:
         try:
             thread.run(service.start())

@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("schema",),
     ("op", "predictors"),
     ("engine",),
-    ("workers",),
+    ("workers", "caches"),
     ("observe", "tracing.sink", "tracing.recorder", "tracing.spans"),
     ("frontends",),
     ("runtime", "gateway", "repository", "tuning"),
@@ -94,9 +94,10 @@ AT_HOME: dict[str, set[str]] = {
     "paddle": {"predictors.paddle.predictor"},
     "ray": {"workers.ray"},
     "dill": {"workers.shm.pickling", "workers.zygote.spawn"},
+    "redis": {"caches.redis"},
     "torch": set(),
 }
-HEAVY = {"onnxruntime", "paddle", "ray", "uvloop", "dill"}
+HEAVY = {"onnxruntime", "paddle", "ray", "uvloop", "dill", "redis"}
 IN_THE_LIBRARY = {"msgspec", "numpy", "orjson", "ml_dtypes", "google", *AT_HOME}
 
 

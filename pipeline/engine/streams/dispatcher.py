@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item, first_error, own_dict
 from pipeline.engine.conditions import Absent, no_such_way
-from pipeline.engine.dispatcher import OpDispatcher
+from pipeline.engine.dispatcher import OpDispatcher, item_of
 from pipeline.engine.journal import EngineObservers, Outcome, PartKind, outcome_of
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.request import RequestState
@@ -116,7 +116,7 @@ class StreamDispatcher(OpDispatcher):
                 inlet.is_busy = True
                 if self.op.pipeline_gathers:
                     del self._inlets[request]
-                self._add(request, inputs)
+                self._add(item_of(self, request, inputs))
                 return
 
     def _pass_over(self, request: RequestState, inlet: Inlet, absent: Any) -> None:

@@ -1,0 +1,126 @@
+"""Models of a repository whose answers are kept: found ones come to no worker."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from doubles import http
+from repositories import add_ensemble, add_identity, add_python, control, infer, serving
+
+KEEPS = "response_cache { enable: true }"
+CACHE = {"cache": {"local": {"size": 2**20}}}
+COUNTS = ("success", "queue", "compute_infer", "cache_hit", "cache_miss")
+COUNTER = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.calls = 0
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            self.calls += 1
+            value = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            if value.flat[0] < 0:
+                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("below")))
+                continue
+            told = np.full_like(value, self.calls)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", told)]))
+        return responses
+"""
+
+
+def stats(server, model):
+    """The one model's statistics: (inference count, execution count, counts by name)."""
+    _, _, answer = http(server, "GET", f"/v2/models/{model}/stats")
+    (found,) = answer["model_stats"]
+    counts = {name: found["inference_stats"][name]["count"] for name in COUNTS}
+    return found["inference_count"], found["execution_count"], counts
+
+
+def test_a_request_that_came_before_is_answered_without_a_worker(tmp_path):
+    add_python(tmp_path, "counts", COUNTER, KEEPS)
+    with serving(tmp_path, "none", CACHE) as server:
+        told = [infer(server, "counts", values)[1]["OUTPUT0"] for values in ([5.0], [6.0], [5.0])]
+        assert told == [[1.0], [2.0], [1.0]]
+        large = [1.0] * 50_000
+        assert infer(server, "counts", large)[1] == infer(server, "counts", large)[1]
+        assert stats(server, "counts") == (
+            3,
+            3,
+            {"success": 5, "queue": 5, "compute_infer": 3, "cache_hit": 2, "cache_miss": 3},
+        )
+
+
+def test_errors_are_not_kept(tmp_path):
+    add_python(tmp_path, "counts", COUNTER, KEEPS)
+    with serving(tmp_path, "none", CACHE) as server:
+        for _ in range(2):
+            assert infer(server, "counts", [-1.0])[0] == 500
+        assert stats(server, "counts")[2]["cache_hit"] == 0
+
+
+def test_an_ensemble_keeps_its_answers_and_asks_no_model(tmp_path):
+    folder = add_ensemble(tmp_path, "both", "same")
+    with (folder / "config.pbtxt").open("a") as config:
+        config.write(KEEPS)
+    add_identity(tmp_path, "same", 1, most=8, more=KEEPS)
+    with serving(tmp_path, "none", CACHE) as server:
+        for _ in range(3):
+            assert infer(server, "both", [1.0, 2.0]) == (200, {"OUTPUT0": [1.0, 2.0]})
+        counts = {"success": 3, "queue": 3, "compute_infer": 1, "cache_hit": 2, "cache_miss": 1}
+        assert stats(server, "both") == (1, 1, counts)
+        assert stats(server, "same")[2]["success"] == 1
+        assert infer(server, "same", [1.0, 2.0])[0] == 200
+        assert stats(server, "same")[2]["cache_hit"] == 1
+
+
+def test_a_model_of_an_ensemble_keeps_its_answers(tmp_path):
+    add_ensemble(tmp_path, "both", "same")
+    add_identity(tmp_path, "same", 1, most=8, more=KEEPS)
+    with serving(tmp_path, "none", CACHE) as server:
+        for _ in range(2):
+            assert infer(server, "both", [1.0]) == (200, {"OUTPUT0": [1.0]})
+        assert stats(server, "both")[2]["cache_hit"] == 0
+        assert stats(server, "same")[2]["cache_hit"] == 1
+
+
+def test_a_model_that_is_loaded_anew_is_asked_anew(tmp_path):
+    folder = add_python(tmp_path, "counts", COUNTER, KEEPS)
+    with serving(tmp_path, "explicit", CACHE) as server:
+        assert control(server, "counts", "load")[0] == 200
+        assert infer(server, "counts", [5.0])[1]["OUTPUT0"] == [1.0]
+        changed = COUNTER.replace("self.calls = 0", "self.calls = 10")
+        (folder / "1" / "model.py").write_text(changed)
+        assert control(server, "counts", "load")[0] == 200
+        assert infer(server, "counts", [5.0])[1]["OUTPUT0"] == [11.0]
+
+
+def test_answers_that_are_too_large_are_misses_and_no_errors(tmp_path, capsys):
+    add_identity(tmp_path, "same", 1, more=KEEPS)
+    with serving(tmp_path, "none", {"cache": {"local": {"size": 200}}}) as server:
+        for _ in range(2):
+            assert infer(server, "same", [1.0])[0] == 200
+        assert stats(server, "same")[2]["cache_miss"] == 2
+    assert capsys.readouterr().out.count("Failed to insert key [") == 1
+
+
+def test_without_a_cache_nothing_is_kept(tmp_path):
+    add_identity(tmp_path, "same", 1, more=KEEPS)
+    with serving(tmp_path, "none") as server:
+        for _ in range(2):
+            assert infer(server, "same", [1.0])[0] == 200
+        assert stats(server, "same")[2]["cache_hit"] == 0
+
+
+@pytest.mark.parametrize("more", ["dynamic_batching {}", ""])
+def test_many_equal_requests_at_once_are_all_answered(tmp_path, more):
+    add_identity(tmp_path, "same", 1, more=f"{KEEPS} {more}")
+    with serving(tmp_path, "none", CACHE) as server:
+        values = np.arange(20.0).tolist()
+        for _ in range(3):
+            assert infer(server, "same", values, rows=4) == (200, {"OUTPUT0": values})
+        count, executions, counts = stats(server, "same")
+        assert (count, executions, counts["cache_hit"]) == (4, 1, 2)
