@@ -6,6 +6,7 @@ import asyncio
 import functools
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from pipeline.data import ChannelData
 from pipeline.engine.model_calls import ModelChange, ModelHost, PeerCall
 from pipeline.errors import PipelineError, error_to_fields
 from pipeline.workers.peer_calls import PeerSink, changed
-from pipeline.workers.process.calls import Answers, Calls, WireAnswer
-from pipeline.workers.process.wire import ErrorFields, Link, framed
+from pipeline.workers.process.calls import Answers, Calls, WireAnswer, WireRoom
+from pipeline.workers.process.wire import ErrorFields, Link, WireParts, framed
 from pipeline.workers.shm.payload import SerializedPayload, SharedPayload
 from pipeline.workers.shm.server_memory import ServerMemory
 
@@ -28,6 +29,7 @@ class CallHost:
     Args:
         models: answer them.
         maker: the Op whose worker it is.
+        on_parts: takes parts of a job that its model sends by itself.
 
     Attributes:
         region: of the arena, for what the worker asks with.
@@ -39,11 +41,13 @@ class CallHost:
         memory: ServerMemory,
         loop: asyncio.AbstractEventLoop,
         maker: str,
+        on_parts: Callable[[WireParts], None],
     ) -> None:
         self._models = models
         self._memory = memory
         self._loop = loop
         self._maker = maker
+        self._on_parts = on_parts
         self._asked: dict[int, _Asked] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -71,7 +75,13 @@ class CallHost:
 
     # Calls --------------------------------------------------------------------------------------
 
+    def tell_room(self, room: WireRoom) -> None:
+        """Tell the worker how many parts of a job are wanted."""
+        self._link.send(framed(Answers([], self._memory.take_freed(self.region), room)))
+
     def _take(self, said: Calls) -> None:
+        if said.parts is not None:
+            self._on_parts(said.parts)
         for wire in said.calls:
             if wire.change is not None:
                 task = self._loop.create_task(self._change(wire.number, wire.change))

@@ -10,14 +10,16 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from pipeline.engine.model_calls import ModelChange, ModelPart, PeerCall, Tell
+from pipeline.engine.streams.flow import ENDED
 from pipeline.errors import ClosedError, PipelineError, error_from_fields
-from pipeline.workers.process.wire import ErrorFields, Unframer, framed
+from pipeline.workers.process.outcomes import outcome_of
+from pipeline.workers.process.wire import ErrorFields, ItemOutcome, Unframer, WireParts, framed
 from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
 from pipeline.workers.shm.payload import SerializedPayload, deserialize, serialize
 
@@ -34,11 +36,15 @@ class WireCall(msgspec.Struct, array_like=True):
 
 
 class Calls(msgspec.Struct, array_like=True):
-    """From a worker. `cancelled` and `taken` are numbers of calls; one was taken once a part."""
+    """From a worker. `cancelled` and `taken` are numbers of calls; one was taken once a part.
+
+    `parts` are those of a job, see `sending`.
+    """
 
     calls: list[WireCall] = []
     cancelled: list[int] = []
     taken: list[int] = []
+    parts: WireParts | None = None
 
 
 class WireAnswer(msgspec.Struct, array_like=True):
@@ -51,11 +57,20 @@ class WireAnswer(msgspec.Struct, array_like=True):
     is_ready: bool = False
 
 
+class WireRoom(msgspec.Struct, array_like=True):
+    """Number of parts that a job may have made; `is_over`: no more are wanted."""
+
+    number: int
+    allowed: int
+    is_over: bool
+
+
 class Answers(msgspec.Struct, array_like=True):
     """To a worker. `freed` are blocks of its region for calls that nobody reads any more."""
 
     answers: list[WireAnswer]
     freed: list[Block] = []
+    room: WireRoom | None = None
 
 
 class CallLink:
@@ -64,9 +79,13 @@ class CallLink:
     Args:
         sock: connected to the server.
         region: of the arena, for calls alone.
+
+    Attributes:
+        on_room: told how many parts of a job are wanted, in the thread that reads.
     """
 
     def __init__(self, sock: socket.socket, arena: Arena, region: int) -> None:
+        self.on_room: Callable[[WireRoom], None] = lambda room: None
         self._socket = sock
         self._arena = arena
         self._region = region
@@ -117,6 +136,17 @@ class CallLink:
         except OSError as error:
             raise ClosedError(f"the server has gone: {error}") from error
 
+    def send_parts(self, parts: WireParts, made: Sequence[tuple[int, Any]], maker: str) -> None:
+        """Send parts, errors and ENDED of a job; nothing if the server is gone."""
+        with self._lock, contextlib.suppress(ClosedError):
+            memory = self._begun()
+            for place, outcome in made:
+                found = ItemOutcome()
+                if outcome is not ENDED:
+                    found = outcome_of(outcome, maker, memory, self._arena)
+                parts.entries.append((place, found))
+            self._send(Calls(parts=parts))
+
     def tell_taken(self, number: int) -> None:
         """Tell the server that an answer was taken."""
         with self._lock, contextlib.suppress(PipelineError):
@@ -147,6 +177,8 @@ class CallLink:
             assert self._memory is not None, "there is an answer"
             for block in said.freed:
                 self._memory.free(block)
+        if said.room is not None:
+            self.on_room(said.room)
         for answer in said.answers:
             tell = self._waiting.get(answer.number)
             if tell is None:  # it was cancelled

@@ -29,7 +29,9 @@ from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.routes import Answer, Goto, Routed
 from pipeline.workers.process.call_host import CallHost
+from pipeline.workers.process.calls import WireRoom
 from pipeline.workers.process.pages import StatusPage
+from pipeline.workers.process.sending import SentStream, is_unwanted
 from pipeline.workers.process.sent import (
     Sent,
     begin,
@@ -149,7 +151,9 @@ class ProcessWorker:
             init.spec, init.config = op.pipeline_spec, op.pipeline_config
         self._calls: CallHost | None = None
         if init.spec is not None and processes.models is not None:
-            self._calls = CallHost(processes.models, processes.memory, pool.loop, op.name)
+            self._calls = CallHost(
+                processes.models, processes.memory, pool.loop, op.name, self._take_sent
+            )
             init.calls_region = self._calls.region
             self._calls.send_init(self.child.sock, framed(init))
         else:
@@ -215,7 +219,8 @@ class ProcessWorker:
         if not self.sent:
             self._head_since = self._pool.loop.time()
         self._last_number += 1
-        self.sent[self._last_number] = Sent(run, indexes, payloads, self._last_number)
+        sent = self.sent[self._last_number] = Sent(run, indexes, payloads, self._last_number)
+        sent.allowed = allowed[0] if allowed else 0
         places = None if run.places is None else [run.places[index] for index in indexes]
         job = WireJob(self._last_number, items, allowed, places)
         if run.given:
@@ -390,6 +395,29 @@ class ProcessWorker:
         if sent is not None:
             entries = entries_of(sent, parts, outcomes)
             self._pool.parts(cast(StreamRun, sent.run), entries)
+
+    def _take_sent(self, parts: WireParts) -> None:
+        """Take parts that a model has sent by itself."""
+        self._take_parts(parts)
+        for run, sent in self.streams.items():
+            if sent.number == parts.number and all(cast(StreamRun, run).ended):
+                self._end_sent(run)
+                break
+        self._pool.on_reported()
+
+    def _end_sent(self, run: BatchRun) -> None:
+        stream = cast(StreamRun, run)
+        stream.is_finished, stream.groups = True, []
+        self.streams.pop(run, None)
+
+    def tell_room(self, run: SentStream) -> None:
+        """Tell a model that sends parts by itself how many are wanted."""
+        assert self._calls is not None, "it sends them that way"
+        is_over = is_unwanted(run)
+        run.told = run.allowed[0]
+        self._calls.tell_room(WireRoom(self.streams[run].number, run.told, is_over))
+        if is_over:
+            self._end_sent(run)
 
     def _take_result(self, result: Result) -> None:
         outcomes = list(map(self._taken, result.outcomes))  # of a stale one, too: it has blocks

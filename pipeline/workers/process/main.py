@@ -22,24 +22,21 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.init_op import end_op, run_init_op
 from pipeline.engine.streams.plan import is_iterative
 from pipeline.errors import (
-    OverloadedError,
     PayloadTypeError,
-    PipelineError,
     described,
-    error_to_fields,
     utf8_text,
 )
 from pipeline.op import Op, configure_op, predictor_of
 from pipeline.predictors.metadata import metadata_of
-from pipeline.routes import Answer, Goto, Routed
 from pipeline.system.event_loop import LoopThread
 from pipeline.workers.process.calls import CallLink
+from pipeline.workers.process.outcomes import outcome_of
 from pipeline.workers.process.pages import ForgottenRequests, StatusPage
-from pipeline.workers.process.slices import Slices
+from pipeline.workers.process.sending import SendingOp, SentStreams
+from pipeline.workers.process.slices import Slices, StreamedItem
 from pipeline.workers.process.state_watch import StateWatch
 from pipeline.workers.process.walker import Walker, WalkingOp
 from pipeline.workers.process.wire import (
-    ErrorFields,
     Init,
     ItemOutcome,
     Jobs,
@@ -52,7 +49,7 @@ from pipeline.workers.process.wire import (
     WorkerReport,
 )
 from pipeline.workers.shm.arena import Arena, RegionAllocator
-from pipeline.workers.shm.payload import deserialize, serialize
+from pipeline.workers.shm.payload import deserialize
 
 SendRecord = Callable[[bytes], None]
 
@@ -179,9 +176,11 @@ class _Worker:
         self._jobs: deque[WireJob] = deque()
         self._pieces: deque[WireSlice] = deque()  # which have turns with the jobs
         self._ran_piece = False
-        self._slices = Slices(
-            op, self._status, self._forgotten, self._stream_outcome, self._report, self._look
-        )
+        seen = self._status, self._forgotten
+        sending = None
+        if isinstance(op.op, SendingOp) and isinstance(op.op.pipeline_models, CallLink):
+            sending = SentStreams(op.op.pipeline_models, op, *seen, StreamedItem)
+        self._slices = Slices(op, *seen, self._stream_outcome, self._report, self._look, sending)
         self._results: list[Result] = []
         self._skipped: list[int] = []
         ops = [op] if walker is None else walker.ops
@@ -352,15 +351,7 @@ class _Worker:
         return self._outcome(outcome, self._op.name)
 
     def _outcome(self, outcome: Any, maker: str, place: int = -1) -> ItemOutcome:
-        if not isinstance(outcome, PipelineError):
-            to = outcome.to if isinstance(outcome, Goto) else None
-            answer = outcome.answer if isinstance(outcome, Routed) else outcome
-            try:
-                payload = serialize(answer, self._memory, self._arena)
-                return ItemOutcome(payload, None, to, isinstance(outcome, Answer), place)
-            except (PayloadTypeError, OverloadedError) as error:
-                outcome = type(error)(f"[{maker}] {error}")
-        return ItemOutcome(error=ErrorFields(*error_to_fields(outcome), outcome.op), place=place)
+        return outcome_of(outcome, maker, self._memory, self._arena, place)
 
 
 def _made(init: Init) -> Op:

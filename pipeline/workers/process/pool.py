@@ -24,6 +24,7 @@ from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.process.handle import ProcessContext, ProcessWorker
 from pipeline.workers.process.pages import ForgottenRequests
+from pipeline.workers.process.sending import SendingOp, SentStream
 from pipeline.workers.process.sent import unsent_of
 from pipeline.workers.process.wire import StepResult, WireStep
 from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, RestartSlot
@@ -65,6 +66,8 @@ class ProcessWorkers:
         self.keeps_progress: bool = False
         self.addressable: bool = True
         self.runs_slices: bool = True
+        sends = isinstance(op, SendingOp) and processes.models is not None
+        self.stream_type: type[StreamRun] = SentStream if sends else StreamRun
         self.loop = loop
         self._processes = processes
         self._op = op
@@ -285,9 +288,14 @@ class ProcessWorkers:
     def _go_on(self, run: StreamRun) -> None:
         """Have the worker that has a run's generators go on with them."""
         for worker in self._alive:
-            if run in worker.streams:
-                worker.give(run)
-                worker.flush()
+            if run not in worker.streams:
+                continue
+            if isinstance(run, SentStream):
+                worker.tell_room(run)
+                self.loop.call_soon(self._owner.done, worker, run)
+                return
+            worker.give(run)
+            worker.flush()
 
     def joined(self, run: SteppedRun) -> None:
         """Tell the worker that is at a run who has joined it."""

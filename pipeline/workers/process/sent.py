@@ -13,6 +13,7 @@ from pipeline.engine.streams.step import StepRun
 from pipeline.engine.streams.stepped import Made, SteppedRun
 from pipeline.errors import PipelineError
 from pipeline.routes import Answer
+from pipeline.workers.process.sending import SentStream
 from pipeline.workers.process.wire import (
     Result,
     SliceEnd,
@@ -32,6 +33,7 @@ class Sent:
         indexes: of the items that were sent.
         payloads: keeps in memory what was serialized for it.
         number: of its first job there.
+        allowed: parts that it was told with that.
         joined: the same of those at each place of a SteppedRun, whose indexes are its places.
     """
 
@@ -40,6 +42,7 @@ class Sent:
     payloads: list[SharedPayload]
     number: int
     joined: dict[int, list[SharedPayload]] = field(default_factory=dict)
+    allowed: int = 0
 
 
 def begin(run: StreamRun, indexes: Sequence[int]) -> list[int]:
@@ -113,6 +116,11 @@ def take_slice(sent: Sent, result: Result, end: SliceEnd, worker: int) -> bool:
     if isinstance(run, SteppedRun):  # its parts have said who has ended
         run.groups, run.busy_ns = [], end.busy_ns
         return True
+    if isinstance(run, SentStream):  # its parts say how far it is
+        run.is_finished, run.busy_ns, run.ran_at = all(run.ended), end.busy_ns, worker
+        run.groups, run.told = [] if run.is_finished else [[0]], max(run.told, sent.allowed)
+        run.end_ns = result.end_ns
+        return not run.is_finished
     for place, index in enumerate(sent.indexes):
         run.made[index], run.ended[index] = end.made[place], end.ended[place]
     run.groups = [[sent.indexes[place] for place in group] for group in end.groups]

@@ -26,6 +26,7 @@ from pipeline.workers.process.wire import (
 
 if TYPE_CHECKING:
     from pipeline.workers.process.main import OpenedItem
+    from pipeline.workers.process.sending import SentStreams
 
 _HOLD_NS = 2_000_000  # for what may wait, see `Made`
 
@@ -64,6 +65,7 @@ class Slices:
         outcome: returns a part, or an error, as it goes over the wire.
         report: sends what there is to report.
         look: takes in what the server has sent meanwhile.
+        sending: for an Op that sends its parts by itself.
 
     Attributes:
         parts: that were not sent yet.
@@ -78,6 +80,7 @@ class Slices:
         outcome: Callable[[Any], ItemOutcome],
         report: Callable[[], None],
         look: Callable[[], None],
+        sending: SentStreams | None = None,
     ) -> None:
         self.parts: list[WireParts] = []
         self.runs: dict[int, StreamRun] = {}
@@ -88,11 +91,14 @@ class Slices:
         self._outcome = outcome
         self._report = report
         self._look = look
+        self._sending = sending
         self._told_ns = 0
         self._number = 0  # of the job that runs
 
     def begin(self, job: WireJob, items: Sequence[OpenedItem]) -> Result:
         """Run the first slice of a job."""
+        if self._sending is not None:
+            return self._sending.begin(job, items[0])
         if is_iterative(self._op.op):
             run = self.runs.setdefault(job.number, SteppedRun([], ran_at=job.number))
             return self._run(run, job.number, job.number, run.allowed)

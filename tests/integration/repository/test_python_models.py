@@ -130,6 +130,53 @@ def test_a_decoupled_model_answers_in_parts(tmp_path):
         assert infer(server, "counts", [1.0])[0] == 501
 
 
+LATER = """
+import os, threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.waiting = []
+
+    def execute(self, requests):
+        self.waiting += requests
+        if len(self.waiting) == 3:
+            threading.Thread(target=self.answer).start()
+
+    def answer(self):
+        senders = [request.get_response_sender() for request in reversed(self.waiting)]
+        for number in range(100):
+            array = np.full((1, 1), number, np.float32)
+            for sender in senders:
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
+        for request, sender in zip(reversed(self.waiting), senders):
+            if request.inputs()[0].as_numpy().flat[0] < 0:
+                os.kill(os.getpid(), 9)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self.waiting.clear()
+"""
+
+
+def test_a_decoupled_model_has_several_requests_at_once(tmp_path):
+    policy = "model_transaction_policy { decoupled: true }"
+    add_python(tmp_path, "later", LATER, policy)
+    with serving(tmp_path, mode="none") as server, ThreadPoolExecutor(3) as callers:
+        url = f"http://127.0.0.1:{server.http_port}/v2/models/later/generate_stream"
+
+        def ask(value):
+            with urllib.request.urlopen(url, json.dumps({"INPUT0": value}).encode()) as answer:
+                events = answer.read().decode().split("\n\n")[:-1]
+            parts = [json.loads(event.removeprefix("data: ")) for event in events]
+            return [part.get("OUTPUT0", part.get("error")) for part in parts]
+
+        for _ in range(2):
+            assert list(callers.map(ask, [1.0, 2.0, 3.0])) == [list(range(100))] * 3
+        for parts in callers.map(ask, [-1.0, -2.0, -3.0]):
+            assert "was killed by SIGKILL" in parts[-1]
+        wait_until(lambda: list(callers.map(ask, [1.0, 2.0, 3.0])) == [list(range(100))] * 3)
+
+
 def test_a_model_that_does_not_start_says_why(tmp_path):
     code = (
         "class TritonPythonModel:\n    def initialize(self, args):\n        raise OSError('no')\n"

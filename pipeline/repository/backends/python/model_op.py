@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 from pipeline.config.controls import Control
 from pipeline.data import RequestContext
 from pipeline.engine.sequence_controls import Controls
+from pipeline.engine.streams.flow import ENDED
 from pipeline.errors import InitError, PipelineError, UserCodeError
 from pipeline.op import Op, RequestOp, WorkerSpec
 from pipeline.repository.backends.python import utils_module
@@ -156,11 +157,13 @@ class PythonModelOp(Op):
             )
         return responses
 
-    def request(self, feed: Any, context: RequestContext) -> IncomingRequest:
+    def request(
+        self, feed: Any, context: RequestContext, put: Callable[[Any], None] | None = None
+    ) -> IncomingRequest:
         """Return a request as the model gets it."""
         if self.spec.controls and context.sequence is not None:
             feed = {**feed, **self.controls.arrays([context.sequence])}
-        return IncomingRequest(feed, context, self.name, self.spec.outputs)
+        return IncomingRequest(feed, context, self.name, self.spec.outputs, put)
 
     def executed(self, requests: Sequence[IncomingRequest]) -> Any:
         """Return what `execute` does. UserCodeError: it raised something, in Triton's words."""
@@ -218,6 +221,17 @@ class DecoupledModelOp(PythonModelOp):
             if isinstance(result, PipelineError):
                 raise result
             yield result
+
+    def pipeline_send(
+        self, feed: Any, context: RequestContext, tell: Callable[[Any], None]
+    ) -> None:
+        """Have the model take a request; `tell` gets what it sends then and later, and ENDED."""
+
+        def put(response: Any) -> None:
+            is_response = response is not None and not isinstance(response, PipelineError)
+            tell(ENDED if response is None else response.result() if is_response else response)
+
+        self._execute(self.request(feed, context, put))
 
     def _execute(self, request: IncomingRequest) -> None:
         try:

@@ -138,11 +138,15 @@ class ResponseSender:
 
     Args:
         is_cancelled: returns whether nobody waits for them any more.
+        put: gets each, and None behind the last; None: they wait for `next`.
     """
 
-    def __init__(self, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, is_cancelled: Callable[[], bool], put: Callable[[Any], None] | None = None
+    ) -> None:
         self._is_cancelled = is_cancelled
         self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._put = put or self._sent.put
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -168,10 +172,10 @@ class ResponseSender:
                     "zero."
                 )
             if response is not None:
-                self._sent.put(response)
+                self._put(response)
             if flags:
                 self._is_closed = True
-                self._sent.put(None)
+                self._put(None)
 
     def is_cancelled(self) -> bool:
         """Return whether nobody waits for the responses any more."""
@@ -182,7 +186,7 @@ class ResponseSender:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                self._sent.put(error)
+                self._put(error)
 
     def next(self) -> Any:
         """Return the next response, or the error in its place; None: there is no other.
@@ -205,6 +209,7 @@ class IncomingRequest:
         context: what its caller says beside them.
         model_name: of the model.
         outputs: names of all that the model has.
+        put: gets what its sender sends; see `ResponseSender`.
     """
 
     def __init__(
@@ -213,12 +218,13 @@ class IncomingRequest:
         context: RequestContext,
         model_name: str,
         outputs: Sequence[str],
+        put: Callable[[Any], None] | None = None,
     ) -> None:
         self._inputs = [NamedTensor(name, np.asarray(value)) for name, value in feed.items()]
         self._context = context
         self._model_name = model_name
         self._outputs = outputs
-        self.sender: ResponseSender = ResponseSender(context.is_cancelled)
+        self.sender: ResponseSender = ResponseSender(context.is_cancelled, put)
         self.has_sender: bool = False
 
     def inputs(self) -> list[NamedTensor]:

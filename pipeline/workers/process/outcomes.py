@@ -1,0 +1,29 @@
+"""Outcomes of items, as a worker process sends them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.errors import OverloadedError, PayloadTypeError, PipelineError, error_to_fields
+from pipeline.routes import Answer, Goto, Routed
+from pipeline.workers.process.wire import ErrorFields, ItemOutcome
+from pipeline.workers.shm.arena import Arena
+from pipeline.workers.shm.payload import PayloadMemory, serialize
+
+
+def outcome_of(
+    outcome: Any, maker: str, memory: PayloadMemory, arena: Arena, place: int = -1
+) -> ItemOutcome:
+    """Return an answer of the Op `maker`, or an error, as it goes over the wire.
+
+    What cannot be sent is an error. `place` is that of the step of a walk.
+    """
+    if not isinstance(outcome, PipelineError):
+        to = outcome.to if isinstance(outcome, Goto) else None
+        answer = outcome.answer if isinstance(outcome, Routed) else outcome
+        try:
+            payload = serialize(answer, memory, arena)
+            return ItemOutcome(payload, None, to, isinstance(outcome, Answer), place)
+        except (PayloadTypeError, OverloadedError) as error:
+            outcome = type(error)(f"[{maker}] {error}")
+    return ItemOutcome(error=ErrorFields(*error_to_fields(outcome), outcome.op), place=place)
