@@ -47,8 +47,37 @@ _UNUSED = {
     "vertex-ai-port": "there is no such port",
     "vertex-ai-thread-count": "there is no such port",
     "vertex-ai-default-model": "there is no such port",
+    "grpc-infer-response-compression-level": "answers are compressed as calls ask for it",
+    "grpc-keepalive-time": "callers are seen to be gone by their connections",
+    "grpc-keepalive-timeout": "callers are seen to be gone by their connections",
+    "grpc-keepalive-permit-without-calls": "callers may ask whether the server is there",
+    "grpc-http2-max-pings-without-data": "callers may ask whether the server is there",
+    "grpc-http2-min-recv-ping-interval-without-data": "callers may ask whether the server is there",
+    "grpc-http2-max-ping-strikes": "callers may ask whether the server is there",
+    "grpc-max-connection-age": "connections have no age",
+    "grpc-max-connection-age-grace": "connections have no age",
 }
 """Flags that are read and change nothing, and why."""
+
+_TLS = "there is no TLS: a proxy before the server has it"
+_REFUSED = {
+    "grpc-use-ssl": _TLS,
+    "grpc-use-ssl-mutual": _TLS,
+    "grpc-server-cert": _TLS,
+    "grpc-server-key": _TLS,
+    "grpc-root-cert": _TLS,
+    "http-restricted-api": "no API can be closed: a proxy before the server can do it",
+    "grpc-restricted-protocol": "no API can be closed: a proxy before the server can do it",
+    "model-config-name": "a model has one configuration",
+    "metrics-config": "metrics have no options",
+    "trace-config": "there are no trace files",
+    "trace-file": "there are no trace files",
+    "trace-level": "there are no trace files",
+    "trace-rate": "there are no trace files",
+    "trace-count": "there are no trace files",
+    "trace-log-frequency": "there are no trace files",
+}
+"""Flags whose users count on what is not here, and why."""
 
 
 def repository(arguments: Sequence[str]) -> int:
@@ -56,6 +85,10 @@ def repository(arguments: Sequence[str]) -> int:
     parser = _parser()
     given, others = parser.parse_known_args(arguments)
     left = [each for each in others if not _is_unused(each)]
+    refused = [name for name in map(_name, left) if name in _REFUSED]
+    if refused:
+        sys.stderr.write(f"error: --{refused[0]}: {_REFUSED[refused[0]]}\n")
+        return _FAILED
     if left:
         sys.stderr.write(f"{parser.prog}: unknown: {' '.join(left)}; --help shows all flags\n")
         return _FAILED
@@ -72,7 +105,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m pipeline repository",
         description="Serve the models of repositories by the v2 protocol, over HTTP and gRPC. The "
         "flags are those of Triton's server, as --name=value or --name value.",
-        epilog="Read, and without effect here: " + ", ".join(f"--{name}" for name in _UNUSED),
+        epilog="Read, and without effect here: "
+        + ", ".join(f"--{name}" for name in _UNUSED)
+        + ". Not here, and refused: "
+        + "; ".join(f"--{name} ({why})" for name, why in _REFUSED.items()),
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -138,18 +174,24 @@ def _flag(text: str) -> bool:
 
 
 def _is_unused(argument: str) -> bool:
-    return argument.removeprefix("--").partition("=")[0] in _UNUSED
+    return _name(argument) in _UNUSED
+
+
+def _name(argument: str) -> str:
+    return argument.removeprefix("--").partition("=")[0]
 
 
 def settings_of(given: argparse.Namespace) -> RepositorySettings:
     """Return what the flags say. Raises ConfigError: something that there is not."""
     if given.model_namespacing:
         raise ConfigError("--model-namespacing: names of models are unique here, leave it out")
-    if given.http_address != given.grpc_address:
-        raise ConfigError("--http-address, --grpc-address: both ports listen at one address here")
-    server: dict[str, Any] = {"host": _host(given.http_address), "rpc_port": given.grpc_port}
-    if given.allow_http:
-        server["http_port"] = given.http_port
+    server: dict[str, Any] = {
+        "http_host": _host(given.http_address),
+        "rpc_host": _host(given.grpc_address),
+        "http_port": given.http_port if given.allow_http else 0,
+        "rpc_port": given.grpc_port if given.allow_grpc else 0,
+    }
+    closed = [key for key, is_open in _ports(given).items() if not is_open]
     if given.http_max_input_size is not None:
         server["max_message_bytes"] = given.http_max_input_size
     server["cache"] = cache_settings(given.cache_config, given.response_cache_byte_size)
@@ -158,7 +200,12 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
     if patterns:
         dag["forward_headers"] = "|".join(f"(?:{each})" for each in sorted(patterns))
     if given.allow_metrics:
-        dag |= {"enable_prometheus": True, "prometheus_port": given.metrics_port}
+        address = given.http_address if given.metrics_address is None else given.metrics_address
+        dag |= {
+            "enable_prometheus": True,
+            "prometheus_port": given.metrics_port,
+            "prometheus_host": _host(address),
+        }
     server |= {"dag": dag, "stop_grace_period": given.exit_timeout_secs * 1000}
     completes = not (given.strict_model_config or given.disable_auto_complete_config)
     control = ControlSettings(
@@ -171,7 +218,11 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         given.exit_on_error,
         server_name=given.id,
     )
-    return RepositorySettings(control, server, given.log_file, given.log_verbose)
+    return RepositorySettings(control, server, given.log_file, given.log_verbose, tuple(closed))
+
+
+def _ports(given: argparse.Namespace) -> dict[Any, bool]:
+    return {"http_port": given.allow_http, "rpc_port": given.allow_grpc}
 
 
 def _host(address: str) -> str:

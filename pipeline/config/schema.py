@@ -146,6 +146,7 @@ class DagConfig(Struct, frozen=True, kw_only=True):
     ] = ""
     enable_prometheus: Annotated[bool, "Serve /metrics on prometheus_port."] = False
     prometheus_port: Annotated[Port, "Port of the metrics; 0: any free one."] = 19393
+    prometheus_host: Annotated[str | None, "Address of prometheus_port; absent: host."] = None
 
 
 class LocalServiceConfig(Struct, frozen=True, kw_only=True):
@@ -286,6 +287,8 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         "Who takes HTTP, embedded or gateway; absent: as edge says.",
     ] = None
     host: Annotated[str, 'Address that is listened on; "::": all, IPv6 and IPv4.'] = "::"
+    rpc_host: Annotated[str | None, "Address of rpc_port; absent: host."] = None
+    http_host: Annotated[str | None, "Address of http_port; absent: host."] = None
     worker_num: Annotated[
         Count | None, "Most requests worked on at once; absent: the server chooses."
     ] = None

@@ -116,7 +116,7 @@ def grpc(context: FrontendContext, options: None) -> Frontend | None:
         return None
     limit, is_shared = config.max_message_bytes, context.is_shared
     services = [*_pipeline_services(context), *context.services]
-    return GrpcFrontend(services, config.host, config.rpc_port, limit, is_shared)
+    return GrpcFrontend(services, config.rpc_host or config.host, config.rpc_port, limit, is_shared)
 
 
 def http(context: FrontendContext, options: None) -> Frontend | None:
@@ -124,7 +124,7 @@ def http(context: FrontendContext, options: None) -> Frontend | None:
     config = context.config
     if config.http_port is None or "HTTP" in context.taken:
         return None
-    return _http(context, config.host, config.http_port)
+    return _http(context, config.http_host or config.host, config.http_port)
 
 
 def link(context: FrontendContext, options: None) -> Frontend | None:
@@ -163,7 +163,8 @@ def metrics(context: FrontendContext, options: None) -> Frontend | None:
     if not config.dag.enable_prometheus:
         return None
     routes = MetricsRoutes(context.whole, by_replica=config.replicas > 0, predecessors=True)
-    return metrics_server(routes, config.host, config.dag.prometheus_port, context.is_shared)
+    host = config.dag.prometheus_host or config.host
+    return metrics_server(routes, host, config.dag.prometheus_port, context.is_shared)
 
 
 def _pipeline_services(context: FrontendContext) -> list[GrpcService]:

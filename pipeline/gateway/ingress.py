@@ -88,16 +88,20 @@ class Gateway(Ingress):
             InitError: the port is in use; from what is returned: it does not start.
         """
         config = self._config
+        hosts = {"gRPC": config.rpc_host, "HTTP": config.http_host}
         for name, port, key in (
             ("gRPC", config.rpc_port, "rpc_port"),
             ("HTTP", config.http_port, "http_port"),
         ):
             if name in self.takes:
-                self._listeners[name] = bind(config.host, port or 0, key, config.reuse_port)
+                host = hosts[name] or config.host
+                self._listeners[name] = bind(host, port or 0, key, config.reuse_port)
         self.ports: Mapping[str, int] = {
             name: port_of(listener) for name, listener in self._listeners.items()
         }
-        where = ", ".join(address_of(config.host, port) for port in self.ports.values())
+        where = ", ".join(
+            address_of(hosts[name] or config.host, port) for name, port in self.ports.items()
+        )
         failure = f"{self._key}: it does not start"
         self._place = SidecarSupervisor(
             SidecarSpec(self._run, "gateway", "its process", where, failure)

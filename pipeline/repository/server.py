@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,7 +27,9 @@ from pipeline.system.malloc import tune_malloc
 from pipeline.system.stdio import ensure_stdio
 from pipeline.workers.process.shared import SharedProcesses
 
-_OF_THE_SERVER = ("host", "rpc_port", "http_port", "reuse_port", "cache")
+_OF_THE_SERVER = (
+    *("host", "rpc_host", "http_host", "rpc_port", "http_port", "reuse_port", "cache"),
+)
 _PRELOAD = ("pipeline.repository.backends.python.model_op",)
 
 
@@ -39,12 +41,14 @@ class RepositorySettings(msgspec.Struct, frozen=True):
         server: keys of config.yml.
         log_file: where the log goes; "": to stdout.
         verbose: above 0 the log has what is only of use to find faults.
+        closed: keys of ports that are not listened on.
     """
 
     control: ControlSettings
     server: Mapping[str, Any]
     log_file: str = ""
     verbose: int = 0
+    closed: tuple[Literal["rpc_port", "http_port"], ...] = ()
 
 
 def serve(settings: RepositorySettings) -> None:
@@ -67,6 +71,7 @@ def new_service(settings: RepositorySettings) -> Service:
     """Return the server, which is not started. Raises ConfigError."""
     log = {"to": "stdout", "level": "DEBUG" if settings.verbose else "INFO"}
     config = load_config(yml_dict={"log": log, **settings.server})
+    config = msgspec.structs.replace(config, **dict.fromkeys(settings.closed))
     loader = PredictorLoader(Path.cwd())
     logs = LogsHome(config.log.level)
     processes = SharedProcesses(config.dag, logs, replay_bytes, _PRELOAD)

@@ -186,17 +186,17 @@ class Replicas(Runtime):
         rpc_port, http_port, dag = config.rpc_port, config.http_port, config.dag
         bound_elsewhere = self._exposure.ingress.takes
         if "gRPC" not in bound_elsewhere:
-            rpc_port = self._reserve(rpc_port, "rpc_port")
+            rpc_port = self._reserve(config.rpc_host, rpc_port, "rpc_port")
         if http_port is not None and "HTTP" not in bound_elsewhere:
-            http_port = self._reserve(http_port, "http_port")
+            http_port = self._reserve(config.http_host, http_port, "http_port")
         if dag.enable_prometheus:
-            port = self._reserve(dag.prometheus_port, "dag.prometheus_port")
+            port = self._reserve(dag.prometheus_host, dag.prometheus_port, "dag.prometheus_port")
             dag = msgspec.structs.replace(dag, prometheus_port=port)
         return msgspec.structs.replace(config, rpc_port=rpc_port, http_port=http_port, dag=dag)
 
-    def _reserve(self, port: int, key: str) -> int:
+    def _reserve(self, host: str | None, port: int, key: str) -> int:
         held = self._closing.enter_context(
-            reserve(self._config.host, port, key, self._config.reuse_port)
+            reserve(host or self._config.host, port, key, self._config.reuse_port)
         )
         found: int = held.getsockname()[1]
         return found

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 
 import onnx
 import pytest
 from doubles import http
-from repositories import add_ensemble, add_identity, add_onnx, control, infer, serving
+from repositories import SERVER, add_ensemble, add_identity, add_onnx, control, infer, serving
 
 from pipeline.errors import ConfigError
+from pipeline.repository.control import ControlSettings
+from pipeline.repository.server import RepositorySettings, new_service
+from pipeline.system.event_loop import LoopThread
 
 ONNX = """
 platform: "onnxruntime_onnx"
@@ -238,3 +243,26 @@ def test_a_model_may_have_other_shapes_than_its_callers_see(tmp_path, config):
             assert status == 200, answer
             assert answer["outputs"][0]["shape"] == [3, 1]
             assert answer["outputs"][0]["data"] == [2, 4, 6]
+
+
+def test_ports_have_addresses_of_their_own_and_may_be_closed(tmp_path):
+    add_identity(tmp_path, "m", 1)
+    hosts = {"http_host": "127.0.0.1", "rpc_host": "127.0.0.2"}
+    dag = {"enable_prometheus": True, "prometheus_port": 0, "prometheus_host": "127.0.0.3"}
+    for closed, names in (((), ["HTTP", "gRPC", "metrics"]), (("rpc_port",), ["HTTP", "metrics"])):
+        settings = RepositorySettings(
+            ControlSettings((tmp_path,)), {**SERVER, **hosts, "dag": dag}, closed=closed
+        )
+        service = new_service(settings)
+        with contextlib.closing(LoopThread()) as thread:
+            thread.run(service.start())
+            try:
+                ports = service._ports()
+                assert sorted(ports) == names
+                for name, host in (("HTTP", 1), ("gRPC", 2), ("metrics", 3)):
+                    for number in (1, 2, 3) if name in ports else ():
+                        with socket.socket() as caller:
+                            refused = caller.connect_ex((f"127.0.0.{number}", ports[name]))
+                        assert (refused == 0) == (number == host), (name, number)
+            finally:
+                thread.run(service.stop())

@@ -57,8 +57,17 @@ def test_flags_with_and_without_an_equals_sign(said):
     assert control.repositories == (Path("/r"), Path("/more"))
     assert (control.mode, control.models) == ("explicit", ("a", "b"))
     assert (control.completes, control.is_strict, control.exits) == (False, False, False)
-    assert "http_port" not in settings.server
+    assert settings.closed == ("http_port",)
     assert settings.server["dag"] == {"forward_headers": "(?:x-.*)"}
+
+
+def test_each_port_has_an_address_of_its_own(said):
+    server = said("--http-address=127.0.0.1", "--grpc-address=127.0.0.2").server
+    assert (server["http_host"], server["rpc_host"]) == ("127.0.0.1", "127.0.0.2")
+    assert server["dag"]["prometheus_host"] == "127.0.0.1", "that of HTTP, as in Triton"
+    server = said("--metrics-address=127.0.0.3", "--allow-grpc=false")
+    assert server.server["dag"]["prometheus_host"] == "127.0.0.3"
+    assert server.closed == ("rpc_port",)
 
 
 def test_flags_that_change_nothing_are_read(said):
@@ -70,7 +79,8 @@ def test_flags_that_change_nothing_are_read(said):
     [
         (["--nonsense=1"], "unknown: --nonsense=1"),
         (["--model-namespacing=true"], "names of models are unique here"),
-        (["--http-address=1.2.3.4"], "both ports listen at one address"),
+        (["--grpc-use-ssl", "true"], "--grpc-use-ssl: there is no TLS"),
+        (["--trace-file=x"], "--trace-file: there are no trace files"),
     ],
 )
 def test_what_is_refused(said, capsys, flags, text):
