@@ -123,7 +123,7 @@ class GraphMaker:
         count = max(1, instances_of(config))
         if (
             before is None
-            or len(served.graph.ops) > 1
+            or self._backend(config).serves_graph
             or kinds_of_instances(before) != kinds_of_instances(config)
             or len(kinds_of_instances(config)) > 1
             or not can_be_resized(op, count)

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from doubles import http, wait_until
-from repositories import add_identity, add_onnx, add_python, control, infer, serving
+from repositories import add_ensemble, add_identity, add_onnx, add_python, control, infer, serving
 
 COUNTS = """
 import os, pathlib
@@ -159,3 +159,15 @@ def test_what_was_completed_from_the_file_is_no_change(tmp_path):
         sent = json.dumps(config)
         assert control(server, "m", "load", config=sent) == (200, None)
         assert (counted(server, "m"), instances(server, "m")) == (before, 2)
+
+
+def test_an_ensemble_of_one_step_is_made_anew_when_its_model_is(tmp_path):
+    folder = add_identity(tmp_path, "part", 1)
+    add_ensemble(tmp_path, "whole", of="part")
+    with serving(tmp_path, models=("whole",)) as server:
+        assert infer(server, "whole", [1.0])[0] == 200
+        text = (folder / "config.pbtxt").read_text()
+        (folder / "config.pbtxt").write_text(text.replace("max_batch_size: 8", "max_batch_size: 9"))
+        assert control(server, "part", "load") == (200, None)
+        assert counted(server, "whole") == (0, 0)
+        assert infer(server, "whole", [1.0])[0] == 200

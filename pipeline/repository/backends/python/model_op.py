@@ -62,7 +62,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
         return {
             "model_config": self.config,
             "model_instance_kind": self.kind,
-            "model_instance_name": f"{self.name}_0" + f"_{number}" * (self.instances > 1),
+            "model_instance_name": f"{self.name}_0"
+            + f"_{number}" * (self.instances > 1 or number > 0),
             "model_instance_device_id": str(card),
             "model_repository": self.folder,
             "model_version": str(self.version),
