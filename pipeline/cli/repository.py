@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli.cache_flags import cache_settings
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import PipelineError
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.server import RepositorySettings, serve
 
@@ -183,8 +183,6 @@ def _name(argument: str) -> str:
 
 def settings_of(given: argparse.Namespace) -> RepositorySettings:
     """Return what the flags say. Raises ConfigError: something that there is not."""
-    if given.model_namespacing:
-        raise ConfigError("--model-namespacing: names of models are unique here, leave it out")
     server: dict[str, Any] = {
         "http_host": _host(given.http_address),
         "rpc_host": _host(given.grpc_address),
@@ -217,6 +215,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         given.strict_readiness,
         given.exit_on_error,
         server_name=given.id,
+        is_namespaced=given.model_namespacing,
     )
     return RepositorySettings(control, server, given.log_file, given.log_verbose, tuple(closed))
 

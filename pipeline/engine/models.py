@@ -11,7 +11,7 @@ from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.request import Begin, RequestState, RequestTarget, ResponseSink
-from pipeline.errors import ClosedError, ConfigError, described
+from pipeline.errors import ClosedError, ConfigError, InputError, described
 from pipeline.op import Op
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 
@@ -182,8 +182,25 @@ class ModelRegistry:
         return [entry for versions in self._models.values() for entry in versions.values()]
 
     def versions(self, name: str) -> Mapping[str, ModelEntry]:
-        """Return the versions of a model; empty if there is none of this name."""
-        return self._models.get(name, {})
+        """Return the versions of a model; empty if there is none of this name.
+
+        Raises:
+            InputError: several repositories have one.
+        """
+        versions = self._models.get(name)
+        if versions is not None or not self.is_repository:
+            return versions or {}
+        found = [
+            key
+            for key, versions in self._models.items()
+            if key.endswith(f"::{name}") and not all(each.is_unloaded for each in versions.values())
+        ]
+        if len(found) > 1:
+            raise InputError(
+                f"Request for unknown model: There are {len(found)} identifiers of model '{name}' "
+                "in global map, model namespace must be provided to resolve ambiguity."
+            )
+        return self._models[found[0]] if found else {}
 
     def latest(self, name: str) -> ModelEntry | None:
         """Return the highest version of a model that is ready; None: there is none."""

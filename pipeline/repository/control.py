@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
@@ -17,10 +17,17 @@ from pipeline.errors import ConfigError, InitError, described
 from pipeline.frontends.v2.control import IndexedModel, Overrides
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.proto.inference_v2_pb2 import ModelConfig
-from pipeline.repository.dependents import before_itself, in_order, only_needed_by, users_of
-from pipeline.repository.model_folders import model_folders
+from pipeline.repository.dependents import (
+    affected_by,
+    check_steps,
+    in_order,
+    linked,
+    only_needed_by,
+)
+from pipeline.repository.model_folders import model_folders, names_in
+from pipeline.repository.namespaces import name_of, named
 from pipeline.repository.override_files import OverrideFiles
-from pipeline.repository.polled_model import PolledModel, find_model, poll_model, without_instances
+from pipeline.repository.polled_model import PolledModel, find_models, poll_model, without_instances
 from pipeline.repository.versions import ModelVersions
 
 _LOGGER = logging.getLogger(__name__)
@@ -44,6 +51,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
         is_strict: the server is ready if all of its models are.
         exits: a model that cannot be loaded at the start ends the server.
         cards: numbers of the machine's.
+        is_namespaced: several repositories may have models of the same name.
         server_name: in the server's metadata; clients may look for Triton's.
     """
 
@@ -56,6 +64,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
     exits: bool = True
     cards: tuple[int, ...] = ()
     server_name: str = "triton"
+    is_namespaced: bool = False
 
 
 class ModelControl:
@@ -74,7 +83,7 @@ class ModelControl:
         self._known: dict[str, PolledModel] = {}
         self._asked_for: set[str] = set()  # by name, not as a part of others
         self._changing: set[str] = set()
-        self._made_of: dict[str, list[ModelConfig]] = {}
+        self._made_of: dict[str, list[tuple[str, ModelConfig]]] = {}
         self._changed = asyncio.Condition()
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._files = OverrideFiles()
@@ -142,7 +151,9 @@ class ModelControl:
 
         Returns whether all that is there could be loaded.
         """
-        folders = await asyncio.to_thread(model_folders, self._settings.repositories)
+        folders = await asyncio.to_thread(
+            model_folders, self._settings.repositories, self._settings.is_namespaced
+        )
         gone = self._known.keys() - folders.keys()
         wanted = {
             name: Overrides()
@@ -173,7 +184,8 @@ class ModelControl:
         """Return whether a model was loaded, or ought to have been, and was not unloaded."""
         return any(
             state.reason != UNLOADED and version in (None, number)
-            for number, state in self._versions.of(name).items()
+            for key in self._named(name)
+            for number, state in self._versions.of(key).items()
         )
 
     async def load(self, name: str, overrides: Overrides) -> None:
@@ -186,33 +198,42 @@ class ModelControl:
             text = f"failed to load '{name}', model name must not contain path traversal characters"
             raise V2Error(V2Status.INVALID, text)
         failures = await self._bring({name: overrides})
-        if name in failures:
-            raise failures[name]
+        for failed in named(failures, name):
+            raise failures[failed]
 
     async def unload(self, name: str, with_dependents: bool = False) -> None:
         """Unload a model; with its dependents also the models that only it needed. V2Error."""
         self._check_explicit()
-        names = {name} & self._known.keys()
-        if with_dependents and names:
-            names |= only_needed_by(self._known, name, self._asked_for)
+        names = set(named(self._known, name))
+        if with_dependents:
+            for key in tuple(names):
+                names |= only_needed_by(self._known, key, self._asked_for)
         if names:
             await self._drop(names)
 
     async def index(self) -> list[IndexedModel]:
         """Return all models of the repositories, loaded or not."""
-        names = await asyncio.to_thread(_names, self._settings.repositories)
+        names = await asyncio.to_thread(names_in, self._settings.repositories)
         found = []
         for name, count in sorted(Counter(names).items()):
-            if count > 1:
+            if count > 1 and not self._settings.is_namespaced:
                 reason = "model appears in two or more repositories"
                 found.append(IndexedModel(name, "", "UNAVAILABLE", reason))
                 continue
-            versions = sorted(self._versions.of(name).items())
+            keys = self._named(name)
             found += [
                 IndexedModel(name, str(version), state.state.value, state.reason)
-                for version, state in versions
-            ] or [IndexedModel(name)]
+                for key in keys
+                for version, state in sorted(self._versions.of(key).items())
+            ]
+            found += [IndexedModel(name)] * (count - len(keys))
         return found
+
+    def _named(self, name: str) -> list[str]:
+        """Return the keys of the models of a name that were ever loaded."""
+        if not self._settings.is_namespaced:
+            return [name] if self._versions.of(name) else []
+        return sorted(named(self._versions.names(), name))
 
     def _check_explicit(self) -> None:
         if self._settings.mode != "explicit":
@@ -224,11 +245,13 @@ class ModelControl:
         """Load models and what they are made of; return why those that failed did."""
         failures: dict[str, V2Error] = {}
         polled = await self._polled(wanted, failures)
-        affected = {*polled, *users_of(self._known, polled)}
+        affected = affected_by(self._known, polled, self._linked({**self._known, **polled}))
         async with self._alone_with(affected):
             before = dict(self._known)
-            self._known |= polled
-            self._asked_for |= wanted.keys() - failures.keys()
+            self._known = self._linked({**self._known, **polled})
+            polled = {key: self._known[key] for key in polled}
+            for name in wanted.keys() - failures.keys():
+                self._asked_for.update(named(self._known, name))
             singles = [model for model in polled.values() if not model.steps]
             await asyncio.gather(*(self._load(model, failures) for model in singles))
             for name in in_order(self._known, polled):
@@ -241,6 +264,9 @@ class ModelControl:
                 await self._look_again(self._known[name])
         return failures
 
+    def _linked(self, known: Mapping[str, PolledModel]) -> dict[str, PolledModel]:
+        return linked(known) if self._settings.is_namespaced else dict(known)
+
     async def _polled(
         self, wanted: Mapping[str, Overrides], failures: dict[str, V2Error]
     ) -> dict[str, PolledModel]:
@@ -251,19 +277,19 @@ class ModelControl:
             found = await asyncio.to_thread(self._look_at, left, failures)
             left = {}
             for model in found:
-                polled[model.name] = model
-                steps = [step for step in model.steps if step not in seen]
+                polled[model.key] = model
+                steps = [step for step in model.step_names if step not in seen]
                 seen.update(steps)
                 left |= dict.fromkeys(steps, Overrides())
         return {
-            name: model
-            for name, model in polled.items()
-            if wanted.get(name, _NOTHING) != _NOTHING or self._is_new(model)
+            key: model
+            for key, model in polled.items()
+            if wanted.get(model.name, _NOTHING) != _NOTHING or self._is_new(model)
         }
 
     def _is_new(self, model: PolledModel) -> bool:
-        known = self._known.get(model.name)
-        if known is None or not self._versions.ready(model.name):
+        known = self._known.get(model.key)
+        if known is None or not self._versions.ready(model.key):
             return True
         is_elsewhere = known.folder.path != model.folder.path
         return is_elsewhere or known.is_older_than(model.folder)
@@ -275,14 +301,21 @@ class ModelControl:
         settings = self._settings
         for name, overrides in wanted.items():
             try:
-                if overrides.files:
-                    folder: Path | None = self._files.write(name, overrides)
-                else:
-                    folder = find_model(name, settings.repositories)
-                if folder is not None:
-                    found.append(
-                        poll_model(name, folder, overrides, settings.cards, settings.completes)
+                folders = self._folders(name, overrides)
+                for folder in folders:
+                    namespace = (
+                        str(folder.parent) if settings.is_namespaced and not overrides.files else ""
                     )
+                    model = poll_model(
+                        name_of(name) if settings.is_namespaced else name,
+                        folder,
+                        overrides,
+                        settings.cards,
+                        settings.completes,
+                        namespace,
+                    )
+                    found.append(model)
+                if folders:
                     continue
             except ConfigError as error:
                 _LOGGER.error("Poll failed for model directory '%s': %s", name, error)
@@ -292,70 +325,64 @@ class ModelControl:
             failures[name] = V2Error(V2Status.INTERNAL, text)
         return found
 
+    def _folders(self, name: str, overrides: Overrides) -> list[Path]:
+        if overrides.files:
+            return [self._files.write(name, overrides)]
+        return find_models(name, self._settings.repositories, self._settings.is_namespaced)
+
+    def _polled_at(self, name: str, folder: Path, overrides: Overrides) -> PolledModel:
+        settings, namespace = self._settings, ""
+        if settings.is_namespaced:
+            name = name_of(name)
+            if not overrides.files:
+                namespace = str(folder.parent)
+        return poll_model(name, folder, overrides, settings.cards, settings.completes, namespace)
+
     async def _load(self, model: PolledModel, failures: dict[str, V2Error]) -> None:
         """Load a model that was looked at, if it can be."""
         try:
-            self._check_steps(model)
+            check_steps(self._known, model, self._versions.ready)
             async with self._turns:
                 await self._versions.load(model)
-            self._made_of[model.name] = self._parts_of(model)
+            self._made_of[model.key] = self._parts_of(model)
         except ConfigError as error:
             _LOGGER.error("failed to load model '%s': %s", model.name, error)
             text = f"load failed for model '{model.name}': {error}\n"
-            failures[model.name] = V2Error(V2Status.INVALID, text)
+            failures[model.key] = V2Error(V2Status.INVALID, text)
 
     async def _look_again(self, model: PolledModel) -> None:
         """End an ensemble that lacks a model now; load one that has all again, or other ones."""
         try:
-            self._check_steps(model)
+            check_steps(self._known, model, self._versions.ready)
         except ConfigError as error:
             _LOGGER.error("%s", error)
-            self._versions.unload(model.name, str(error))
+            self._versions.unload(model.key, str(error))
             return
-        is_ready = bool(self._versions.ready(model.name))
-        if not is_ready or self._made_of.get(model.name) != self._parts_of(model):
+        is_ready = bool(self._versions.ready(model.key))
+        if not is_ready or self._made_of.get(model.key) != self._parts_of(model):
             failures: dict[str, V2Error] = {}
             await self._load(model, failures)
             if failures and is_ready:
-                self._versions.unload(model.name, str(failures[model.name]))
+                self._versions.unload(model.key, str(failures[model.key]))
 
-    def _parts_of(self, model: PolledModel) -> list[ModelConfig]:
-        """Return the configurations of the models that an ensemble is made of, as they are now."""
-        versions = (self._versions.of(step) for step in model.steps)
-        served = (state.served for each in versions for state in each.values())
-        configs = (each.model_config for each in served if each is not None)
-        return [without_instances(config) for config in configs if config is not None]
-
-    def _check_steps(self, model: PolledModel) -> None:
-        """Raise ConfigError, in Triton's words, for an ensemble that lacks a model, or is one."""
-        before = before_itself({**self._known, model.name: model}, model.name)
-        if before:
-            raise ConfigError(
-                f"circular dependency between ensembles: {model.name} -> ... -> {before} -> "
-                f"{model.name}"
-            )
-        for step in model.config.ensemble_scheduling.step:
-            name, ready = step.model_name, self._versions.ready(step.model_name)
-            depends = f"ensemble '{model.name}' depends on '{name}'"
-            if name not in self._known:
-                raise ConfigError(
-                    f"ensemble '{model.name}' contains models that are not available "
-                    f"or ambiguous: {name}"
-                )
-            if not ready:
-                raise ConfigError(f"{depends} which has no loaded version.")
-            if step.model_version not in (0, -1, *ready):
-                raise ConfigError(
-                    f"{depends} whose required version {step.model_version} is not loaded."
-                )
+    def _parts_of(self, model: PolledModel) -> list[tuple[str, ModelConfig]]:
+        """Return the models that an ensemble is made of, and their configurations now."""
+        return [
+            (step, without_instances(state.served.model_config))
+            for step in model.steps
+            for state in self._versions.of(step).values()
+            if state.served is not None and state.served.model_config is not None
+        ]
 
     async def _drop(self, names: Collection[str]) -> None:
-        affected = {*names, *users_of(self._known, names)}
+        left = {key: model for key, model in self._known.items() if key not in names}
+        affected = affected_by(self._known, names, self._linked(left))
         async with self._alone_with(affected):
             for name in names:
                 self._known.pop(name, None)
                 self._asked_for.discard(name)
                 self._versions.unload(name)
+            self._known = self._linked(self._known)
             for name in affected - set(names):
                 await self._look_again(self._known[name])
 
@@ -371,9 +398,3 @@ class ModelControl:
             async with self._changed:
                 self._changing -= names
                 self._changed.notify_all()
-
-
-def _names(repositories: Iterable[Path]) -> list[str]:
-    """Return the names of the folders in all repositories; one that is in two comes twice."""
-    there = (repository for repository in repositories if repository.is_dir())
-    return [path.name for repository in there for path in repository.iterdir() if path.is_dir()]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+import msgspec
+
+from pipeline.errors import ConfigError
+from pipeline.repository.namespaces import links_of
 from pipeline.repository.polled_model import PolledModel
 
 Known = Mapping[str, PolledModel]
-"""Models by name."""
+"""Models by key."""
 
 
 def users_of(known: Known, names: Iterable[str]) -> set[str]:
@@ -16,9 +20,9 @@ def users_of(known: Known, names: Iterable[str]) -> set[str]:
     left = set(names)
     while left:
         left = {
-            each.name
+            each.key
             for each in known.values()
-            if left.intersection(each.steps) and each.name not in found
+            if left.intersection(each.steps) and each.key not in found
         }
         found |= left
     return found
@@ -64,3 +68,53 @@ def before_itself(known: Known, name: str) -> str:
         seen.add(user)
         left += [each for each, model in known.items() if user in model.steps and each not in seen]
     return ""
+
+
+def linked(known: Known) -> dict[str, PolledModel]:
+    """Return models with what the names of their steps mean among them; see `links_of`."""
+    return {
+        key: msgspec.structs.replace(
+            model, links=links_of(model.namespace, model.step_names, known.keys())
+        )
+        for key, model in known.items()
+    }
+
+
+def affected_by(known: Known, changed: Collection[str], then: Known) -> set[str]:
+    """Return models that change, those that are made of them, and those that mean others `then`."""
+    found = {*changed, *users_of(known, changed), *users_of(then, changed)}
+    both = known.keys() & then.keys()
+    return found | {key for key in both if known[key].steps != then[key].steps}
+
+
+def check_steps(known: Known, model: PolledModel, ready: Callable[[str], Sequence[int]]) -> None:
+    """Look at whether an ensemble has its models.
+
+    Args:
+        ready: returns the versions of a model that are.
+
+    Raises:
+        ConfigError: it lacks one, or is one of them; in Triton's words.
+    """
+    before = before_itself({**known, model.key: model}, model.key)
+    if before:
+        raise ConfigError(
+            f"circular dependency between ensembles: {model.name} -> ... -> {before} -> "
+            f"{model.name}"
+        )
+    for step in model.config.ensemble_scheduling.step:
+        name = step.model_name
+        key = model.links.get(name, name)
+        depends = f"ensemble '{model.name}' depends on '{name}'"
+        if key not in known:
+            raise ConfigError(
+                f"ensemble '{model.name}' contains models that are not available "
+                f"or ambiguous: {name}"
+            )
+        versions = ready(key)
+        if not versions:
+            raise ConfigError(f"{depends} which has no loaded version.")
+        if step.model_version not in (0, -1, *versions):
+            raise ConfigError(
+                f"{depends} whose required version {step.model_version} is not loaded."
+            )

@@ -14,6 +14,7 @@ from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import NotImplementedByOpError, PipelineError
 from pipeline.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.repository.namespaces import key_of
 from pipeline.repository.step_checks import check_steps, dims_fit, in_order, own_dims, steps_of
 from pipeline.workers.model_step import ModelStep, ServerModels
 
@@ -246,7 +247,8 @@ class _Steps:
     def _add(self, number: int) -> None:
         """Make the Op of a step, all of whose inputs are made."""
         step = steps_of(self._config)[number]
-        model = self._models.config(step.model_name, step.model_version)
+        key = key_of(step.model_namespace, step.model_name)
+        model = self._models.config(key, step.model_version)
         batches = model.max_batch_size > 0
         dims = {slot.name: tuple(slot.dims) for slot in model.input}
         reads = [
@@ -256,7 +258,7 @@ class _Steps:
         asked = EnsembleStep(
             self._models,
             self._config.name,
-            step.model_name,
+            key,
             step.model_version,
             reads,
             step.output_map,

@@ -15,6 +15,7 @@ import msgspec
 from pipeline.errors import ConfigError
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.model_config import TEXT_FILE, YAML_FILE
+from pipeline.repository.namespaces import key_of
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -89,10 +90,13 @@ class ModelFolder(msgspec.Struct, frozen=True):
         return found
 
 
-def model_folders(repositories: Iterable[Path]) -> dict[str, ModelFolder]:
-    """Return the models of all repositories by name.
+def model_folders(
+    repositories: Iterable[Path], is_namespaced: bool = False
+) -> dict[str, ModelFolder]:
+    """Return the models of all repositories by name, or with namespaces by key.
 
-    A name that is in two repositories is no model in either: which one is meant nobody can tell.
+    A name that is in two repositories is no model in either without namespaces: which one is
+    meant nobody can tell.
 
     Raises:
         ConfigError: a repository cannot be read.
@@ -100,13 +104,20 @@ def model_folders(repositories: Iterable[Path]) -> dict[str, ModelFolder]:
     found: dict[str, list[Path]] = {}
     for repository in repositories:
         for path in _folders(repository):
-            found.setdefault(path.name, []).append(path)
+            key = key_of(str(repository) if is_namespaced else "", path.name)
+            found.setdefault(key, []).append(path)
     for name, paths in found.items():
         if len(paths) > 1:
             _LOGGER.error(
                 "failed to poll model '%s': not unique across all model repositories", name
             )
     return {name: look(paths[0]) for name, paths in found.items() if len(paths) == 1}
+
+
+def names_in(repositories: Iterable[Path]) -> list[str]:
+    """Return the names of the folders in all repositories; one that is in two comes twice."""
+    there = (repository for repository in repositories if repository.is_dir())
+    return [path.name for repository in there for path in repository.iterdir() if path.is_dir()]
 
 
 def look(folder: Path) -> ModelFolder:

@@ -68,9 +68,10 @@ class GraphMaker:
         source = msgspec.structs.replace(source, config=config)
         graph = backend.graph(source)
         settings = self._configured(backend, source, graph)
-        names: ModelNames = None, [source.name]
+        key = source.key or source.name
+        names: ModelNames = None, [key]
         if backend.serves_graph:
-            names = source.name, [None] * len(graph.ops)
+            names = key, [None] * len(graph.ops)
         labels = await asyncio.to_thread(_labels, source)
         model = RepositoryModel(names, str(source.version), config, labels)
         loader, processes, cache = PredictorLoader(source.folder), self._processes, self._cache

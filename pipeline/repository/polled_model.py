@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,6 +16,7 @@ from pipeline.repository.model_checks import check
 from pipeline.repository.model_config import parse_json, read_model_config
 from pipeline.repository.model_defaults import ENSEMBLE, fill_in
 from pipeline.repository.model_folders import ModelFolder, look
+from pipeline.repository.namespaces import BETWEEN, key_of, name_of
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ class PolledModel(msgspec.Struct, frozen=True):
         config: with all that has a default; inputs and outputs may be missing where they are
             completed from the model's file.
         is_complete: they may not.
+        namespace: its repository; "": names are unique.
+        links: of an ensemble, the keys of the models that it means, by their names.
     """
 
     name: str
@@ -34,18 +37,37 @@ class PolledModel(msgspec.Struct, frozen=True):
     config: ModelConfig
     versions: tuple[int, ...]
     is_complete: bool
+    namespace: str = ""
+    links: Mapping[str, str] = {}
 
     @property
-    def steps(self) -> list[str]:
+    def key(self) -> str:
+        """Its name, or with namespaces that and its repository."""
+        return key_of(self.namespace, self.name)
+
+    @property
+    def step_names(self) -> list[str]:
         """Names of the models that it is made of; none, if it is no ensemble."""
         if self.config.platform != ENSEMBLE:
             return []
         names = (step.model_name for step in self.config.ensemble_scheduling.step)
         return list(dict.fromkeys(names))
 
+    @property
+    def steps(self) -> list[str]:
+        """Keys of the models that it is made of; names, of those that are not there."""
+        return [self.links.get(name, name) for name in self.step_names]
+
     def source(self, version: int) -> ModelSource:
         """Return what a backend makes the model of."""
-        return ModelSource(self.name, version, self.folder.path, self.config, self.is_complete)
+        config = self.config
+        if self.links:
+            config = ModelConfig()
+            config.CopyFrom(self.config)
+            for step in config.ensemble_scheduling.step:
+                key = self.links.get(step.model_name, "")
+                step.model_namespace = key.rpartition(BETWEEN)[0]
+        return ModelSource(self.name, version, self.folder.path, config, self.is_complete, self.key)
 
     def has_only_other_instances(
         self, loaded: PolledModel, served: ModelConfig, version: int
@@ -82,6 +104,7 @@ def poll_model(
     overrides: Overrides | None = None,
     cards: Collection[int] = (),
     completes: bool = True,
+    namespace: str = "",
 ) -> PolledModel:
     """Look at a model's folder, and read its configuration.
 
@@ -112,21 +135,27 @@ def poll_model(
             f"unexpected directory name '{name}' for model '{config.name}', directory name must "
             "equal model name"
         )
-    return PolledModel(name, there, config, tuple(there.wanted(config)), not completes)
+    wanted = tuple(there.wanted(config))
+    return PolledModel(name, there, config, wanted, not completes, namespace)
 
 
-def find_model(name: str, repositories: Iterable[Path]) -> Path | None:
-    """Return the folder of a model; None: it is in no repository, or in several."""
+def find_models(name: str, repositories: Iterable[Path], is_namespaced: bool) -> list[Path]:
+    """Return the folders of models of a name: one, or with namespaces one of each repository.
+
+    Nothing: it is in no repository, or without namespaces in several.
+    """
+    if is_namespaced and BETWEEN in name:  # the key of one
+        return [Path(name.rpartition(BETWEEN)[0]) / name_of(name)]
     # A step of an ensemble that was sent may be called anything.
     is_name = name not in ("", "..") and Path(name).name == name
     folders = [repository / name for repository in repositories if is_name]
     found = [folder for folder in folders if folder.is_dir()]
-    if len(found) == 1:
-        return found[0]
+    if len(found) == 1 or (found and is_namespaced):
+        return found
     why = (
         "not unique across all model repositories"
         if found
         else "model not found in any model repository."
     )
     _LOGGER.error("failed to poll model '%s': %s", name, why)
-    return None
+    return []

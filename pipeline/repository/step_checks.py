@@ -9,6 +9,7 @@ import msgspec
 
 from pipeline.errors import ConfigError
 from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig, ModelEnsembling
+from pipeline.repository.namespaces import key_of
 
 _ANY = -1
 
@@ -45,7 +46,10 @@ def check_steps(config: ModelConfig, config_of: ConfigOf) -> bool:
         PipelineError: a model is not there.
     """
     ensemble, tensors = config.name, _own_tensors(config)
-    models = [config_of(step.model_name, step.model_version) for step in steps_of(config)]
+    models = [
+        config_of(key_of(step.model_namespace, step.model_name), step.model_version)
+        for step in steps_of(config)
+    ]
     for step, model in zip(steps_of(config), models, strict=True):
         if 0 < model.max_batch_size < config.max_batch_size:
             raise ConfigError(

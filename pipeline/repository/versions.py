@@ -79,7 +79,7 @@ class ModelVersions:
         Raises:
             ConfigError: why they do not, in Triton's words.
         """
-        states = self._states.setdefault(model.name, {})
+        states = self._states.setdefault(model.key, {})
         kept = await self._changed(model, states)
         fresh = {
             version: VersionState(ModelState.LOADING, model=model)

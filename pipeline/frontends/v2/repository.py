@@ -14,7 +14,7 @@ from pipeline.data import ChannelData
 from pipeline.engine.models import ModelEntry, ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin, RequestTarget, ask
-from pipeline.errors import PipelineError
+from pipeline.errors import InputError, PipelineError
 from pipeline.frontends.base import HeaderForwarding, takes_info
 from pipeline.frontends.parts import answers_to
 from pipeline.frontends.v2 import model_config as config
@@ -361,7 +361,10 @@ class ModelRepository:
 
     def has(self, name: str) -> bool:
         """Return whether there is a model of this name, in any version."""
-        return bool(self._registry.versions(name))
+        try:
+            return bool(self._registry.versions(name))
+        except InputError:  # which whoever asks for it is told
+            return False
 
     def fit(self, request: InferRequest) -> FittedRequest:
         """Return what the model is asked. Raises V2Error for what does not fit it."""

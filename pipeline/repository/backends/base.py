@@ -19,6 +19,7 @@ class ModelSource(msgspec.Struct, frozen=True):
         folder: of the model, which has the configuration, labels and what else belongs to it.
         config: with all that has a default.
         is_complete: the configuration counts as it is, see `Backend.complete`.
+        key: what the server knows it by; "": its name.
     """
 
     name: str
@@ -26,6 +27,7 @@ class ModelSource(msgspec.Struct, frozen=True):
     folder: Path
     config: ModelConfig
     is_complete: bool = False
+    key: str = ""
 
     @property
     def path(self) -> Path:

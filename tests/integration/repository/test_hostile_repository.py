@@ -7,7 +7,7 @@ import json
 import pytest
 from repositories import add_identity, control, serving
 
-from pipeline.repository.polled_model import find_model
+from pipeline.repository.polled_model import find_models
 
 
 @pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/etc", "..", ".", ""])
@@ -15,8 +15,8 @@ def test_a_name_that_is_a_path_is_no_model(tmp_path, name):
     repository = tmp_path / "models"
     add_identity(repository, "a", 1)
     add_identity(tmp_path, "outside", 1)
-    assert find_model("a", [repository]) is not None
-    assert find_model(name, [repository]) is None
+    assert find_models("a", [repository], False)
+    assert not find_models(name, [repository], False)
 
 
 def test_an_ensemble_that_is_sent_reaches_nothing_outside(tmp_path):

@@ -78,7 +78,6 @@ def test_flags_that_change_nothing_are_read(said):
     ("flags", "text"),
     [
         (["--nonsense=1"], "unknown: --nonsense=1"),
-        (["--model-namespacing=true"], "names of models are unique here"),
         (["--grpc-use-ssl", "true"], "--grpc-use-ssl: there is no TLS"),
         (["--trace-file=x"], "--trace-file: there are no trace files"),
     ],
