@@ -121,7 +121,8 @@ def _parser() -> argparse.ArgumentParser:
         help="folder of models; may be given several times",
     )
     add("--id", default="triton", metavar="NAME", help="name of the server in its metadata")
-    add("--model-control-mode", default="none", choices=("none", "poll", "explicit"))
+    modes = "none", "poll", "explicit"
+    add("--model-control-mode", type=str.lower, default="none", choices=modes)
     add(
         "--load-model",
         action="append",

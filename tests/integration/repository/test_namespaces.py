@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 
-from doubles import http
+from doubles import http, wait_until
 from repositories import SERVER, add_ensemble, add_identity, control, infer
 
 from pipeline.repository.control import ControlSettings
@@ -97,6 +97,7 @@ def test_who_means_one_that_has_become_ambiguous_goes(tmp_path):
         shutil.move(kept, tmp_path / "a" / "part")
         assert control(server, "part", "load") == (200, None)
         assert infer(server, "other", [1.0])[0] == 404
-        assert index(server) == [("other", "UNAVAILABLE"), ("part", "READY"), ("part", "READY")]
+        there = [("other", "UNAVAILABLE"), ("part", "READY"), ("part", "READY")]
+        wait_until(lambda: index(server) == there)
         assert control(server, "part", "unload") == (200, None)
         assert infer(server, "part", [1.0])[0] == 404

@@ -42,7 +42,7 @@ def test_flags_with_and_without_an_equals_sign(said):
     settings = said(
         "--model-repository",
         "/more",
-        "--model-control-mode=explicit",
+        "--model-control-mode=EXPLICIT",
         "--load-model=a",
         "--load-model",
         "b",
