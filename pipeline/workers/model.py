@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.data import ChannelData
 from pipeline.engine.channel import Item
+from pipeline.engine.model_answers import error_in
 from pipeline.engine.passage import PassingRun
 from pipeline.engine.payload import LOCAL, MemoryDomain
 from pipeline.engine.state import WorkersState
@@ -269,6 +270,10 @@ class ModelWorkers:
         if run.is_finished:
             return
         step, item = self._step, run.items[0]
+        if (failure := error_in(answer.payload)) is not None and run.handle is not None:
+            run.handle.cancel()
+            self._fail(run, failure)
+            return
         try:
             part = step.answer(item, answer.payload)
         except Exception as error:  # ours, on data of any type

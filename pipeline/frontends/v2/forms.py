@@ -9,6 +9,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from pipeline.data import ChannelData
+from pipeline.engine.model_answers import PARAMETERS
 from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
 from pipeline.errors import PipelineError
 from pipeline.frontends.v2.errors import V2Error, V2Status
@@ -92,7 +93,7 @@ class RequestForm(Generic[_Inputs]):
         if not self._layouts or type(answer) is not ChannelData or answer.error is not None:
             return None
         payload = answer.payload
-        if type(payload) is not dict:
+        if type(payload) is not dict or PARAMETERS in payload:
             return None
         names = self._names or tuple(payload)
         found = layout(payload, names)
@@ -112,7 +113,11 @@ class RequestForm(Generic[_Inputs]):
         if self.inputs is None or type(answer) is not ChannelData:
             return
         payload = answer.payload
-        if type(payload) is not dict or any(type(name) is not str for name in payload):
+        if (
+            type(payload) is not dict
+            or PARAMETERS in payload
+            or any(type(name) is not str for name in payload)
+        ):
             return
         names = self._names or tuple(payload)
         found = layout(payload, names)

@@ -250,10 +250,7 @@ class _Calls:
             if isinstance(told, GrpcError):
                 raise told from error
             await place.come()
-            answer = pb.ModelStreamInferResponse(error_message=str(told))
-            answer.infer_response.id = _id_of(message)
-            answer.infer_response.parameters[_FINAL].bool_param = True
-            yield answer.SerializeToString()
+            yield _failed_of_stream(str(told), _id_of(message), is_final=True)
 
 
 def _told(error: V2Error | PipelineError, call: GrpcCall) -> V2Error | GrpcError:
@@ -291,7 +288,16 @@ def _written(response: InferResponse) -> bytes:
     return joined(response_pieces(response))
 
 
+def _failed_of_stream(text: str, request_id: str, is_final: bool) -> bytes:
+    answer = pb.ModelStreamInferResponse(error_message=text)
+    answer.infer_response.id = request_id
+    answer.infer_response.parameters[_FINAL].bool_param = is_final
+    return answer.SerializeToString()
+
+
 def _written_of_stream(response: InferResponse, is_final: bool) -> bytes:
+    if response.error is not None:
+        return _failed_of_stream(str(response.error), response.id, is_final)
     parameters = {**response.parameters, _FINAL: is_final}
     pieces = response_pieces(msgspec.structs.replace(response, parameters=parameters))
     return joined((field_head(_IN_STREAM, sum(map(len, pieces))), *pieces))

@@ -254,7 +254,14 @@ class InferenceRoutes:
         self, answers: AsyncGenerator[tuple[InferResponse, bool], None]
     ) -> AsyncGenerator[bytes, None]:
         async with contextlib.aclosing(answers):
+            is_first = True
             async for response, _ in answers:
+                if isinstance(response.error, V2Error):
+                    if is_first:  # there is a status yet to tell it
+                        raise response.error
+                    yield failure(response.error).body
+                    continue
+                is_first = False
                 write = functools.partial(write_generate, response, self._limits)
                 if is_short(response.outputs):
                     yield write()

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from pipeline.data import ChannelData
+from pipeline.engine.model_answers import PARAMETERS, error_in
 from pipeline.engine.models import ModelEntry, ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin, RequestTarget, ask
@@ -46,6 +47,14 @@ _STATISTICS = "statistics"
 _SERVER = "pipeline-serving"
 
 
+class OutputsAndParameters(dict[str, Array]):
+    """Outputs of a model that says more in its answer."""
+
+    def __init__(self, outputs: dict[str, Array], parameters: Parameters) -> None:
+        super().__init__(outputs)
+        self.parameters: Parameters = parameters
+
+
 class FittedRequest(msgspec.Struct, frozen=True):
     """A request that fits its model.
 
@@ -73,7 +82,7 @@ class FittedRequest(msgspec.Struct, frozen=True):
         return min(timeout_s, self.limit_s)
 
     def outputs(self, answer: Any) -> dict[str, Array]:
-        """Return the outputs in an engine's answer. Raises V2Error."""
+        """Return the outputs in an engine's answer, maybe with parameters. Raises V2Error."""
         message = answer.message if isinstance(answer, LargeResponse) else answer
         model, interface = self.model, self.interface
         ensemble = model.name if isinstance(model, PipelineModel) else ""
@@ -84,15 +93,24 @@ class FittedRequest(msgspec.Struct, frozen=True):
             labels = model.labels.get(name, ()) if isinstance(model, ConfiguredModel) else ()
             count = self.classes[name]
             outputs[name] = classes_of(outputs[name], count, labels, interface.batches)
-        return outputs
+        told = payload.get(PARAMETERS) if may_lack else None
+        return OutputsAndParameters(outputs, told) if told else outputs
+
+    def failed(self, request_id: str, error: V2Error) -> InferResponse:
+        """Return an answer that is an error, of several."""
+        response = InferResponse(self.entry.name, self.entry.version, request_id)
+        return msgspec.structs.replace(response, error=error)
 
     def response(
         self, request_id: str, asked: Parameters, outputs: dict[str, Array]
     ) -> InferResponse:
         """Return what a caller gets, who has `asked` so; an ensemble repeats its sequence."""
-        entry, told = self.entry, {}
+        entry = self.entry
+        told: Parameters = {}
         if entry.op is None and isinstance(self.model, ConfiguredModel):
             told = {name: asked.get(name, default) for name, default in OF_SEQUENCES.items()}
+        if isinstance(outputs, OutputsAndParameters):
+            told |= outputs.parameters
         return InferResponse(entry.name, entry.version, request_id, told, outputs)
 
 
@@ -299,10 +317,11 @@ class ModelRepository:
     ) -> AsyncGenerator[tuple[InferResponse, bool], None]:
         """Run as `infer` does; yield each answer, and whether it is one part of several.
 
-        See `answers_to`. An error, also one behind some parts, is raised. With an `entrance` the
-        engine is asked when those before have asked it.
+        See `answers_to`. An error, also one behind some parts, is raised; one that is a part is
+        in its answer. With an `entrance` the engine is asked when those before have asked it.
         """
         fitted, said = self.fit(request), (request.id, request.parameters)
+        request_id = request.id
         try:
             asked = await self._asked(fitted, request, timeout_s, traceparent, headers)
             del request
@@ -313,7 +332,11 @@ class ModelRepository:
             found = answers_to(begin, *asked)
             async with aclosing(found):
                 async for answer, is_part in found:
-                    yield await self._response(fitted, said, answer), is_part
+                    failure = error_in(answer.payload) if type(answer) is ChannelData else None
+                    if failure is None:
+                        yield await self._response(fitted, said, answer), is_part
+                    else:
+                        yield fitted.failed(request_id, v2_error(failure)), is_part
         except PipelineError as error:
             raise v2_error(error) from error
 

@@ -113,13 +113,17 @@ class InferRequest(msgspec.Struct, frozen=True):
 
 
 class InferResponse(msgspec.Struct, frozen=True):
-    """Answer of a model, its outputs in the order in which they are written."""
+    """Answer of a model, its outputs in the order in which they are written.
+
+    `error`: in their place, of one answer of several.
+    """
 
     model_name: str
     model_version: str = ""
     id: str = ""
     parameters: Parameters = {}
     outputs: dict[str, Array] = {}
+    error: Exception | None = None
 
 
 # --- requests and responses -----------------------------------------------------------------

@@ -177,6 +177,71 @@ def test_a_decoupled_model_has_several_requests_at_once(tmp_path):
         wait_until(lambda: list(callers.map(ask, [1.0, 2.0, 3.0])) == [list(range(100))] * 3)
 
 
+ERRS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender, array = request.get_response_sender(), request.inputs()[0].as_numpy()
+            good = pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUTPUT0", array)], parameters={"of": "a part"})
+            bad = pb_utils.InferenceResponse(error=pb_utils.TritonError("this one failed"))
+            several = [good, bad, good] if array.flat[0] > 0 else [bad, good]
+            for response in several:
+                sender.send(response)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_an_error_of_several_responses_does_not_end_them(tmp_path):
+    policy = "model_transaction_policy { decoupled: true }"
+    add_python(tmp_path, "errs", ERRS, policy)
+    with serving(tmp_path, mode="none") as server:
+        url = f"http://127.0.0.1:{server.http_port}/v2/models/errs/generate_stream"
+        with urllib.request.urlopen(url, json.dumps({"INPUT0": 2.0}).encode()) as answer:
+            events = answer.read().decode().split("\n\n")[:-1]
+        parts = [json.loads(event.removeprefix("data: ")) for event in events]
+        good, bad, last = parts
+        assert good == last
+        assert (good["OUTPUT0"], good["of"]) == (2.0, "a part")
+        assert bad == {"error": "this one failed"}
+        status, _, answer = http(server, "POST", "/v2/models/errs/generate", {"INPUT0": -2.0})
+        assert (status, answer["error"]) == (500, "this one failed"), "there is a status yet"
+
+
+SAYS_MORE = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            tensor = pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())
+            wrong = tensor.as_numpy().flat[0] < 0
+            try:
+                said = {"a": 1.5} if wrong else {"a": 1, "b": "two", "c": True}
+                found.append(pb_utils.InferenceResponse([tensor], parameters=said))
+            except pb_utils.TritonModelException as error:
+                found.append(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), 3)))
+        return found
+"""
+
+
+def test_a_response_may_have_parameters(tmp_path):
+    add_python(tmp_path, "says", SAYS_MORE, "dynamic_batching {}")
+    sent = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [3.0]}]}
+    wanted = {**sent, "outputs": [{"name": "OUTPUT0"}]}
+    with serving(tmp_path, mode="none") as server:
+        for request in (sent, sent, wanted, wanted):  # the second of each is known to the lane
+            _, _, answer = http(server, "POST", "/v2/models/says/infer", request)
+            assert answer["parameters"] == {"a": 1, "b": "two", "c": True}
+            assert [each["name"] for each in answer["outputs"]] == ["OUTPUT0"]
+        status, text = infer(server, "says", [-1.0])
+        assert status == 400
+        assert "values to have type bool/int/str, found type <class 'float'>" in text
+
+
 def test_a_model_that_does_not_start_says_why(tmp_path):
     code = (
         "class TritonPythonModel:\n    def initialize(self, args):\n        raise OSError('no')\n"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.engine.model_answers import PARAMETERS, error_in, outputs_in
 from pipeline.engine.model_calls import ModelCaller, ModelChange, ModelPart, PeerCall, Tell
 from pipeline.errors import PipelineError
 from pipeline.frontends.v2.errors import V2Status, v2_error
@@ -210,9 +211,14 @@ class InferenceRequest:
         """Return an answer as the model takes it."""
         if part.error is not None:
             return failed(part.error)
-        outputs = part.outputs or {}
+        answer = part.outputs or {}
+        failure = error_in(answer)
+        if failure is not None:
+            return failed(failure)
+        outputs = outputs_in(answer)
         names = [name for name in self._outputs if name in outputs] or outputs
-        return InferenceResponse([NamedTensor(name, np.asarray(outputs[name])) for name in names])
+        tensors = [NamedTensor(name, np.asarray(outputs[name])) for name in names]
+        return InferenceResponse(tensors, parameters=answer.get(PARAMETERS))
 
     def _parameters(self) -> dict[str, Any]:
         said = dict(self._said)

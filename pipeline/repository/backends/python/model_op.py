@@ -218,10 +218,9 @@ class DecoupledModelOp(PythonModelOp):
         request = self.request(feed_batch[0], context[0])
         self.executor.submit(self._execute, request)
         while (response := request.sender.next()) is not None:
-            result = response if isinstance(response, PipelineError) else response.result()
-            if isinstance(result, PipelineError):
-                raise result
-            yield result
+            if isinstance(response, PipelineError):
+                raise response
+            yield response.part()
 
     def pipeline_send(
         self, feed: Any, context: RequestContext, tell: Callable[[Any], None]
@@ -230,7 +229,7 @@ class DecoupledModelOp(PythonModelOp):
 
         def put(response: Any) -> None:
             is_response = response is not None and not isinstance(response, PipelineError)
-            tell(ENDED if response is None else response.result() if is_response else response)
+            tell(ENDED if response is None else response.part() if is_response else response)
 
         self._execute(self.request(feed, context, put))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.data import RequestContext
+from pipeline.engine.model_answers import PARAMETERS, failed_part
 from pipeline.errors import (
     InputError,
     NoServiceError,
@@ -89,11 +90,31 @@ def error_of(error: Any) -> PipelineError:
     return _ERRORS.get(code, UserCodeError)(text)
 
 
+def _checked(parameters: Any) -> dict[str, bool | int | str]:
+    """Return parameters of a response. TritonModelException: they are none."""
+    if isinstance(parameters, str):
+        parameters = json.loads(parameters or "{}")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")
+    for name, value in parameters.items():
+        if not isinstance(name, str):
+            raise TritonModelException(
+                f"Expect parameters keys to have type str, found type {type(name)}"
+            )
+        if not isinstance(value, bool | int | str):
+            raise TritonModelException(
+                f"Expect parameters values to have type bool/int/str, found type {type(value)}"
+            )
+    return parameters
+
+
 class InferenceResponse:
     """A response to one request: tensors, or an error.
 
     Raises:
-        TritonModelException: an output is no NamedTensor.
+        TritonModelException: an output is no NamedTensor, a parameter no bool, number or text.
     """
 
     def __init__(
@@ -107,8 +128,7 @@ class InferenceResponse:
                 raise TritonModelException(f"expected a NamedTensor, found {type(tensor).__name__}")
         self._outputs = list(output_tensors)
         self._error = error
-        said = "" if parameters is None else parameters
-        self._parameters = said if isinstance(said, str) else json.dumps(said)
+        self._parameters = _checked(parameters)
 
     def output_tensors(self) -> list[NamedTensor]:
         """Return the tensors."""
@@ -123,14 +143,22 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """Return the parameters, as JSON."""
-        return self._parameters
+        """Return the parameters, as JSON; "" for none."""
+        return json.dumps(self._parameters) if self._parameters else ""
 
     def result(self) -> Any:
         """Return the arrays by name, or the error that the caller gets."""
         if self._error is not None:
             return error_of(self._error)
-        return {tensor.name(): tensor.as_numpy() for tensor in self._outputs}
+        found: dict[str, Any] = {tensor.name(): tensor.as_numpy() for tensor in self._outputs}
+        if self._parameters:
+            found[PARAMETERS] = self._parameters
+        return found
+
+    def part(self) -> Any:
+        """Return it as one response of several: an error does not end them."""
+        result = self.result()
+        return failed_part(result) if isinstance(result, PipelineError) else result
 
 
 class ResponseSender:
@@ -171,10 +199,13 @@ class ResponseSender:
                     "Inference Response object must be provided when the response flags is set to "
                     "zero."
                 )
+            self._is_closed = bool(flags)
+            if response is not None and flags and response.has_error():
+                self._put(response.result())  # which ends it
+                return
             if response is not None:
                 self._put(response)
             if flags:
-                self._is_closed = True
                 self._put(None)
 
     def is_cancelled(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.data import RequestContext
+from pipeline.engine.model_answers import error_in
 from pipeline.errors import (
     ErrorCode,
     InitError,
@@ -225,11 +226,23 @@ def test_a_decoupled_model_sends_nothing_or_fails(model):
         parts(broken)
     told = model(
         "requests[0].get_response_sender().send("
-        "pb.InferenceResponse(error=pb.TritonError('no', pb.TritonError.INVALID_ARG)))",
+        "pb.InferenceResponse(error=pb.TritonError('no', pb.TritonError.INVALID_ARG)), flags=1)",
         DecoupledModelOp,
     )
     with pytest.raises(InputError, match="no"):
         parts(told)
+    goes_on = model(
+        """
+sender = requests[0].get_response_sender()
+sender.send(pb.InferenceResponse(error=pb.TritonError('no', pb.TritonError.INVALID_ARG)))
+sender.send(answer([1]))
+sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+""",
+        DecoupledModelOp,
+    )
+    failed, good = parts(goes_on)
+    assert isinstance(error_in(failed), InputError)
+    assert good["OUTPUT0"].tolist() == [1]
 
 
 def test_a_decoupled_model_whose_caller_left_ends(model):

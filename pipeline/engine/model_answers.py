@@ -1,0 +1,33 @@
+"""Things beside the outputs in a model's answer: parameters of it, or an error in its place.
+
+They stand in the dict of its outputs, under names that no output has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.errors import PipelineError, error_from_fields, error_to_fields
+
+PARAMETERS = "@parameters"
+"""The name of the parameters, a dict."""
+
+_ERROR = "@error"
+
+
+def failed_part(error: PipelineError) -> dict[str, Any]:
+    """Return an error as one answer of several: others may follow it."""
+    return {_ERROR: error_to_fields(error)}
+
+
+def error_in(answer: Any) -> PipelineError | None:
+    """Return the error that one answer of several is; None: it is none."""
+    if type(answer) is not dict or _ERROR not in answer:
+        return None
+    return error_from_fields(*answer[_ERROR])
+
+
+def outputs_in(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the outputs alone."""
+    return {name: value for name, value in answer.items() if name != PARAMETERS}
