@@ -122,20 +122,27 @@ class InferenceRoutes:
     async def _server(self, asked: _Asked) -> WebResponse:
         return _json(self._models.server_metadata())
 
-    # Triton's answers to these have no body: KServe's clients want one, and Triton's read none.
+    # KServe's clients want a body. Triton has none, and scripts of its users compare the whole of
+    # what curl prints with "200": a server of a repository is asked by these.
 
     async def _live(self, asked: _Asked) -> WebResponse:
         is_live = self._models.is_live
-        return _json({"live": is_live}, 200 if is_live else 400)
+        return self._state({"live": is_live}, is_live)
 
     async def _ready(self, asked: _Asked) -> WebResponse:
         is_ready = await self._models.is_ready()
-        return _json({"ready": is_ready}, 200 if is_ready else 400)
+        return self._state({"ready": is_ready}, is_ready)
 
     async def _model_ready(self, asked: _Asked) -> WebResponse:
         if await self._models.is_model_ready(asked.name, asked.version):
-            return _json({"name": asked.name, "ready": True})
+            return self._state({"name": asked.name, "ready": True}, True)
         return _failed(400, "Model version not ready", content_type=TEXT)
+
+    def _state(self, said: dict[str, Any], is_good: bool) -> WebResponse:
+        status = 200 if is_good else 400
+        if self._models.is_repository:
+            return WebResponse(status, content_type=TEXT)
+        return _json(said, status)
 
     async def _metadata(self, asked: _Asked) -> WebResponse:
         return _json(self._models.metadata(asked.name, asked.version))

@@ -382,6 +382,11 @@ class ModelRepository:
             text = f"{door} doesn't support models with decoupled transaction policy"
             raise V2Error(V2Status.UNSUPPORTED, text)
 
+    @property
+    def is_repository(self) -> bool:
+        """True if its models come from a repository, as Triton's do."""
+        return self._registry.is_repository
+
     def has(self, name: str) -> bool:
         """Return whether there is a model of this name, in any version."""
         try:

@@ -289,6 +289,23 @@ instance_group { count: 2 kind: KIND_CPU }
 """
 
 
+INHERITS = """
+import pathlib, sys
+sys.path.append(str(pathlib.Path(__file__).parent))
+from elsewhere_%s import *
+"""
+
+
+def test_a_hook_of_a_class_that_comes_from_elsewhere_is_called(tmp_path):
+    for name, code in (("asks", ASKS), ("doubles", DOUBLES)):
+        folder = add_python(tmp_path, name, INHERITS % name, config=None)
+        (folder / "config.pbtxt").write_text('backend: "python"')
+        (folder / "1" / f"elsewhere_{name}.py").write_text(code)
+    with serving(tmp_path, models=("asks",)) as server:
+        assert http(server, "GET", "/v2/models/asks")[2]["inputs"][0]["name"] == "INPUT0"
+        assert "must specify at least one input" in control(server, "doubles", "load")[1]
+
+
 def test_sequences_stay_with_an_instance_and_have_controls(tmp_path):
     add_python(tmp_path, "sums", SUMS, SEQUENCES)
     with serving(tmp_path, mode="none") as server:

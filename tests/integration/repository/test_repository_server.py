@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+import urllib.request
 
 import onnx
 import pytest
@@ -266,3 +267,12 @@ def test_ports_have_addresses_of_their_own_and_may_be_closed(tmp_path):
                         assert (refused == 0) == (number == host), (name, number)
             finally:
                 thread.run(service.stop())
+
+
+def test_health_has_no_body_as_scripts_of_tritons_users_expect(tmp_path):
+    add_identity(tmp_path, "m", 1)
+    with serving(tmp_path, mode="none") as server:
+        for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/m/ready"):
+            url = f"http://127.0.0.1:{server.http_port}{path}"
+            with urllib.request.urlopen(url) as answer:
+                assert (answer.status, answer.read()) == (200, b"")

@@ -19,7 +19,7 @@ from pipeline.op import ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.proto.v2.config_json import as_json
 from pipeline.repository.backends.base import ModelSource
-from pipeline.repository.backends.python.model_op import ModelSpec, model_op
+from pipeline.repository.backends.python.model_op import MODEL_CLASS, ModelSpec, model_op
 from pipeline.repository.model_config import parse_json
 from pipeline.repository.op_settings import cards_of, instances_of, op_settings
 
@@ -148,9 +148,14 @@ def _controls(config: ModelConfig) -> tuple[Control, ...]:
 
 
 def _has_hook(file: Path) -> bool:
-    """Return whether a model's file defines the hook; what is no Python fails when it is loaded."""
+    """Return whether a model has the hook, or may have it since its class comes from elsewhere.
+
+    What is no Python fails when it is loaded.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
         return False
-    return any(isinstance(node, ast.FunctionDef) and node.name == _HOOK for node in ast.walk(tree))
+    defined = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    own = [node for node in defined if isinstance(node, ast.ClassDef) and node.name == MODEL_CLASS]
+    return not own or bool(own[0].bases) or any(node.name == _HOOK for node in defined)

@@ -18,7 +18,8 @@ def main(file: str, name: str, version: str) -> int:
     config = CompletedConfig(sys.stdin.read())
     try:
         model = load_class(Path(file), name, int(version))
-        found = model.auto_complete_config(config) or config
+        complete = getattr(model, "auto_complete_config", None)
+        found = (complete and complete(config)) or config
     except Exception as error:
         sys.stderr.write(f"\n{type(error).__name__}: {error}\n".replace("ValueError: ", ""))
         return 1

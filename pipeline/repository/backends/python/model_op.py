@@ -24,7 +24,7 @@ from pipeline.repository.backends.python import utils_module
 from pipeline.repository.backends.python.calls import ServerAccess
 from pipeline.repository.backends.python.requests import IncomingRequest
 
-_CLASS = "TritonPythonModel"
+MODEL_CLASS = "TritonPythonModel"
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class PythonModelOp(Op):
         if initialize is not None:
             ServerAccess.without(initialize, self.spec.arguments(number))
         if not hasattr(self.model, "execute"):
-            raise InitError(f"model '{self.name}': {_CLASS} has no method execute")
+            raise InitError(f"model '{self.name}': {MODEL_CLASS} has no method execute")
 
     def pipeline_end(self) -> None:
         """Let the model finish, when its worker ends."""
@@ -262,7 +262,7 @@ def load_class(file: Path, name: str, version: int) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    found = getattr(module, _CLASS, None)
+    found = getattr(module, MODEL_CLASS, None)
     if found is None:
-        raise InitError(f"model '{name}': {file.name} has no class {_CLASS}")
+        raise InitError(f"model '{name}': {file.name} has no class {MODEL_CLASS}")
     return found
