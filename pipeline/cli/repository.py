@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.cache_flags import cache_settings
+from pipeline.cli.resource_flags import cache_settings, resource_of
 from pipeline.errors import PipelineError
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.server import RepositorySettings, serve
@@ -158,6 +158,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="CACHE,KEY=VALUE",
         help="where answers are kept of models with response_cache: local,size=BYTES, or redis",
     )
+    add("--rate-limit", type=str.lower, default="off", choices=("off", "execution_count"))
+    add(
+        "--rate-limit-resource",
+        action="append",
+        default=[],
+        metavar="NAME:COUNT[:DEVICE]",
+        help="how much there is of a resource that instances need",
+    )
     add("--response-cache-byte-size", type=int, default=None, metavar="BYTES")
     add("--log-verbose", type=int, default=0, metavar="LEVEL")
     add("--log-info", type=_flag, default=True, metavar="BOOL")
@@ -194,6 +202,8 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
     if given.http_max_input_size is not None:
         server["max_message_bytes"] = given.http_max_input_size
     server["cache"] = cache_settings(given.cache_config, given.response_cache_byte_size)
+    resources = [resource_of(each) for each in given.rate_limit_resource]
+    server["rate_limit"] = {"mode": given.rate_limit, "resources": resources}
     dag: dict[str, Any] = {}
     patterns = {given.http_header_forward_pattern, given.grpc_header_forward_pattern} - {""}
     if patterns:

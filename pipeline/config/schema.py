@@ -25,6 +25,7 @@ from pipeline.config.fields import (
     found,
     settings_of,
 )
+from pipeline.config.rate_limits import NeedsConfig, RateLimitConfig
 from pipeline.config.registry import did_you_mean
 from pipeline.config.sequences import ControlConfig, StateConfig, fault_of_states
 from pipeline.config.yaml import Source, read_yaml
@@ -234,6 +235,9 @@ class OpConfig(Struct, frozen=True, kw_only=True):
     response_cache: Annotated[
         bool, "True: keep answers in the server's cache; equal requests come to no worker."
     ] = False
+    rate_limiter: Annotated[
+        tuple[NeedsConfig, ...], "Resources that its workers share with others, see rate_limit."
+    ] = ()
     workers: Annotated[
         str | None, OneOf("workers"), "thread or process; absent: as dag.is_thread_op says."
     ] = None
@@ -316,6 +320,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     response_cache: Annotated[
         bool, "True: keep answers of the whole pipeline; equal requests come to no Op."
     ] = False
+    rate_limit: Annotated[RateLimitConfig, "Resources that workers share."] = RateLimitConfig()
     filters: Annotated[
         Mapping[str, object],
         Chosen("filters"),

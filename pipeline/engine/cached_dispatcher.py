@@ -17,6 +17,7 @@ from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.dynamic_dispatcher import DynamicDispatcher, is_dynamic
 from pipeline.engine.filters import Filter
 from pipeline.engine.journal import NO_WORKER, EngineObservers, Outcome, pack_span
+from pipeline.engine.limited_dispatcher import limited
 from pipeline.engine.request import ACTIVE, RequestState
 from pipeline.engine.sequence_dispatcher import SequenceDispatcher, has_sequences
 from pipeline.engine.shortcut import Shortcut
@@ -72,7 +73,7 @@ class CachedDispatcher(OpDispatcher):
     def open_cache(self, answers: AnswerCache) -> None:
         """Keep answers from now on."""
         self._kept = answers
-        self.keeps_answers: bool = True
+        self.goes_alone: str = "its answers are kept"
         self.shortcut: Shortcut | None = None  # which leads past the cache
 
     def _add(self, item: Item) -> None:
@@ -196,6 +197,11 @@ def _nowhere(request: RequestState, payload: Any) -> None:
 
 def kind_of(op: Op) -> type[OpDispatcher]:
     """Return the dispatcher of an Op that neither makes nor reads a stream."""
+    kind = _kind_of(op)
+    return limited(kind) if op.pipeline_config.rate_limiter else kind
+
+
+def _kind_of(op: Op) -> type[OpDispatcher]:
     if has_sequences(op):
         return SequenceDispatcher
     if op.pipeline_config.response_cache:

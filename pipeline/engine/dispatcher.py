@@ -41,12 +41,12 @@ class OpDispatcher:
 
     Attributes:
         streams: whether its Op makes or reads streams.
-        keeps_answers: whether its Op's answers are kept, see `cached_dispatcher`.
+        goes_alone: why its Op is never in a group; "": nothing of its own is against it.
         run_type: what its batches are.
     """
 
     streams: bool = False
-    keeps_answers: bool = False
+    goes_alone: str = ""
     run_type: type[BatchRun] = BatchRun
 
     def __init__(
@@ -213,7 +213,7 @@ class OpDispatcher:
         now = self._router.loop.time()
         if not load.workers and self.shortcut is not None:
             self.shortcut.workers_are_there()
-        load.workers = self.workers.count
+        load.workers = min(self.workers.count, load.most_workers)
         load.max_rows = load.rows_limits[self.workers.note is not None]
         while True:
             if room.size:

@@ -54,8 +54,8 @@ def obstacle(node: OpDispatcher, nodes: Iterable[OpDispatcher]) -> str | None:
     config = node.op.pipeline_config
     if not config.fuse:
         return "fuse is false"
-    if node.keeps_answers:
-        return "its answers are kept"
+    if node.goes_alone:
+        return node.goes_alone
     if config.sequence.strategy is not None:
         return "its sequences stay with its workers"
     if not isinstance(node.workers, Lender | Hosting):

@@ -21,7 +21,7 @@ def can_be_resized(op: Op, count: int) -> bool:
     Schedulers that have planned with the number that there was cannot.
     """
     config = op.pipeline_config
-    if config.batching == ITERATIVE:
+    if config.batching == ITERATIVE or config.rate_limiter:
         return False
     keeps_order = is_dynamic(op) and config.dynamic_batching.preserve_ordering
     return not (keeps_order and config.concurrency == 1 and count > 1)

@@ -10,7 +10,6 @@ import msgspec
 
 from pipeline.config import registry
 from pipeline.config.schema import ServiceConfig, load_config, resolve_op
-from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import check_hooks
 from pipeline.engine.models import ModelNames
@@ -25,6 +24,7 @@ from pipeline.repository.model_defaults import ENSEMBLE
 from pipeline.repository.op_settings import instances_of, kinds_of_instances, op_settings
 from pipeline.runtime.loaded_graph import LoadedGraph, RepositoryModel
 from pipeline.runtime.predictor_loader import PredictorLoader
+from pipeline.runtime.share import Share
 from pipeline.workers.process.shared import SharedProcesses
 
 
@@ -38,7 +38,7 @@ class GraphMaker:
         models: of the server, for backends whose models ask others.
         cards: numbers of the machine's.
         processes: of the server; None: a model's are forked for it.
-        cache: where answers are kept of models that want it.
+        share: what models have in common.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class GraphMaker:
         models: RepositoryModels,
         cards: Collection[int] = (),
         processes: SharedProcesses | None = None,
-        cache: ServerCache | None = None,
+        share: Share | None = None,
     ) -> None:
         self._settings = settings
         self._on_readiness = on_readiness
@@ -58,7 +58,7 @@ class GraphMaker:
         self._backends: dict[str, Backend] = {}
         self._cards = cards
         self._processes = processes
-        self._cache = cache
+        self._share = share
 
     async def make(self, source: ModelSource) -> LoadedGraph:
         """Load a version, and return it when it can take requests. Raises PipelineError."""
@@ -74,9 +74,9 @@ class GraphMaker:
             names = key, [None] * len(graph.ops)
         labels = await asyncio.to_thread(_labels, source)
         model = RepositoryModel(names, str(source.version), config, labels)
-        loader, processes, cache = PredictorLoader(source.folder), self._processes, self._cache
+        loader, processes, share = PredictorLoader(source.folder), self._processes, self._share
         served = LoadedGraph(
-            None, graph, settings, loader, model=model, processes=processes, cache=cache
+            None, graph, settings, loader, model=model, processes=processes, share=share
         )
         await asyncio.to_thread(served.fork)
         try:

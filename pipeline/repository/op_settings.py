@@ -25,6 +25,7 @@ def op_settings(config: ModelConfig) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "concurrency": max(1, instances_of(config)),
         "batch_size": max(1, config.max_batch_size),
+        "rate_limiter": _needs(config),
     }
     if config.HasField("sequence_batching"):
         settings |= _sequences(config, config.sequence_batching)
@@ -41,6 +42,20 @@ def instances_of(config: ModelConfig) -> int:
         group.count * (max(1, len(group.gpus)) if group.kind == ModelInstanceGroup.KIND_GPU else 1)
         for group in config.instance_group
     )
+
+
+def _needs(config: ModelConfig) -> list[dict[str, Any]]:
+    """Return what instances need while they run; none: no group of them says so."""
+    groups = config.instance_group
+    if not any(group.HasField("rate_limiter") for group in groups):
+        return []
+    found = []
+    for group in groups:
+        told = MessageToDict(group.rate_limiter, preserving_proto_field_name=True)
+        on_cards = group.kind == ModelInstanceGroup.KIND_GPU and list(group.gpus)
+        each = [{**told, "workers": group.count, "device": card} for card in on_cards or [0]]
+        found += each
+    return found
 
 
 def kinds_of_instances(config: ModelConfig) -> set[bytes]:

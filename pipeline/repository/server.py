@@ -11,7 +11,6 @@ from typing import Any, Literal
 import msgspec
 
 from pipeline.config.schema import ServiceConfig, load_config
-from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.models import ModelState
 from pipeline.errors import ConfigError
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
@@ -22,6 +21,7 @@ from pipeline.repository.served_models import ServedModels
 from pipeline.repository.versions import ModelVersions
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.service import MakeControl, Service
+from pipeline.runtime.share import Share
 from pipeline.server import serve_until_signalled
 from pipeline.system.malloc import tune_malloc
 from pipeline.system.stdio import ensure_stdio
@@ -29,6 +29,7 @@ from pipeline.workers.process.shared import SharedProcesses
 
 _OF_THE_SERVER = (
     *("host", "rpc_host", "http_host", "rpc_port", "http_port", "reuse_port", "cache"),
+    "rate_limit",
 )
 _PRELOAD = ("pipeline.repository.backends.python.model_op",)
 
@@ -89,10 +90,10 @@ def make_control(
     dag = {"start_method": "spawn", **_without_port(settings.server.get("dag", {}))}
     of_models |= {"rpc_port": 0, "dag": dag}
 
-    def make(models: Any, on_readiness: Any, cache: ServerCache | None) -> ModelControl:
+    def make(models: Any, on_readiness: Any, share: Share) -> ModelControl:
         grace_s, cards = config.stop_grace_period_s, settings.control.cards
         served = ServedModels(models)
-        maker = GraphMaker(of_models, on_readiness, grace_s, served, cards, processes, cache)
+        maker = GraphMaker(of_models, on_readiness, grace_s, served, cards, processes, share)
         control = ModelControl(settings.control, ModelVersions(models, maker))
         processes.models = RepositoryHost(served, control)
         return control

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from pipeline.config import registry
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.cached_dispatcher import ModelCache
 from pipeline.engine.engine import Engine
 from pipeline.engine.filters import NameCheck, configured
 from pipeline.engine.graph import Graph
+from pipeline.engine.limited_dispatcher import open_limits
 from pipeline.engine.models import FIRST_VERSION, ModelNames
 from pipeline.engine.resizing import resize
 from pipeline.engine.sequence_dispatcher import turnstiles_of
@@ -29,6 +29,7 @@ from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.runtime.observation import ObservabilityStack
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_query import Ask, ServerView
+from pipeline.runtime.share import Share
 from pipeline.system.event_loop import waited
 from pipeline.workers.process.shared import SharedProcesses
 from pipeline.workers.thread import ThreadKind
@@ -57,7 +58,7 @@ class LoadedGraph:
     Its Ops are configured. Without a name requests for any service are taken. `replica` is the
     number of this one, to all of which `ask` puts a question; None: it is the only one. With
     `model` it is one version of a model of a repository, whose workers may come from `processes`.
-    What is to be kept of its answers goes to the `cache`, if there is one.
+    `share` has what it has in common with others of the server.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class LoadedGraph:
         ask: Ask | None = None,
         model: RepositoryModel | None = None,
         processes: SharedProcesses | None = None,
-        cache: ServerCache | None = None,
+        share: Share | None = None,
     ) -> None:
         self.graph: Graph = graph
         self.config: ServiceConfig = config
@@ -92,7 +93,7 @@ class LoadedGraph:
             graph, config, load_predictor, _EDGE_WORKERS if is_asked else 1, processes
         )
         self._engine: Engine | None = None
-        self._cache = cache
+        self._share = share or Share()
 
     @property
     def engine(self) -> Engine:
@@ -116,7 +117,8 @@ class LoadedGraph:
         ours = [] if self._name is None else [NameCheck(self._name)]
         whole, ops = self.names
         name = whole or (ops[0] if ops else None) or ""
-        cache = None if self._cache is None else ModelCache(self._cache, name, self.version)
+        server = self._share.cache
+        cache = None if server is None else ModelCache(server, name, self.version)
         self._engine = Engine(
             self.graph,
             config,
@@ -128,6 +130,7 @@ class LoadedGraph:
             numbering=(0, 1) if self._replica is None else (self._replica, config.replicas),
             cache=cache,
         )
+        open_limits(self._share.limiter, self._engine.executor.nodes.values(), loop)
         self.observation.attach(self._engine)
 
     async def load(self) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.models import ModelRegistry
@@ -22,12 +21,12 @@ from pipeline.frontends.base import Frontend, FrontendContext
 from pipeline.frontends.v2.control import RepositoryControl
 from pipeline.observe.snapshot import Snapshot
 from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, ready_line
-from pipeline.runtime.caches import cache_of
 from pipeline.runtime.loaded_graph import LoadedGraph
 from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.observation import ObservabilityStack
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_query import Ask
+from pipeline.runtime.share import Share, share_of
 from pipeline.system.event_loop import waited
 from pipeline.system.file_limit import raise_file_limit
 from pipeline.workers.process.shared import SharedProcesses
@@ -62,9 +61,9 @@ class ServiceControl(RepositoryControl, Protocol):
         """End all models, each when it has answered what it has, or its time is over."""
 
 
-MakeControl = Callable[[ModelRegistry, Callable[[bool], None], ServerCache | None], ServiceControl]
+MakeControl = Callable[[ModelRegistry, Callable[[bool], None], Share], ServiceControl]
 """Makes it of the registry that it fills, what is told when an engine is ready, or not, and the
-cache of all models."""
+what all models have in common."""
 
 
 async def _record_nothing(duration_s: float) -> list[bytes]:
@@ -95,15 +94,15 @@ class Service(Runtime):
         self._replica = replica
         self._was_up = False
         number, ask = (None, None) if replica is None else (replica.number, replica.ask)
-        self._cache = cache_of(config)
+        self._share = share_of(config)
         self._graph: LoadedGraph | None = None
         self._graphs: list[LoadedGraph] = []
         self.models: ModelRegistry = ModelRegistry(is_repository=graph is None)
         if graph is not None:
-            cache = self._cache
-            self._graph = LoadedGraph(name, graph, config, load_predictor, number, ask, cache=cache)
+            share = self._share
+            self._graph = LoadedGraph(name, graph, config, load_predictor, number, ask, share=share)
             self.add(self._graph)
-        self._control = control and control(self.models, self._readiness_changed, self._cache)
+        self._control = control and control(self.models, self._readiness_changed, self._share)
         self._processes = processes
         self._frontends = _Frontends()
         self._offload = Offload(config.timeout_s)
@@ -165,8 +164,7 @@ class Service(Runtime):
         self._offload.start()
         if self._processes is not None:
             self._processes.attach(asyncio.get_running_loop())
-        if self._cache is not None:
-            await self._cache.open()
+        await self._share.open()
         for graph in self._graphs:
             graph.open(self._readiness_changed, is_first=graph is self._graph)
         opens_late = self._replica is not None and self._replica.opens_late
@@ -236,8 +234,7 @@ class Service(Runtime):
             await self._processes.close()
         await self._frontends.stop()
         await self._offload.stop()
-        if self._cache is not None:
-            await self._cache.close()
+        await self._share.close()
         self._exposure.ingress.close()
         if self._sidecar is not None:
             await self._sidecar.stop()

@@ -54,6 +54,7 @@ class Load(msgspec.Struct, eq=False):
 
     Attributes:
         workers: those that take batches.
+        most_workers: how many of them work at the same time.
         running: batches that they have, or that wait for one of them.
         items: requests in these batches.
         service_s: running mean of the time that a batch takes.
@@ -64,6 +65,7 @@ class Load(msgspec.Struct, eq=False):
     """
 
     workers: int = 0
+    most_workers: int = sys.maxsize
     running: int = 0
     items: int = 0
     service_s: float = 0.0

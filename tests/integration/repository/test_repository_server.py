@@ -276,3 +276,16 @@ def test_health_has_no_body_as_scripts_of_tritons_users_expect(tmp_path):
             url = f"http://127.0.0.1:{server.http_port}{path}"
             with urllib.request.urlopen(url) as answer:
                 assert (answer.status, answer.read()) == (200, b"")
+
+
+def test_instances_share_resources_with_those_of_other_models(tmp_path):
+    group = 'instance_group { kind: KIND_CPU rate_limiter { resources { name: "r" count: %d } } }'
+    add_identity(tmp_path, "one", 1, more=group % 2)
+    add_identity(tmp_path, "other", 1, more=group % 1)
+    limit = {"mode": "execution_count", "resources": [{"name": "r", "count": 1}]}
+    with serving(tmp_path, server={"rate_limit": limit}) as server:
+        assert control(server, "other", "load")[0] == 200
+        status, text = control(server, "one", "load")
+        assert status == 400
+        assert 'Resource count for "r" is limited to 1 which will prevent scheduling' in text
+        assert infer(server, "other", [1.0]) == (200, {"OUTPUT0": [1.0]})

@@ -1,4 +1,4 @@
-"""Triton's flags of a response cache, as keys of config.yml."""
+"""Triton's flags of a response cache and of a rate limiter, as keys of config.yml."""
 
 from __future__ import annotations
 
@@ -61,6 +61,21 @@ def _number(name: str, setting: str, value: str) -> Any:
     known = settings_of(options).get(setting) if options is not None else None
     if known is None or not known.expected.startswith("int"):
         return value
-    if value.isascii() and value.removeprefix("-").isdigit():
+    if _is_number(value):
         return int(value)
     return 0 if setting == "port" else value
+
+
+def resource_of(text: str) -> dict[str, Any]:
+    """Return one of `rate_limit.resources`, of NAME:COUNT or NAME:COUNT:DEVICE. ConfigError."""
+    name, *numbers = text.split(":")
+    if len(numbers) not in (1, 2) or not all(map(_is_number, numbers)):
+        raise ConfigError(
+            "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
+            f"'<resource_name>:<count>'. Got {text}"
+        )
+    return {"name": name, **dict(zip(("count", "device"), map(int, numbers), strict=False))}
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.removeprefix("-").isdigit()

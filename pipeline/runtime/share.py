@@ -1,0 +1,59 @@
+"""Share: what the graphs of a server have in common, as config.yml says."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pipeline.config import registry
+from pipeline.config.schema import ServiceConfig
+from pipeline.engine.answer_cache import ServerCache
+from pipeline.engine.rate_limiter import RateLimiter
+from pipeline.errors import InitError, PipelineError, described
+
+
+class Share(msgspec.Struct, frozen=True):
+    """Parts that all graphs of a server have together.
+
+    Args:
+        cache: where answers are kept; None: nowhere.
+        limiter: of the resources of their workers; None: none waits for any.
+    """
+
+    cache: ServerCache | None = None
+    limiter: RateLimiter | None = None
+
+    async def open(self) -> None:
+        """Open what is to be opened. Raises InitError."""
+        if self.cache is not None:
+            await self.cache.open()
+
+    async def close(self) -> None:
+        """Close it, when there are no graphs any more."""
+        if self.cache is not None:
+            await self.cache.close()
+
+
+def share_of(config: ServiceConfig) -> Share:
+    """Return what a configuration says, which is not open. Raises ConfigError, InitError."""
+    limiter = None
+    if config.rate_limit.mode != "off":
+        resources = config.rate_limit.resources
+        limiter = RateLimiter({(each.device, each.name): each.count for each in resources})
+    return Share(cache_of(config), limiter)
+
+
+def cache_of(config: ServiceConfig) -> ServerCache | None:
+    """Return the cache that a configuration names, which is not open; None: none.
+
+    Raises:
+        ConfigError, InitError: it cannot be made.
+    """
+    for name, options in config.cache.items():
+        make = registry.find("caches", name)
+        try:
+            return ServerCache(name, make(options))
+        except PipelineError:
+            raise
+        except Exception as error:  # a plug-in's
+            raise InitError(f"cache.{name}: it cannot be made: {described(error)}") from error
+    return None
