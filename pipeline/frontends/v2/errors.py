@@ -21,6 +21,7 @@ class V2Status(enum.Enum):
     """Reasons, each with (HTTP status, name of the gRPC status) by Triton's table."""
 
     INVALID = (400, "INVALID_ARGUMENT")
+    ALREADY_EXISTS = (400, "ALREADY_EXISTS")
     NOT_FOUND = (404, "NOT_FOUND")
     TOO_LARGE = (413, "RESOURCE_EXHAUSTED")
     CANCELLED = (499, "CANCELLED")

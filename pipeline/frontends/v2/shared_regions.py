@@ -1,0 +1,186 @@
+"""SharedRegions: shared memory of callers on this machine, which they have registered by a name."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from pipeline.frontends.v2.errors import V2Error, V2Status
+
+_FOLDER = "/dev/shm"  # where shm_open has its names
+_MOST = 2**64 - 1  # of an offset, of a size
+_MOST_REGIONS = 1024
+_DISABLED = "Client shared memory is disabled: the server has no prefix for the keys of it"
+
+
+class Region(msgspec.Struct, frozen=True):
+    """One that is registered: `byte_size` bytes from `offset` on of what `key` names."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class SharedRegions:
+    """Regions by their names; any thread may ask.
+
+    They are read and written through descriptors and never mapped: whoever made a region can cut
+    it short at any time, and a page that is gone would end the process that looks at it. A region
+    whose maker has died stays as it was, until it is unregistered.
+
+    Args:
+        prefix: with which a key has to begin, behind its slashes; "": nothing can be registered.
+        folder: where the keys are names of files.
+    """
+
+    def __init__(self, prefix: str, folder: str = _FOLDER) -> None:
+        self._prefix = prefix
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[Region, int]] = {}
+
+    def register(self, region: Region) -> None:
+        """Take a region into use. Raises V2Error, in Triton's words where it has any."""
+        self._check_enabled()
+        name = region.name
+        file_name = self._file_name(region)
+        with self._lock:
+            if name in self._open:
+                text = f"shared memory region '{name}' already in manager"
+                raise V2Error(V2Status.ALREADY_EXISTS, text)
+            if len(self._open) >= _MOST_REGIONS:
+                text = f"cannot register shared memory region '{name}': {_MOST_REGIONS} are"
+                raise V2Error(V2Status.UNAVAILABLE, text)
+            descriptor = self._opened(region, file_name)
+            self._open[name] = region, descriptor
+
+    def unregister(self, name: str = "") -> None:
+        """Let go of a region, or ("") of all; one that is not there is none to let go of."""
+        self._check_enabled()
+        with self._lock:
+            for each in [name] if name else list(self._open):
+                _, descriptor = self._open.pop(each, (None, -1))
+                if descriptor >= 0:
+                    os.close(descriptor)
+
+    def status(self, name: str = "") -> list[Region]:
+        """Return one region, or ("") all, by name. Raises V2Error."""
+        with self._lock:
+            if not name:
+                return [self._open[each][0] for each in sorted(self._open)]
+            if name not in self._open:
+                text = f"Unable to find system shared memory region: '{name}'"
+                raise V2Error(V2Status.NOT_FOUND, text)
+            return [self._open[name][0]]
+
+    def read(self, name: str, offset: int, byte_size: int) -> bytearray:
+        """Return bytes of a region. Raises V2Error: they are not in it, or no longer."""
+        with self._in_use(name, offset, byte_size) as (descriptor, start):
+            data = bytearray(byte_size)
+            if _all(os.preadv, descriptor, memoryview(data), start) < byte_size:
+                raise _invalid(f"Invalid shared memory region: '{name}'")
+            return data
+
+    def write(
+        self, name: str, offset: int, byte_size: int, data: bytes | memoryview, output: str
+    ) -> None:
+        """Put `data` of an output into the `byte_size` bytes that a caller has for it.
+
+        Raises V2Error: they are not in the region, or no longer, or too few.
+        """
+        view = memoryview(data).cast("B")
+        with self._in_use(name, offset, byte_size) as (descriptor, start):
+            if len(view) > byte_size:
+                raise V2Error(
+                    V2Status.INTERNAL,
+                    f"shared memory size specified with the request for output '{output}' "
+                    f"({byte_size} bytes) should be at least {len(view)} bytes to hold the results",
+                )
+            # Not beyond its end: the file would grow.
+            if os.fstat(descriptor).st_size < start + len(view):
+                raise _invalid(f"Invalid shared memory region: '{name}'")
+            _all(os.pwritev, descriptor, view, start)
+
+    @contextmanager
+    def _in_use(self, name: str, offset: int, byte_size: int) -> Iterator[tuple[int, int]]:
+        """Yield a descriptor of the caller's own, and where in its file the bytes begin."""
+        with self._lock:
+            if name not in self._open:
+                text = f"Unable to find shared memory region: '{name}'"
+                raise V2Error(V2Status.NOT_FOUND, text)
+            region, descriptor = self._open[name]
+            if not 0 <= offset < region.byte_size:
+                raise _invalid(f"Invalid offset for shared memory region: '{name}'")
+            if byte_size > _MOST - offset:
+                raise _invalid(
+                    f"Integer overflow detected: byte_size ({byte_size}) + offset ({offset}) "
+                    f"exceeds maximum value ({_MOST}) for region '{name}'"
+                )
+            if byte_size < 0 or offset + byte_size > region.byte_size:
+                raise _invalid(f"Invalid offset + byte size for shared memory region: '{name}'")
+            own = os.dup(descriptor)
+        try:
+            yield own, region.offset + offset
+        finally:
+            os.close(own)
+
+    def _check_enabled(self) -> None:
+        if not self._prefix:
+            raise V2Error(V2Status.UNSUPPORTED, _DISABLED)
+
+    def _file_name(self, region: Region) -> str:
+        """Return the name of the file that a key means, which is in the folder itself."""
+        cannot = f"cannot register shared memory region '{region.name}'"
+        file_name = region.key.lstrip("/")
+        if file_name in ("", ".", "..") or "/" in file_name or "\0" in file_name:
+            raise _invalid(f"{cannot} - invalid shm key '{region.key}'")
+        if not file_name.startswith(self._prefix):
+            raise _invalid(
+                f"{cannot} with key '{region.key}' as the key does not begin with '{self._prefix}'"
+            )
+        return file_name
+
+    def _opened(self, region: Region, file_name: str) -> int:
+        path = os.path.join(self._folder, file_name)
+        # Without waiting, should it be a pipe, and not where a link leads.
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            descriptor = os.open(path, flags)
+        except (OSError, UnicodeEncodeError):
+            text = f"Unable to open shared memory region: '{region.key}'"
+            raise V2Error(V2Status.INTERNAL, text) from None
+        found = os.fstat(descriptor)
+        is_within = 0 <= region.offset <= _MOST and 0 <= region.byte_size <= _MOST
+        if (
+            not stat.S_ISREG(found.st_mode)
+            or not is_within
+            or region.offset + region.byte_size > found.st_size
+        ):
+            os.close(descriptor)
+            raise _invalid(f"failed to register shared memory region '{region.name}': invalid args")
+        return descriptor
+
+
+def _all(move: Any, descriptor: int, view: memoryview, start: int) -> int:
+    """Read or write all of `view`, of which one call of the system may do a part; return how much.
+
+    Fewer bytes than there are in it: the file has ended.
+    """
+    done = 0
+    while done < len(view):
+        moved: int = move(descriptor, [view[done:]], start + done)
+        if not moved:
+            break
+        done += moved
+    return done
+
+
+def _invalid(text: str) -> V2Error:
+    return V2Error(V2Status.INVALID, text)
