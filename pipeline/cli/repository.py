@@ -167,6 +167,13 @@ def _parser() -> argparse.ArgumentParser:
         help="how much there is of a resource that instances need",
     )
     add("--response-cache-byte-size", type=int, default=None, metavar="BYTES")
+    add(
+        "--allow-client-shm",
+        type=_flag,
+        default=None,
+        metavar="BOOL",
+        help="callers may have tensors in shared memory; else if --http-address is a loopback one",
+    )
     add("--log-verbose", type=int, default=0, metavar="LEVEL")
     add("--log-info", type=_flag, default=True, metavar="BOOL")
     add("--log-warning", type=_flag, default=True, metavar="BOOL")
@@ -215,6 +222,8 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
             "prometheus_port": given.metrics_port,
             "prometheus_host": _host(address),
         }
+    if given.allow_client_shm is not None:
+        server["client_shared_memory"] = {"allow": given.allow_client_shm}
     server |= {"dag": dag, "stop_grace_period": given.exit_timeout_secs * 1000}
     completes = not (given.strict_model_config or given.disable_auto_complete_config)
     control = ControlSettings(

@@ -60,6 +60,16 @@ Options = Mapping[str, object]
 """Arguments of the Struct of an implementation's options, by its fields."""
 
 
+class ClientSharedMemory(Struct, frozen=True, kw_only=True):
+    """`client_shared_memory`: memory of callers on this machine, for tensors of v2."""
+
+    allow: Annotated[
+        bool | None,
+        "Callers may register it, and have tensors there; absent: if host is a loopback address.",
+    ] = None
+    prefix: Annotated[str, "What the keys begin with that may be registered; absent: any."] = ""
+
+
 class LogConfig(Struct, frozen=True, kw_only=True):
     """`log`: what is logged, and where to."""
 
@@ -358,6 +368,9 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     ] = 0.001
     log: Annotated[LogConfig, "What is logged, and where to."] = LogConfig()
     dag: Annotated[DagConfig, "What all Ops have in common."] = DagConfig()
+    client_shared_memory: Annotated[
+        ClientSharedMemory, "Shared memory of callers on this machine."
+    ] = ClientSharedMemory()
     op: Annotated[Mapping[str, OpConfig], "One mapping for each Op, by its name."] = {}
 
     source: str = "yml_dict"

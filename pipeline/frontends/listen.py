@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import ipaddress
 import os
 import socket
 import struct
@@ -32,6 +33,14 @@ _DROP_SYN = (  # flags = segment[13]; SYN without ACK: drop it, anything else: l
     (0x06, 0, 0, 0),
     (0x06, 0, 0, 0xFFFFFFFF),
 )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, or a Unix socket
+        return host == "localhost" or host.startswith((UNIX, ABSTRACT))
 
 
 def bind(host: str, port: int, key: str, is_shared: bool = False) -> socket.socket:

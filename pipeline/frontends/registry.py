@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.registry import find
+from pipeline.config.schema import ServiceConfig
 from pipeline.errors import ConfigError
 from pipeline.frontends.api.answers import AnswerWriter
 from pipeline.frontends.api.describing import Description
@@ -27,11 +28,12 @@ from pipeline.frontends.http.server import HttpFrontend
 from pipeline.frontends.link.methods import inference_methods, service_methods
 from pipeline.frontends.link.places import find_secret, socket_paths
 from pipeline.frontends.link.server import LinkFrontend
-from pipeline.frontends.listen import UNIX
+from pipeline.frontends.listen import UNIX, is_loopback
 from pipeline.frontends.v2 import ModelRepository
 from pipeline.frontends.v2.grpc import inference_service
 from pipeline.frontends.v2.http import InferenceRoutes
 from pipeline.frontends.v2.lane import InferLane
+from pipeline.frontends.v2.shared_regions import SharedRegions
 from pipeline.frontends.wire import PipelineWire
 from pipeline.op import overrides
 
@@ -74,6 +76,8 @@ def v2(context: FrontendContext, options: None) -> None:
         context.offload,
         context.forwarding,
         context.control,
+        _shared_regions(config),
+        config.limits,
     )
     context.routes.append(InferenceRoutes(models, context.offload, config.limits))
     context.services.append(
@@ -82,6 +86,14 @@ def v2(context: FrontendContext, options: None) -> None:
     context.lanes.append(
         InferLane(models, context.offload, config.limits, config.max_message_bytes)
     )
+
+
+def _shared_regions(config: ServiceConfig) -> SharedRegions:
+    """Return the shared memory that callers may register: none at an address that is open."""
+    said = config.client_shared_memory
+    hosts = (config.rpc_host or config.host, config.http_host or config.host)
+    is_allowed = all(map(is_loopback, hosts)) if said.allow is None else said.allow
+    return SharedRegions(said.prefix if is_allowed and not config.replicas else None)
 
 
 def api(context: FrontendContext, options: None) -> None:

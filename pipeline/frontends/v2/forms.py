@@ -196,7 +196,8 @@ class RequestForms(Generic[_Inputs]):
             fitted = self._models.fit(request)
         except (PipelineError, V2Error):
             raise UnknownFormError from None
-        if not is_short(request.inputs) or fitted.model.is_decoupled:
+        is_simple = is_short(request.inputs) and not request.regions
+        if not is_simple or fitted.model.is_decoupled:
             raise UnknownFormError
         return request, fitted
 

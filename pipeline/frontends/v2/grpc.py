@@ -31,7 +31,9 @@ from pipeline.frontends.v2.forms import (
     UnknownFormError,
     read_message,
 )
+from pipeline.frontends.v2.region_requests import no_cuda, no_cuda_region
 from pipeline.frontends.v2.repository import is_short_answer
+from pipeline.frontends.v2.shared_regions import Region
 from pipeline.frontends.v2.side_by_side import Place, side_by_side
 from pipeline.frontends.v2.unsupported import NO_REPOSITORY_NAME, UNSUPPORTED_METHODS
 from pipeline.observe.statistics import fill_statistics
@@ -74,6 +76,16 @@ def inference_service(
         "ModelMetadata": _unary(pb.ModelMetadataRequest, calls.model_metadata),
         "ModelConfig": _unary(pb.ModelConfigRequest, calls.model_config),
         "ModelStatistics": _unary(pb.ModelStatisticsRequest, calls.model_statistics),
+        "SystemSharedMemoryStatus": _unary(pb.SystemSharedMemoryStatusRequest, calls.regions),
+        "SystemSharedMemoryRegister": _unary(pb.SystemSharedMemoryRegisterRequest, calls.register),
+        "SystemSharedMemoryUnregister": _unary(
+            pb.SystemSharedMemoryUnregisterRequest, calls.unregister
+        ),
+        "CudaSharedMemoryStatus": _unary(pb.CudaSharedMemoryStatusRequest, calls.cuda_regions),
+        "CudaSharedMemoryRegister": _unary(pb.CudaSharedMemoryRegisterRequest, calls.register_cuda),
+        "CudaSharedMemoryUnregister": _unary(
+            pb.CudaSharedMemoryUnregisterRequest, calls.unregister_cuda
+        ),
         "RepositoryIndex": _unary(pb.RepositoryIndexRequest, calls.repository_index),
         "RepositoryModelLoad": _unary(pb.RepositoryModelLoadRequest, calls.load),
         "RepositoryModelUnload": _unary(pb.RepositoryModelUnloadRequest, calls.unload),
@@ -121,6 +133,46 @@ class _Calls:
         response = pb.ModelStatisticsResponse()
         fill_statistics(await self._models.statistics(request.name, request.version), response)
         return response
+
+    async def regions(self, request: pb.SystemSharedMemoryStatusRequest, call: GrpcCall) -> Message:
+        response = pb.SystemSharedMemoryStatusResponse()
+        for each in self._models.regions.status(request.name):
+            shown = response.regions[each.name]
+            shown.name, shown.key = each.name, each.key
+            shown.offset, shown.byte_size = each.offset, each.byte_size
+        return response
+
+    async def register(
+        self, request: pb.SystemSharedMemoryRegisterRequest, call: GrpcCall
+    ) -> Message:
+        region = Region(request.name, request.key, request.offset, request.byte_size)
+        self._models.regions.register(region)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def unregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest, call: GrpcCall
+    ) -> Message:
+        self._models.regions.unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_regions(
+        self, request: pb.CudaSharedMemoryStatusRequest, call: GrpcCall
+    ) -> Message:
+        if request.name:
+            raise no_cuda_region(request.name)
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def register_cuda(
+        self, request: pb.CudaSharedMemoryRegisterRequest, call: GrpcCall
+    ) -> Message:
+        raise no_cuda(request.name, is_new=True)
+
+    async def unregister_cuda(
+        self, request: pb.CudaSharedMemoryUnregisterRequest, call: GrpcCall
+    ) -> Message:
+        if request.name:
+            raise no_cuda(request.name, is_new=False)
+        return pb.CudaSharedMemoryUnregisterResponse()
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, call: GrpcCall) -> Message:
         found = await self._models.index(request.ready)

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+import msgspec
 import orjson
 
 from pipeline.engine.offload import Offload
@@ -26,6 +27,7 @@ from pipeline.frontends.http.routes import (
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
 from pipeline.frontends.v2.control import overrides_of_json, with_dependents_of_json
 from pipeline.frontends.v2.generate import NOT_ONE, read_generate, write_generate
+from pipeline.frontends.v2.region_requests import no_cuda, no_cuda_region, region_of_json
 from pipeline.frontends.v2.unsupported import NO_REPOSITORY_NAME, unsupported_path
 from pipeline.observe.statistics import stats_json
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, is_short
@@ -43,6 +45,7 @@ EVENTS = b"text/event-stream; charset=utf-8"
 
 _NAME = r"(?P<name>[^/]+)"
 _VERSION = r"(?:/versions/(?P<version>[0-9]+))?"
+_REGION = r"(?:/region/(?P<name>[^/]+))?"
 _REPOSITORY = r"(?:/[^/]+)?"  # its name, which Triton takes and passes over
 _LIVE, _READY = r"/v2/health/live", r"/v2/health/ready"
 _PLAIN = re.compile(rf"{_LIVE}|{_READY}|/v2/models/[^/]+(?:/versions/[0-9]+)?/(?:ready|infer)")
@@ -92,6 +95,11 @@ class InferenceRoutes:
             (rf"{model}/generate", "POST", self._generate),
             (rf"{model}/generate_stream", "POST", self._generate_stream),
             (model, "GET", self._metadata),
+            (rf"/v2/systemsharedmemory{_REGION}/status", "GET", self._region_status),
+            (rf"/v2/systemsharedmemory{_REGION}/register", "POST", self._register_region),
+            (rf"/v2/systemsharedmemory{_REGION}/unregister", "POST", self._unregister_region),
+            (rf"/v2/cudasharedmemory{_REGION}/status", "GET", self._cuda_status),
+            (rf"/v2/cudasharedmemory{_REGION}/(?:un)?register", "POST", self._refuse_cuda),
             (rf"/v2/repository{_REPOSITORY}/index", "POST", self._index),
             (rf"/v2/repository/models/{_NAME}/load", "POST", self._load),
             (rf"/v2/repository/models/{_NAME}/unload", "POST", self._unload),
@@ -177,6 +185,32 @@ class InferenceRoutes:
 
     async def _load_from_repository(self, asked: _Asked) -> WebResponse:
         raise V2Error(V2Status.UNSUPPORTED, NO_REPOSITORY_NAME)
+
+    # Shared memory ----------------------------------------------------------------------
+
+    async def _region_status(self, asked: _Asked) -> WebResponse:
+        return _json(
+            [msgspec.to_builtins(each) for each in self._models.regions.status(asked.name)]
+        )
+
+    async def _register_region(self, asked: _Asked) -> WebResponse:
+        self._models.regions.register(region_of_json(asked.name, await asked.web.read()))
+        return WebResponse(200, b"")
+
+    async def _unregister_region(self, asked: _Asked) -> WebResponse:
+        self._models.regions.unregister(asked.name)
+        return WebResponse(200, b"")
+
+    async def _cuda_status(self, asked: _Asked) -> WebResponse:
+        if asked.name:
+            raise no_cuda_region(asked.name)
+        return _json([])
+
+    async def _refuse_cuda(self, asked: _Asked) -> WebResponse:
+        is_new = not asked.web.raw_path.endswith("/unregister")
+        if is_new or asked.name:
+            raise no_cuda(asked.name, is_new)
+        return WebResponse(200, b"")
 
     # Inference --------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -26,14 +26,16 @@ from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.frontends.v2.model import ConfiguredModel, Model, OpModel, PipelineModel
 from pipeline.frontends.v2.parameters import OF_SEQUENCES, info_of, timeout_of
+from pipeline.frontends.v2.shared_memory import opened, stored
+from pipeline.frontends.v2.shared_regions import SharedRegions
 from pipeline.frontends.v2.side_by_side import Place
 from pipeline.frontends.v2.unsupported import NO_LOADING
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.observe.statistics import StatisticsError, merge, select, version_number
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Request
-from pipeline.proto.slices import SHORT_BYTES, is_short, weight
-from pipeline.proto.v2.codec import InferRequest, InferResponse, Parameters
+from pipeline.proto.slices import SHORT_BYTES, Limits, is_short, weight
+from pipeline.proto.v2.codec import InferRequest, InferResponse, Parameters, SharedPlace
 from pipeline.proto.v2.config_json import as_json
 from pipeline.proto.v2.json import RawInput
 from pipeline.proto.v2.raw import Array, about_request
@@ -126,6 +128,8 @@ class ModelRepository:
         offload: where large requests and answers are looked into; its owner stops it.
         forwarding: the headers that hooks and filters get; None: none.
         control: of a repository, from which models are loaded; None: there is none.
+        regions: shared memory of callers; None: there is none.
+        limits: of text in it.
 
     Raises:
         ConfigError: what an Op declares of its inputs does not fit the graph.
@@ -138,9 +142,13 @@ class ModelRepository:
         offload: Offload | None = None,
         forwarding: HeaderForwarding | None = None,
         control: RepositoryControl | None = None,
+        regions: SharedRegions | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._registry = registry
         self._control = control
+        self.regions: SharedRegions = regions or SharedRegions()
+        self._limits = limits or Limits()
         self._offload = offload or Offload(threads=0)
         self._has_statistics = has_statistics
         self._forwarding = forwarding
@@ -177,6 +185,8 @@ class ModelRepository:
         extensions = [*_EXTENSIONS, *([_STATISTICS] if self._has_statistics else [])]
         if self._control is not None:
             extensions.insert(extensions.index("model_repository") + 1, _OF_REPOSITORY)
+        if self.regions.is_enabled:
+            extensions.insert(extensions.index("binary_tensor_data"), "system_shared_memory")
         library = importlib.import_module(__name__.partition(".")[0])
         name = _SERVER if self._control is None else self._control.server_name
         return {"name": name, "version": library.__version__, "extensions": extensions}
@@ -298,12 +308,14 @@ class ModelRepository:
             V2Error: with Triton's texts, for what does not fit the model; and for whatever the
                 request ended in.
         """
-        fitted = self.fit(request)
         try:
-            asked = await self._asked(fitted, request, timeout_s, traceparent, headers)
-            answer = await ask(fitted.entry.served.engine.begin, *asked)
-            said = request.id, request.parameters
-            return await self._response(fitted, said, answer, asked[1])
+            async with self._opened(request, timeout_s) as (request, timeout_s):
+                fitted = self.fit(request)
+                asked = await self._asked(fitted, request, timeout_s, traceparent, headers)
+                answer = await ask(fitted.entry.served.engine.begin, *asked)
+                said = request.id, request.parameters
+                response = await self._response(fitted, said, answer, asked[1])
+                return await self._stored(response, request.places)
         except PipelineError as error:
             raise v2_error(error) from error
 
@@ -320,25 +332,49 @@ class ModelRepository:
         See `answers_to`. An error, also one behind some parts, is raised; one that is a part is
         in its answer. With an `entrance` the engine is asked when those before have asked it.
         """
-        fitted, said = self.fit(request), (request.id, request.parameters)
-        request_id = request.id
         try:
-            asked = await self._asked(fitted, request, timeout_s, traceparent, headers)
-            del request
-            begin: Begin = fitted.entry.served.engine.begin
-            if entrance is not None:
-                await entrance.come()
-                begin = entrance.leaving(begin)
-            found = answers_to(begin, *asked)
-            async with aclosing(found):
-                async for answer, is_part in found:
-                    failure = error_in(answer.payload) if type(answer) is ChannelData else None
-                    if failure is None:
-                        yield await self._response(fitted, said, answer), is_part
-                    else:
-                        yield fitted.failed(request_id, v2_error(failure)), is_part
+            async with self._opened(request, timeout_s) as (request, timeout_s):
+                fitted, said = self.fit(request), (request.id, request.parameters)
+                request_id, places = request.id, request.places
+                asked = await self._asked(fitted, request, timeout_s, traceparent, headers)
+                del request
+                begin: Begin = fitted.entry.served.engine.begin
+                if entrance is not None:
+                    await entrance.come()
+                    begin = entrance.leaving(begin)
+                found = answers_to(begin, *asked)
+                async with aclosing(found):
+                    async for answer, is_part in found:
+                        failure = error_in(answer.payload) if type(answer) is ChannelData else None
+                        if failure is not None:
+                            yield fitted.failed(request_id, v2_error(failure)), is_part
+                            continue
+                        response = await self._response(fitted, said, answer)
+                        yield await self._stored(response, places), is_part
         except PipelineError as error:
             raise v2_error(error) from error
+
+    @asynccontextmanager
+    async def _opened(
+        self, request: InferRequest, left_s: float | None
+    ) -> AsyncIterator[tuple[InferRequest, float | None]]:
+        """Give a request with what is in shared memory, which is kept, and the time left."""
+        names = request.regions if request.shared or request.outputs else ()
+        if not names:
+            yield request, left_s
+            return
+        with self.regions.held(names):
+            read = partial(opened, request, self.regions, self._limits)
+            del request
+            yield await self._offload.run(read, left_s)
+
+    async def _stored(
+        self, response: InferResponse, places: Mapping[str, SharedPlace]
+    ) -> InferResponse:
+        """Put outputs in shared memory, where their caller has places for them."""
+        if not places:
+            return response
+        return (await self._offload.run(partial(stored, response, places, self.regions)))[0]
 
     async def _asked(
         self,

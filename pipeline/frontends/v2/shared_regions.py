@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,11 @@ from pipeline.frontends.v2.errors import V2Error, V2Status
 _FOLDER = "/dev/shm"  # where shm_open has its names
 _MOST = 2**64 - 1  # of an offset, of a size
 _MOST_REGIONS = 1024
-_DISABLED = "Client shared memory is disabled: the server has no prefix for the keys of it"
+_RESERVED = "triton_python_backend_shm_region_"  # of Triton's own regions
+_DISABLED = (
+    "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable, "
+    "or with `client_shared_memory: {allow: True}` in its configuration."
+)
 
 
 class Region(msgspec.Struct, frozen=True):
@@ -28,6 +32,18 @@ class Region(msgspec.Struct, frozen=True):
     byte_size: int
 
 
+class _Open:
+    """A region that is registered; `uses` counts the requests that need it."""
+
+    __slots__ = ("descriptor", "is_leaving", "region", "uses")
+
+    def __init__(self, region: Region, descriptor: int) -> None:
+        self.region = region
+        self.descriptor = descriptor
+        self.uses = 0
+        self.is_leaving = False  # unregistered: when nobody needs it any more
+
+
 class SharedRegions:
     """Regions by their names; any thread may ask.
 
@@ -36,15 +52,15 @@ class SharedRegions:
     whose maker has died stays as it was, until it is unregistered.
 
     Args:
-        prefix: with which a key has to begin, behind its slashes; "": nothing can be registered.
+        prefix: with which a key has to begin, behind its slashes; None: nothing can be registered.
         folder: where the keys are names of files.
     """
 
-    def __init__(self, prefix: str, folder: str = _FOLDER) -> None:
+    def __init__(self, prefix: str | None = None, folder: str = _FOLDER) -> None:
         self._prefix = prefix
         self._folder = folder
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[Region, int]] = {}
+        self._open: dict[str, _Open] = {}
 
     def register(self, region: Region) -> None:
         """Take a region into use. Raises V2Error, in Triton's words where it has any."""
@@ -59,26 +75,57 @@ class SharedRegions:
                 text = f"cannot register shared memory region '{name}': {_MOST_REGIONS} are"
                 raise V2Error(V2Status.UNAVAILABLE, text)
             descriptor = self._opened(region, file_name)
-            self._open[name] = region, descriptor
+            self._open[name] = _Open(region, descriptor)
 
     def unregister(self, name: str = "") -> None:
-        """Let go of a region, or ("") of all; one that is not there is none to let go of."""
+        """Let go of a region, or ("") of all; one that is not there is none to let go of.
+
+        Requests that need it keep it until they end; as in Triton, it is there for others, too.
+        """
         self._check_enabled()
         with self._lock:
             for each in [name] if name else list(self._open):
-                _, descriptor = self._open.pop(each, (None, -1))
-                if descriptor >= 0:
-                    os.close(descriptor)
+                found = self._open.get(each)
+                if found is not None:
+                    found.is_leaving = True
+                    self._close_unused(found)
+
+    def _close_unused(self, found: _Open) -> None:
+        if found.is_leaving and not found.uses:
+            del self._open[found.region.name]
+            os.close(found.descriptor)
+
+    @contextmanager
+    def held(self, names: Collection[str]) -> Iterator[None]:
+        """Keep regions, as long as a request needs them. Raises V2Error: one is not there."""
+        self._check_enabled()
+        with self._lock:
+            found = [self._found(name) for name in names]
+            for each in found:
+                each.uses += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                for each in found:
+                    each.uses -= 1
+                    self._close_unused(each)
+
+    def _found(self, name: str) -> _Open:
+        found = self._open.get(name)
+        if found is None:
+            raise _unknown(name)
+        return found
 
     def status(self, name: str = "") -> list[Region]:
         """Return one region, or ("") all, by name. Raises V2Error."""
         with self._lock:
             if not name:
-                return [self._open[each][0] for each in sorted(self._open)]
+                return [self._open[each].region for each in sorted(self._open)]
             if name not in self._open:
                 text = f"Unable to find system shared memory region: '{name}'"
                 raise V2Error(V2Status.NOT_FOUND, text)
-            return [self._open[name][0]]
+            return [self._open[name].region]
 
     def read(self, name: str, offset: int, byte_size: int) -> bytearray:
         """Return bytes of a region. Raises V2Error: they are not in it, or no longer."""
@@ -111,11 +158,10 @@ class SharedRegions:
     @contextmanager
     def _in_use(self, name: str, offset: int, byte_size: int) -> Iterator[tuple[int, int]]:
         """Yield a descriptor of the caller's own, and where in its file the bytes begin."""
+        self._check_enabled()
         with self._lock:
-            if name not in self._open:
-                text = f"Unable to find shared memory region: '{name}'"
-                raise V2Error(V2Status.NOT_FOUND, text)
-            region, descriptor = self._open[name]
+            found = self._found(name)
+            region, descriptor = found.region, found.descriptor
             if not 0 <= offset < region.byte_size:
                 raise _invalid(f"Invalid offset for shared memory region: '{name}'")
             if byte_size > _MOST - offset:
@@ -131,8 +177,18 @@ class SharedRegions:
         finally:
             os.close(own)
 
+    @property
+    def is_enabled(self) -> bool:
+        """Return whether regions can be registered."""
+        return self._prefix is not None
+
+    def check(self, name: str, offset: int, byte_size: int) -> None:
+        """Raise V2Error if there are no such bytes."""
+        with self._in_use(name, offset, byte_size):
+            """It is there."""
+
     def _check_enabled(self) -> None:
-        if not self._prefix:
+        if self._prefix is None:
             raise V2Error(V2Status.UNSUPPORTED, _DISABLED)
 
     def _file_name(self, region: Region) -> str:
@@ -141,7 +197,12 @@ class SharedRegions:
         file_name = region.key.lstrip("/")
         if file_name in ("", ".", "..") or "/" in file_name or "\0" in file_name:
             raise _invalid(f"{cannot} - invalid shm key '{region.key}'")
-        if not file_name.startswith(self._prefix):
+        if file_name.startswith(_RESERVED):
+            raise _invalid(
+                f"{cannot} with key '{region.key}' as the key contains the reserved prefix "
+                f"'{_RESERVED}'"
+            )
+        if not file_name.startswith(self._prefix or ""):
             raise _invalid(
                 f"{cannot} with key '{region.key}' as the key does not begin with '{self._prefix}'"
             )
@@ -180,6 +241,10 @@ def _all(move: Any, descriptor: int, view: memoryview, start: int) -> int:
             break
         done += moved
     return done
+
+
+def _unknown(name: str) -> V2Error:
+    return V2Error(V2Status.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
 
 
 def _invalid(text: str) -> V2Error:

@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 NO_LOADING = "explicit model load / unload is not allowed if polling is enabled"
 NO_REPOSITORY_NAME = "'repository_name' specification is not supported"
-_SHARED_MEMORY = "shared memory is not served here: send and take the data themselves"
 _TRACES = (
     "trace settings are not served here: the page at / records traces, dag.use_profile and "
     "OpenTelemetry write them"
@@ -16,20 +15,13 @@ _TRACES = (
 _LOGS = "log settings are not served here: logs are set up where the server is started"
 
 _MODEL = "/models/[^/]+(?:/versions/[0-9]+)?"
-_REGION = "(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
 _PATHS = {
-    f"/v2/{_REGION}/(?:status|register|unregister)": _SHARED_MEMORY,
     f"/v2(?:{_MODEL})?/trace/setting": _TRACES,
     "/v2/logging": _LOGS,
 }
 
 UNSUPPORTED_METHODS: Mapping[str, str] = MappingProxyType(
     {
-        **{
-            f"{kind}SharedMemory{what}": _SHARED_MEMORY
-            for kind in ("System", "Cuda")
-            for what in ("Status", "Register", "Unregister")
-        },
         "TraceSetting": _TRACES,
         "LogSettings": _LOGS,
     }

@@ -84,24 +84,49 @@ _PARAMETER_FIELDS = {
     "timeout": ("int64_param",),
 }
 """The fields of InferParameter that may hold a request's parameters of the protocol's own."""
+REGION = "shared_memory_region"
+"""The parameter of a tensor that names the shared memory of its data."""
+
+_OFFSET, _SIZE = "shared_memory_offset", "shared_memory_byte_size"
 _ANY_FIELD = ("int64_param", "bool_param", "string_param")  # as Triton lists them
-_UNSERVED = {
-    "shared_memory_region": "shared memory is not served here: send and take the data themselves",
-}
-"""Parameters of a tensor that may not be passed over: the answer would be a wrong one."""
+
+
+class SharedPlace(msgspec.Struct, frozen=True):
+    """A place in shared memory that its caller has registered: bytes of a region."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+
+class SharedInput(msgspec.Struct, frozen=True):
+    """An input whose data are in shared memory."""
+
+    datatype: str
+    shape: list[int]
+    place: SharedPlace
+
+
+class StoredOutput(msgspec.Struct, frozen=True):
+    """An output whose data were put in shared memory."""
+
+    datatype: str
+    shape: tuple[int, ...]
 
 
 class RequestedOutput(msgspec.Struct, frozen=True):
-    """An output that a request asks for, and how it wants it."""
+    """An output that a request asks for, and how it wants it. `place`: where it is to be put."""
 
     name: str
     parameters: Parameters = {}
+    place: SharedPlace | None = None
 
 
 class InferRequest(msgspec.Struct, frozen=True):
     """Request for a model; BYTES inputs are object arrays of `bytes`.
 
-    `model_version` is "" where the choice is the server's. No `outputs` means all of them.
+    `model_version` is "" where the choice is the server's. No `outputs` means all of them. `shared`
+    are inputs that are still to be read.
     """
 
     model_name: str
@@ -110,6 +135,18 @@ class InferRequest(msgspec.Struct, frozen=True):
     parameters: Parameters = {}
     inputs: dict[str, Array] = {}
     outputs: list[RequestedOutput] = []
+    shared: Mapping[str, SharedInput] = {}
+
+    @property
+    def places(self) -> dict[str, SharedPlace]:
+        """Return the places in shared memory that outputs are to be put in, by name."""
+        return {each.name: each.place for each in self.outputs if each.place is not None}
+
+    @property
+    def regions(self) -> set[str]:
+        """Return the shared memory that something is in, or is to be put in."""
+        places = [*(each.place for each in self.shared.values()), *self.places.values()]
+        return {place.region for place in places}
 
 
 class InferResponse(msgspec.Struct, frozen=True):
@@ -124,6 +161,7 @@ class InferResponse(msgspec.Struct, frozen=True):
     parameters: Parameters = {}
     outputs: dict[str, Array] = {}
     error: Exception | None = None
+    stored: Mapping[str, StoredOutput] = {}
 
 
 # --- requests and responses -----------------------------------------------------------------
@@ -138,26 +176,38 @@ def request_from_message(
     protocol and for one that needs an extension which is not served; TooLargeError for more text
     than `limits` lets pass.
     """
-    for tensor in message.inputs:
-        check_input_parameters(tensor.name, tensor.parameters)
     refuse_twice([tensor.name for tensor in message.inputs], message.id)
+    shared = _shared_inputs(message.inputs)
     outputs = [
-        RequestedOutput(output.name, _from_parameters(output.parameters))
+        requested_output(output.name, _from_parameters(output.parameters))
         for output in message.outputs
     ]
-    check_outputs(outputs)
     return InferRequest(
         model_name=message.model_name,
         model_version=message.model_version,
         id=message.id,
         parameters=_from_parameters(message.parameters, _PARAMETER_FIELDS),
-        inputs=_inputs_of(message, limits),
+        inputs=_inputs_of(message, limits, shared),
         outputs=outputs,
+        shared=shared,
     )
 
 
+def _shared_inputs(tensors: Iterable[InferTensor]) -> dict[str, SharedInput]:
+    """Return those of a request's tensors whose data are in shared memory."""
+    found = {}
+    for tensor in tensors:
+        if REGION in tensor.parameters:
+            place = shared_place(f"tensor '{tensor.name}'", _from_parameters(tensor.parameters))
+            if place is not None:
+                found[tensor.name] = SharedInput(tensor.datatype, list(tensor.shape), place)
+    return found
+
+
 def _inputs_of(
-    message: ModelInferRequest | BlockMessage, limits: Limits | None
+    message: ModelInferRequest | BlockMessage,
+    limits: Limits | None,
+    shared: Mapping[str, SharedInput],
 ) -> dict[str, Array]:
     views = message.views("raw_input_contents") if isinstance(message, BlockMessage) else None
     raw = message.raw_input_contents if views is None else views
@@ -169,7 +219,10 @@ def _inputs_of(
                     f"'{tensor.name}' for model '{message.model_name}'"
                 )
     asked = (message.model_name, message.id)
-    return tensors_to_arrays(message.inputs, raw, asked, limits)
+    tensors: Sequence[InferTensor] = message.inputs
+    if shared:  # nothing of them is in the message
+        tensors = [tensor for tensor in tensors if tensor.name not in shared]
+    return tensors_to_arrays(tensors, raw, asked, limits)
 
 
 def large_request_from_message(message: bytes, limits: Limits) -> InferRequest:
@@ -195,26 +248,47 @@ def response_pieces(response: InferResponse) -> list[bytes | memoryview]:
     raws: list[bytes | memoryview] = []
     for name, array in response.outputs.items():
         add_tensor(head.outputs, raws, name, array, raw_view)
+    for name, stored in response.stored.items():
+        head.outputs.add(name=name, datatype=stored.datatype, shape=stored.shape)
+        raws.append(b"")
     number = ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
     pieces = [piece for raw in raws for piece in (field_head(number, len(raw)), raw)]
     return [head.SerializeToString(), *pieces]
 
 
-def check_input_parameters(name: str, parameters: Iterable[str]) -> None:
-    """Raise PackageError if the input asks, by a parameter, for what is not served."""
-    for key in parameters:
-        if key in _UNSERVED:
-            raise PackageError(f"input {name!r} has the parameter {key!r}: {_UNSERVED[key]}")
+def requested_output(name: str, parameters: Parameters) -> RequestedOutput:
+    """Return an output that is asked for. Raises PackageError: not as it says."""
+    place = shared_place(f"tensor '{name}'", parameters)
+    if place is not None and "classification" in parameters:
+        text = "output can't set both 'shared_memory_region' and 'classification'"
+        raise PackageError(text)
+    return RequestedOutput(name, parameters, place)
 
 
-def check_outputs(outputs: Iterable[RequestedOutput]) -> None:
-    """Raise PackageError if one is asked for in a way that is not served."""
-    for output in outputs:
-        for key, value in output.parameters.items():
-            if key in _UNSERVED and value != 0:
+def shared_place(what: str, parameters: Mapping[str, Any]) -> SharedPlace | None:
+    """Return the place that the parameters of `what` name; None: they name none.
+
+    Raises PackageError, in Triton's words.
+    """
+    region = parameters.get(REGION)
+    if region is None:
+        for name in (_OFFSET, _SIZE):
+            if name in parameters:
                 raise PackageError(
-                    f"output {output.name!r} has the parameter {key!r}: {_UNSERVED[key]}"
+                    f"'{name}' can not be specified without '{REGION}' parameter for {what}"
                 )
+        return None
+    if type(region) is not str:
+        raise PackageError(
+            f"invalid value type for '{REGION}' parameter for {what}, expected string_param."
+        )
+    offset, size = parameters.get(_OFFSET, 0), parameters.get(_SIZE, 0)
+    for name, value in ((_OFFSET, offset), (_SIZE, size)):
+        if type(value) is not int or not 0 <= value < 2**64:
+            raise PackageError(
+                f"invalid value type for '{name}' parameter for {what}, expected int64_param."
+            )
+    return SharedPlace(region, offset, size)
 
 
 def refuse_twice(inputs: Iterable[str], request_id: str) -> None:

@@ -29,13 +29,15 @@ from pipeline.proto.pipeline.json_long import (
 )
 from pipeline.proto.slices import SHORT_BYTES, Limits, joined
 from pipeline.proto.v2.codec import (
+    REGION,
     InferRequest,
     InferResponse,
     Parameters,
     RequestedOutput,
-    check_input_parameters,
-    check_outputs,
+    SharedInput,
     refuse_twice,
+    requested_output,
+    shared_place,
 )
 from pipeline.proto.v2.json_data import array_to_data, data_to_array, shown
 from pipeline.proto.v2.raw import (
@@ -55,6 +57,7 @@ _REQUEST = struct_of(["id", "parameters", "inputs", "outputs"])
 _INPUT = struct_of(["name", "datatype", "shape", "parameters", "data"])
 _NO_JSON = "failed to parse the request JSON buffer: the request is no JSON"
 _JSON_KINDS = {"a list": "array", "a string": "string"}
+_SIZE = "binary_data_size"
 _NO_SIZES = (
     "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer"
 )
@@ -115,13 +118,15 @@ def read_request(
     _check_bool(parameters, "binary_data_output", "the request")
     request_id = _text(fields, "id", "the request", default="")
     tail = _Tail(view[length:], header_length is not None, model_name)
+    inputs, shared = _inputs(fields, tail, (model_name, request_id), limits or Limits())
     return InferRequest(
         model_name=model_name,
         model_version=model_version,
         id=request_id,
         parameters=parameters,
-        inputs=_inputs(fields, tail, (model_name, request_id), limits or Limits()),
+        inputs=inputs,
         outputs=_outputs(fields),
+        shared=shared,
     )
 
 
@@ -220,9 +225,11 @@ class _Tail:
 
 def _inputs(
     fields: dict[str, Any], tail: _Tail, asked: tuple[str, str], limits: Limits
-) -> dict[str, Array]:
-    """Return the arrays, by name; `asked`: the model and the id of the request."""
+) -> tuple[dict[str, Array], dict[str, SharedInput]]:
+    """Return the arrays, and what is in shared memory, by name; `asked`: model
+    and id of the request."""
     arrays: dict[str, Array] = {}
+    shared: dict[str, SharedInput] = {}
     names: list[str] = []
     for index, entry in enumerate(_list(fields, "inputs", "the request")):
         where = f"inputs[{index}]"
@@ -230,9 +237,11 @@ def _inputs(
         name = _text(tensor, "name", where)
         names.append(name)
         parameters = _parameters(tensor, f"input {name!r}")
-        check_input_parameters(name, parameters)
         try:
-            arrays[name] = _input(name, tensor, parameters, tail, limits)
+            if REGION in parameters:
+                shared[name] = _shared_input(name, tensor, parameters)
+            else:
+                arrays[name] = _input(name, tensor, parameters, tail, limits)
         except UnfilledError as error:
             raise error.of_input(name, *asked) from None
         except PackageError as error:
@@ -244,17 +253,31 @@ def _inputs(
             f"unexpected additional input data for model '{tail.model}': {len(tail.data)} bytes of "
             "the body belong to no input"
         )
-    return arrays
+    return arrays, shared
+
+
+def _shared_input(name: str, tensor: dict[str, Any], parameters: Parameters) -> SharedInput:
+    others = [f"'{key}'" for key, of in (("data", tensor), (_SIZE, parameters)) if key in of]
+    if others:
+        raise PackageError(f"{_ONE_SOURCE}set {' '.join(others)} '{REGION}'")
+    place = shared_place(f"tensor '{name}'", parameters)
+    assert place is not None, "its parameters name one"
+    return SharedInput(_text(tensor, "datatype", "it"), _shape(tensor), place)
+
+
+def _shape(tensor: dict[str, Any]) -> list[int]:
+    shape = _list(tensor, "shape", "it")
+    if any(type(size) is not int for size in shape):
+        raise PackageError(f"{_NO_SIZES}: 'shape' must have whole numbers, not {shown(shape)}")
+    return shape
 
 
 def _input(
     name: str, tensor: dict[str, Any], parameters: Parameters, tail: _Tail, limits: Limits
 ) -> Array:
     datatype = _text(tensor, "datatype", "it")
-    shape = _list(tensor, "shape", "it")
-    if any(type(size) is not int for size in shape):
-        raise PackageError(f"{_NO_SIZES}: 'shape' must have whole numbers, not {shown(shape)}")
-    size = parameters.get("binary_data_size")
+    shape = _shape(tensor)
+    size = parameters.get(_SIZE)
     if size is None:
         # Of no elements, Triton's clients send no data.
         data: Any = tensor.get("data")
@@ -280,10 +303,9 @@ def _outputs(fields: dict[str, Any]) -> list[RequestedOutput]:
     for index, entry in enumerate(_list(fields, "outputs", "the request")):
         where = f"outputs[{index}]"
         asked = _object(entry, where)
-        output = RequestedOutput(_text(asked, "name", where), _parameters(asked, where))
+        output = requested_output(_text(asked, "name", where), _parameters(asked, where))
         _check_bool(output.parameters, "binary_data", where)
         outputs.append(output)
-    check_outputs(outputs)
     return outputs
 
 
@@ -310,6 +332,9 @@ def write_response(
             outputs.append(_output(name, array, tail if name in binary else None, limits))
         except (PackageError, PayloadTypeError) as error:
             raise type(error)(f"output {name!r}: {error}") from None
+    for name, stored in response.stored.items():
+        place = {"datatype": stored.datatype, "shape": stored.shape}
+        outputs.append({"name": name, **place})
     fields = response_fields(response, outputs)
     try:
         text = orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)

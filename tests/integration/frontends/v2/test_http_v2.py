@@ -203,10 +203,6 @@ async def test_health_and_readiness_are_told_by_the_status_and_in_the_body(site)
 @pytest.mark.parametrize(
     ("method", "path", "told"),
     [
-        ("GET", "systemsharedmemory/status", "shared memory"),
-        ("POST", "systemsharedmemory/region/r/register", "shared memory"),
-        ("POST", "systemsharedmemory/unregister", "shared memory"),
-        ("GET", "cudasharedmemory/region/r/status", "shared memory"),
         ("GET", "trace/setting", "trace settings"),
         ("POST", "models/svc/trace/setting", "trace settings"),
         ("GET", "logging", "log settings"),

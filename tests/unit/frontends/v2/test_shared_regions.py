@@ -176,10 +176,41 @@ def test_every_descriptor_is_closed(regions: SharedRegions, folder: Path) -> Non
     assert not held()
 
 
-def test_nothing_is_registered_without_a_prefix(folder: Path) -> None:
-    regions = SharedRegions("", str(folder))
+def test_nothing_is_registered_where_it_is_not_allowed(folder: Path) -> None:
+    regions = SharedRegions(None, str(folder))
     kind, text = refused(lambda: regions.register(Region("in", "mine_a", 0, 8)))
     assert kind is V2Status.UNSUPPORTED
     assert text.startswith("Client shared memory is disabled")
     assert refused(regions.unregister)[0] is V2Status.UNSUPPORTED
     assert regions.status() == []
+
+
+def test_a_region_that_a_request_needs_leaves_with_it(regions: SharedRegions) -> None:
+    regions.register(Region("in", "mine_a", 0, 8))
+    with regions.held(["in"]):
+        regions.unregister("in")
+        assert [each.name for each in regions.status()] == ["in"]
+        assert regions.read("in", 0, 8) == BYTES[:8]
+        regions.write("in", 0, 8, b"abc", "y")
+        with regions.held(["in"]):
+            """Others may still have it."""
+        kind, _ = refused(lambda: regions.register(Region("in", "mine_a", 0, 8)))
+        assert kind is V2Status.ALREADY_EXISTS
+    assert regions.status() == []
+    regions.register(Region("in", "mine_a", 0, 8))
+
+
+def test_none_is_held_if_one_is_not_there(regions: SharedRegions) -> None:
+    regions.register(Region("in", "mine_a", 0, 8))
+    with pytest.raises(V2Error, match="'out'"), regions.held(["in", "out"]):
+        """It is not there."""
+    regions.unregister("in")
+    assert regions.status() == []
+
+
+def test_tritons_own_regions_are_nobody_elses(regions: SharedRegions) -> None:
+    kind, text = refused(
+        lambda: regions.register(Region("in", "//triton_python_backend_shm_region_1", 0, 8))
+    )
+    assert kind is V2Status.INVALID
+    assert "contains the reserved prefix 'triton_python_backend_shm_region_'" in text

@@ -344,8 +344,8 @@ WRONG_TENSORS = [
     (tensor(parameters={"binary_data_size": True}, data=...), "must be a number of bytes"),
     (tensor(parameters={"binary_data_size": 8}, data=...), "no Inference-Header-Content-Length"),
     (
-        tensor(parameters={"shared_memory_region": "r"}, data=...),
-        "input 'x' has the parameter 'shared_memory_region': shared memory is not served",
+        tensor(parameters={"shared_memory_region": "r"}),
+        "But set 'data' 'shared_memory_region'",
     ),
 ]
 
@@ -358,7 +358,7 @@ def test_a_wrong_tensor_is_refused_by_name(entry, text):
 
 
 def test_what_is_wrong_with_an_input_is_said_once():
-    entry = tensor(parameters={"shared_memory_region": "r"}, data=...)
+    entry = tensor(parameters={"shared_memory_region": "r"})
     with pytest.raises(PackageError) as caught:
         read_request(json.dumps({"inputs": [entry]}).encode())
     assert str(caught.value).count("input 'x'") == 1
@@ -437,8 +437,9 @@ WRONG_REQUESTS = [
         "parameter 'binary_data' of outputs[0] must be true or false, not \"yes\"",
     ),
     (
-        b'{"inputs":[],"outputs":[{"name":"y","parameters":{"shared_memory_region":"r"}}]}',
-        "shared memory is not served here",
+        b'{"inputs":[],"outputs":[{"name":"y","parameters":{"shared_memory_region":"r",'
+        b'"classification":1}}]}',
+        "output can't set both 'shared_memory_region' and 'classification'",
     ),
 ]
 

@@ -216,8 +216,14 @@ def parameter(name: str, field: str = "") -> ModelInferRequest:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (wrong_input("shared_memory_region"), "input 'x' has the parameter 'shared_memory_region'"),
-        (wrong_output("shared_memory_region", 1), "output 'y' has the parameter 'shared_memory_r"),
+        (
+            wrong_output("shared_memory_region", 1),
+            "invalid value type for 'shared_memory_region' parameter for tensor 'y', expected str",
+        ),
+        (
+            wrong_output("shared_memory_offset", 1),
+            "'shared_memory_offset' can not be specified without 'shared_memory_region' parameter",
+        ),
         (twice(), "[request id: <id_unknown>] input 'x' already exists in request"),
         (
             partly_raw(),
