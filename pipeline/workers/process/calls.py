@@ -11,19 +11,21 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from pipeline.engine.model_calls import ModelChange, ModelPart, PeerCall, Tell
 from pipeline.engine.streams.flow import ENDED
-from pipeline.errors import ClosedError, PipelineError, error_from_fields
+from pipeline.errors import ClosedError, InputError, PipelineError, error_from_fields
 from pipeline.workers.process.outcomes import outcome_of
 from pipeline.workers.process.wire import ErrorFields, ItemOutcome, Unframer, WireParts, framed
 from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
 from pipeline.workers.shm.payload import SerializedPayload, deserialize, serialize
 
 _RECEIVE_BYTES = 64 * 1024
+_Said = TypeVar("_Said", PeerCall, ModelChange)
+_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
 class WireCall(msgspec.Struct, array_like=True):
@@ -101,13 +103,13 @@ class CallLink:
         with self._lock:
             memory = self._begun()
             payload = serialize(dict(feeds), memory, self._arena)
-            return self._ask(WireCall(0, call, payload), tell)
+            return self._ask(WireCall(0, _checked(call, PeerCall), payload), tell)
 
     def change(self, change: ModelChange, tell: Tell) -> None:
         """Have a model loaded or unloaded. Raises PipelineError: the server is gone."""
         with self._lock:
             self._begun()
-            self._ask(WireCall(0, change=change), tell)
+            self._ask(WireCall(0, change=_checked(change, ModelChange)), tell)
 
     def _begun(self) -> RegionAllocator:
         if os.getpid() != self._pid:
@@ -203,6 +205,14 @@ class CallLink:
             except PipelineError as failure:
                 error = failure
         return ModelPart(outputs, error, answer.is_final, answer.is_ready)
+
+
+def _checked(said: _Said, kind: type[_Said]) -> _Said:
+    """Return what the server can read: a call that it cannot would never be answered."""
+    try:
+        return _decode(_encode(said), type=kind)
+    except (msgspec.ValidationError, TypeError, OverflowError) as error:
+        raise InputError(f"a call with an argument of a wrong type: {error}") from error
 
 
 class _Asked:

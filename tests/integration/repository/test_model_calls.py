@@ -104,6 +104,7 @@ found.append(answer)
         "asks_many",
         """
 array = request.inputs()[0].as_numpy()
+several = [await asked(b"same", array).async_exec()]
 several = await asyncio.gather(*(asked("same", array + n).async_exec() for n in range(20)))
 sums = [float(each.output_tensors()[0].as_numpy()[0, 0]) for each in several]
 parts = [float(each.output_tensors()[0].as_numpy()[0, 0])
@@ -122,6 +123,7 @@ wrong = [
     asked("same", array, model_version=7)]
 texts = [[each.exec().error().code(), each.exec().error().message()] for each in wrong]
 texts += [each.error().message() for each in asked("no_such", array).exec(decoupled=True)]
+texts += [asked(7, array).exec().error().message()]
 found.append(told(json.dumps(texts)))
 """,
     )
@@ -224,6 +226,7 @@ def test_calls_that_cannot_be_are_errors_with_codes(server):
     assert "'decoupled=True'" in texts[3][1]
     assert texts[4][0] == 2
     assert texts[5] == texts[0][1]
+    assert "a wrong type" in texts[6]
 
 
 def test_large_arrays_come_and_go_and_are_the_models_own(server):

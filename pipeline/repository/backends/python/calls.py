@@ -104,11 +104,11 @@ class InferenceRequest:
             raise TritonModelException(f"Requested output name {about} empty.")
         if isinstance(correlation_id, bool) or not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
-        self._name = model_name
+        self._name = _text(model_name)
         self._version = model_version
         self._inputs = list(inputs)
-        self._outputs = list(requested_output_names)
-        self._id = request_id
+        self._outputs = [_text(name) for name in requested_output_names]
+        self._id = _text(request_id)
         self._sequence = correlation_id
         self._flags = flags
         self._timeout = timeout
@@ -278,12 +278,12 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
             f"failed to load model '{model_name}', files should be a dictionary of file paths and "
             "file contents"
         )
-    _change(ModelChange(model_name, "load", config=config or None, files=files or {}))
+    _change(ModelChange(_text(model_name), "load", config=config or None, files=files or {}))
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Unload a model of the server. TritonModelException: it cannot be."""
-    _change(ModelChange(model_name, "unload", with_dependents=unload_dependents))
+    _change(ModelChange(_text(model_name), "unload", with_dependents=unload_dependents))
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
@@ -297,7 +297,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
             "failed to get model version from specified version string "
             f"'{model_version}', version should be an integral value > 0"
         )
-    return _change(ModelChange(model_name, "is_ready", version)).is_ready
+    return _change(ModelChange(_text(model_name), "is_ready", version)).is_ready
 
 
 def _change(change: ModelChange) -> ModelPart:
@@ -310,6 +310,11 @@ def _change(change: ModelChange) -> ModelPart:
     except PipelineError as error:
         raise TritonModelException(str(error)) from None
     return found
+
+
+def _text(name: str | bytes) -> str:
+    """Return a name, which may come right out of a text tensor."""
+    return name.decode() if isinstance(name, bytes) else name
 
 
 def failed(error: PipelineError) -> InferenceResponse:
