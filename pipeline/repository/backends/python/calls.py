@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.engine.model_answers import PARAMETERS, error_in, outputs_in
 from pipeline.engine.model_calls import ModelCaller, ModelChange, ModelPart, PeerCall, Tell
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, RequestCancelledError
 from pipeline.frontends.v2.errors import V2Status, v2_error
 from pipeline.frontends.v2.parameters import info_of
 from pipeline.repository.backends.python.requests import (
@@ -234,40 +234,54 @@ class InferenceRequest:
 
 
 class _Responses:
-    """The responses to a request, one by one; whoever drops it has the rest cancelled."""
+    """The responses to a request, one by one; whoever drops it has the rest cancelled.
+
+    As in Triton's backend, behind the last of several comes one without outputs, and `len` says
+    how many have come; who iterates over them once more gets the same ones.
+    """
 
     def __init__(self, request: InferenceRequest) -> None:
         self._request = request
         self._answers: queue.SimpleQueue[ModelPart] = queue.SimpleQueue()
+        self._seen: list[InferenceResponse] = []
+        self._at = 0
         self._asked: Any = None
         try:
             self._asked = request.begin(True, self._answers.put)
         except PipelineError as error:
             self._answers.put(ModelPart(error=error))
-        self._is_over = False
+        self._is_over = self._is_cancelled = False
 
     def __iter__(self) -> Iterator[InferenceResponse]:
+        if self._is_over and self._at == len(self._seen):
+            self._at = 0
         return self
 
+    def __len__(self) -> int:
+        return len(self._seen)
+
     def __next__(self) -> InferenceResponse:
-        if self._is_over:
-            raise StopIteration
-        part = self._answers.get()
-        self._is_over = part.is_final
-        if part.outputs is None and part.error is None:
-            raise StopIteration
-        if not part.is_final:
-            self._asked.took_part()
-        return self._request.response(part)
+        if self._at == len(self._seen):
+            if self._is_over:
+                raise StopIteration
+            part = self._answers.get()
+            self._is_over = part.is_final
+            if not part.is_final and not self._is_cancelled:
+                self._asked.took_part()
+            self._seen.append(self._request.response(part))
+        self._at += 1
+        return self._seen[self._at - 1]
 
     def cancel(self) -> None:
-        """Have the model drop the request, of which no more responses are wanted."""
-        if self._asked is not None and not self._is_over:
-            self._asked.cancel()
-        self._is_over = True
+        """Have the model drop the request; an error stands behind the responses that have come."""
+        if self._asked is None or self._is_over or self._is_cancelled:
+            return
+        self._is_cancelled = True
+        self._asked.cancel()
+        self._answers.put(ModelPart(error=RequestCancelledError("the request was cancelled")))
 
     def __del__(self) -> None:
-        if not getattr(self, "_is_over", True):
+        if hasattr(self, "_is_over"):
             self.cancel()
 
 
