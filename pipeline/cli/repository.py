@@ -224,7 +224,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         }
     if given.allow_client_shm is not None:
         server["client_shared_memory"] = {"allow": given.allow_client_shm}
-    server |= {"dag": dag, "stop_grace_period": given.exit_timeout_secs * 1000}
+    server |= {"dag": dag, "stop_grace_period": round(given.exit_timeout_secs * 1000)}
     completes = not (given.strict_model_config or given.disable_auto_complete_config)
     control = ControlSettings(
         tuple(Path(each) for each in given.model_repository),

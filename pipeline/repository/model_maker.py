@@ -22,6 +22,7 @@ from pipeline.repository.ensembles import RepositoryModels
 from pipeline.repository.model_checks import check
 from pipeline.repository.model_defaults import ENSEMBLE
 from pipeline.repository.op_settings import instances_of, kinds_of_instances, op_settings
+from pipeline.repository.warm_up import samples_of
 from pipeline.runtime.loaded_graph import LoadedGraph, RepositoryModel
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.share import Share
@@ -73,6 +74,8 @@ class GraphMaker:
         if backend.serves_graph:
             names = key, [None] * len(graph.ops)
         labels = await asyncio.to_thread(_labels, source)
+        if not backend.serves_graph:
+            graph.ops[0].pipeline_warm_up = await asyncio.to_thread(samples_of, source)
         model = RepositoryModel(names, str(source.version), config, labels)
         loader, processes, share = PredictorLoader(source.folder), self._processes, self._share
         served = LoadedGraph(

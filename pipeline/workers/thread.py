@@ -25,6 +25,7 @@ from pipeline.engine.payload import LOCAL, MemoryDomain
 from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.walk import Walk
+from pipeline.engine.warm_up import warm_up
 from pipeline.engine.worker_api import Job, Owner, SetUp, StreamOwner, Worker, WorkerContext
 from pipeline.errors import DeadlineError, InitError, PipelineError, WorkerDiedError, described
 from pipeline.op import Op, predictor_of
@@ -199,6 +200,7 @@ class ThreadWorkers:
             run_init_op(op, self._loop)
             self.context = contextvars.copy_context()  # with what `init_op` set
             worker.op = BoundOp(op, 0, self._loop)
+            warm_up(worker.op, 0)
         except BaseException as error:  # user code; the start of the server fails with it
             detail = "".join(traceback.format_exception(error))
             failure = InitError(f"Op {op.name!r} failed to start: {described(error)}\n{detail}")

@@ -149,6 +149,7 @@ class ProcessWorker:
         init = Init(self._region, processes.forgotten, pool.steps(), pool.entries)
         if op not in processes.entry_points:
             init.spec, init.config = op.pipeline_spec, op.pipeline_config
+            init.warm_up = tuple(op.pipeline_warm_up)
         self._calls: CallHost | None = None
         if init.spec is not None and processes.models is not None:
             self._calls = CallHost(

@@ -21,6 +21,7 @@ from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.init_op import end_op, run_init_op
 from pipeline.engine.streams.plan import is_iterative
+from pipeline.engine.warm_up import warm_up
 from pipeline.errors import (
     PayloadTypeError,
     described,
@@ -151,7 +152,9 @@ class WorkerMain:
         self.set_up(op, number)
         run_init_op(op, loop)
         stack.callback(end_op, op)
-        return BoundOp(op, number, loop)
+        bound = BoundOp(op, number, loop)
+        warm_up(bound, number)
+        return bound
 
 
 class _Worker:
@@ -362,6 +365,7 @@ def _made(init: Init) -> Op:
     module, _, name = spec.make.partition(":")
     op: Op = getattr(importlib.import_module(module), name)(spec.argument)
     configure_op(op, config)
+    op.pipeline_warm_up = init.warm_up
     return op
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from pipeline.config.schema import OpConfig
 from pipeline.data import RequestInfo
+from pipeline.engine.warm_up import WarmUpSample
 from pipeline.op import WorkerSpec
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.shm.arena import Block
@@ -96,8 +97,8 @@ class Init(msgspec.Struct, array_like=True):
     """The first frame to a worker: the region of the arena that it writes to, and the server's.
 
     `steps` and `entries` are there if its jobs are walks of a group; see `walk.WalkPlan`. `spec`
-    says which Op it makes, that has this `config`, where it was not forked with one. With a
-    `calls_region` a socket for calls comes with the frame.
+    says which Op it makes, that has this `config` and runs `warm_up`, where it was not forked with
+    one. With a `calls_region` a socket for calls comes with the frame.
     """
 
     region: int
@@ -107,6 +108,7 @@ class Init(msgspec.Struct, array_like=True):
     spec: WorkerSpec | None = None
     config: OpConfig | None = None
     calls_region: int = -1
+    warm_up: tuple[WarmUpSample, ...] = ()
 
 
 class Jobs(msgspec.Struct, array_like=True):

@@ -94,3 +94,41 @@ def test_a_server_that_cannot_start_says_why(monkeypatch, capsys):
     monkeypatch.setattr(module, "serve", serve)
     assert module.repository(["--model-repository=/r"]) == 1
     assert capsys.readouterr().err.endswith("Internal - failed to load all models\n")
+
+
+def refused(capsys, *flags):
+    assert module.repository(["--model-repository=/r", *flags]) == 1
+    return capsys.readouterr().err
+
+
+def test_a_cache_is_what_its_flags_say(said, capsys):
+    assert said("--cache-config=local,size=1048576").server["cache"] == {"local": {"size": 1048576}}
+    assert said("--response-cache-byte-size", "9").server["cache"] == {"local": {"size": 9}}
+    assert said().server["cache"] == {}
+    redis = said("--cache-config", "redis,host=h", "--cache-config", "redis,port=1")
+    assert redis.server["cache"] == {"redis": {"host": "h", "port": 1}}
+    both = refused(capsys, "--cache-config=local,size=1", "--cache-config=redis,host=h")
+    assert "multiple cache configurations" in both
+    both = refused(capsys, "--cache-config=local,size=1", "--response-cache-byte-size=1")
+    assert "Incompatible flags" in both
+    assert "Must at a minimum specify" in refused(capsys, "--cache-config=redis,port=1")
+    assert "No cache specified" in refused(capsys, "--cache-config=size")
+    assert "option format is" in refused(capsys, "--cache-config=local,size")
+
+
+def test_resources_are_what_their_flags_say(said, capsys):
+    server = said("--rate-limit=EXECUTION_COUNT", "--rate-limit-resource=r:4").server
+    assert server["rate_limit"] == {
+        "mode": "execution_count",
+        "resources": [{"name": "r", "count": 4}],
+    }
+    (of_device,) = said("--rate-limit-resource=r:4:1").server["rate_limit"]["resources"]
+    assert of_device == {"name": "r", "count": 4, "device": 1}
+    for wrong in ("r", "r:", "r:x", "r:1:2:3"):
+        text = refused(capsys, f"--rate-limit-resource={wrong}")
+        assert f"Got {wrong}" in text
+
+
+def test_the_time_to_stop_is_whole_milliseconds(said):
+    grace = said("--exit-timeout-secs=1.5").server["stop_grace_period"]
+    assert (grace, type(grace)) == (1500, int)
