@@ -109,7 +109,7 @@ def _ran(op: BoundOp, items: Sequence[_SampleItem], is_sequence: bool) -> list[P
 
 def _streamed(op: BoundOp, item: _SampleItem) -> list[PipelineError]:
     """Run a request at an Op that answers in parts, to its end."""
-    told = {"context": contexts_of([item], None)} if "process" in op.asking else {}
+    told = {"context": contexts_of([item], None)} if op.op.process.__name__ in op.asking else {}
     try:
         for _ in op.op.process([item.inputs], 0, **told):
             pass
