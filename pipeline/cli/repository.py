@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.cli.resource_flags import cache_settings, resource_of
 from pipeline.errors import PipelineError
+from pipeline.observe.logs.switches import LogSwitches
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.server import RepositorySettings, serve
 
@@ -237,7 +238,10 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         server_name=given.id,
         is_namespaced=given.model_namespacing,
     )
-    return RepositorySettings(control, server, given.log_file, given.log_verbose, tuple(closed))
+    kinds = LogSwitches(given.log_info, given.log_warning, given.log_error, given.log_verbose)
+    return RepositorySettings(
+        control, server, given.log_file, given.log_verbose, kinds, tuple(closed)
+    )
 
 
 def _ports(given: argparse.Namespace) -> dict[Any, bool]:

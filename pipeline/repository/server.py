@@ -14,6 +14,8 @@ from pipeline.config.schema import ServiceConfig, load_config
 from pipeline.engine.models import ModelState
 from pipeline.errors import ConfigError
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
+from pipeline.observe.logs.setup import switch_logs
+from pipeline.observe.logs.switches import LogSwitches
 from pipeline.repository.control import ControlSettings, ModelControl
 from pipeline.repository.model_host import RepositoryHost
 from pipeline.repository.model_maker import GraphMaker
@@ -43,6 +45,7 @@ class RepositorySettings(msgspec.Struct, frozen=True):
         server: keys of config.yml.
         log_file: where the log goes; "": to stdout.
         verbose: above 0 the log has what is only of use to find faults.
+        kinds: of records that are written, at first.
         closed: keys of ports that are not listened on.
     """
 
@@ -50,6 +53,7 @@ class RepositorySettings(msgspec.Struct, frozen=True):
     server: Mapping[str, Any]
     log_file: str = ""
     verbose: int = 0
+    kinds: LogSwitches = LogSwitches()
     closed: tuple[Literal["rpc_port", "http_port"], ...] = ()
 
 
@@ -64,6 +68,7 @@ def serve(settings: RepositorySettings) -> None:
         _log_to(settings.log_file)
     ensure_stdio()
     tune_malloc()
+    switch_logs(settings.kinds)
     service = new_service(settings)
     service.fork()
     serve_until_signalled(service, lambda: _say(service))

@@ -338,7 +338,6 @@ V2_CASES = (
         for method, text in (
             ("SystemSharedMemoryRegister", "Client shared memory is disabled.*"),
             ("TraceSetting", "trace settings .* served here: .*"),
-            ("LogSettings", "log settings .* served here: .*"),
         )
     ),
     Case("ModelInfer", _v2("ModelInfer"), infer(1, 2, request_id="7"), check=_infers("7", 1, 2)),

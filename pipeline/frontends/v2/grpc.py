@@ -31,6 +31,7 @@ from pipeline.frontends.v2.forms import (
     UnknownFormError,
     read_message,
 )
+from pipeline.frontends.v2.log_settings import settings_of_message
 from pipeline.frontends.v2.region_requests import no_cuda, no_cuda_region
 from pipeline.frontends.v2.repository import is_short_answer
 from pipeline.frontends.v2.shared_regions import Region
@@ -76,6 +77,7 @@ def inference_service(
         "ModelMetadata": _unary(pb.ModelMetadataRequest, calls.model_metadata),
         "ModelConfig": _unary(pb.ModelConfigRequest, calls.model_config),
         "ModelStatistics": _unary(pb.ModelStatisticsRequest, calls.model_statistics),
+        "LogSettings": _unary(pb.LogSettingsRequest, calls.log_settings),
         "SystemSharedMemoryStatus": _unary(pb.SystemSharedMemoryStatusRequest, calls.regions),
         "SystemSharedMemoryRegister": _unary(pb.SystemSharedMemoryRegisterRequest, calls.register),
         "SystemSharedMemoryUnregister": _unary(
@@ -132,6 +134,20 @@ class _Calls:
     async def model_statistics(self, request: pb.ModelStatisticsRequest, call: GrpcCall) -> Message:
         response = pb.ModelStatisticsResponse()
         fill_statistics(await self._models.statistics(request.name, request.version), response)
+        return response
+
+    async def log_settings(self, request: pb.LogSettingsRequest, call: GrpcCall) -> Message:
+        settings = self._models.log_settings
+        settings.change(settings_of_message(request.settings))
+        response = pb.LogSettingsResponse()
+        for name, value in settings.shown().items():
+            shown = response.settings[name]
+            if isinstance(value, bool):
+                shown.bool_param = value
+            elif isinstance(value, int):
+                shown.uint32_param = value
+            else:
+                shown.string_param = value
         return response
 
     async def regions(self, request: pb.SystemSharedMemoryStatusRequest, call: GrpcCall) -> Message:

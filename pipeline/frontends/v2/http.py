@@ -27,6 +27,7 @@ from pipeline.frontends.http.routes import (
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
 from pipeline.frontends.v2.control import overrides_of_json, with_dependents_of_json
 from pipeline.frontends.v2.generate import NOT_ONE, read_generate, write_generate
+from pipeline.frontends.v2.log_settings import settings_of_json
 from pipeline.frontends.v2.region_requests import no_cuda, no_cuda_region, region_of_json
 from pipeline.frontends.v2.unsupported import NO_REPOSITORY_NAME, unsupported_path
 from pipeline.observe.statistics import stats_json
@@ -45,6 +46,7 @@ EVENTS = b"text/event-stream; charset=utf-8"
 
 _NAME = r"(?P<name>[^/]+)"
 _VERSION = r"(?:/versions/(?P<version>[0-9]+))?"
+_GET_OR_POST = ("GET", "POST")
 _REGION = r"(?:/region/(?P<name>[^/]+))?"
 _REPOSITORY = r"(?:/[^/]+)?"  # its name, which Triton takes and passes over
 _LIVE, _READY = r"/v2/health/live", r"/v2/health/ready"
@@ -95,6 +97,7 @@ class InferenceRoutes:
             (rf"{model}/generate", "POST", self._generate),
             (rf"{model}/generate_stream", "POST", self._generate_stream),
             (model, "GET", self._metadata),
+            (r"/v2/logging", "", self._logging),
             (rf"/v2/systemsharedmemory{_REGION}/status", "GET", self._region_status),
             (rf"/v2/systemsharedmemory{_REGION}/register", "POST", self._register_region),
             (rf"/v2/systemsharedmemory{_REGION}/unregister", "POST", self._unregister_region),
@@ -120,7 +123,7 @@ class InferenceRoutes:
             match = pattern.fullmatch(path)
             if match is not None:
                 names = {key: unquote(value or "") for key, value in match.groupdict().items()}
-                if request.method != method:
+                if request.method != method and (method or request.method not in _GET_OR_POST):
                     answer = _refusing(method, _PLAIN.fullmatch(path) is not None)
                 return _guarded(answer, names)
         return _guarded(_refuse_path, {})
@@ -185,6 +188,14 @@ class InferenceRoutes:
 
     async def _load_from_repository(self, asked: _Asked) -> WebResponse:
         raise V2Error(V2Status.UNSUPPORTED, NO_REPOSITORY_NAME)
+
+    # Settings ---------------------------------------------------------------------------
+
+    async def _logging(self, asked: _Asked) -> WebResponse:
+        settings = self._models.log_settings
+        if asked.web.method == "POST":
+            settings.change(settings_of_json(await asked.web.read(), "dynamic logging"))
+        return _json(settings.shown())
 
     # Shared memory ----------------------------------------------------------------------
 
@@ -353,10 +364,10 @@ def failure(error: HttpError | PipelineError | V2Error, content_type: bytes = JS
 
 
 def _refusing(method: str, is_plain: bool) -> _Answer:
-    """Answers requests by other methods than `method`."""
+    """Answers requests by other methods than `method`; "": than GET and POST."""
 
     async def answer(asked: _Asked) -> WebResponse:
-        allow = ((b"allow", method.encode()),)
+        allow = ((b"allow", (method or ", ".join(_GET_OR_POST)).encode()),)
         return _failed(405, "Method Not Allowed", allow, TEXT if is_plain else JSON)
 
     return answer

@@ -24,6 +24,7 @@ from pipeline.frontends.v2.control import Overrides, RepositoryControl
 from pipeline.frontends.v2.convert import arrays_of, payload_of
 from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot
+from pipeline.frontends.v2.log_settings import LogSettings
 from pipeline.frontends.v2.model import ConfiguredModel, Model, OpModel, PipelineModel
 from pipeline.frontends.v2.parameters import OF_SEQUENCES, info_of, timeout_of
 from pipeline.frontends.v2.shared_memory import opened, stored
@@ -46,6 +47,7 @@ _EXTENSIONS = (
 )
 _OF_REPOSITORY = "model_repository(unload_dependents)"
 _STATISTICS = "statistics"
+_LOGGING = "logging"
 _SERVER = "pipeline-serving"
 
 
@@ -130,6 +132,7 @@ class ModelRepository:
         control: of a repository, from which models are loaded; None: there is none.
         regions: shared memory of callers; None: there is none.
         limits: of text in it.
+        log_settings: what can be changed of the log while the server runs.
 
     Raises:
         ConfigError: what an Op declares of its inputs does not fit the graph.
@@ -144,10 +147,12 @@ class ModelRepository:
         control: RepositoryControl | None = None,
         regions: SharedRegions | None = None,
         limits: Limits | None = None,
+        log_settings: LogSettings | None = None,
     ) -> None:
         self._registry = registry
         self._control = control
         self.regions: SharedRegions = regions or SharedRegions()
+        self.log_settings: LogSettings = log_settings or LogSettings()
         self._limits = limits or Limits()
         self._offload = offload or Offload(threads=0)
         self._has_statistics = has_statistics
@@ -182,7 +187,7 @@ class ModelRepository:
 
     def server_metadata(self) -> dict[str, Any]:
         """Name, version and extensions, in the words of ServerMetadataResponse."""
-        extensions = [*_EXTENSIONS, *([_STATISTICS] if self._has_statistics else [])]
+        extensions = [*_EXTENSIONS, *([_STATISTICS] if self._has_statistics else []), _LOGGING]
         if self._control is not None:
             extensions.insert(extensions.index("model_repository") + 1, _OF_REPOSITORY)
         if self.regions.is_enabled:

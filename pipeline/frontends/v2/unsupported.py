@@ -12,18 +12,15 @@ _TRACES = (
     "trace settings are not served here: the page at / records traces, dag.use_profile and "
     "OpenTelemetry write them"
 )
-_LOGS = "log settings are not served here: logs are set up where the server is started"
 
 _MODEL = "/models/[^/]+(?:/versions/[0-9]+)?"
 _PATHS = {
     f"/v2(?:{_MODEL})?/trace/setting": _TRACES,
-    "/v2/logging": _LOGS,
 }
 
 UNSUPPORTED_METHODS: Mapping[str, str] = MappingProxyType(
     {
         "TraceSetting": _TRACES,
-        "LogSettings": _LOGS,
     }
 )
 """Methods of GRPCInferenceService, with what their callers are told."""

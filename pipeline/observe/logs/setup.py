@@ -18,6 +18,7 @@ from pathlib import Path
 from pipeline.config.schema import LogConfig
 from pipeline.errors import printable
 from pipeline.observe.logs.sinks import FileSink, LogSink, StdoutSink
+from pipeline.observe.logs.switches import LogSwitches
 from pipeline.observe.logs.terminal import TOLD, StderrSink, is_shown, is_wanted
 from pipeline.observe.logs.writer import LogWriter, QueueingHandler
 
@@ -97,6 +98,17 @@ class _OpenSessions:
         self._sessions: list[LogSession] = []
         self._writers: dict[object, LogWriter] = {}
         self._before = (logging.NOTSET, True)  # the logger's level and propagate
+        self.switches: LogSwitches = LogSwitches()
+
+    def switch(self, switches: LogSwitches) -> None:
+        """Have other kinds of records written from now on."""
+        with self._lock:
+            self.switches = switches
+            if self._sessions:
+                self._apply()
+
+    def _lets(self, record: logging.LogRecord) -> bool:
+        return self.switches.lets(record)
 
     def add(self, session: LogSession) -> None:
         with self._lock:
@@ -104,6 +116,7 @@ class _OpenSessions:
                 if destination.key in self._writers:
                     continue
                 writer = LogWriter(destination.make())
+                writer.handler.addFilter(self._lets)
                 if destination.wants is not None:
                     writer.handler.addFilter(destination.wants)
                 writer.start()
@@ -124,6 +137,8 @@ class _OpenSessions:
                     writer = self._writers.pop(key)
                     _LOGGER.removeHandler(writer.handler)
                     writer.close()
+            if not self._sessions:  # the next server begins as it is configured
+                self.switches = LogSwitches()
             self._apply()
 
     def forget(self) -> None:
@@ -147,17 +162,29 @@ class _OpenSessions:
                 each.level for session in self._sessions for each in session.destinations.values()
             )
             # A user who set the logger itself to a lower level has a handler that wants it.
+            wanted = self.switches.least(wanted)
             level = min(level, wanted) if level != logging.NOTSET else wanted
             propagate = False  # our lines go to our files, not also to the user's console
         _LOGGER.setLevel(level)
         _LOGGER.propagate = propagate
         for key, writer in self._writers.items():
             wanting = (session.destinations.get(key) for session in self._sessions)
-            writer.handler.setLevel(min(each.level for each in wanting if each is not None))
+            lowest = min(each.level for each in wanting if each is not None)
+            writer.handler.setLevel(self.switches.least(lowest))
 
 
 _OPEN = _OpenSessions()
 os.register_at_fork(after_in_child=_OPEN.forget)
+
+
+def log_switches() -> LogSwitches:
+    """Return which kinds of records are written now."""
+    return _OPEN.switches
+
+
+def switch_logs(switches: LogSwitches) -> None:
+    """Have other kinds of records written from now on, until the last session is closed."""
+    _OPEN.switch(switches)
 
 
 class RequestLog:

@@ -164,7 +164,12 @@ async def test_a_model_is_asked(service):
         ("SystemSharedMemoryRegister", b"", "UNIMPLEMENTED", "shared memory is disabled"),
         ("CudaSharedMemoryRegister", b"", "INVALID_ARGUMENT", "GPUs not supported"),
         ("TraceSetting", b"", "UNIMPLEMENTED", "trace settings are not served here"),
-        ("LogSettings", b"", "UNIMPLEMENTED", "log settings are not served here"),
+        (
+            "LogSettings",
+            pb.LogSettingsRequest(settings={"log_file": {"string_param": "x"}}),
+            "UNIMPLEMENTED",
+            "log file location can not be updated through network protocol",
+        ),
     ],
 )
 @called()

@@ -160,6 +160,7 @@ async def test_server_model_and_configuration_are_described(site):
     assert status == 200
     assert set(server["extensions"]) == {
         "classification",
+        "logging",
         "statistics",
         "binary_tensor_data",
         "model_configuration",
@@ -205,7 +206,6 @@ async def test_health_and_readiness_are_told_by_the_status_and_in_the_body(site)
     [
         ("GET", "trace/setting", "trace settings"),
         ("POST", "models/svc/trace/setting", "trace settings"),
-        ("GET", "logging", "log settings"),
     ],
 )
 @visited()

@@ -1,0 +1,91 @@
+"""LogSettings: what v2 shows of a server's logs, and changes while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import orjson
+
+from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.observe.logs.setup import log_switches, switch_logs
+
+_NO_FILE = "log file location can not be updated through network protocol"
+_SWITCHES = {"log_info": "info", "log_warning": "warning", "log_error": "error"}
+_VERBOSE, _FORMAT, _FILE = "log_verbose_level", "log_format", "log_file"
+_FORMATS = ("default", "ISO8601")
+_MOST = 2**31 - 1
+
+
+class LogSettings:
+    """The settings of one server. Levels are those of all logs of its process.
+
+    Args:
+        file: where the log goes, as its caller has said it; only shown.
+        format: one of Triton's names; only shown: our lines have one form.
+    """
+
+    def __init__(self, file: str = "", format: str = _FORMATS[0]) -> None:
+        self._file = file
+        self._format = format
+
+    def shown(self) -> dict[str, bool | int | str]:
+        """Return all settings, in the words of the protocol."""
+        now = log_switches()
+        switches = {name: getattr(now, field) for name, field in _SWITCHES.items()}
+        said = {_VERBOSE: now.verbose, _FORMAT: self._format}
+        return {_FILE: self._file, **switches, **said}
+
+    def change(self, said: Mapping[str, Any]) -> None:
+        """Change settings; None leaves one as it is, and unknown ones are passed over.
+
+        Raises V2Error, in Triton's words; nothing is changed then.
+        """
+        given = {name: value for name, value in said.items() if value is not None}
+        if _FILE in given:
+            raise V2Error(V2Status.UNSUPPORTED, _NO_FILE)
+        changes = {}
+        for name, field in _SWITCHES.items():
+            if name in given:
+                _check(name, given[name], bool, "boolean")
+                changes[field] = given[name]
+        if _VERBOSE in given:
+            _check(_VERBOSE, given[_VERBOSE], int, "int32")
+            changes["verbose"] = given[_VERBOSE]
+        if _FORMAT in given:
+            _check(_FORMAT, given[_FORMAT], str, "string")
+            if given[_FORMAT] not in _FORMATS:
+                text = f"invalid argument for log_format, got: {given[_FORMAT]}"
+                raise V2Error(V2Status.INVALID, text)
+            self._format = given[_FORMAT]
+        switch_logs(msgspec.structs.replace(log_switches(), **changes))
+
+
+def settings_of_json(body: bytes, what: str) -> Mapping[str, Any]:
+    """Return the settings in a request's body, which may be empty. Raises V2Error."""
+    if not body.strip():
+        return {}
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        text = f"failed to parse the {what} JSON buffer: {error}"
+        raise V2Error(V2Status.INVALID, text) from error
+    if not isinstance(said, dict):
+        raise V2Error(V2Status.INVALID, f"the {what} request must be a JSON object of settings")
+    return said
+
+
+def settings_of_message(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a message: a value, or None for one without."""
+    found = {}
+    for name, value in settings.items():
+        kind = value.WhichOneof("parameter_choice")
+        found[name] = None if kind is None else getattr(value, kind)
+    return found
+
+
+def _check(name: str, value: object, kind: type, word: str) -> None:
+    is_kind = type(value) is kind
+    if not is_kind or (isinstance(value, int) and not 0 <= value <= _MOST):
+        raise V2Error(V2Status.INVALID, f"expect {word} for '{name}'")

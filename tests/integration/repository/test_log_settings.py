@@ -1,0 +1,105 @@
+"""Log settings of v2: shown and changed over HTTP and gRPC, and what the log has then."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+
+import grpc
+import pytest
+from doubles import http, wait_until
+from repositories import serving
+
+from pipeline.proto import inference_v2_pb2 as pb
+
+AT_FIRST = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+METHOD = "/inference.GRPCInferenceService/LogSettings"
+NUMBERS = itertools.count()
+LOGGER = logging.getLogger("pipeline.of_this_test")
+
+
+def logged(capfd, *levels):
+    """The levels of which the log has a line that was just logged."""
+    for level in levels:
+        LOGGER.log(getattr(logging, level), "said at %s", level)
+    last = f"the last line {next(NUMBERS)}"
+    LOGGER.critical(last)
+    found = [""]
+
+    def is_written():  # by a thread of its own
+        found[0] += capfd.readouterr().out
+        return last in found[0]
+
+    wait_until(is_written)
+    return [level for level in levels if f"said at {level}" in found[0]]
+
+
+@pytest.fixture
+def server(tmp_path):
+    with serving(tmp_path) as server:
+        yield server
+
+
+def test_kinds_of_records_are_switched_off_and_on(server, capfd):
+    levels = ("DEBUG", "INFO", "WARNING", "ERROR")
+    assert http(server, "GET", "/v2/logging")[2] == AT_FIRST
+    assert logged(capfd, *levels) == ["INFO", "WARNING", "ERROR"]
+    said = {"log_info": False, "log_warning": False, "log_verbose_level": 1, "nothing": 5}
+    now = {**AT_FIRST, **said}
+    del now["nothing"]
+    assert http(server, "POST", "/v2/logging", said)[2] == now
+    assert logged(capfd, *levels) == ["DEBUG", "ERROR"]
+    again = {"log_info": True, "log_warning": True, "log_verbose_level": 0, "log_error": None}
+    assert http(server, "POST", "/v2/logging", again)[2] == AT_FIRST
+    assert logged(capfd, *levels) == ["INFO", "WARNING", "ERROR"]
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "text"),
+    [
+        ({"log_file": "x"}, 501, "log file location can not be updated through network protocol"),
+        ({"log_info": 1}, 400, "expect boolean for 'log_info'"),
+        ({"log_error": "yes"}, 400, "expect boolean for 'log_error'"),
+        ({"log_verbose_level": -1}, 400, "expect int32 for 'log_verbose_level'"),
+        ({"log_verbose_level": True}, 400, "expect int32 for 'log_verbose_level'"),
+        ({"log_format": 5}, 400, "expect string for 'log_format'"),
+        ({"log_format": "xml"}, 400, "invalid argument for log_format, got: xml"),
+        ([], 400, "must be a JSON object of settings"),
+    ],
+)
+def test_what_cannot_be_set_changes_nothing(server, said, status, text):
+    if isinstance(said, dict):
+        said = {"log_warning": False, **said}
+    found, _, answer = http(server, "POST", "/v2/logging", said)
+    assert (found, text in answer["error"]) == (status, True), answer
+    assert http(server, "GET", "/v2/logging")[2] == AT_FIRST
+
+
+def test_the_same_by_messages(server):
+    request = pb.LogSettingsRequest()
+    request.settings["log_format"].string_param = "ISO8601"
+    request.settings["log_verbose_level"].uint32_param = 2
+    request.settings["log_info"].SetInParent()
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        call = channel.unary_unary(METHOD)
+        answer = pb.LogSettingsResponse.FromString(call(request.SerializeToString()))
+    assert answer.settings["log_format"].string_param == "ISO8601"
+    assert answer.settings["log_verbose_level"].uint32_param == 2
+    assert answer.settings["log_info"].bool_param
+    told = {**AT_FIRST, "log_format": "ISO8601", "log_verbose_level": 2}
+    assert http(server, "GET", "/v2/logging")[2] == told
+
+
+def test_the_next_server_begins_as_it_is_configured(tmp_path):
+    with serving(tmp_path) as server:
+        http(server, "POST", "/v2/logging", {"log_error": False})
+    with serving(tmp_path) as server:
+        assert http(server, "GET", "/v2/logging")[2] == AT_FIRST
+        assert http(server, "PUT", "/v2/logging")[0] == 405
