@@ -105,6 +105,7 @@ class ThreadWorkers:
         self._lives: dict[int, int] = {}
         self._initialised: asyncio.Future[BoundOp] | None = None
         self._is_stopped = False
+        self._model: Any = None  # that was loaded here
         # What the server's starter set for itself, such as numpy's print options, holds for its
         # workers: to the user both are one program.
         self.context: contextvars.Context = contextvars.copy_context()
@@ -180,7 +181,7 @@ class ThreadWorkers:
         self._initialised = self._loop.create_future()
         first = ThreadWorker(self, None, 0)
         self._workers.append(first)
-        first.start()
+        await asyncio.to_thread(first.start)  # which returns when the thread runs: others may too
         bound = await self._initialised
         for number in range(1, self._wanted):
             self._add(BoundOp(bound.op, number, self._loop), number)
@@ -189,7 +190,10 @@ class ThreadWorkers:
         """Set up the Op in the first worker's own thread; False if that failed."""
         op = self._op
         try:
+            client = op.client
             self._set_up(op, 0)
+            if op.client is not client:
+                self._model = predictor_of(op)
             if getattr(predictor_of(op), "holds_gil", False):
                 _LOGGER.warning(
                     "op.%s: its model keeps all other Python code of this process waiting while "
@@ -452,6 +456,9 @@ class ThreadWorkers:
                     thread.join(max(0.0, deadline - time.monotonic()))
             if threads and not any(thread.is_alive() for thread in threads):
                 end_op(self._op)
+                close = getattr(self._model, "close", None)
+                if close is not None:  # else the collector frees it, and all wait for that
+                    close()
 
         await asyncio.to_thread(join_all)
         self._workers.clear()
