@@ -13,7 +13,11 @@ from pipeline.errors import PipelineError, error_from_fields, error_to_fields
 PARAMETERS = "@parameters"
 """The name of the parameters, a dict."""
 
+LAST = "@last"
+"""The name of what says that no other answer follows this one of several."""
+
 _ERROR = "@error"
+_NAMES = (PARAMETERS, LAST)
 
 
 def failed_part(error: PipelineError) -> dict[str, Any]:
@@ -30,4 +34,4 @@ def error_in(answer: Any) -> PipelineError | None:
 
 def outputs_in(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the outputs alone."""
-    return {name: value for name, value in answer.items() if name != PARAMETERS}
+    return {name: value for name, value in answer.items() if name not in _NAMES}

@@ -43,6 +43,12 @@ class TritonPythonModel:
                 sender.send(pb.InferenceResponse([pb.Tensor("OUTPUT0", array)]))
             sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+SENDS_LAST = """
+sender = request.get_response_sender()
+answer = pb.InferenceResponse([pb.Tensor("OUTPUT0", request.inputs()[0].as_numpy())])
+sender.send(answer)
+sender.send(answer, flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 CONFIG = """
 backend: "python"
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]
@@ -319,3 +325,22 @@ def test_a_request_that_is_dropped_is_not_that_of_another_model(tmp_path):
     with serving(tmp_path, mode="none") as server:
         assert ask(server, "asks")[0] != 200  # the first request of "sleeps" is dropped
         assert ask(server, "looks") == "False", "of its first request"
+
+
+def test_behind_the_last_of_several_comes_one_without_outputs_unless_it_was_said_to_be_the_last(
+    tmp_path,
+):
+    add_python(tmp_path, "counts", COUNTS, DECOUPLED)
+    add(tmp_path, "last", SENDS_LAST, "FP32")
+    config = tmp_path / "last" / "config.pbtxt"
+    config.write_text(config.read_text() + DECOUPLED)
+    code = tmp_path / "last" / "1" / "model.py"
+    code.write_text(code.read_text().replace("return found", "return None"))
+    body = """
+of = lambda name: [len(each.output_tensors())
+    for each in asked(name, request.inputs()[0].as_numpy()).exec(decoupled=True)]
+found.append(told(str([of("counts"), of("last")])))
+"""
+    add(tmp_path, "asks", body)
+    with serving(tmp_path, mode="none") as server:
+        assert ask(server, "asks") == "[[1, 1, 0], [1, 1]]"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.engine.model_answers import PARAMETERS, error_in, outputs_in
+from pipeline.engine.model_answers import LAST, PARAMETERS, error_in, outputs_in
 from pipeline.engine.model_calls import ModelCaller, ModelChange, ModelPart, PeerCall, Tell
 from pipeline.errors import PipelineError, RequestCancelledError
 from pipeline.frontends.v2.errors import V2Status, v2_error
@@ -265,7 +265,7 @@ class _Responses:
             if self._is_over:
                 raise StopIteration
             part = self._answers.get()
-            self._is_over = part.is_final
+            self._is_over = part.is_final or LAST in (part.outputs or ())
             if not part.is_final and not self._is_cancelled:
                 self._asked.took_part()
             self._seen.append(self._request.response(part))

@@ -235,7 +235,11 @@ class DecoupledModelOp(PythonModelOp):
 
     def _execute(self, request: IncomingRequest) -> None:
         try:
-            self.executed([request])
+            if self.executed([request]) is not None:
+                raise UserCodeError(
+                    f"Python model '{self.instance}' is using the decoupled mode and the execute "
+                    "function must return None."
+                )
         except PipelineError as error:
             request.sender.fail(error)
 

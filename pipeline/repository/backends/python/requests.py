@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.data import RequestContext
-from pipeline.engine.model_answers import PARAMETERS, failed_part
+from pipeline.engine.model_answers import LAST, PARAMETERS, failed_part
 from pipeline.errors import (
     InputError,
     NoServiceError,
@@ -115,6 +115,9 @@ class InferenceResponse:
 
     Raises:
         TritonModelException: an output is no NamedTensor, a parameter no bool, number or text.
+
+    Attributes:
+        is_last: whether it was sent as the last one of several.
     """
 
     def __init__(
@@ -129,6 +132,7 @@ class InferenceResponse:
         self._outputs = list(output_tensors)
         self._error = error
         self._parameters = _checked(parameters)
+        self.is_last: bool = False
 
     def output_tensors(self) -> list[NamedTensor]:
         """Return the tensors."""
@@ -158,7 +162,9 @@ class InferenceResponse:
     def part(self) -> Any:
         """Return it as one response of several: an error does not end them."""
         result = self.result()
-        return failed_part(result) if isinstance(result, PipelineError) else result
+        if isinstance(result, PipelineError):
+            return failed_part(result)
+        return {**result, LAST: True} if self.is_last else result
 
 
 class ResponseSender:
@@ -204,6 +210,7 @@ class ResponseSender:
                 self._put(response.result())  # which ends it
                 return
             if response is not None:
+                response.is_last = bool(flags)
                 self._put(response)
             if flags:
                 self._put(None)
