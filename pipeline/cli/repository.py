@@ -6,10 +6,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pipeline.cli.resource_flags import cache_settings, resource_of
-from pipeline.errors import PipelineError
+from pipeline.config.restrictions import Api
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.observe.logs.switches import LogSwitches
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.server import RepositorySettings, serve
@@ -67,8 +68,6 @@ _REFUSED = {
     "grpc-server-cert": _TLS,
     "grpc-server-key": _TLS,
     "grpc-root-cert": _TLS,
-    "http-restricted-api": "no API can be closed: a proxy before the server can do it",
-    "grpc-restricted-protocol": "no API can be closed: a proxy before the server can do it",
     "model-config-name": "a model has one configuration",
     "metrics-config": "metrics have no options",
     "trace-config": "there are no trace files",
@@ -168,6 +167,14 @@ def _parser() -> argparse.ArgumentParser:
         help="how much there is of a resource that instances need",
     )
     add("--response-cache-byte-size", type=int, default=None, metavar="BYTES")
+    for flag in ("--http-restricted-api", "--grpc-restricted-protocol"):
+        add(
+            flag,
+            action="append",
+            default=[],
+            metavar="APIS:KEY=VALUE",
+            help="parts of v2, with commas between, for those whose header KEY is VALUE",
+        )
     add(
         "--allow-client-shm",
         type=_flag,
@@ -223,6 +230,14 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
             "prometheus_port": given.metrics_port,
             "prometheus_host": _host(address),
         }
+    server["restricted_apis"] = {
+        "http": _restrictions("--http-restricted-api", given.http_restricted_api),
+        "grpc": _restrictions(
+            "--grpc-restricted-protocol",
+            given.grpc_restricted_protocol,
+            "triton-grpc-protocol-",
+        ),
+    }
     if given.allow_client_shm is not None:
         server["client_shared_memory"] = {"allow": given.allow_client_shm}
     server |= {"dag": dag, "stop_grace_period": round(given.exit_timeout_secs * 1000)}
@@ -242,6 +257,22 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
     return RepositorySettings(
         control, server, given.log_file, given.log_verbose, kinds, tuple(closed)
     )
+
+
+def _restrictions(flag: str, said: Sequence[str], prefix: str = "") -> list[dict[str, Any]]:
+    """Return restrictions as config.yml has them. Raises ConfigError: one is none."""
+    found: list[dict[str, Any]] = []
+    for each in said:
+        apis, colon, secret = each.partition(":")
+        header, sign, value = secret.partition("=")
+        if not (apis and colon and header and sign):
+            raise ConfigError(f"{flag}: expected APIS:KEY=VALUE, found {each!r}")
+        names = [name for name in apis.split(",") if name]
+        for name in names:
+            if name not in get_args(Api):
+                raise ConfigError(f"{flag}: unknown restricted {flag.rsplit('-', 1)[1]} '{name}'")
+        found.append({"apis": names, "header": prefix + header, "value": value})
+    return found
 
 
 def _ports(given: argparse.Namespace) -> dict[Any, bool]:

@@ -27,6 +27,7 @@ from pipeline.config.fields import (
 )
 from pipeline.config.rate_limits import NeedsConfig, RateLimitConfig
 from pipeline.config.registry import did_you_mean
+from pipeline.config.restrictions import RestrictionsConfig
 from pipeline.config.sequences import ControlConfig, StateConfig, fault_of_states
 from pipeline.config.yaml import Source, read_yaml
 from pipeline.errors import ConfigError
@@ -371,6 +372,9 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     client_shared_memory: Annotated[
         ClientSharedMemory, "Shared memory of callers on this machine."
     ] = ClientSharedMemory()
+    restricted_apis: Annotated[
+        RestrictionsConfig, "Parts of the v2 protocol for those who know a header's value."
+    ] = RestrictionsConfig()
     op: Annotated[Mapping[str, OpConfig], "One mapping for each Op, by its name."] = {}
 
     source: str = "yml_dict"

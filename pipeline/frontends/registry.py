@@ -24,6 +24,7 @@ from pipeline.frontends.grpc.inference import pipeline_service
 from pipeline.frontends.grpc.server import GrpcFrontend, GrpcService
 from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.metrics import MetricsRoutes, metrics_server
+from pipeline.frontends.http.routes import LaneService, Routes
 from pipeline.frontends.http.server import HttpFrontend
 from pipeline.frontends.link.methods import inference_methods, service_methods
 from pipeline.frontends.link.places import find_secret, socket_paths
@@ -33,6 +34,12 @@ from pipeline.frontends.v2 import ModelRepository
 from pipeline.frontends.v2.grpc import inference_service
 from pipeline.frontends.v2.http import InferenceRoutes
 from pipeline.frontends.v2.lane import InferLane
+from pipeline.frontends.v2.restrictions import (
+    RestrictedLane,
+    RestrictedRoutes,
+    restricted_service,
+    secrets_of,
+)
 from pipeline.frontends.v2.shared_regions import SharedRegions
 from pipeline.frontends.wire import PipelineWire
 from pipeline.op import overrides
@@ -79,13 +86,16 @@ def v2(context: FrontendContext, options: None) -> None:
         _shared_regions(config),
         config.limits,
     )
-    context.routes.append(InferenceRoutes(models, context.offload, config.limits))
-    context.services.append(
-        inference_service(models, context.offload, config.limits, config.opentelemetry)
-    )
-    context.lanes.append(
-        InferLane(models, context.offload, config.limits, config.max_message_bytes)
-    )
+    routes: Routes = InferenceRoutes(models, context.offload, config.limits)
+    service = inference_service(models, context.offload, config.limits, config.opentelemetry)
+    lane: LaneService = InferLane(models, context.offload, config.limits, config.max_message_bytes)
+    if over_http := secrets_of(config.restricted_apis.http):
+        routes, lane = RestrictedRoutes(routes, over_http), RestrictedLane(lane, over_http)
+    if over_grpc := secrets_of(config.restricted_apis.grpc):
+        service = restricted_service(service, over_grpc)
+    context.routes.append(routes)
+    context.services.append(service)
+    context.lanes.append(lane)
 
 
 def _shared_regions(config: ServiceConfig) -> SharedRegions:

@@ -32,7 +32,7 @@ from pipeline.workers.process.shared import SharedProcesses
 _OF_THE_SERVER = (
     *("host", "rpc_host", "http_host", "rpc_port", "http_port", "reuse_port", "cache"),
     "rate_limit",
-    "client_shared_memory",
+    *("client_shared_memory", "restricted_apis"),
 )
 _PRELOAD = ("pipeline.repository.backends.python.model_op",)
 

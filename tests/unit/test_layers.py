@@ -78,6 +78,7 @@ AT_HOME: dict[str, set[str]] = {
         "frontends.grpc.calls",
         "frontends.grpc.inference",
         "frontends.v2.grpc",
+        "frontends.v2.restrictions",
         "predictors.remote.grpc_calls",
         "proto.pipeline_service_pb2_grpc",
     },

@@ -1,0 +1,202 @@
+"""Restrictions: parts of the v2 protocol that are for those who know a header's value.
+
+They stand before the routes, the lane and the service, which know nothing of them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import grpc
+import orjson
+
+from pipeline.config.restrictions import RestrictionConfig
+from pipeline.engine.request import RequestHandle, ResponseSink
+from pipeline.errors import ConfigError
+from pipeline.frontends.grpc.server import (
+    DirectMethod,
+    GrpcCall,
+    GrpcError,
+    GrpcService,
+    Stream,
+    Unary,
+)
+from pipeline.frontends.http.routes import (
+    Endpoint,
+    Headers,
+    LaneEndpoint,
+    LaneService,
+    Routes,
+    WebRequest,
+    WebResponse,
+)
+
+_MODEL = r"/v2/models/[^/]+(?:/versions/[^/]+)?"
+_PATHS: tuple[tuple[str, str], ...] = (  # the first that matches
+    ("health", rf"/v2/health/.*|{_MODEL}/ready"),
+    ("statistics", rf"/v2/models/stats|{_MODEL}/stats"),
+    ("model-config", rf"{_MODEL}/config"),
+    ("inference", rf"{_MODEL}/(?:infer|generate|generate_stream)"),
+    ("trace", rf"/v2/trace/setting|{_MODEL}/trace/setting"),
+    ("logging", "/v2/logging"),
+    ("shared-memory", "/v2/(?:system|cuda)sharedmemory.*"),
+    ("model-repository", "/v2/repository.*"),
+    ("metadata", rf"/v2|{_MODEL}"),
+)
+_PATTERNS = [(api, re.compile(pattern)) for api, pattern in _PATHS]
+_METHODS: Mapping[str, tuple[str, ...]] = {
+    "health": ("ServerLive", "ServerReady", "ModelReady"),
+    "metadata": ("ServerMetadata", "ModelMetadata"),
+    "inference": ("ModelInfer", "ModelStreamInfer"),
+    "shared-memory": tuple(
+        f"{kind}SharedMemory{what}"
+        for kind in ("System", "Cuda")
+        for what in ("Status", "Register", "Unregister")
+    ),
+    "model-config": ("ModelConfig",),
+    "model-repository": ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+    "statistics": ("ModelStatistics",),
+    "trace": ("TraceSetting",),
+    "logging": ("LogSettings",),
+}
+_API_OF = {method: api for api, methods in _METHODS.items() for method in methods}
+
+
+class Secret(NamedTuple):
+    """A header, and the value that its callers know."""
+
+    header: str
+    value: bytes
+
+    def is_in(self, headers: Iterable[tuple[str | bytes, str | bytes]]) -> bool:
+        """Return whether a caller knows it; how long that takes says nothing of the value."""
+        return any(
+            hmac.compare_digest(_bytes(value), self.value)
+            for name, value in headers
+            if _bytes(name).lower() == self.header.encode()
+        )
+
+
+Secrets = Mapping[str, Secret]
+"""Of each restricted part its secret."""
+
+
+def secrets_of(restrictions: Iterable[RestrictionConfig]) -> Secrets:
+    """Return what opens each restricted part. Raises ConfigError: one is there twice."""
+    found: dict[str, Secret] = {}
+    for restriction in restrictions:
+        header = restriction.header.lower()
+        for api in restriction.apis:
+            if api in found:
+                raise ConfigError(
+                    f"restricted_apis: '{api}' can not be specified in multiple config groups"
+                )
+            found[api] = Secret(header, restriction.value.encode())
+    return found
+
+
+class RestrictedRoutes:
+    """Routes of which some are for those who know their secret."""
+
+    def __init__(self, routes: Routes, secrets: Secrets) -> None:
+        self._routes = routes
+        self._secrets = secrets
+
+    def endpoint(self, request: WebRequest) -> Endpoint | None:
+        """Return the endpoint that answers it, or one that refuses it."""
+        secret = self._secrets.get(api_of(request.raw_path))
+        if secret is None or secret.is_in(request.headers.items()):
+            return self._routes.endpoint(request)
+        text = f"This API is restricted, expecting header '{secret.header}'"
+        body = orjson.dumps({"error": text})
+
+        async def refuse(request: WebRequest) -> WebResponse:
+            return WebResponse(403, body)
+
+        return refuse
+
+
+class RestrictedLane:
+    """A lane for those who know the secret; the routes tell the others."""
+
+    def __init__(self, lane: LaneService, secrets: Secrets) -> None:
+        self._lane = lane
+        self._secrets = secrets
+
+    def endpoint(self, path: str, headers: Headers) -> LaneEndpoint | None:
+        """Return what answers `POST path`; None: it is left to the routes."""
+        secret = self._secrets.get(api_of(path))
+        is_open = secret is None or secret.is_in(headers.items())
+        return self._lane.endpoint(path, headers) if is_open else None
+
+
+def restricted_service(service: GrpcService, secrets: Secrets) -> GrpcService:
+    """Return a service of which some methods are for those who know their secret."""
+
+    def secret_of(method: str) -> Secret | None:
+        return secrets.get(_API_OF.get(method, ""))
+
+    return replace(
+        service,
+        methods={name: _unary(each, secret_of(name)) for name, each in service.methods.items()},
+        streams={name: _stream(each, secret_of(name)) for name, each in service.streams.items()},
+        direct={name: _direct(each, secret_of(name)) for name, each in service.direct.items()},
+    )
+
+
+def api_of(path: str) -> str:
+    """Return the part of the protocol that a path belongs to; "" for those of none."""
+    return next((api for api, pattern in _PATTERNS if pattern.fullmatch(path)), "")
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("latin-1", "replace")
+
+
+def _check(secret: Secret, call: GrpcCall) -> None:
+    if not secret.is_in(call.headers()):
+        text = f"This protocol is restricted, expecting header '{secret.header}'"
+        raise GrpcError(grpc.StatusCode.UNAVAILABLE, text)
+
+
+def _unary(method: Unary, secret: Secret | None) -> Unary:
+    if secret is None:
+        return method
+
+    async def checked(message: bytes, call: GrpcCall) -> bytes:
+        _check(secret, call)
+        return await method(message, call)
+
+    return checked
+
+
+def _stream(method: Stream, secret: Secret | None) -> Stream:
+    if secret is None:
+        return method
+
+    def checked(messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncGenerator[bytes, None]:
+        _check(secret, call)
+        return method(messages, call)
+
+    return checked
+
+
+def _direct(method: DirectMethod, secret: Secret | None) -> DirectMethod:
+    return method if secret is None else _CheckedDirect(method, secret)
+
+
+class _CheckedDirect:
+    def __init__(self, method: DirectMethod, secret: Secret) -> None:
+        self._method = method
+        self._secret = secret
+
+    def begin(self, message: bytes, call: GrpcCall, sink: ResponseSink) -> RequestHandle | None:
+        _check(self._secret, call)
+        return self._method.begin(message, call, sink)
+
+    def reply(self, answer: Any, call: GrpcCall) -> bytes | Awaitable[bytes]:
+        return self._method.reply(answer, call)

@@ -1,0 +1,127 @@
+"""Parts of v2 that are for those who know a header's value: over HTTP, in the lane, and gRPC."""
+
+from __future__ import annotations
+
+import http.client
+import json
+
+import grpc
+import numpy as np
+import pytest
+from repositories import add_identity, serving
+
+from pipeline.cli.repository import _parser, settings_of
+from pipeline.errors import ConfigError
+from pipeline.frontends.v2.restrictions import api_of
+from pipeline.proto import inference_v2_pb2 as pb
+from pipeline.proto.v2.codec import add_tensor
+
+SERVICE = "/inference.GRPCInferenceService"
+KEY = {"apis": ["inference", "model-repository"], "header": "Admin-Key", "value": "opens"}
+RESTRICTED = {"restricted_apis": {"http": [KEY], "grpc": [{**KEY, "header": "admin-key"}]}}
+BODY = json.dumps(
+    {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
+)
+
+
+@pytest.fixture
+def server(tmp_path):
+    add_identity(tmp_path, "same", 1)
+    with serving(tmp_path, mode="none", server=RESTRICTED) as server:
+        yield server
+
+
+def asked(server, method, path, headers=(), body=BODY, times=1):
+    """The statuses of requests that are sent one after the other, and the last answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+    statuses = []
+    for _ in range(times):
+        connection.request(method, path, body, dict(headers))
+        answer = connection.getresponse()
+        statuses.append(answer.status)
+        said = answer.read()
+    connection.close()
+    return statuses, said
+
+
+def test_only_who_knows_the_value_is_answered_over_http(server):
+    infer, knows = "/v2/models/same/infer", {"admin-key": "opens"}
+    refused = {"error": "This API is restricted, expecting header 'admin-key'"}
+    for headers in ({}, {"Admin-Key": "open"}, {"Admin-Key": ""}, {"Admin-Key": "opens "}):
+        statuses, said = asked(server, "POST", infer, headers, times=3)
+        assert (statuses, json.loads(said)) == ([403] * 3, refused)
+    assert asked(server, "POST", infer, knows, times=3)[0] == [200] * 3
+    assert asked(server, "POST", "/v2/repository/index", body="")[0] == [403]
+    assert asked(server, "POST", "/v2/repository/index", knows, body="")[0] == [200]
+    for path in ("/v2", "/v2/health/live", "/v2/models/same", "/v2/models/same/config"):
+        assert asked(server, "GET", path, body=None)[0] == [200]
+
+
+def test_only_who_knows_the_value_is_answered_over_grpc(server):
+    message = pb.ModelInferRequest(model_name="same")
+    value = np.ones((1, 1), np.float32)
+    add_tensor(message.inputs, message.raw_input_contents, "INPUT0", value)
+    knows, sent = [("admin-key", "opens")], message.SerializeToString()
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        infer = channel.unary_unary(f"{SERVICE}/ModelInfer")
+        stream = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")
+        for metadata in (None, [("admin-key", "no")]):
+            for call in (
+                infer.future(sent, metadata=metadata),
+                stream(iter([sent]), metadata=metadata),
+            ):
+                assert call.code() is grpc.StatusCode.UNAVAILABLE
+                text = "This protocol is restricted, expecting header 'admin-key'"
+                assert call.details() == text
+        for _ in range(3):
+            assert infer(sent, metadata=knows)
+        (answer,) = stream(iter([sent]), metadata=knows)
+        assert pb.ModelStreamInferResponse.FromString(answer).error_message == ""
+        assert channel.unary_unary(f"{SERVICE}/ServerReady")(b"")
+
+
+@pytest.mark.parametrize(
+    ("path", "api"),
+    [
+        ("/v2", "metadata"),
+        ("/v2/models/m", "metadata"),
+        ("/v2/models/m/versions/1", "metadata"),
+        ("/v2/models/m/versions/1/ready", "health"),
+        ("/v2/health/live", "health"),
+        ("/v2/models/stats", "statistics"),
+        ("/v2/models/m/config", "model-config"),
+        ("/v2/models/m/versions/3/generate_stream", "inference"),
+        ("/v2/models/m/trace/setting", "trace"),
+        ("/v2/logging", "logging"),
+        ("/v2/cudasharedmemory/region/r/register", "shared-memory"),
+        ("/v2/repository/models/m/unload", "model-repository"),
+        ("/svc/prediction", ""),
+    ],
+)
+def test_each_path_is_of_one_part(path, api):
+    assert api_of(path) == api
+
+
+def test_flags_are_tritons(tmp_path):
+    flags = ["--model-repository", str(tmp_path), "--http-restricted-api=health,trace:k=v=w"]
+    flags.append("--grpc-restricted-protocol=logging:k=v")
+    said = settings_of(_parser().parse_args(flags)).server["restricted_apis"]
+    assert said["http"] == [{"apis": ["health", "trace"], "header": "k", "value": "v=w"}]
+    assert said["grpc"][0]["header"] == "triton-grpc-protocol-k"
+    for wrong, text in (
+        ("nothing:k=v", "unknown restricted api 'nothing'"),
+        ("health", "expected APIS:KEY=VALUE, found 'health'"),
+        ("health:k", "expected APIS:KEY=VALUE"),
+    ):
+        given = _parser().parse_args([*flags[:2], f"--http-restricted-api={wrong}"])
+        with pytest.raises(ConfigError, match=text):
+            settings_of(given)
+
+
+def test_a_part_has_one_secret(tmp_path):
+    twice = {"restricted_apis": {"http": [KEY, KEY]}}
+    with (
+        pytest.raises(ConfigError, match="can not be specified in multiple config groups"),
+        serving(tmp_path, server=twice),
+    ):
+        """It does not start."""
