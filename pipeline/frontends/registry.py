@@ -19,6 +19,7 @@ from pipeline.frontends.api.lane import ApiLane
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.api.routes import ApiRoutes
 from pipeline.frontends.base import Frontend, FrontendContext
+from pipeline.frontends.dashboard.models_routes import ModelsDashboard
 from pipeline.frontends.dashboard.routes import Dashboard
 from pipeline.frontends.grpc.inference import pipeline_service
 from pipeline.frontends.grpc.server import GrpcFrontend, GrpcService
@@ -125,6 +126,9 @@ def metrics_routes(context: FrontendContext, options: None) -> None:
 def dashboard(context: FrontendContext, options: None) -> None:
     """Add the dashboard to the HTTP port, with `status_page`."""
     config = context.config
+    if config.status_page and context.control is not None:
+        hosts = Hosts(config.allowed_hosts)
+        context.routes.append(ModelsDashboard(context.control, context.whole, hosts))
     if config.status_page and context.graph is not None:
         record = context.record if config.statistics else None
         hosts = Hosts(config.allowed_hosts)

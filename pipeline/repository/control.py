@@ -90,6 +90,7 @@ class ModelControl:
         self._polling: asyncio.Task[None] | None = None
         self._is_started = False
         self.server_name: str = settings.server_name
+        self.is_explicit: bool = settings.mode == "explicit"
         self.is_live: bool = True
 
     # Life -----------------------------------------------------------------------------------

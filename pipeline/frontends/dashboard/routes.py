@@ -35,9 +35,10 @@ Record = Callable[[float], Awaitable[list[bytes]]]
 _DEFAULT_SECONDS, _MIN_SECONDS, _MAX_SECONDS = "3", 0.1, 30.0
 _MAX_RECORDINGS = 2  # at a time; each may hold some 300 MB while its trace is made
 _CACHE_S = 0.4  # pages that are open at the same time share a status: they ask once a second
+_PAGE = "page.html"
 _STATIC = Path(__file__).with_name("static")
 _SAFE = safe_headers()
-_ALWAYS_NEW = ((b"cache-control", b"no-store"), *_SAFE)
+ALWAYS_NEW = ((b"cache-control", b"no-store"), *_SAFE)
 
 
 class Dashboard:
@@ -81,8 +82,8 @@ class Dashboard:
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Return the endpoint of a path; None for paths of others."""
         found = self._paths.get(request.path)
-        if found is None and request.path in _files():
-            found = _file
+        if found is None and request.path in page_files(_PAGE):
+            found = functools.partial(file_at, _PAGE)
         if found is None:
             return None
         if request.method not in ("GET", "HEAD"):
@@ -102,7 +103,7 @@ class Dashboard:
                 status = status_of(self._title, snapshots, time.time_ns() // 10**6)
                 self._status_body = msgspec.json.encode(status)
                 self._status_from_s = self._clock()
-        return WebResponse(body=self._status_body, headers=_ALWAYS_NEW)
+        return WebResponse(body=self._status_body, headers=ALWAYS_NEW)
 
     @functools.cached_property
     def _title(self) -> Title:
@@ -117,7 +118,7 @@ class Dashboard:
             raise HttpError(404, off)
         seconds = _seconds(request.query)
         if request.method == "HEAD":
-            return WebResponse(headers=_ALWAYS_NEW)
+            return WebResponse(headers=ALWAYS_NEW)
         if len(self._recordings) >= _MAX_RECORDINGS:
             busy = OverloadedError(f"{_MAX_RECORDINGS} recordings are being made: try again later")
             raise HttpError(503, busy, (b"retry-after", b"%d" % (seconds + 1)))
@@ -128,7 +129,7 @@ class Dashboard:
         body, is_cut = await asyncio.shield(recording)
         name = b'attachment; filename="pipeline_trace.json"'
         cut = ((b"x-trace-cut", b"true"),) if is_cut else ()
-        headers = ((b"content-disposition", name), *cut, *_ALWAYS_NEW)
+        headers = ((b"content-disposition", name), *cut, *ALWAYS_NEW)
         return WebResponse(body=body, headers=headers)
 
     async def _recorded(self, recordings: Awaitable[list[bytes]]) -> tuple[bytes, bool]:
@@ -166,12 +167,13 @@ def _seconds(query: str) -> float:
 
 
 @functools.cache
-def _files() -> dict[str, WebResponse]:
-    """Return the page's files by path. They are read once: at the first request."""
+def page_files(page: str) -> dict[str, WebResponse]:
+    """Return the files by path, and `page` at `/`. They are read once: at the first request."""
     found = {f"/{name}": file for name, file in files_in(_STATIC, _SAFE).items()}
-    found["/"] = found.pop("/page.html")
-    return found
+    found["/"] = found[f"/{page}"]
+    return {path: file for path, file in found.items() if not path.endswith(".html")}
 
 
-async def _file(request: WebRequest) -> WebResponse:
-    return unless_known(_files()[request.path], request)
+async def file_at(page: str, request: WebRequest) -> WebResponse:
+    """Return one of the files of a page, or that it is known."""
+    return unless_known(page_files(page)[request.path], request)

@@ -46,7 +46,7 @@ def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> dict
     states = list(zip(*(engine.ops for engine in engines), strict=True)) or [() for _ in names]
     uncounted = [ModelCounters("") for _ in range(1 + len(names))]  # with `statistics: False`
     counted = merge(snapshot.models for snapshot in snapshots) or uncounted
-    pipeline, *models = [_counters(model) for model in counted]
+    pipeline, *models = [counters_of(model) for model in counted]
     minute = merged([snapshot.minute for snapshot in living])
     slowest = [(s.replica, request) for s in living for request in s.slowest]
     slowest.sort(key=lambda found: -found[1].took_ns)
@@ -104,7 +104,7 @@ def _sums(states: Sequence[Any], *names: str) -> dict[str, Any]:
     return {name: sum(getattr(state, name) for state in states) for name in names}
 
 
-def _counters(model: ModelCounters) -> dict[str, Any]:
+def counters_of(model: ModelCounters) -> dict[str, Any]:
     """Return the counts of an Op or the pipeline since the start, see ModelCounters.
 
     `failed` is by outcome, `batches` the executions by batch size. The stages' times are of each

@@ -42,6 +42,9 @@ class RepositoryControl(Protocol):
     server_name: str
     """Name of the server in its metadata."""
 
+    is_explicit: bool
+    """Whether callers may load and unload."""
+
     @property
     def is_live(self) -> bool:
         """Return whether the server has a repository at all."""
