@@ -48,6 +48,7 @@ def config_of_op(
     """Return the configuration of an Op as a model, in the words of ModelConfig."""
     config = _config_of(name, platform, interface, is_decoupled)
     config["instance_group"] = [_instance_group(name, settings)]
+    config["response_cache"] = {"enable": settings.response_cache}
     delay_s = settings.auto_batching_timeout_s or 0.0
     if settings.sequence.strategy is not None or settings.batching == "iterative":
         config["sequence_batching"] = _sequence_batching(settings, interface.max_batch_size)
@@ -225,9 +226,16 @@ def _instance_group(name: str, settings: OpConfig) -> dict[str, Any]:
     """Return the Op's workers, which take turns on its cards; Triton's would not."""
     devices = settings.local_service_conf.devices
     cards = [int(card) for card in devices.split(",")] if devices.strip() else []
-    return {
+    group: dict[str, Any] = {
         "name": f"{name}_0",
         "kind": "KIND_GPU" if cards else "KIND_CPU",
         "count": settings.concurrency,
         "gpus": cards,
     }
+    for needs in settings.rate_limiter[:1]:  # one group is shown, of all workers
+        resources = [
+            {"name": each.name, "global": each.is_global, "count": each.count}
+            for each in needs.resources
+        ]
+        group["rate_limiter"] = {"resources": resources, "priority": needs.priority}
+    return group

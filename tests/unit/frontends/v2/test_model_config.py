@@ -56,6 +56,15 @@ def test_an_ops_configuration_has_what_clients_look_for():
         {"name": "bow_0", "kind": "KIND_CPU", "count": 3, "gpus": []}
     ]
     assert "dynamic_batching" not in config
+    assert config["response_cache"] == {"enable": False}
+
+
+def test_an_ops_cache_and_resources_are_shown():
+    need = {"name": "r", "count": 2, "global": True}
+    config = op_config(response_cache=True, rate_limiter={"resources": need, "priority": 3})
+    assert config["response_cache"] == {"enable": True}
+    (group,) = config["instance_group"]
+    assert group["rate_limiter"] == {"resources": [need], "priority": 3}
 
 
 def test_batching_and_cards_are_shown():
