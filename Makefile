@@ -72,10 +72,11 @@ fuzz: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
 # Against clients and servers that none of us wrote. Triton's need Debian's libb64-0d, brpc's
-# a JDK and Maven.
+# a JDK and Maven. TRITON_CLIENT=DIR: also the examples in DIR, a checkout of tritonclient's sources.
 interop: $(READY)
 	$(BIN)/python interop/triton/run.py
 	$(BIN)/python interop/triton/beside.py
+	$(BIN)/python interop/triton/examples.py
 	$(BIN)/python interop/run.py
 
 # The pages in a real browser, Debian's chromium, and their pictures for the docs.
