@@ -95,6 +95,18 @@ class InitError(PipelineError):
     code: int = ErrorCode.INIT_ERROR
 
 
+class PortInUseError(InitError):
+    """A port that is to be listened on is another server's.
+
+    Attributes:
+        key: of the configuration that names it.
+        port: its number.
+    """
+
+    key: str = ""
+    port: int = 0
+
+
 class OverloadedError(PipelineError):
     """The server cannot take the request, or not in its time: try again later, or elsewhere.
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from pipeline.cli.resource_flags import cache_settings, resource_of
 from pipeline.config.restrictions import Api
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import ConfigError, PipelineError, PortInUseError
 from pipeline.observe.logs.switches import LogSwitches
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.server import RepositorySettings, serve
@@ -94,10 +94,22 @@ def repository(arguments: Sequence[str]) -> int:
         return _FAILED
     try:
         serve(settings_of(given))
+    except PortInUseError as error:
+        sys.stderr.write(f"error: {_collision(given, error)}\n")
+        return _FAILED
     except PipelineError as error:
         sys.stderr.write(f"error: {error}\n")
         return _FAILED
     return 0
+
+
+def _collision(given: argparse.Namespace, error: PortInUseError) -> str:
+    """Return what Triton says of a port that is another server's."""
+    metrics = given.metrics_address or given.http_address
+    services = {"rpc_port": ("GRPC", given.grpc_address), "http_port": ("HTTP", given.http_address)}
+    name, address = services.get(error.key, ("Metrics", metrics))
+    text = f"Unavailable - Socket '{address}:{error.port}' already in use"
+    return f"failed to start {name} service: {text}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import ipaddress
 import os
 import socket
@@ -12,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.errors import InitError
+from pipeline.errors import InitError, PortInUseError
 
 BACKLOG = 4096
 UNIX = "unix:"
@@ -82,10 +83,14 @@ def _family_of(host: str) -> tuple[socket.AddressFamily, str]:
 
 def _cannot_listen(host: str, port: int, key: str, error: OSError) -> InitError:
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return InitError(
+    kind = PortInUseError if error.errno == errno.EADDRINUSE else InitError
+    found = kind(
         f"{key}: cannot listen on {address_of(host, port)}: {reason}. If another server uses "
         f"the port, stop it or choose another {key}."
     )
+    if isinstance(found, PortInUseError):
+        found.key, found.port = key, port
+    return found
 
 
 def check_free(host: str, port: int, key: str, is_shared: bool = False) -> None:

@@ -13,7 +13,7 @@ import pytest
 from doubles import http
 from repositories import SERVER, add_ensemble, add_identity, add_onnx, control, infer, serving
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PortInUseError
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.server import RepositorySettings, new_service
 from pipeline.system.event_loop import LoopThread
@@ -289,3 +289,15 @@ def test_instances_share_resources_with_those_of_other_models(tmp_path):
         assert status == 400
         assert 'Resource count for "r" is limited to 1 which will prevent scheduling' in text
         assert infer(server, "other", [1.0]) == (200, {"OUTPUT0": [1.0]})
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_which(tmp_path):
+    add_identity(tmp_path, "m", 1)
+    with serving(tmp_path, mode="none") as server:
+        settings = {**SERVER, "rpc_port": server.rpc_port}
+        other = new_service(RepositorySettings(ControlSettings((tmp_path,)), settings))
+        with contextlib.closing(LoopThread()) as thread:
+            with pytest.raises(PortInUseError) as caught:
+                thread.run(other.start())
+            thread.run(other.stop())
+    assert (caught.value.key, caught.value.port) == ("rpc_port", settings["rpc_port"])

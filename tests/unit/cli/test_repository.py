@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import repository as module
-from pipeline.errors import InitError
+from pipeline.errors import InitError, PortInUseError
 
 
 @pytest.fixture
@@ -132,3 +132,22 @@ def test_resources_are_what_their_flags_say(said, capsys):
 def test_the_time_to_stop_is_whole_milliseconds(said):
     grace = said("--exit-timeout-secs=1.5").server["stop_grace_period"]
     assert (grace, type(grace)) == (1500, int)
+
+
+@pytest.mark.parametrize(
+    ("key", "socket"),
+    [
+        ("rpc_port", "GRPC service: Unavailable - Socket '0.0.0.0:7'"),
+        ("http_port", "HTTP service: Unavailable - Socket '127.0.0.1:7'"),
+        ("dag.prometheus_port", "Metrics service: Unavailable - Socket '127.0.0.1:7'"),
+    ],
+)
+def test_a_port_of_another_server_is_told_as_by_triton(monkeypatch, capsys, key, socket):
+    def serve(settings):
+        error = PortInUseError("it is")
+        error.key, error.port = key, 7
+        raise error
+
+    monkeypatch.setattr(module, "serve", serve)
+    assert module.repository(["--model-repository=/r", "--http-address=127.0.0.1"]) == 1
+    assert capsys.readouterr().err == f"error: failed to start {socket} already in use\n"
