@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from pipeline.data import RequestContext, context_of
+from pipeline.data import RequestContext, contexts_of
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import UNWANTED, StreamRun
@@ -99,7 +99,7 @@ class SentStreams:
         try:
             if opened.failure is not None:
                 raise opened.failure
-            context = context_of(item, item.info, item.is_cancelled)
+            context = contexts_of([item], job.places)[0]
             op = cast(SendingOp, self._op.op)
             op.pipeline_send(item.inputs, context, sending.tell)
         except PipelineError as error:

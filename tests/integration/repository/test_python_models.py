@@ -351,6 +351,12 @@ def test_workers_of_all_models_come_from_two_zygotes_which_are_replaced(tmp_path
         assert parent("a") != zygote
 
 
+def children(pid):
+    with contextlib.suppress(OSError):  # it is gone
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
 def test_every_request_ends_while_workers_and_zygotes_are_killed(tmp_path):
     for name in ("a", "b"):
         add_python(tmp_path, name, DOUBLES, "dynamic_batching {}")
@@ -361,12 +367,9 @@ def test_every_request_ends_while_workers_and_zygotes_are_killed(tmp_path):
 
         asked = [callers.submit(ask, number) for number in range(200)]
         for _ in range(4):
-            zygotes = [each.pid for each in server._processes.processes.zygotes._zygotes]
-            for pid in zygotes[:1] + [
-                int(pid)
-                for zygote in zygotes[1:]
-                for pid in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
-            ]:
+            found = server._processes.processes.zygotes._zygotes
+            zygotes = [each.pid for each in list(found) if each.pid is not None]  # known by now
+            for pid in [*zygotes[:1], *(pid for each in zygotes[1:] for pid in children(each))]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         statuses = {each.result(60) for each in asked}
@@ -399,3 +402,37 @@ def test_a_version_that_failed_is_not_ready(tmp_path):
         ):
             found, _, answer = http(server, "GET", f"/v2/models/broken{path}")
             assert (found, text in answer["error"]) == (status, True), answer
+
+
+SLEEPS = """
+import asyncio
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.there, self.all_there = 0, asyncio.Event()
+
+    async def execute(self, requests):
+        sender = requests[0].get_response_sender()
+        self.there += 1
+        if self.there == 3:
+            self.all_there.set()
+        await self.all_there.wait()
+        tensor = pb_utils.Tensor("OUTPUT0", requests[0].inputs()[0].as_numpy())
+        self.task = asyncio.ensure_future(self.later(sender, pb_utils.InferenceResponse([tensor])))
+
+    async def later(self, sender, response):
+        await asyncio.sleep(0)
+        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+def test_coroutines_of_a_decoupled_model_run_side_by_side(tmp_path):
+    add_python(tmp_path, "sleeps", SLEEPS, "model_transaction_policy { decoupled: true }")
+    with serving(tmp_path, mode="none") as server, ThreadPoolExecutor(3) as callers:
+
+        def ask(value):
+            return http(server, "POST", "/v2/models/sleeps/generate", {"INPUT0": value})[2]
+
+        found = list(callers.map(ask, [1.0, 2.0, 3.0]))
+        assert [each["OUTPUT0"] for each in found] == [1.0, 2.0, 3.0]

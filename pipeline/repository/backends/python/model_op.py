@@ -23,6 +23,7 @@ from pipeline.op import Op, RequestOp, WorkerSpec
 from pipeline.repository.backends.python import utils_module
 from pipeline.repository.backends.python.calls import ServerAccess
 from pipeline.repository.backends.python.requests import IncomingRequest
+from pipeline.system.event_loop import LoopThread
 
 MODEL_CLASS = "TritonPythonModel"
 
@@ -75,6 +76,8 @@ class PythonModelOp(Op):
     """A model whose `execute` gets all requests of a batch, and returns a response to each."""
 
     pipeline_merges = False
+    own_loop: LoopThread | None = None
+    sends_one: bool = True
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec.name, RequestOp())
@@ -96,12 +99,16 @@ class PythonModelOp(Op):
             ServerAccess.without(initialize, self.spec.arguments(number))
         if not hasattr(self.model, "execute"):
             raise InitError(f"model '{self.name}': {MODEL_CLASS} has no method execute")
+        if inspect.iscoroutinefunction(self.model.execute):
+            self.own_loop = LoopThread()  # before copies of the Op are made
 
     def pipeline_end(self) -> None:
         """Let the model finish, when its worker ends."""
         finalize = getattr(self.model, "finalize", None)
         if finalize is not None:
             ServerAccess.without(finalize)
+        if self.own_loop is not None:
+            self.own_loop.close()
 
     def process(
         self,
@@ -164,20 +171,31 @@ class PythonModelOp(Op):
         """Return a request as the model gets it."""
         if self.spec.controls and context.sequence is not None:
             feed = {**feed, **self.controls.arrays([context.sequence])}
-        return IncomingRequest(feed, context, self.name, self.spec.outputs, put)
+        return IncomingRequest(feed, context, self.name, self.spec.outputs, put, self.sends_one)
 
     def executed(self, requests: Sequence[IncomingRequest]) -> Any:
         """Return what `execute` does. UserCodeError: it raised something, in Triton's words."""
         try:
             found = self.model.execute(requests)
-            return asyncio.run(found) if inspect.iscoroutine(found) else found
+            return self.loop.run(found) if inspect.iscoroutine(found) else found
         except Exception as error:
-            frames = reversed(traceback.extract_tb(error.__traceback__)[1:])
-            at = "".join(f"  {each.filename}({each.lineno}): {each.name}\n" for each in frames)
-            raise UserCodeError(
-                f"Failed to process the request(s) for model '{self.instance}', message: "
-                f"{type(error).__name__}: {error}\n\nAt:\n{at}"
-            ) from error
+            raise self.raised(error) from error
+
+    @property
+    def loop(self) -> LoopThread:
+        """The loop of coroutines of the model, and of what these begin and leave behind."""
+        if self.own_loop is None:
+            self.own_loop = LoopThread()
+        return self.own_loop
+
+    def raised(self, error: Exception) -> UserCodeError:
+        """Return what `execute` has raised, in Triton's words."""
+        frames = reversed(traceback.extract_tb(error.__traceback__)[1:])
+        at = "".join(f"  {each.filename}({each.lineno}): {each.name}\n" for each in frames)
+        return UserCodeError(
+            f"Failed to process the request(s) for model '{self.instance}', message: "
+            f"{type(error).__name__}: {error}\n\nAt:\n{at}"
+        )
 
     def _result(self, response: Any, request: IncomingRequest) -> Any:
         if response is None and request.has_sender:  # it was sent, or will be
@@ -198,6 +216,7 @@ class DecoupledModelOp(PythonModelOp):
     """A model that sends any number of responses to a request, when it likes."""
 
     pipeline_merges = True  # there is one request at a time
+    sends_one = False
 
     def init_op(self) -> None:
         """Load the model, which executes one request after the other."""
@@ -231,17 +250,35 @@ class DecoupledModelOp(PythonModelOp):
             is_response = response is not None and not isinstance(response, PipelineError)
             tell(ENDED if response is None else response.part() if is_response else response)
 
-        self._execute(self.request(feed, context, put))
+        refusal = self._refusal(context) if self.spec.controls else None
+        if refusal is None:
+            self._execute(self.request(feed, context, put))
+        else:
+            tell(refusal)
 
     def _execute(self, request: IncomingRequest) -> None:
+        """Have the model take a request; a coroutine goes on beside those that come next."""
         try:
-            if self.executed([request]) is not None:
-                raise UserCodeError(
-                    f"Python model '{self.instance}' is using the decoupled mode and the execute "
-                    "function must return None."
-                )
-        except PipelineError as error:
-            request.sender.fail(error)
+            found = self.model.execute([request])
+            if inspect.iscoroutine(found):
+                asyncio.run_coroutine_threadsafe(self._awaited(found, request), self.loop.loop)
+            elif found is not None:
+                request.sender.fail(self._returned())
+        except Exception as error:
+            request.sender.fail(self.raised(error))
+
+    async def _awaited(self, coroutine: Any, request: IncomingRequest) -> None:
+        try:
+            if await coroutine is not None:
+                request.sender.fail(self._returned())
+        except Exception as error:
+            request.sender.fail(self.raised(error))
+
+    def _returned(self) -> UserCodeError:
+        return UserCodeError(
+            f"Python model '{self.instance}' is using the decoupled mode and the execute function "
+            "must return None."
+        )
 
 
 def made_op(argument: bytes) -> PythonModelOp:

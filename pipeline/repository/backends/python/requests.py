@@ -173,12 +173,18 @@ class ResponseSender:
     Args:
         is_cancelled: returns whether nobody waits for them any more.
         put: gets each, and None behind the last; None: they wait for `next`.
+        sends_one: whether there is one response to a request.
     """
 
     def __init__(
-        self, is_cancelled: Callable[[], bool], put: Callable[[Any], None] | None = None
+        self,
+        is_cancelled: Callable[[], bool],
+        put: Callable[[Any], None] | None = None,
+        sends_one: bool = False,
     ) -> None:
         self._is_cancelled = is_cancelled
+        self._sends_one = sends_one
+        self._has_sent = False
         self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._put = put or self._sent.put
         self._lock = threading.Lock()
@@ -205,6 +211,17 @@ class ResponseSender:
                     "Inference Response object must be provided when the response flags is set to "
                     "zero."
                 )
+            if self._sends_one and response is not None and self._has_sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send more than one "
+                    "response."
+                )
+            if self._sends_one and response is None and not self._has_sent:
+                raise TritonModelException(
+                    "Unable to send response. Non-decoupled model cannot send complete final "
+                    "before sending a response."
+                )
+            self._has_sent = True
             self._is_closed = bool(flags)
             if response is not None and flags and response.has_error():
                 self._put(response.result())  # which ends it
@@ -247,7 +264,7 @@ class IncomingRequest:
         context: what its caller says beside them.
         model_name: of the model.
         outputs: names of all that the model has.
-        put: gets what its sender sends; see `ResponseSender`.
+        put: gets what its sender sends; see `ResponseSender`, as for `sends_one`.
     """
 
     def __init__(
@@ -257,12 +274,13 @@ class IncomingRequest:
         model_name: str,
         outputs: Sequence[str],
         put: Callable[[Any], None] | None = None,
+        sends_one: bool = False,
     ) -> None:
         self._inputs = [NamedTensor(name, np.asarray(value)) for name, value in feed.items()]
         self._context = context
         self._model_name = model_name
         self._outputs = outputs
-        self.sender: ResponseSender = ResponseSender(context.is_cancelled, put)
+        self.sender: ResponseSender = ResponseSender(context.is_cancelled, put, sends_one)
         self.has_sender: bool = False
 
     def inputs(self) -> list[NamedTensor]:

@@ -64,9 +64,13 @@ def model(tmp_path, monkeypatch):
         op = kind(msgspec.structs.replace(spec, instances=2))
         op.concurrency_idx = 1
         op.init_op()
+        made.append(op)
         return op
 
-    return make
+    made = []
+    yield make
+    for op in made:
+        op.pipeline_end()
 
 
 def asked(number=1, **said):
@@ -254,8 +258,12 @@ def test_a_sender_refuses_what_comes_behind_the_end(model):
     op = model(
         """
 sender = requests[0].get_response_sender()
-sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 self.errors = []
+try:
+    sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+except pb.TritonModelException as error:
+    self.early = str(error)
+sender.send(answer([1]), pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 for args in ((answer([1]), 0), (None, 0), (answer([1]), 7)):
     try:
         sender.send(*args)
@@ -267,6 +275,7 @@ return None
     run(op, np.ones(1))
     assert len(op.model.errors) == 3
     assert "has been closed" in op.model.errors[0]
+    assert "cannot send complete final before sending a response" in op.model.early
 
 
 @pytest.mark.parametrize("code", ["x = 1", "class TritonPythonModel: pass"])
