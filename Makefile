@@ -76,6 +76,7 @@ fuzz: $(READY)
 interop: $(READY)
 	$(BIN)/python interop/triton/run.py
 	$(BIN)/python interop/triton/beside.py
+	$(BIN)/python interop/triton/loads.py
 	$(BIN)/python interop/triton/examples.py
 	$(BIN)/python interop/run.py
 
