@@ -5,7 +5,11 @@ from __future__ import annotations
 import heapq
 import math
 import os
+from collections.abc import Collection
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
@@ -40,7 +44,10 @@ class DynamicDispatcher(OpDispatcher):
     def _make_scheduler(self) -> Scheduler:
         batcher = DynamicBatcher(self.op.pipeline_config)
         batcher.start = held_start(os.environ)
-        batcher.form = _form_of_fed if overrides(self.op, "preprocess") else _form_of_inputs
+        ragged = self.op.pipeline_ragged
+        of_inputs = partial(_form_of_inputs, ragged=ragged)
+        of_fed = partial(_form_of_fed, ragged=ragged)
+        batcher.form = of_fed if overrides(self.op, "preprocess") else of_inputs
         return batcher
 
     def schedule(self) -> bool:
@@ -89,12 +96,23 @@ def is_dynamic(op: Op) -> bool:
     return op.pipeline_config.batching == "dynamic"
 
 
-def _form_of_fed(item: Item) -> object:
+def _form_of_fed(item: Item, ragged: Collection[str]) -> object:
     """Return the form of what `process` is fed; None: not known before `preprocess`."""
-    return _form_of_inputs(item) if item.is_feed else None
+    return _form_of_inputs(item, ragged) if item.is_feed else None
 
 
-def _form_of_inputs(item: Item) -> object:
-    """Return what plain arrays have in common that can be merged, whatever their order."""
+def _form_of_inputs(item: Item, ragged: Collection[str]) -> object:
+    """Return what plain arrays have in common that can be merged, whatever their order.
+
+    The shapes of `ragged` ones may differ.
+    """
+    if item.is_feed:
+        return frozenset(_form_of_feed(*pair, ragged) for pair in item.inputs.items())
     forms = [form_of(part)[0] if isinstance(part, dict) else None for part in item.inputs.values()]
     return [form and frozenset(form) for form in forms]
+
+
+def _form_of_feed(name: str, value: Any, ragged: Collection[str]) -> tuple[Any, ...]:
+    if name in ragged or not isinstance(value, np.ndarray):
+        return (name,)
+    return name, value.dtype.str, value.shape[1:]

@@ -17,6 +17,7 @@ from pipeline.predictors.metadata import ModelMetadata, TensorMetadata, metadata
 from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig
 from pipeline.proto.v2.raw import datatype_of
 from pipeline.repository.backends.base import ModelSource
+from pipeline.repository.backends.ragged import RaggedOp, is_ragged
 
 _MAX_BATCH_SIZE = 4  # of a model that batches and does not say how many, as in Triton
 _ANY = -1
@@ -84,7 +85,15 @@ class OnnxRuntimeBackend:
         """Return a graph whose Op runs the model."""
         tensors: list[Any] = [*source.config.input, *source.config.output]
         has_reshape = any(tensor.HasField("reshape") for tensor in tensors)
-        op = ReshapingOp(source) if has_reshape else Op(source.name, RequestOp())
+        if not is_ragged(source.config):
+            op = ReshapingOp(source) if has_reshape else Op(source.name, RequestOp())
+        elif has_reshape:
+            raise ConfigError(
+                f"model '{source.name}': reshape beside allow_ragged_batch, batch_input or "
+                "batch_output is not served"
+            )
+        else:
+            op = RaggedOp(source.config)
         return build_graph(ResponseOp(op))
 
     def settings(self, source: ModelSource) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         kind: of the instances, "CPU" or "GPU".
         cards: that they take turns on.
         controls: inputs that say what a request is in its sequence.
+        ragged: inputs whose shapes may differ in a batch.
         is_flat: these are [1]; else [1, 1], as of a batch of one.
         is_decoupled: it sends any number of responses to a request.
         instances: how many there are.
@@ -53,6 +54,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     kind: str = "CPU"
     cards: tuple[int, ...] = ()
     controls: tuple[Control, ...] = ()
+    ragged: tuple[str, ...] = ()
     is_flat: bool = False
     is_decoupled: bool = False
     instances: int = 1
@@ -82,6 +84,7 @@ class PythonModelOp(Op):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec.name, RequestOp())
         self.spec: ModelSpec = spec
+        self.pipeline_ragged: frozenset[str] = frozenset(spec.ragged)
         self.pipeline_spec: WorkerSpec | None = WorkerSpec(
             f"{__name__}:made_op", msgspec.msgpack.encode(spec)
         )
