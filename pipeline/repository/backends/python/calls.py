@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -172,24 +173,25 @@ class InferenceRequest:
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
         """Ask at once, and return what is awaited for the response.
 
-        If it is `decoupled`, that is an iterator of several. Raises as `exec` does.
+        If it is `decoupled`, that is an iterator of several, once the first is there. Raises as
+        `exec` does.
         """
         loop = asyncio.get_running_loop()
         found: asyncio.Future[Any] = loop.create_future()
-        if decoupled:
-            found.set_result(_Responses(self))
-            return found
 
-        def take(part: ModelPart) -> None:
+        def take(answer: Callable[[], Any]) -> None:
             if not found.done():
-                found.set_result(self.response(part))
+                found.set_result(answer())
 
-        def tell(part: ModelPart) -> None:
+        def soon(answer: Callable[[], Any]) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(take, part)
+                loop.call_soon_threadsafe(take, answer)
 
+        if decoupled:
+            responses = _Responses(self, lambda: soon(lambda: responses))
+            return found
         try:
-            asked = self.begin(False, tell)
+            asked = self.begin(False, lambda part: soon(functools.partial(self.response, part)))
         except PipelineError as error:
             found.set_result(failed(error))
         else:
@@ -240,17 +242,27 @@ class _Responses:
     how many have come; who iterates over them once more gets the same ones.
     """
 
-    def __init__(self, request: InferenceRequest) -> None:
+    def __init__(
+        self, request: InferenceRequest, on_first: Callable[[], None] = lambda: None
+    ) -> None:
         self._request = request
+        self._on_first = on_first
+        self._has_first = False
         self._answers: queue.SimpleQueue[ModelPart] = queue.SimpleQueue()
         self._seen: list[InferenceResponse] = []
         self._at = 0
         self._asked: Any = None
         try:
-            self._asked = request.begin(True, self._answers.put)
+            self._asked = request.begin(True, self._take)
         except PipelineError as error:
-            self._answers.put(ModelPart(error=error))
+            self._take(ModelPart(error=error))
         self._is_over = self._is_cancelled = False
+
+    def _take(self, part: ModelPart) -> None:
+        self._answers.put(part)
+        if not self._has_first:
+            self._has_first = True
+            self._on_first()
 
     def __iter__(self) -> Iterator[InferenceResponse]:
         if self._is_over and self._at == len(self._seen):
