@@ -174,8 +174,9 @@ class ModelControl:
         """True if all models are ready but unloaded ones; or not strict, and the start is over."""
         if not (self._is_started and self._settings.is_strict):
             return self._is_started
-        states = [state for name in self._known for state in self._versions.of(name).values()]
-        return all(
+        of_each = [self._versions.of(name) for name in self._known]
+        states = [state for versions in of_each for state in versions.values()]
+        return all(of_each) and all(
             state.state is ModelState.READY or state.reason == UNLOADED
             for state in states
             if state.state is not ModelState.UNLOADING

@@ -62,11 +62,7 @@ class ModelFolder(msgspec.Struct, frozen=True):
         return sorted(os.listdir(next(iter(self.versions.values())))) if self.versions else []
 
     def wanted(self, config: ModelConfig) -> list[int]:
-        """Return the versions that the policy of a configuration wants, of those there are.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Return the versions that the policy of a configuration wants, of those there are."""
         policy = config.version_policy
         if policy.HasField("specific"):
             for version in policy.specific.versions:
@@ -82,11 +78,6 @@ class ModelFolder(msgspec.Struct, frozen=True):
             found = sorted(self.versions)[-policy.latest.num_versions :]
         else:
             found = list(self.versions)
-        if not found:
-            raise ConfigError(
-                "at least one version must be available under the version policy of model "
-                f"'{self.name}'"
-            )
         return found
 
 

@@ -80,6 +80,11 @@ class ModelVersions:
             ConfigError: why they do not, in Triton's words.
         """
         states = self._states.setdefault(model.key, {})
+        if not model.versions:
+            raise ConfigError(
+                "at least one version must be available under the version policy of model "
+                f"'{model.name}'"
+            )
         kept = await self._changed(model, states)
         fresh = {
             version: VersionState(ModelState.LOADING, model=model)

@@ -11,7 +11,7 @@ from pipeline.op import Op, RequestOp, ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.backends.base import ModelSource
 
-_DELAY = "execute_delay_ms"
+_DELAY, _CREATION_DELAY = "execute_delay_ms", "creation_delay_sec"
 
 
 class IdentityOp(Op):
@@ -25,6 +25,11 @@ class IdentityOp(Op):
             for tensor, output in zip(config.input, config.output, strict=True)
         }
         self.delay_s: float = _number(config, _DELAY) / 1e3
+        self.creation_delay_s: float = _number(config, _CREATION_DELAY)
+
+    def init_op(self) -> None:
+        """Take as long as the parameter `creation_delay_sec` says."""
+        time.sleep(self.creation_delay_s)
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
         """Return the inputs under the outputs' names."""

@@ -301,3 +301,17 @@ def test_a_port_that_is_taken_is_an_error_that_says_which(tmp_path):
                 thread.run(other.start())
             thread.run(other.stop())
     assert (caught.value.key, caught.value.port) == ("rpc_port", settings["rpc_port"])
+
+
+def test_a_server_with_a_model_that_has_no_version_is_not_ready(tmp_path):
+    add_identity(tmp_path, "m", 1)
+    add_identity(tmp_path, "none")
+    with serving(tmp_path, mode="none", exits=False) as server:
+        assert http(server, "GET", "/v2/health/ready")[0] == 400
+        assert infer(server, "m", [1.0])[0] == 200
+    with serving(tmp_path) as server:
+        assert control(server, "none", "load") == (
+            400,
+            "load failed for model 'none': at least one version must be available under the "
+            "version policy of model 'none'\n",
+        )
