@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from pipeline.cli.observing_flags import check_metrics, check_traces
 from pipeline.cli.resource_flags import cache_settings, resource_of
 from pipeline.config.restrictions import Api
 from pipeline.errors import ConfigError, PipelineError, PortInUseError
@@ -69,8 +70,6 @@ _REFUSED = {
     "grpc-server-key": _TLS,
     "grpc-root-cert": _TLS,
     "model-config-name": "a model has one configuration",
-    "metrics-config": "metrics have no options",
-    "trace-config": "there are no trace files",
     "trace-file": "there are no trace files",
     "trace-level": "there are no trace files",
     "trace-rate": "there are no trace files",
@@ -164,6 +163,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--metrics-address", default=None, metavar="HOST")
     add("--metrics-port", type=int, default=8002, metavar="PORT", help="0: any free one")
     add(
+        "--metrics-config",
+        action="append",
+        default=[],
+        metavar="SETTING=VALUE",
+        help="counters and histograms are always there; summary_latencies=true is refused",
+    )
+    add(
+        "--trace-config",
+        action="append",
+        default=[],
+        metavar="[MODE,]SETTING=VALUE",
+        help="a level other than OFF is refused: there are no trace files",
+    )
+    add(
         "--cache-config",
         action="append",
         default=[],
@@ -219,6 +232,8 @@ def _name(argument: str) -> str:
 
 def settings_of(given: argparse.Namespace) -> RepositorySettings:
     """Return what the flags say. Raises ConfigError: something that there is not."""
+    check_metrics(given.metrics_config)
+    check_traces(given.trace_config)
     server: dict[str, Any] = {
         "http_host": _host(given.http_address),
         "rpc_host": _host(given.grpc_address),

@@ -72,6 +72,7 @@ def test_each_port_has_an_address_of_its_own(said):
 
 def test_flags_that_change_nothing_are_read(said):
     said("--backend-directory=/b", "--http-thread-count=8", "--allow-gpu-metrics=false")
+    said("--metrics-config", "histogram_latencies=true", "--trace-config=triton,rate=100")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,8 @@ def test_flags_that_change_nothing_are_read(said):
         (["--nonsense=1"], "unknown: --nonsense=1"),
         (["--grpc-use-ssl", "true"], "--grpc-use-ssl: there is no TLS"),
         (["--trace-file=x"], "--trace-file: there are no trace files"),
+        (["--trace-config", "level=TIMESTAMPS"], "--trace-config: level=TIMESTAMPS: there are"),
+        (["--metrics-config=summary_latencies=true"], "--metrics-config: there are no summaries"),
     ],
 )
 def test_what_is_refused(said, capsys, flags, text):
