@@ -270,7 +270,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
     server |= {"dag": dag, "stop_grace_period": round(given.exit_timeout_secs * 1000)}
     completes = not (given.strict_model_config or given.disable_auto_complete_config)
     control = ControlSettings(
-        tuple(Path(each) for each in given.model_repository),
+        tuple(dict.fromkeys(Path(each) for each in given.model_repository)),  # each once
         given.model_control_mode,
         tuple(given.load_model),
         given.repository_poll_secs,

@@ -61,6 +61,13 @@ def test_flags_with_and_without_an_equals_sign(said):
     assert settings.server["dag"] == {"forward_headers": "(?:x-.*)"}
 
 
+def test_a_repository_that_is_named_twice_is_one(said):
+    assert said("--model-repository=/r/", "--model-store=/s").control.repositories == (
+        Path("/r"),
+        Path("/s"),
+    )
+
+
 def test_each_port_has_an_address_of_its_own(said):
     server = said("--http-address=127.0.0.1", "--grpc-address=127.0.0.2").server
     assert (server["http_host"], server["rpc_host"]) == ("127.0.0.1", "127.0.0.2")
