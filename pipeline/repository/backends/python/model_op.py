@@ -151,7 +151,12 @@ class PythonModelOp(Op):
 
     def _responses(self, requests: Sequence[IncomingRequest]) -> list[Any]:
         """Return what `execute` returns. UserCodeError: it is not a response to each request."""
-        responses = self.executed(requests)
+        try:
+            responses = self.executed(requests)
+        except UserCodeError as error:
+            if not any(request.sender.has_sent for request in requests):
+                raise
+            responses = [error] * len(requests)  # of those that have none yet
         if responses is None:
             return [None] * len(requests)
         if not isinstance(responses, list):
@@ -201,7 +206,7 @@ class PythonModelOp(Op):
         )
 
     def _result(self, response: Any, request: IncomingRequest) -> Any:
-        if response is None and request.has_sender:  # it was sent, or will be
+        if request.sender.has_sent or (response is None and request.has_sender):  # or will be
             response = request.sender.next()
         if isinstance(response, PipelineError):
             return response

@@ -174,6 +174,9 @@ class ResponseSender:
         is_cancelled: returns whether nobody waits for them any more.
         put: gets each, and None behind the last; None: they wait for `next`.
         sends_one: whether there is one response to a request.
+
+    Attributes:
+        has_sent: whether a response was sent.
     """
 
     def __init__(
@@ -184,7 +187,7 @@ class ResponseSender:
     ) -> None:
         self._is_cancelled = is_cancelled
         self._sends_one = sends_one
-        self._has_sent = False
+        self.has_sent: bool = False
         self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._put = put or self._sent.put
         self._lock = threading.Lock()
@@ -211,17 +214,17 @@ class ResponseSender:
                     "Inference Response object must be provided when the response flags is set to "
                     "zero."
                 )
-            if self._sends_one and response is not None and self._has_sent:
+            if self._sends_one and response is not None and self.has_sent:
                 raise TritonModelException(
                     "Unable to send response. Non-decoupled model cannot send more than one "
                     "response."
                 )
-            if self._sends_one and response is None and not self._has_sent:
+            if self._sends_one and response is None and not self.has_sent:
                 raise TritonModelException(
                     "Unable to send response. Non-decoupled model cannot send complete final "
                     "before sending a response."
                 )
-            self._has_sent = True
+            self.has_sent = True
             self._is_closed = bool(flags)
             if response is not None and flags and response.has_error():
                 self._put(response.result())  # which ends it

@@ -278,6 +278,22 @@ return None
     assert "cannot send complete final before sending a response" in op.model.early
 
 
+def test_what_was_sent_counts_and_not_what_comes_after(model):
+    op = model(
+        """
+requests[0].get_response_sender().send(answer([1]), pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+if requests[0].inputs()[0].as_numpy()[0]:
+    raise ValueError("late")
+return [answer([2]), answer([3])]
+"""
+    )
+    first, second = run(op, np.zeros(1), np.zeros(1))
+    assert (first["OUTPUT0"].tolist(), second["OUTPUT0"].tolist()) == ([1], [3])
+    first, second = run(op, np.ones(1), np.ones(1))
+    assert first["OUTPUT0"].tolist() == [1]
+    assert "ValueError: late" in str(second)
+
+
 @pytest.mark.parametrize("code", ["x = 1", "class TritonPythonModel: pass"])
 def test_what_is_no_model(tmp_path, monkeypatch, code):
     monkeypatch.setattr(sys, "path", list(sys.path))
