@@ -288,6 +288,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
 
 def _restrictions(flag: str, said: Sequence[str], prefix: str = "") -> list[dict[str, Any]]:
     """Return restrictions as config.yml has them. Raises ConfigError: one is none."""
+    kind = flag.rsplit("-", 1)[1]
     found: list[dict[str, Any]] = []
     for each in said:
         apis, colon, secret = each.partition(":")
@@ -295,9 +296,12 @@ def _restrictions(flag: str, said: Sequence[str], prefix: str = "") -> list[dict
         if not (apis and colon and header and sign):
             raise ConfigError(f"{flag}: expected APIS:KEY=VALUE, found {each!r}")
         names = [name for name in apis.split(",") if name]
-        for name in names:
+        for at, name in enumerate(names):
             if name not in get_args(Api):
-                raise ConfigError(f"{flag}: unknown restricted {flag.rsplit('-', 1)[1]} '{name}'")
+                raise ConfigError(f"{flag}: unknown restricted {kind} '{name}'")
+            if name in names[:at] or any(name in other["apis"] for other in found):
+                text = f"restricted {kind} '{name}' can not be specified in multiple config groups"
+                raise ConfigError(f"{flag}: {text}")
         found.append({"apis": names, "header": prefix + header, "value": value})
     return found
 

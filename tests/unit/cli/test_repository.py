@@ -97,6 +97,22 @@ def test_what_is_refused(said, capsys, flags, text):
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "kind"), [("http-restricted-api", "api"), ("grpc-restricted-protocol", "protocol")]
+)
+@pytest.mark.parametrize(
+    ("groups", "text"),
+    [
+        (["health:k=v", "metadata,health:k2=v2"], "'health' can not be specified in multiple"),
+        (["health,health:k=v"], "'health' can not be specified in multiple"),
+    ],
+)
+def test_a_part_of_v2_is_restricted_once(said, capsys, flag, kind, groups, text):
+    flags = [f"--{flag}={group}" for group in groups]
+    assert module.repository(["--model-repository=/r", *flags]) == 1
+    assert f"restricted {kind} {text} config groups" in capsys.readouterr().err
+
+
 def test_a_server_that_cannot_start_says_why(monkeypatch, capsys):
     def serve(settings):
         raise InitError("creating server: Internal - failed to load all models")
