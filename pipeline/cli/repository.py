@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -249,7 +250,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
     dag: dict[str, Any] = {}
     patterns = {given.http_header_forward_pattern, given.grpc_header_forward_pattern} - {""}
     if patterns:
-        dag["forward_headers"] = "|".join(f"(?:{each})" for each in sorted(patterns))
+        dag["forward_headers"] = "|".join(map(_grouped, sorted(patterns)))
     if given.allow_metrics:
         address = given.http_address if given.metrics_address is None else given.metrics_address
         dag |= {
@@ -284,6 +285,12 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
     return RepositorySettings(
         control, server, given.log_file, given.log_verbose, kinds, tuple(closed)
     )
+
+
+def _grouped(pattern: str) -> str:
+    """Return a pattern as a part of a longer one; flags at its start, "(?-i)", are those of it."""
+    flags = re.match(r"\(\?([a-z-]+)\)", pattern)
+    return f"(?{flags[1]}:{pattern[flags.end() :]})" if flags else f"(?:{pattern})"
 
 
 def _restrictions(flag: str, said: Sequence[str], prefix: str = "") -> list[dict[str, Any]]:

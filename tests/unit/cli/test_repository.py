@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,14 @@ def test_flags_that_change_nothing_are_read(said):
 def test_what_is_refused(said, capsys, flags, text):
     assert module.repository(["--model-repository=/r", *flags]) == 1
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"), [("(?-i)X-.*", False), ("(?i)X-.*", True), ("X-.*", True)]
+)
+def test_a_pattern_of_headers_may_begin_with_flags(said, pattern, matches):
+    of_headers = said(f"--grpc-header-forward-pattern={pattern}").server["dag"]["forward_headers"]
+    assert bool(re.fullmatch(of_headers, "x-a", re.IGNORECASE)) == matches
 
 
 @pytest.mark.parametrize(
