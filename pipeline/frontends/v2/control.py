@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
-import orjson
 
 from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.json_objects import json_object
 
 _FILE = "file:"
 
@@ -126,14 +126,7 @@ def with_dependents_of(parameters: Mapping[str, Any]) -> bool:
 
 
 def _parameters(body: bytes, what: str) -> Mapping[str, Any]:
-    if not body.strip():
-        return {}
-    try:
-        said = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        text = f"failed to parse the {what} JSON buffer: {error}"
-        raise V2Error(V2Status.INVALID, text) from error
-    found = said.get("parameters", {}) if isinstance(said, dict) else None
+    found = json_object(body, what).get("parameters", {})
     if not isinstance(found, dict):
         raise V2Error(V2Status.INVALID, f"the {what} request must be a JSON object of parameters")
     return found

@@ -27,7 +27,7 @@ from pipeline.frontends.http.routes import (
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
 from pipeline.frontends.v2.control import overrides_of_json, with_dependents_of_json
 from pipeline.frontends.v2.generate import NOT_ONE, read_generate, write_generate
-from pipeline.frontends.v2.log_settings import settings_of_json
+from pipeline.frontends.v2.json_objects import json_object
 from pipeline.frontends.v2.region_requests import no_cuda, no_cuda_region, region_of_json
 from pipeline.frontends.v2.unsupported import NO_REPOSITORY_NAME, unsupported_path
 from pipeline.observe.statistics import stats_json
@@ -194,7 +194,7 @@ class InferenceRoutes:
     async def _logging(self, asked: _Asked) -> WebResponse:
         settings = self._models.log_settings
         if asked.web.method == "POST":
-            settings.change(settings_of_json(await asked.web.read(), "dynamic logging"))
+            settings.change(json_object(await asked.web.read(), "dynamic logging"))
         return _json(settings.shown())
 
     # Shared memory ----------------------------------------------------------------------

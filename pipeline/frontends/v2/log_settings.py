@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import orjson
 
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.observe.logs.setup import log_switches, switch_logs
@@ -60,20 +59,6 @@ class LogSettings:
                 raise V2Error(V2Status.INVALID, text)
             self._format = given[_FORMAT]
         switch_logs(msgspec.structs.replace(log_switches(), **changes))
-
-
-def settings_of_json(body: bytes, what: str) -> Mapping[str, Any]:
-    """Return the settings in a request's body, which may be empty. Raises V2Error."""
-    if not body.strip():
-        return {}
-    try:
-        said = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        text = f"failed to parse the {what} JSON buffer: {error}"
-        raise V2Error(V2Status.INVALID, text) from error
-    if not isinstance(said, dict):
-        raise V2Error(V2Status.INVALID, f"the {what} request must be a JSON object of settings")
-    return said
 
 
 def settings_of_message(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import orjson
-
 from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.json_objects import json_object
 from pipeline.frontends.v2.shared_regions import Region
 
 _LACKS = "Shared memory register request has no '{}' field"
@@ -15,13 +14,7 @@ def region_of_json(name: str, body: bytes) -> Region:
     """Return the region that is to be registered. Raises V2Error, in Triton's words."""
     if not name:
         raise V2Error(V2Status.INVALID, _NO_NAME)
-    try:
-        said = orjson.loads(body) if body.strip() else {}
-    except orjson.JSONDecodeError as error:
-        text = f"failed to parse the register JSON buffer: {error}"
-        raise V2Error(V2Status.INVALID, text) from error
-    if not isinstance(said, dict):
-        raise V2Error(V2Status.INVALID, "the register request must be a JSON object")
+    said = json_object(body, "register")
     for field in ("key", "byte_size"):
         if field not in said:
             raise V2Error(V2Status.INVALID, _LACKS.format(field))

@@ -71,7 +71,7 @@ def test_kinds_of_records_are_switched_off_and_on(server, capfd):
         ({"log_verbose_level": True}, 400, "expect int32 for 'log_verbose_level'"),
         ({"log_format": 5}, 400, "expect string for 'log_format'"),
         ({"log_format": "xml"}, 400, "invalid argument for log_format, got: xml"),
-        ([], 400, "must be a JSON object of settings"),
+        ([], 400, "the dynamic logging request must be a JSON object"),
     ],
 )
 def test_what_cannot_be_set_changes_nothing(server, said, status, text):

@@ -1,0 +1,26 @@
+"""JSON objects in the bodies of v2's requests that are no inference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from pipeline.frontends.v2.errors import V2Error, V2Status
+
+
+def json_object(body: bytes, what: str) -> dict[str, Any]:
+    """Return the object in a body of a request to do `what`; an empty body has no members.
+
+    Raises V2Error, with Triton's words for what is no JSON.
+    """
+    if not body.strip():
+        return {}
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        text = f"failed to parse the {what} JSON buffer: {error}"
+        raise V2Error(V2Status.INVALID, text) from error
+    if not isinstance(said, dict):
+        raise V2Error(V2Status.INVALID, f"the {what} request must be a JSON object")
+    return said
