@@ -27,7 +27,7 @@ NAMES = frozenset((ID, START, END))
 
 _MOST_PAIRS = 64  # in which the names are looked for
 _LAST_ID = 2**64 - 1
-_LONGEST_ID = 1024  # characters
+LONGEST_ID = 1024  # characters
 _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
 
 
@@ -114,13 +114,13 @@ def _with(info: RequestInfo, said: Mapping[str, Any]) -> RequestInfo:
 
 
 def _id(value: Any) -> int | str:
-    if isinstance(value, str) and len(value) <= _LONGEST_ID:
+    if isinstance(value, str) and len(value) <= LONGEST_ID:
         number = int(value) if value.isascii() and value.isdecimal() and len(value) <= 20 else -1
         return number if str(number) == value and number <= _LAST_ID else value
     if type(value) is int and -(2**63) <= value <= _LAST_ID:
         return value % (_LAST_ID + 1)
     raise InputError(
-        f"{ID} must be an unsigned 64-bit integer or a string of at most {_LONGEST_ID} "
+        f"{ID} must be an unsigned 64-bit integer or a string of at most {LONGEST_ID} "
         f"characters, found {value!r:.60}"
     )
 

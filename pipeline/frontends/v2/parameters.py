@@ -8,6 +8,7 @@ from types import MappingProxyType
 import msgspec
 
 from pipeline.data import RequestInfo
+from pipeline.engine.sequence_pairs import LONGEST_ID
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.proto.v2.codec import Parameters
 
@@ -42,8 +43,8 @@ _OF_INFO = (*OF_SEQUENCES, "priority")
 def timeout_of(parameters: Mapping[str, object]) -> float | None:
     """Return the seconds of `timeout`, which is in microseconds; None: no limit.
 
-    Raises V2Error for a parameter of the protocol's own with a value of another kind, and for a
-    name that is reserved.
+    Raises V2Error for a parameter of the protocol's own with a value of another kind, for a name
+    that is reserved, and for the id of a sequence that is too long.
     """
     for name, value in parameters.items():
         if name in _KINDS:
@@ -88,3 +89,8 @@ def _check_kind(name: str, value: object) -> None:
         unable = f"Unable to parse '{name}': attempt to access JSON {_TRITONS[kinds[-1]]}"
         ours = f"parameter '{name}' must be {wanted}, found {value!r}"
         raise V2Error(V2Status.INVALID, f"{unable}: {ours}")
+    if name == "sequence_id" and isinstance(value, str) and len(value) > LONGEST_ID:
+        raise V2Error(
+            V2Status.INVALID,
+            f"parameter '{name}' must have at most {LONGEST_ID} characters, found {len(value)}",
+        )

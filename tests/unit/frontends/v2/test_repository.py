@@ -192,6 +192,10 @@ def test_a_timeout_says_nothing_to_a_server_that_has_none_itself():
         ({"sequence_id": 1.5}, "'sequence_id'"),
         ({"sequence_id": 2**64}, "'sequence_id' must be an unsigned 64-bit integer"),
         (
+            {"sequence_id": 1025 * "s"},
+            "'sequence_id' must have at most 1024 characters, found 1025",
+        ),
+        (
             {"triton_mine": 1},
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not "
             "be specified.",
