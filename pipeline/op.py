@@ -126,6 +126,7 @@ class Op:
     pipeline_warm_up: Sequence[Any] = ()  # WarmUpSamples, which each worker runs at its start
     pipeline_models: Any = None  # a ModelCaller, in a worker that may ask models of its server
     pipeline_is_quick: bool = False  # for Ops of our own, see `runs_on_the_loop`
+    pipeline_patience_s: float = 1.0  # of whoever waits for a worker that nobody else waits for
     pipeline_ragged: frozenset[str] = frozenset()  # inputs whose shapes may differ in a batch
     pipeline_merges: bool = (
         True  # False: `process` gets a list of feeds, and returns one of results

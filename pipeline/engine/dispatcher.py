@@ -74,8 +74,9 @@ class OpDispatcher:
         self.links: Links = Links()
         self.room: Room = Room(channel_size, self.scheduler)
         self.spans: SpanRecorder = SpanRecorder(index, observers)
+        waits = config.timeout_s, op.pipeline_patience_s
         self.watch: WorkerWatch = WorkerWatch(
-            self.workers, self.load, self._is_awaited, config.timeout_s, loop, self._give_up
+            self.workers, self.load, self._is_awaited, *waits, loop, self._give_up
         )
         self.is_dirty: bool = False
         self._router = router

@@ -10,8 +10,7 @@ from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.schedulers.base import Load
 from pipeline.engine.worker_api import Loop, Worker, Workers
 
-_STUCK_AFTER_S = 1.0  # a worker nobody waits for any more is given at least this long to finish
-_STUCK_FACTOR = 5.0  # ... and this many times what a batch usually takes
+_STUCK_FACTOR = 5.0  # a worker nobody waits for may take this many times what a batch usually does
 _MIN_WATCH_S = 0.001  # a loop's clock may be that coarse; looking again sooner is a spin
 
 
@@ -21,6 +20,7 @@ class WorkerWatch:
     Args:
         is_awaited: whether anything runs, or may come; asked on the loop.
         timeout_s: of a call of `process`; None: none.
+        patience_s: a worker that nobody waits for any more is given at least this long to finish.
         give_up: called on the loop with a worker that hangs, and the batch that it has.
     """
 
@@ -30,10 +30,12 @@ class WorkerWatch:
         load: Load,
         is_awaited: Callable[[], bool],
         timeout_s: float | None,
+        patience_s: float,
         loop: Loop,
         give_up: Callable[[Worker, BatchRun | LoneRun], None],
     ) -> None:
         self.timeout_s: float | None = timeout_s
+        self._patience_s = patience_s
         self._workers = workers
         self._load = load
         self._is_awaited = is_awaited
@@ -49,7 +51,7 @@ class WorkerWatch:
     def abandoned(self) -> None:
         """Take note that nobody waits any more for some of what runs."""
         if self._timer is None and self._is_awaited():
-            self._look_in(_STUCK_AFTER_S)
+            self._look_in(self._patience_s)
 
     def close(self) -> None:
         """Cancel the timer."""
@@ -87,7 +89,7 @@ class WorkerWatch:
         """Return when `worker` has to be given up, if its batch goes on; None: never."""
         began, called = worker.job_started, worker.call_started
         if began is not None and all(item.is_over for item in run.items):
-            return began + max(_STUCK_AFTER_S, self._load.service_s * _STUCK_FACTOR)
+            return began + max(self._patience_s, self._load.service_s * _STUCK_FACTOR)
         if called is None or self.timeout_s is None:
             return None
         return called + self.timeout_s

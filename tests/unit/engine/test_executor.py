@@ -541,6 +541,18 @@ async def test_a_worker_nobody_waits_for_any_more_is_replaced_when_it_takes_far_
 
 
 @virtual
+async def test_an_op_may_ask_for_more_patience_with_its_workers():
+    op = chain("a")
+    op.pipeline_patience_s = 60.0
+    async with Engine(op, None, {"a": None}) as engine:
+        assert (await engine.ask(timeout_s=0.1)).err_no == 6000
+        await asyncio.sleep(59)
+        assert engine.pools["a"].given_up == []
+        await asyncio.sleep(2)
+        assert len(engine.pools["a"].given_up) == 1
+
+
+@virtual
 async def test_branches_that_lost_the_race_leave_nothing_behind_an_op_that_hangs():
     """All gauges are 0: else what is pending there stands for ever, and nobody looks."""
     read = RequestOp()
