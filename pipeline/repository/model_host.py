@@ -62,7 +62,7 @@ class RepositoryHost:
         """Load or unload a model, or return whether it is ready. Raises PipelineError."""
         name, control = change.model, self._control
         if change.action == "is_ready":
-            return self._models.is_ready(name, change.version)
+            return await self._is_ready(name, change.version)
         try:
             if change.action == "load":
                 files = {key.removeprefix(_FILE): data for key, data in change.files.items()}
@@ -72,6 +72,19 @@ class RepositoryHost:
         except V2Error as error:
             raise _ours(error) from error
         return True
+
+    async def _is_ready(self, name: str, version: int) -> bool:
+        """Return whether a model can be asked; one that was unloaded cannot, be it gone or not.
+
+        Raises NoServiceError: none of its name was ever loaded.
+        """
+        try:
+            return self._models.is_ready(name, version)
+        except NoServiceError:
+            index = await self._control.index()
+            if not any(each.name == name and each.state for each in index):
+                raise
+            return False
 
 
 def _ours(error: V2Error) -> PipelineError:

@@ -274,7 +274,7 @@ def test_a_port_in_use_ends_the_process_and_is_named(serve, key):
         port = taken.getsockname()[1]
         status, out, err = serve(**{key: port}).outcome()
     assert (status, out) == (1, "")
-    assert re.search(rf"InitError: {key}: cannot listen on .*:{port}: .*in use", err), err
+    assert re.search(rf"PortInUseError: {key}: cannot listen on .*:{port}: .*in use", err), err
 
 
 def test_a_wrong_configuration_ends_the_process_with_file_and_line(serve):

@@ -219,12 +219,13 @@ class RealEngine:
     async def check_memory(self) -> None:
         """No block of shared memory is in use."""
         family = self.server._service._graph._workers._by_name.get("process")
+        memory = None if family is None else family._processes.memory
         for _ in range(100):
             gc.collect()
-            if family is None or not family.memory.used:
+            if memory is None or not memory.used:
                 return
             await asyncio.sleep(0.02)
-        self.outlook.complain(f"{family.memory.used} blocks of shared memory are in use")
+        self.outlook.complain(f"{memory.used} blocks of shared memory are in use")
 
     async def watch_lag(self) -> None:
         """How long the machine lets this process wait."""
