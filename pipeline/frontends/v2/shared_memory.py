@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pipeline.errors import PackageError, PayloadTypeError
+from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.frontends.v2.shared_regions import SharedRegions
 from pipeline.proto.slices import Limits
@@ -20,11 +20,20 @@ def opened(request: InferRequest, regions: SharedRegions, limits: Limits) -> Inf
     Raises:
         V2Error: it is not there, or the places for outputs are not.
         PackageError: it is not what it is said to be.
+        TooLargeError: all inputs that are there are larger than a message may be. A file takes no
+            memory for bytes that nobody has written, their copy does.
     """
-    inputs = dict(request.inputs)
+    inputs, size = dict(request.inputs), 0
     for name, shared in request.shared.items():
         place = shared.place
         try:
+            regions.check(place.region, place.offset, place.byte_size)
+            size += place.byte_size
+            if size > limits.message_bytes:
+                raise TooLargeError(
+                    f"{size} bytes of shared memory are more than max_message_bytes "
+                    f"({limits.message_bytes})"
+                )
             data = regions.read(place.region, place.offset, place.byte_size)
             inputs[name] = raw_to_array(shared.datatype, shared.shape, memoryview(data), limits)
         except UnfilledError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from pathlib import Path
 
@@ -131,6 +132,22 @@ def test_a_file_that_was_cut_short_is_an_error_of_the_request(tmp_path, memory):
             status, _, answer = http(server, "POST", "/v2/models/same/infer", request)
             assert (status, answer["error"][-21:]) == (400, "memory region: 'mine'")
         assert memory.read_bytes() == b"short"
+
+
+def test_more_than_a_message_may_have_is_not_read(tmp_path, memory):
+    most = 2**20
+    os.truncate(memory, most + 4)  # takes no more memory than before
+    add_identity(tmp_path, "same", 1)
+    with serving(tmp_path, mode="none", server={**ALLOWED, "max_message_bytes": most}) as server:
+        said = {"key": memory.name, "byte_size": most + 4}
+        path = "/v2/systemsharedmemory/region/mine/register"
+        assert http(server, "POST", path, said)[0] == 200
+        for size, wanted in ((most, 200), (most + 4, 413)):
+            request = asked(place(0, size), place(0, most))
+            request["inputs"][0]["shape"] = [1, size // 4]
+            status, _, answer = http(server, "POST", "/v2/models/same/infer", request)
+            assert status == wanted, answer
+        assert "more than max_message_bytes (1048576)" in answer["error"]
 
 
 @pytest.mark.parametrize("allow", [None, False])
