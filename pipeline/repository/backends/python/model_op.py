@@ -78,7 +78,7 @@ class PythonModelOp(Op):
     """A model whose `execute` gets all requests of a batch, and returns a response to each."""
 
     pipeline_merges = False
-    pipeline_patience_s = 60.0  # Triton lets `execute` go on for as long as it likes
+    pipeline_patience_s: float = 60.0  # Triton lets `execute` go on for as long as it likes
     own_loop: LoopThread | None = None
     sends_one: bool = True
 
