@@ -1,5 +1,7 @@
 """A peer: Triton with Python models: an echo, and the diamond as an ensemble of three.
 
+With a folder as its argument it serves the models of that repository instead.
+
 The server is the one that nvidia-pytriton carries. It is installed, without what it depends on,
 into a folder of its own of the user's cache, and needs this Python's shared library where the
 system's linker finds it (Debian: libpython3.11).
@@ -99,8 +101,11 @@ def _write_config(folder: Path, kind: str, inputs: dict[str, int], outputs: dict
 
 def main() -> None:
     site = installed()
-    repository = Path(mkdtemp(dir=os.environ.get("SERVING_HOME")))  # removed by who started us
-    write_models(repository, site)
+    if sys.argv[1:]:
+        repository = Path(sys.argv[1])
+    else:
+        repository = Path(mkdtemp(dir=os.environ.get("SERVING_HOME")))  # removed by who started us
+        write_models(repository, site)
     server = site / "pytriton/tritonserver"
     os.execve(
         server / "bin/tritonserver",
