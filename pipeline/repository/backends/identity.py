@@ -10,6 +10,7 @@ from pipeline.errors import ConfigError
 from pipeline.op import Op, RequestOp, ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.backends.base import ModelSource
+from pipeline.repository.backends.reshape import Reshaping, reshaping_of
 
 _DELAY, _CREATION_DELAY = "execute_delay_ms", "creation_delay_sec"
 
@@ -24,6 +25,7 @@ class IdentityOp(Op):
             tensor.name: output.name
             for tensor, output in zip(config.input, config.output, strict=True)
         }
+        self.reshaping: Reshaping = reshaping_of(config)
         self.delay_s: float = _number(config, _DELAY) / 1e3
         self.creation_delay_s: float = _number(config, _CREATION_DELAY)
 
@@ -36,7 +38,8 @@ class IdentityOp(Op):
         if self.delay_s:
             time.sleep(self.delay_s)
         (feed,) = feed_batch
-        return {self.outputs[name]: value for name, value in feed.items()}
+        fed = self.reshaping.fed(feed)
+        return self.reshaping.answered({self.outputs[name]: fed[name] for name in fed})
 
 
 class IdentityBackend:

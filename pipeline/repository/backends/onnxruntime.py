@@ -18,48 +18,24 @@ from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig
 from pipeline.proto.v2.raw import datatype_of
 from pipeline.repository.backends.base import ModelSource
 from pipeline.repository.backends.ragged import RaggedOp, is_ragged
+from pipeline.repository.backends.reshape import Reshaping, reshaping_of
 
 _MAX_BATCH_SIZE = 4  # of a model that batches and does not say how many, as in Triton
 _ANY = -1
 _THREADS = "intra_op_thread_count"
 
-Dims = tuple[int, ...]
-
 
 class ReshapingOp(Op):
     """A model that has other shapes than its callers see, by `reshape` of its tensors."""
 
-    def __init__(self, source: ModelSource) -> None:
-        super().__init__(source.name, RequestOp())
-        config = source.config
-        self.skip: int = 1 if config.max_batch_size > 0 else 0
-        self.inputs: dict[str, tuple[Dims, Dims]] = {  # from one shape to the other
-            each.name: (tuple(each.dims), tuple(each.reshape.shape))
-            for each in config.input
-            if each.HasField("reshape")
-        }
-        self.outputs: dict[str, tuple[Dims, Dims]] = {
-            each.name: (tuple(each.reshape.shape), tuple(each.dims))
-            for each in config.output
-            if each.HasField("reshape")
-        }
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.name, RequestOp())
+        self.reshaping: Reshaping = reshaping_of(config)
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
         """Run the model on arrays of its own shapes, and return those that callers expect."""
-        feed = self._reshaped(feed_batch[0], self.inputs)
-        return self._reshaped(super().process([feed], typical_logid), self.outputs)
-
-    def _reshaped(
-        self, arrays: dict[str, Any], shapes: dict[str, tuple[Dims, Dims]]
-    ) -> dict[str, Any]:
-        found = dict(arrays)
-        for name in shapes.keys() & arrays.keys():
-            array, (given, wanted) = np.asarray(arrays[name]), shapes[name]
-            sizes = array.shape[self.skip :]
-            free = iter([size for size, dim in zip(sizes, given, strict=False) if dim == _ANY])
-            shape = [next(free, _ANY) if dim == _ANY else dim for dim in wanted]
-            found[name] = array.reshape(*array.shape[: self.skip], *shape)
-        return found
+        feed = self.reshaping.fed(feed_batch[0])
+        return self.reshaping.answered(super().process([feed], typical_logid))
 
 
 class OnnxRuntimeBackend:
@@ -83,17 +59,14 @@ class OnnxRuntimeBackend:
 
     def graph(self, source: ModelSource) -> Graph:
         """Return a graph whose Op runs the model."""
-        tensors: list[Any] = [*source.config.input, *source.config.output]
-        has_reshape = any(tensor.HasField("reshape") for tensor in tensors)
-        if not is_ragged(source.config):
-            op = ReshapingOp(source) if has_reshape else Op(source.name, RequestOp())
-        elif has_reshape:
-            raise ConfigError(
-                f"model '{source.name}': reshape beside allow_ragged_batch, batch_input or "
-                "batch_output is not served"
-            )
+        config = source.config
+        tensors: list[Any] = [*config.input, *config.output]
+        if is_ragged(config):
+            op: Op = RaggedOp(config)
+        elif any(tensor.HasField("reshape") for tensor in tensors):
+            op = ReshapingOp(config)
         else:
-            op = RaggedOp(source.config)
+            op = Op(source.name, RequestOp())
         return build_graph(ResponseOp(op))
 
     def settings(self, source: ModelSource) -> dict[str, Any]:

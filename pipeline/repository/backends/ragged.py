@@ -5,7 +5,7 @@ Facts: Triton's `allow_ragged_batch`, `batch_input` and `batch_output` of model_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,11 @@ import numpy as np
 from pipeline.errors import PayloadTypeError
 from pipeline.op import Op, RequestOp
 from pipeline.proto.inference_v2_pb2 import BatchInput, DataType, ModelConfig
+from pipeline.repository.backends.reshape import Reshaping, reshaping_of
 
 _ANY = -1
 
-Arrays = dict[str, Any]
+Arrays = Mapping[str, Any]
 
 
 class RaggedBatch:
@@ -29,14 +30,17 @@ class RaggedBatch:
     def __init__(self, config: ModelConfig) -> None:
         self._ragged = ragged_inputs(config)
         self._made = list(config.batch_input)
-        self._dims = {output.name: tuple(output.dims) for output in config.output}
+        self._dims = {
+            each.name: tuple(each.reshape.shape if each.HasField("reshape") else each.dims)
+            for each in config.output
+        }
         self._scattered = {
             name: made.source_input[0] for made in config.batch_output for name in made.target_name
         }
 
-    def gathered(self, feeds: Sequence[Arrays]) -> Arrays:
+    def gathered(self, feeds: Sequence[Arrays]) -> dict[str, Any]:
         """Return what the model is fed: ragged inputs flat, others by rows, of all together."""
-        found: Arrays = {}
+        found: dict[str, Any] = {}
         for name in feeds[0]:
             arrays = [np.asarray(feed[name]) for feed in feeds]
             if name in self._ragged:
@@ -49,13 +53,13 @@ class RaggedBatch:
                 found[name] = batch_input(made.kind, shapes).astype(dtype)
         return found
 
-    def cut(self, result: Arrays, feeds: Sequence[Arrays]) -> list[Arrays]:
+    def cut(self, result: Arrays, feeds: Sequence[Arrays]) -> list[dict[str, Any]]:
         """Return the result of each request.
 
         Raises PayloadTypeError: an output has not the rows, or elements, of all together.
         """
         rows = [len(next(iter(feed.values()))) for feed in feeds]
-        found: list[Arrays] = [{} for _ in feeds]
+        found: list[dict[str, Any]] = [{} for _ in feeds]
         for name, value in result.items():
             array = np.asarray(value)
             source = self._scattered.get(name)
@@ -88,11 +92,13 @@ class RaggedOp(Op):
         super().__init__(config.name, RequestOp())
         self.pipeline_ragged: frozenset[str] = ragged_inputs(config)
         self.batch: RaggedBatch = RaggedBatch(config)
+        self.reshaping: Reshaping = reshaping_of(config)
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
         """Return the result of each request of the batch."""
-        feed = self.batch.gathered(feed_batch)
-        return self.batch.cut(super().process([feed], typical_logid), feed_batch)
+        feeds = [self.reshaping.fed(feed) for feed in feed_batch]
+        result = super().process([self.batch.gathered(feeds)], typical_logid)
+        return [self.reshaping.answered(each) for each in self.batch.cut(result, feeds)]
 
 
 def is_ragged(config: ModelConfig) -> bool:

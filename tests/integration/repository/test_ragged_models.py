@@ -9,7 +9,7 @@ import pytest
 from doubles import http
 from onnx import TensorProto, helper
 from onnx_doubles import save, value_info
-from repositories import add_python, control, serving
+from repositories import add_python, serving
 
 CONFIG = """
 backend: "onnxruntime"
@@ -109,10 +109,21 @@ def test_a_python_model_gets_different_shapes_together_only_if_it_says_so(tmp_pa
         assert saw == ([together] * 3 if shared else [[shape] for shape in together])
 
 
-def test_reshape_beside_it_is_refused(tmp_path):
+def test_reshape_is_there_beside_it(tmp_path):
     add_ragged(tmp_path, "")
     path = tmp_path / "ragged" / "config.pbtxt"
-    path.write_text(path.read_text().replace("dims: 1 }", "dims: 1 reshape { } }"))
-    with serving(tmp_path) as server:
-        status, text = control(server, "ragged", "load")
-        assert (status, "reshape beside allow_ragged_batch" in text) == (400, True), text
+    text = path.read_text()
+    for old, new in (
+        ("dims: -1 allow", "dims: [ -1, 1 ] reshape { shape: -1 } allow"),
+        ("TYPE_FP32 dims: -1 }", "TYPE_FP32 dims: [ -1, 1 ] reshape { shape: -1 } }"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    with serving(tmp_path, mode="none") as server:
+        sent = {"name": "R", "datatype": "FP32", "shape": [1, 2, 1], "data": [1.0, 2.0]}
+        status, _, answer = http(server, "POST", "/v2/models/ragged/infer", {"inputs": [sent]})
+        assert status == 200, answer
+        twice, so_far = answer["outputs"]
+        assert (twice["shape"], twice["data"]) == ([1, 2, 1], [2.0, 4.0])
+        assert so_far["data"] == [2.0]

@@ -21,15 +21,15 @@ def failures(count):
 
 
 def test_what_statistics_grew_by_counts_for_each_request():
-    us, batch = grown(stats(2, 1_000, 1), stats(10, 41_000, 5))
+    us, batch = grown(stats(2, 1_000, 1), stats(10, 41_000, 5, failed=4), 4)
     assert us == dict.fromkeys(FIELDS, 5.0)
     assert batch == 2.0
 
 
-@pytest.mark.parametrize("after", [stats(2, 1_000, 1), stats(3, 1_000, 2, failed=1)])
+@pytest.mark.parametrize("after", [stats(2, 1_000, 1), stats(3, 1_000, 2, failed=5)])
 def test_a_stretch_of_nothing_or_of_failures_is_not_measured(after):
     with pytest.raises(NotMeasuredError):
-        grown(stats(2, 1_000, 1), after)
+        grown(stats(2, 1_000, 1), after, 4)
 
 
 def times(queue_us, input_us=10.0):

@@ -21,6 +21,7 @@ from pipeline.proto.v2.config_json import as_json
 from pipeline.repository.backends.base import ModelSource
 from pipeline.repository.backends.python.model_op import MODEL_CLASS, ModelSpec, model_op
 from pipeline.repository.backends.ragged import ragged_inputs
+from pipeline.repository.backends.reshape import reshaping_of
 from pipeline.repository.model_config import parse_json
 from pipeline.repository.op_settings import cards_of, instances_of, op_settings
 
@@ -114,6 +115,7 @@ class PythonBackend:
             tuple(cards),
             _controls(config),
             tuple(sorted(ragged_inputs(config))),
+            reshaping_of(config),
             config.max_batch_size == 0,
             config.model_transaction_policy.decoupled,
             max(1, instances_of(config)),

@@ -23,6 +23,7 @@ from pipeline.op import Op, RequestOp, WorkerSpec
 from pipeline.repository.backends.python import utils_module
 from pipeline.repository.backends.python.calls import ServerAccess
 from pipeline.repository.backends.python.requests import IncomingRequest
+from pipeline.repository.backends.reshape import Reshaping
 from pipeline.system.event_loop import LoopThread
 
 MODEL_CLASS = "TritonPythonModel"
@@ -40,6 +41,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         cards: that they take turns on.
         controls: inputs that say what a request is in its sequence.
         ragged: inputs whose shapes may differ in a batch.
+        reshaping: shapes that the model has, and its callers do not see.
         is_flat: these are [1]; else [1, 1], as of a batch of one.
         is_decoupled: it sends any number of responses to a request.
         instances: how many there are.
@@ -55,6 +57,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     cards: tuple[int, ...] = ()
     controls: tuple[Control, ...] = ()
     ragged: tuple[str, ...] = ()
+    reshaping: Reshaping = Reshaping()
     is_flat: bool = False
     is_decoupled: bool = False
     instances: int = 1
@@ -178,6 +181,7 @@ class PythonModelOp(Op):
         self, feed: Any, context: RequestContext, put: Callable[[Any], None] | None = None
     ) -> IncomingRequest:
         """Return a request as the model gets it."""
+        feed = self.spec.reshaping.fed(feed)
         if self.spec.controls and context.sequence is not None:
             feed = {**feed, **self.controls.arrays([context.sequence])}
         return IncomingRequest(feed, context, self.name, self.spec.outputs, put, self.sends_one)
@@ -218,7 +222,16 @@ class PythonModelOp(Op):
                 "an 'InferenceResponse' object in the execute function return list, found type "
                 f"'{type(response).__name__}'."
             )
-        return result()
+        return self.answered(result())
+
+    def answered(self, result: Any) -> Any:
+        """Return a result, or an error, with outputs of the shapes that callers expect."""
+        if not isinstance(result, dict):
+            return result
+        try:
+            return self.spec.reshaping.answered(result)
+        except PipelineError as error:
+            return error
 
 
 class DecoupledModelOp(PythonModelOp):
@@ -246,9 +259,10 @@ class DecoupledModelOp(PythonModelOp):
         request = self.request(feed_batch[0], context[0])
         self.executor.submit(self._execute, request)
         while (response := request.sender.next()) is not None:
-            if isinstance(response, PipelineError):
-                raise response
-            yield response.part()
+            part = self._part(response)
+            if isinstance(part, PipelineError):
+                raise part
+            yield part
 
     def pipeline_send(
         self, feed: Any, context: RequestContext, tell: Callable[[Any], None]
@@ -256,14 +270,17 @@ class DecoupledModelOp(PythonModelOp):
         """Have the model take a request; `tell` gets what it sends then and later, and ENDED."""
 
         def put(response: Any) -> None:
-            is_response = response is not None and not isinstance(response, PipelineError)
-            tell(ENDED if response is None else response.part() if is_response else response)
+            tell(ENDED if response is None else self._part(response))
 
         refusal = self._refusal(context) if self.spec.controls else None
         if refusal is None:
             self._execute(self.request(feed, context, put))
         else:
             tell(refusal)
+
+    def _part(self, response: Any) -> Any:
+        """Return what is sent on of a response; an error ends the others, too."""
+        return response if isinstance(response, PipelineError) else self.answered(response.part())
 
     def _execute(self, request: IncomingRequest) -> None:
         """Have the model take a request; a coroutine goes on beside those that come next."""

@@ -17,6 +17,7 @@ from pipeline.errors import (
     InputError,
     NoServiceError,
     OverloadedError,
+    PayloadTypeError,
     PipelineError,
     UserCodeError,
 )
@@ -34,6 +35,7 @@ from pipeline.repository.backends.python.tensors import (
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
+from pipeline.repository.backends.reshape import Reshaping
 
 HEAD = """
 import json
@@ -252,6 +254,30 @@ sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 def test_a_decoupled_model_whose_caller_left_ends(model):
     op = model("requests[0].get_response_sender()", DecoupledModelOp)
     assert parts(op, asked(is_over=lambda: True)) == []
+
+
+def test_parts_have_the_shapes_that_callers_expect(model):
+    op = model(
+        """
+array = pb.get_input_tensor_by_name(requests[0], "INPUT0").as_numpy()
+sender = requests[0].get_response_sender()
+sender.send(answer(array))
+sender.send(answer(array[:, :1]), flags=1)
+""",
+        DecoupledModelOp,
+    )
+    shapes = (4,), (2, 2)
+    reshaping = Reshaping(1, {"INPUT0": shapes}, {"OUTPUT0": shapes[::-1]})
+    op.spec = msgspec.structs.replace(op.spec, reshaping=reshaping)
+    feed = {"INPUT0": np.array([[1, 2, 3, 4]])}
+    found = op.process([feed], context=[asked()])
+    assert next(found)["OUTPUT0"].tolist() == [[1, 2, 3, 4]]
+    with pytest.raises(PayloadTypeError, match=r"cannot become \[1, 4\]"):
+        next(found)
+    told = []
+    op.pipeline_send(feed, asked(), told.append)
+    assert told[0]["OUTPUT0"].shape == (1, 4)
+    assert isinstance(told[1], PayloadTypeError)
 
 
 def test_a_sender_refuses_what_comes_behind_the_end(model):
