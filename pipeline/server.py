@@ -143,7 +143,7 @@ class PipelineServer:
         check_hooks(self._graph.all_ops)
         kind = Replicas if self._config.build_dag_each_worker else Service
         with contextlib.ExitStack() as undo:
-            exposure = _exposure_of(self._config, undo)
+            exposure = exposure_of(self._config, undo)
             models = ModelServices(self._graph.ops, self._base_dir)
             undo.callback(models.close)
             models.open()
@@ -178,12 +178,17 @@ class PipelineServer:
         return self._service
 
 
-def _exposure_of(config: ServiceConfig, undo: contextlib.ExitStack) -> Exposure:
-    """Return the side that callers see: our own frontends, or the gateway before them."""
+def exposure_of(
+    config: ServiceConfig, undo: contextlib.ExitStack, is_repository: bool = False
+) -> Exposure:
+    """Return the side that callers see: our own frontends, or the gateway before them.
+
+    A repository serves callers while some of its models are not ready.
+    """
     taken = taken_by_gateway(config)
     if not taken:
         return Exposure()
-    gateway = Gateway(config, taken)
+    gateway = Gateway(config, taken, waits=not is_repository)
     undo.callback(gateway.close)
     frontends = functools.partial(pipeline_frontends, sockets=gateway.open(), taken=taken)
     return Exposure(frontends, ingress=gateway)

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from pipeline.cli.observing_flags import check_metrics, check_traces
 from pipeline.cli.resource_flags import cache_settings, resource_of
 from pipeline.config.restrictions import Api
+from pipeline.config.schema import Edge
 from pipeline.errors import ConfigError, PipelineError, PortInUseError
 from pipeline.observe.logs.switches import LogSwitches
 from pipeline.repository.control import ControlSettings
@@ -208,6 +209,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="BOOL",
         help="callers may have tensors in shared memory; else if --http-address is a loopback one",
     )
+    add(
+        "--edge",
+        default="auto",
+        choices=get_args(Edge),
+        help="who takes gRPC and HTTP: auto: gRPC the gateway, where it is, as a child of this "
+        "process; embedded: this process both; gateway: the gateway both",
+    )
     add("--log-verbose", type=int, default=0, metavar="LEVEL")
     add("--log-info", type=_flag, default=True, metavar="BOOL")
     add("--log-warning", type=_flag, default=True, metavar="BOOL")
@@ -240,6 +248,8 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         "rpc_host": _host(given.grpc_address),
         "http_port": given.http_port if given.allow_http else 0,
         "rpc_port": given.grpc_port if given.allow_grpc else 0,
+        "edge": given.edge,
+        "http_server": "gateway" if given.edge == "gateway" else "embedded",
     }
     closed = [key for key, is_open in _ports(given).items() if not is_open]
     if given.http_max_input_size is not None:

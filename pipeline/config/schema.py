@@ -285,6 +285,10 @@ class OpConfig(Struct, frozen=True, kw_only=True):
     local_service_conf: Annotated[LocalServiceConfig, "The Op's own model."] = LocalServiceConfig()
 
 
+Edge = Literal["embedded", "gateway", "auto"]
+"""Who takes HTTP and gRPC."""
+
+
 class ServiceConfig(Struct, frozen=True, kw_only=True):
     """The whole configuration. `source` names the file; `warnings` were logged when it was read."""
 
@@ -293,7 +297,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     rpc_port: Annotated[Port, "gRPC port; 0: any free one; absent: http_port + 1."]
     http_port: Annotated[Port | None, "HTTP port; 0: any free one; absent: no HTTP."] = None
     edge: Annotated[
-        Literal["embedded", "gateway", "auto"],
+        Edge,
         "Who takes HTTP and gRPC: embedded: the server; gateway: pipeline-gateway; auto: that, "
         "if it is there.",
     ] = "embedded"

@@ -177,7 +177,7 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
         methods,
         paths.link,
         takes_trace,
-        takes_headers=forwarding is not None,
+        takes_headers=forwarding is not None or bool(config.restricted_apis.grpc),
         secret=find_secret(context.sockets),
     )
     return InternalFrontends([linked, _http(context, f"{UNIX}{paths.http}", 0)])

@@ -48,10 +48,13 @@ class Gateway(Ingress):
     Args:
         config: with a port for each of these.
         takes: what it listens for: "HTTP", "gRPC" or both, see `taken_by_gateway`.
+        waits: `start` is done when a replica is ready; False: when one is connected, be it
+            ready or not.
     """
 
-    def __init__(self, config: ServiceConfig, takes: frozenset[str]) -> None:
+    def __init__(self, config: ServiceConfig, takes: frozenset[str], waits: bool = True) -> None:
         self.takes: frozenset[str] = takes
+        self._waits = waits
         self._config = config
         self._binary = Path()
         self._key = f"edge: {config.edge}" if config.http_server is None else "http_server: gateway"
@@ -82,7 +85,7 @@ class Gateway(Ingress):
         return folder
 
     def start(self) -> asyncio.Future[None]:
-        """Listen, and start it; done when it has found a replica of the server that is ready.
+        """Listen, and start it; done when it is up, see `waits`.
 
         Raises:
             InitError: the port is in use; from what is returned: it does not start.
@@ -171,6 +174,7 @@ class Gateway(Ingress):
             *(f"--backend=link:{link},{http}" for link, http in backends),
             *(f"--{name}={value}" for name, value in settings.items()),
             "--backend-metrics",
+            *([] if self._waits else ["--connected-is-up"]),
         ]
 
 

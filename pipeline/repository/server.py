@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,14 +25,14 @@ from pipeline.repository.versions import ModelVersions
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.service import MakeControl, Service
 from pipeline.runtime.share import Share
-from pipeline.server import serve_until_signalled
+from pipeline.server import exposure_of, serve_until_signalled
 from pipeline.system.malloc import tune_malloc
 from pipeline.system.stdio import ensure_stdio
 from pipeline.workers.process.shared import SharedProcesses
 
 _OF_THE_SERVER = (
     *("host", "rpc_host", "http_host", "rpc_port", "http_port", "reuse_port", "cache"),
-    "rate_limit",
+    *("rate_limit", "edge", "http_server"),
     *("client_shared_memory", "restricted_apis"),
 )
 _PRELOAD = ("pipeline.repository.backends.python.model_op",)
@@ -75,7 +76,12 @@ def serve(settings: RepositorySettings) -> None:
 
 
 def new_service(settings: RepositorySettings) -> Service:
-    """Return the server, which is not started. Raises ConfigError."""
+    """Return the server, which is not started.
+
+    Raises:
+        ConfigError: a setting has no meaning.
+        InitError: the gateway is not there, or not of this version.
+    """
     log = {"to": "stdout", "level": "DEBUG" if settings.verbose else "INFO"}
     config = load_config(yml_dict={"log": log, **settings.server})
     config = msgspec.structs.replace(config, **dict.fromkeys(settings.closed))
@@ -83,7 +89,13 @@ def new_service(settings: RepositorySettings) -> Service:
     logs = LogsHome(config.log.level)
     processes = SharedProcesses(config.dag, logs, replay_bytes, _PRELOAD)
     control = make_control(settings, config, processes)
-    return Service(None, None, config, loader, control=control, processes=processes)
+    with contextlib.ExitStack() as undo:
+        exposure = exposure_of(config, undo, is_repository=True)
+        service = Service(
+            None, None, config, loader, exposure=exposure, control=control, processes=processes
+        )
+        undo.pop_all()
+    return service
 
 
 def make_control(

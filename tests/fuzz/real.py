@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from served import shared_memory
 
 from fuzz import generator, ops, pacing
 from fuzz.case import REQUEST, Case, RequestSpec
@@ -320,7 +321,7 @@ def _holdings() -> dict[str, Any]:
     return {
         "threads": {t.name for t in threading.enumerate() if t.name.startswith("pipeline")},
         "children": set(Path(f"/proc/self/task/{pid}/children").read_text().split()),
-        "shared memory": set(os.listdir("/dev/shm")),
+        "shared memory": shared_memory(),
     }
 
 

@@ -181,10 +181,11 @@ def test_a_server_without_its_repository_is_not_live_or_ends(tmp_path):
         assert http(server, "GET", "/v2")[2]["name"] == "triton"
 
 
-def test_a_model_that_failed_is_known_but_not_there(tmp_path):
+@pytest.mark.parametrize("edge", ["embedded", "gateway"])
+def test_a_model_that_failed_is_known_but_not_there(edge, tmp_path, gateway_binary):
     add_identity(tmp_path, "good", 1)
     (add_onnx(tmp_path, "bad", ONNX) / "1" / "model.onnx").write_bytes(b"nonsense")
-    with serving(tmp_path, mode="none", exits=False) as server:
+    with serving(tmp_path, mode="none", exits=False, server={"edge": edge}) as server:
         assert http(server, "GET", "/v2/health/ready")[0] == 400
         assert infer(server, "good", [1.0])[0] == 200
         assert infer(server, "bad", [1.0])[1] == (

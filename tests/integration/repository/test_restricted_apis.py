@@ -57,7 +57,14 @@ def test_only_who_knows_the_value_is_answered_over_http(server):
         assert asked(server, "GET", path, body=None)[0] == [200]
 
 
-def test_only_who_knows_the_value_is_answered_over_grpc(server):
+@pytest.mark.parametrize("edge", ["embedded", "gateway"])
+def test_only_who_knows_the_value_is_answered_over_grpc(edge, tmp_path, gateway_binary):
+    add_identity(tmp_path, "same", 1)
+    with serving(tmp_path, mode="none", server={**RESTRICTED, "edge": edge}) as server:
+        answers_over_grpc_who_knows_the_value(server)
+
+
+def answers_over_grpc_who_knows_the_value(server):
     message = pb.ModelInferRequest(model_name="same")
     value = np.ones((1, 1), np.float32)
     add_tensor(message.inputs, message.raw_input_contents, "INPUT0", value)

@@ -39,6 +39,19 @@ def test_the_defaults_are_tritons(said):
     assert control.exits
 
 
+@pytest.mark.parametrize(
+    ("flags", "edge", "over_http"),
+    [
+        ((), "auto", "embedded"),
+        (("--edge=embedded",), "embedded", "embedded"),
+        (("--edge=gateway",), "gateway", "gateway"),
+    ],
+)
+def test_who_takes_the_ports(said, flags, edge, over_http):
+    server = said(*flags).server
+    assert (server["edge"], server["http_server"]) == (edge, over_http)
+
+
 def test_flags_with_and_without_an_equals_sign(said):
     settings = said(
         "--model-repository",

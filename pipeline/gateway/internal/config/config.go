@@ -21,6 +21,7 @@ type Config struct {
 	HTTP            Socket
 	GRPC            Socket // gRPC is taken only where it says so
 	HasParent       bool   // stdin is the life line to it
+	ConnectedIsUp   bool   // the parent is told that we are ready when a backend is connected, be that ready or not
 	MaxMessageBytes int64  // of a request's body
 	MaxJSONBytes    int64  // of an inference's, unpacked, and of its answer
 	Timeout         time.Duration
@@ -100,6 +101,7 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.IntVar(&cfg.HTTP.FD, "listen-fd", NoFD, "number of an inherited listening socket, instead of --listen")
 	flags.StringVar(&cfg.GRPC.Address, "grpc-listen", "", "host:port to take gRPC on, for link: backends; default: nowhere")
 	flags.IntVar(&cfg.GRPC.FD, "grpc-listen-fd", NoFD, "number of an inherited listening socket, instead of --grpc-listen")
+	flags.BoolVar(&cfg.ConnectedIsUp, "connected-is-up", false, "tell the parent that the gateway is ready once a backend is connected, be it ready or not")
 	flags.BoolVar(&cfg.HasParent, "parent", false, "stdin is the life line to the parent: the gateway ends with it")
 	flags.Int64Var(&cfg.MaxMessageBytes, "max-message-bytes", defaultMaxMessageBytes, "limit of a request's body, unpacked")
 	flags.Int64Var(&cfg.MaxJSONBytes, "max-json-bytes", defaultMaxJSONBytes, "limit of the JSON of an inference, unpacked, and of its answer")

@@ -27,13 +27,13 @@ func TestFlagsHaveDefaults(t *testing.T) {
 func TestFlagsAreRead(t *testing.T) {
 	cfg := flagsOf(t, "-backend", "a:1/2", "--backend=unix:/r,/h", "--listen-fd", "3", "--parent",
 		"--max-message-bytes", "1000", "--timeout", "2s", "--slack", "1ms", "--grace", "5s", "--h2c",
-		"--gzip-min-bytes", "10", "--access-log-sample", "7", "--backend-metrics",
+		"--gzip-min-bytes", "10", "--access-log-sample", "7", "--backend-metrics", "--connected-is-up",
 		"--trusted-proxy", "10.0.0.1", "--trusted-proxy", "fd00::/8")
 	if len(cfg.Backends) != 2 || cfg.HTTP.FD != 3 || !cfg.HasParent || cfg.MaxMessageBytes != 1000 ||
 		cfg.Timeout != 2*time.Second || cfg.Slack != time.Millisecond || cfg.Grace != 5*time.Second ||
 		!cfg.Trusts("10.0.0.1:5") || !cfg.Trusts("[::ffff:10.0.0.1]:5") || !cfg.Trusts("[fd00::1%eth0]:5") ||
 		cfg.Trusts("10.0.0.2:5") || cfg.Trusts("") ||
-		!cfg.H2C || cfg.GzipMinBytes != 10 || cfg.AccessLogSample != 7 || !cfg.BackendMetrics {
+		!cfg.H2C || !cfg.ConnectedIsUp || cfg.GzipMinBytes != 10 || cfg.AccessLogSample != 7 || !cfg.BackendMetrics {
 		t.Errorf("got %+v", cfg)
 	}
 }

@@ -85,7 +85,11 @@ func Serve(cfg config.Config, log *slog.Logger, self process) error {
 	watching, endWatching := context.WithCancel(context.Background())
 	defer endWatching()
 	goodbye := make(chan farewell)
-	go self.watch(watching, cfg, backends.Serving, log, goodbye)
+	up := backends.Serving
+	if cfg.ConnectedIsUp {
+		up = backends.Reached
+	}
+	go self.watch(watching, cfg, up, log, goodbye)
 	select {
 	case err := <-ended:
 		return err
@@ -138,13 +142,13 @@ func connectTo(cfg config.Config) upstream.Connect {
 }
 
 // watch says goodbye when a signal comes, and when the parent goes.
-func (p process) watch(ctx context.Context, cfg config.Config, serving <-chan struct{}, log *slog.Logger, goodbye chan<- farewell) {
+func (p process) watch(ctx context.Context, cfg config.Config, up <-chan struct{}, log *slog.Logger, goodbye chan<- farewell) {
 	var gone <-chan struct{}
 	var ticks <-chan time.Time
 	parent := 0
 	if cfg.HasParent {
 		gone, ticks, parent = lifeLineEnd(p.parent), p.ticks, p.ppid()
-		go p.tellReady(serving, log)
+		go p.tellReady(up, log)
 	}
 	for {
 		why := farewell{grace: orphanGrace, isLast: true}
@@ -181,9 +185,9 @@ func lifeLineEnd(parent io.Reader) <-chan struct{} {
 	return gone
 }
 
-// tellReady says the ready word to the parent once a backend serves.
-func (p process) tellReady(serving <-chan struct{}, log *slog.Logger) {
-	<-serving
+// tellReady says the ready word to the parent once a backend is up.
+func (p process) tellReady(up <-chan struct{}, log *slog.Logger) {
+	<-up
 	if _, err := io.WriteString(p.parent, readyWord); err != nil {
 		log.Warn(fmt.Sprintf("the parent cannot be told that the gateway is ready: %v", err))
 	}
