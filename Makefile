@@ -70,6 +70,7 @@ chaos: $(READY)
 FUZZ ?= --seconds 600
 fuzz: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
+	PYTHONPATH=tests $(BIN)/python -m fuzz.batches
 
 # Against clients and servers that none of us wrote. Triton's need Debian's libb64-0d, brpc's
 # a JDK and Maven. TRITON_CLIENT=DIR: also the examples in DIR, a checkout of tritonclient's sources.

@@ -17,8 +17,9 @@ One capability of the engine is learnt in five places, a file each:
 back into the engine: a fuzzer that does not find them is of no use, see `test_storms`.
 
 `lane` is another one, of HTTP connections: `python -m fuzz.lane`; so is `streams`, of graphs with
-Ops that answer in parts: `python -m fuzz.streams`; and `sequences`, of graphs with Ops that have
-sequences: `python -m fuzz.sequences`.
+Ops that answer in parts: `python -m fuzz.streams`; `sequences`, of graphs with Ops that have
+sequences: `python -m fuzz.sequences`; and `batches`, of one Op with `batching: dynamic`:
+`python -m fuzz.batches`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,225 @@
+"""`python -m fuzz.batches`: random dynamic batching with ragged inputs, held to plain rules.
+
+One Op, as a repository's ragged model is: requests of several shapes, sizes, priorities and
+timeouts of their own come alone and in crowds, and some callers leave. What each execution was fed
+is computed anew in plain Python; who may run, who is refused and when follows from the order of
+the queue. The engine runs on a virtual clock, so a seed is the same case every time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from doubles import VirtualLoop
+from google.protobuf import text_format
+
+from fuzz.batch_cases import NAME, Case, Ran, Record, Request, Rules, Told, made_case
+from fuzz.sequences import Host
+from fuzz.strands import StrandWorld
+from pipeline import Op, RequestOp
+from pipeline.config.schema import load_config, resolve_op
+from pipeline.data import RequestInfo
+from pipeline.engine.engine import Engine
+from pipeline.engine.graph import build_graph
+from pipeline.engine.journal import EngineObservers, Journal
+from pipeline.engine.request import RequestTarget, ask
+from pipeline.op import ResponseOp, configure_op
+from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.repository.backends.ragged import RaggedBatch
+
+_OVER_S = 1000.0
+_CONFIG = """
+name: "a" max_batch_size: 99
+input { name: "R" data_type: TYPE_FP32 dims: [ -1, -1 ] allow_ragged_batch: true }
+input { name: "P" data_type: TYPE_FP32 dims: -1 }
+input { name: "O" data_type: TYPE_FP32 dims: 1 optional: true }
+output { name: "TWICE" data_type: TYPE_FP32 dims: [ -1, -1 ] }
+output { name: "FIRST" data_type: TYPE_FP32 dims: 1 }
+batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_INT32 source_input: "R" }
+batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "ENDS" data_type: TYPE_INT32
+  source_input: "R" }
+batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO target_name: "FROM"
+  data_type: TYPE_INT32 source_input: "R" }
+batch_input { kind: BATCH_MAX_ELEMENT_COUNT_AS_SHAPE target_name: "MOST" data_type: TYPE_FP32
+  source_input: "R" }
+batch_input { kind: BATCH_ITEM_SHAPE target_name: "SHAPES" data_type: TYPE_INT32
+  source_input: "R" }
+batch_input { kind: BATCH_ITEM_SHAPE_FLATTEN target_name: "FLAT" data_type: TYPE_INT32
+  source_input: "R" }
+batch_output { target_name: "TWICE" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "R" }
+"""
+
+
+class BatchedOp(Op):
+    """Takes the time of its slowest request, and writes down what it was fed."""
+
+    pipeline_merges = False
+    pipeline_ragged = frozenset({"R"})
+
+    def __init__(self, case: Case, record: Record, world: StrandWorld, loop: Any) -> None:
+        super().__init__(NAME, RequestOp())
+        self.requests = {request.number: request for request in case.requests}
+        self.record, self.world, self.loop = record, world, loop
+        self.batch = RaggedBatch(text_format.Parse(_CONFIG, ModelConfig()))
+
+    def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
+        numbers = [int(feed["P"][0, 0]) for feed in feed_batch]
+        asked = [self.requests[number] for number in numbers]
+        ran = Ran(self.loop.time(), numbers)
+        for number in numbers:
+            self.record.told[number].batch = len(self.record.ran)
+        self.record.ran.append(ran)
+        fed = self.batch.gathered(feed_batch)
+        self.record.wrong += _wrong_fed(fed, asked)
+        self.world.sleep(max(request.runs_s for request in asked))
+        ran.ended_s = self.loop.time()
+        return self.batch.cut({"TWICE": fed["R"] * 2, "FIRST": fed["P"][:, :1]}, feed_batch)
+
+
+def _wrong_fed(fed: dict[str, Any], asked: Sequence[Request]) -> Iterator[str]:
+    """Compare what a model is fed with what follows from its requests."""
+    counts = [len(request.elements) for request in asked]
+    shapes = [list(request.ragged) for request in asked for _ in range(request.rows)]
+    expected: dict[str, Any] = {
+        "R": [each for request in asked for each in request.elements],
+        "P": [[float(each.number)] * each.width for each in asked for _ in range(each.rows)],
+        "N": counts,
+        "ENDS": list(itertools.accumulate(counts)),
+        "FROM": [0, *itertools.accumulate(counts)],
+        "MOST": [0.0] * max(counts),
+        "SHAPES": shapes,
+        "FLAT": [size for shape in shapes for size in shape],
+    }
+    if asked[0].has_optional:
+        expected["O"] = [[-float(each.number)] for each in asked for _ in range(each.rows)]
+    if fed.keys() != expected.keys():
+        yield f"it was fed {sorted(fed)} by {[each.number for each in asked]}"
+    for name in fed.keys() & expected.keys():
+        if fed[name].tolist() != expected[name]:
+            yield f"{name} is {fed[name].tolist()}, not {expected[name]}"
+
+
+def run(case: Case) -> list[str]:
+    """Return what is wrong with the engine, as far as this case shows it."""
+    return ran_case(case)[0]
+
+
+def ran_case(case: Case) -> tuple[list[str], Record]:
+    """Return what is wrong, and what happened."""
+    loop, record = VirtualLoop(), Record()
+    record.told = {request.number: Told() for request in case.requests}
+    try:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            return runner.run(_run(case, record, loop)), record
+    except Exception as error:  # of the engine, or of the fuzzer itself
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return [f"the engine raised {error!r} ({where.filename}:{where.lineno})"], record
+
+
+async def _run(case: Case, record: Record, loop: VirtualLoop) -> list[str]:
+    host = Host(loop)
+    loop.set_exception_handler(lambda _, context: host.complain(f"the loop: {context}"))
+    op = BatchedOp(case, record, StrandWorld(), loop)
+    graph = build_graph(ResponseOp(op))
+    settings = load_config(yml_dict=case.config())
+    for each in (graph.request_op, *graph.ops, graph.response_op):
+        configure_op(each, resolve_op(each.name, each.pipeline_given, settings))
+    observers = EngineObservers(Journal([]), clock_ns=host.clock_ns)
+    engine = Engine(graph, settings, host.make_workers, loop, observers)
+    await engine.start()
+    began_s = loop.time()
+    tasks = [
+        asyncio.ensure_future(_ask(engine, op, request, record, began_s, loop))
+        for request in case.requests
+    ]
+    await asyncio.wait(tasks, timeout=_OVER_S)
+    await asyncio.sleep(1.0)
+    (state,) = [each for each in engine.state().ops if each.name == NAME]
+    if state.joining or state.queued or state.running or state.workers.busy:
+        host.complain(f"not at rest after the last answer: {state}")
+    await engine.stop(0.0)
+    return host.wrong + Rules(case, record).findings()
+
+
+async def _ask(
+    engine: Any, op: Op, request: Request, record: Record, began_s: float, loop: VirtualLoop
+) -> None:
+    if request.at_s:
+        await asyncio.sleep(began_s + request.at_s - loop.time())
+    info = RequestInfo(
+        id=str(request.number),
+        priority=request.priority,
+        parameters={"timeout": request.timeout_us} if request.timeout_us else {},
+    )
+    target = RequestTarget(
+        op, request.feed(), raw_inputs=True, wants_response=False, rows=request.rows, info=info
+    )
+    told = record.told[request.number]
+    told.came_s, told.place = loop.time(), record.came
+    record.came += 1
+    future = ask(engine.begin, None, target=target)
+    if request.leaves_s is not None:
+        loop.call_later(request.leaves_s, future.cancel)
+    try:
+        data = await future
+    except asyncio.CancelledError:
+        told.kind = "left"
+    else:
+        told.kind = "answer" if data.error is None else "error"
+        told.text, told.answer = str(data.error or ""), data.payload
+        if data.error is None:
+            record.order.append(told.place)
+    told.over_s = loop.time()
+
+
+def shrunk(case: Case) -> tuple[Case, list[str]]:
+    """Return the fewest requests that still show it, leaving out one after the other."""
+    findings = run(case)
+    for request in case.requests:
+        fewer = replace(case, requests=tuple(each for each in case.requests if each != request))
+        again = run(fewer) if fewer.requests else []
+        if again:
+            case, findings = fewer, again
+    return case, findings
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fuzz.batches", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, help="of the first case")
+    parser.add_argument("--cases", type=int)
+    given = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    seed = given.seed if given.seed is not None else time.time_ns() % 10**9
+    ends, count, bad, kinds = time.monotonic() + given.seconds, 0, 0, dict[str, int]()
+    while count < given.cases if given.cases is not None else time.monotonic() < ends:
+        case = made_case(seed + count)
+        findings, record = ran_case(case)
+        for each in record.told.values():
+            kind = each.kind if each.kind != "error" else each.text.rpartition("] ")[2]
+            kinds[kind] = kinds.get(kind, 0) + 1
+        count += 1
+        if findings:
+            bad += 1
+            case, findings = shrunk(case)
+            print(f"python -m fuzz.batches --cases 1 --seed {seed + count - 1}: {case}")
+            for finding in findings[:4]:
+                print(f"    {finding[:600]}", flush=True)
+            if bad >= 10:
+                break
+    verdict = "FOUND" if bad else "nothing found"
+    print(f"{verdict}: {count} cases from seed {seed}, {kinds}, {bad} bad")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
