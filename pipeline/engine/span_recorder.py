@@ -103,7 +103,7 @@ class SpanRecorder:
 
     def _all_well(self, worker: Worker, run: BatchRun, received_ns: int) -> None:
         """Do the same for a batch of which nothing else is to be told: quicker."""
-        times = (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns)
+        times = (_began_ns(run), run.preprocess_end_ns, run.process_end_ns, run.end_ns)
         input_ns, infer_ns, output_ns = (end - start for start, end in pairwise(times))
         self.batches += 1
         index, number, batch = self.index, worker.number, self.batches
@@ -191,14 +191,14 @@ def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, 
     first has `preprocess` of all items, the last their `postprocess`. What no call was made for
     is one by itself, which takes no time.
     """
-    whole = (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns)
+    start_ns = _began_ns(run)
+    whole = (start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns)
     if not run.executions:
         return [(range(len(run.items)), whole)]
     found: list[tuple[Iterable[int], tuple[int, int, int, int]]] = []
     members: dict[int, list[int]] = {}
     for index, number in enumerate(run.executions):
         members.setdefault(number, []).append(index)
-    start_ns = run.start_ns
     if -1 in members:
         found.append((members.pop(-1), (start_ns, start_ns, start_ns, start_ns)))
     last = len(run.execution_ends_ns) - 1
@@ -209,3 +209,8 @@ def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, 
         found.append((indexes, (start_ns, preprocess_end_ns, *ends_ns)))
         start_ns = ended_ns
     return found
+
+
+def _began_ns(run: BatchRun) -> int:
+    """Return when a worker had a batch: its way to an idle process is not time in a queue."""
+    return min(run.handed_ns, run.start_ns) or run.start_ns

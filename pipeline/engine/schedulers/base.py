@@ -26,6 +26,7 @@ class Batch(msgspec.Struct, eq=False):
 
     `worker` is the number of the one that has to run it, where the workers are addressable; None:
     any. The times are those of the worker; `end_ns` is 0 for a batch that was not finished.
+    `handed_ns` is when it was sent to a worker process that was idle; 0: to none such.
     `places` are the slots there of the sequences that the items belong to: no other worker will do.
     """
 
@@ -33,6 +34,7 @@ class Batch(msgspec.Struct, eq=False):
     worker: int | None = None
     start_ns: int = 0
     end_ns: int = 0
+    handed_ns: int = 0
     places: Sequence[int] | None = None
 
 

@@ -199,6 +199,7 @@ class ProcessWorker:
             self._go_on(self.streams[run])
             return True
         run.outcomes = [None] * len(run.items)
+        run.handed_ns = 0 if self.sent else time.monotonic_ns()
         payloads: list[SharedPayload] = []
         indexes: list[int] = []
         items: list[WireItem] = []

@@ -671,3 +671,10 @@ def test_the_parts_of_a_mini_batch_are_one_execution():
     bound = bind(Bounded("m"))
     batch = samples([rows(1), rows(2)], rows(3))
     assert ran_together(bound, batch) == [([0], 0, 1, 3, 3), ([1], 3, 3, 5, 6)]
+
+
+@pytest.mark.parametrize(("handed_ns", "began_ns"), [(0, 100), (60, 60), (130, 100)])
+def test_the_way_to_an_idle_process_is_part_of_the_execution(handed_ns, began_ns):
+    made = BatchRun([], handed_ns=handed_ns)
+    made.start_ns, made.preprocess_end_ns, made.process_end_ns, made.end_ns = 100, 110, 120, 130
+    assert executions(made) == [(range(0), (began_ns, 110, 120, 130))]

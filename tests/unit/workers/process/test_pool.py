@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 import numpy as np
 import pytest
@@ -203,6 +204,20 @@ async def test_a_result_is_what_the_worker_reported(pool, child):
     assert big["x"].nbytes == BIG.nbytes
     assert (run.start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns) == (1, 2, 3, 4)
     assert not run.jumped
+
+
+@played()
+async def test_a_run_knows_when_an_idle_worker_was_sent_it(pool, child):
+    before_ns = time.monotonic_ns()
+    first, second = run_of(1), run_of(2)
+    pool.workers.submit([first, second])
+    assert before_ns <= first.handed_ns <= time.monotonic_ns()
+    assert second.handed_ns == 0, "it waits there behind the first"
+    for job in child.take():
+        child.answers(job)
+    await settle()
+    pool.workers.submit([second])
+    assert second.handed_ns >= first.handed_ns
 
 
 @played()
