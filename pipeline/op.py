@@ -128,6 +128,7 @@ class Op:
     pipeline_is_quick: bool = False  # for Ops of our own, see `runs_on_the_loop`
     pipeline_patience_s: float = 1.0  # of whoever waits for a worker that nobody else waits for
     pipeline_ragged: frozenset[str] = frozenset()  # inputs whose shapes may differ in a batch
+    pipeline_ragged_batch: Any = None  # a RaggedBatch with rules that config.yml does not say
     pipeline_merges: bool = (
         True  # False: `process` gets a list of feeds, and returns one of results
     )
@@ -450,6 +451,7 @@ def configure_op(op: Op, config: OpConfig) -> None:
     """Give `op` its resolved configuration; fills the attributes that scripts read."""
     local = config.local_service_conf
     op.pipeline_config = config
+    op.pipeline_ragged |= frozenset(config.allow_ragged_batch)
     op.concurrency = config.concurrency
     op.client_type = config.client_type or local.client_type
     op.model_config = local.model_config

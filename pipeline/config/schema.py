@@ -25,6 +25,7 @@ from pipeline.config.fields import (
     found,
     settings_of,
 )
+from pipeline.config.ragged import BatchInputConfig, BatchOutputConfig, fault_of_ragged
 from pipeline.config.rate_limits import NeedsConfig, RateLimitConfig
 from pipeline.config.registry import did_you_mean
 from pipeline.config.restrictions import RestrictionsConfig
@@ -241,6 +242,15 @@ class OpConfig(Struct, frozen=True, kw_only=True):
     dynamic_batching: Annotated[
         DynamicBatchingConfig, "batching: dynamic, in the words of Triton's section of this name."
     ] = DynamicBatchingConfig()
+    allow_ragged_batch: Annotated[
+        Names, "Inputs whose shapes may differ in a batch: they are fed flat."
+    ] = ()
+    batch_input: Annotated[
+        tuple[BatchInputConfig, ...], "Arrays that tell of the shapes of an input in a batch."
+    ] = ()
+    batch_output: Annotated[
+        tuple[BatchOutputConfig, ...], "Flat outputs that are cut by the shapes of an input."
+    ] = ()
     scheduler_options: Annotated[Options, OptionsOf("schedulers", "batching")] = {}
     sequence: Annotated[SequenceConfig, "Requests that belong together."] = SequenceConfig()
     response_cache: Annotated[
@@ -460,6 +470,7 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
     if op.sequence != SequenceConfig():
         _check_sequence(name, op, config)
     _check_batching(name, op, config)
+    _check_ragged(name, op, config)
     if op.response_cache and (op.sequence != SequenceConfig() or op.batching == "iterative"):
         place = f"{config.source}: op.{name}.response_cache"
         raise ConfigError(f"{place}: answers of steps of a sequence are not kept, leave it out")
@@ -501,6 +512,17 @@ def _check_batching(name: str, op: OpConfig, config: ServiceConfig) -> None:
     wrong = wrong or fault_of_batching(name, batching, op.batch_size)
     if wrong:
         raise ConfigError(f"{config.source}: op.{name}.dynamic_batching: {wrong}")
+
+
+def _check_ragged(name: str, op: OpConfig, config: ServiceConfig) -> None:
+    """Refuse ragged batches that are not. Raises ConfigError."""
+    if not (op.allow_ragged_batch or op.batch_input or op.batch_output):
+        return
+    wrong = fault_of_ragged(op.allow_ragged_batch, op.batch_input, op.batch_output)
+    if op.batching == "iterative":
+        wrong = "allow_ragged_batch: with batching: iterative nothing waits for a batch"
+    if wrong:
+        raise ConfigError(f"{config.source}: op.{name}.{wrong}")
 
 
 def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:

@@ -14,16 +14,8 @@ from msgspec import field
 
 from pipeline.data import RequestContext, SequenceStep, contexts_of, steps_of
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.collate import (
-    Call,
-    alone,
-    distribute,
-    executions_of,
-    has_more_rows,
-    plan,
-    plan_each,
-    rows_brought,
-)
+from pipeline.engine.call import Call
+from pipeline.engine.collate import distribute, executions_of, has_more_rows, rows_brought
 from pipeline.engine.jumping import check_jumping
 from pipeline.engine.op_state import is_as_before, keep_changes, restore
 from pipeline.engine.plain_step import PlainStep
@@ -182,7 +174,7 @@ class BatchRun(Batch, eq=False):
             stuck.done = True
             stuck.error = DeadlineError(self._failed(op_name, worker, stuck.items, _EXCEEDED))
         elif len(stuck.items) > 1:
-            calls[place : place + 1] = alone(stuck, self.prepared, stuck.attempts)
+            calls[place : place + 1] = stuck.alone(self.prepared, stuck.attempts)
         return run
 
     def take_along(self, state: dict[str, Any]) -> None:
@@ -270,7 +262,7 @@ class BatchRun(Batch, eq=False):
         most_rows = op.most_fed_rows if is_fed else op.most_rows
         if self.sequence_steps and op.feeds is not None:
             return op.feeds.plan(feeds, self.sequence_steps, most_rows)
-        return (plan if op.merges else plan_each)(feeds, most_rows) if feeds else []
+        return op.plan(feeds, most_rows) if feeds else []
 
     def _process(
         self, op: BoundOp, watch: CallWatch, calls: list[Call], clock_ns: Callable[[], int]
@@ -283,7 +275,7 @@ class BatchRun(Batch, eq=False):
                 if len(calls) > 1:
                     call.end_ns = clock_ns()
             if self._is_worth_isolating(call):
-                calls[position : position + 1] = alone(call, self.prepared)
+                calls[position : position + 1] = call.alone(self.prepared)
                 continue
             position += 1
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from pipeline.errors import PayloadTypeError, PipelineError
+from pipeline.engine.call import Call
+from pipeline.errors import PayloadTypeError
 from pipeline.routes import Answer
 
 LOD = ".lod"
@@ -23,26 +23,6 @@ _SCALARS = (str, bytes, bool, int, float, complex, np.generic, type(None))
 
 Form = tuple[tuple[str, "np.dtype[Any]", tuple[int, ...]], ...]
 """(name, dtype, shape of a row) of each of some arrays that have equally many rows"""
-
-
-@dataclass(slots=True)
-class Call:
-    """One call of `process`.
-
-    `items` are the indexes, in the batch, of the items that it serves; `spans` has, for
-    each countable thing (rows, sequences, tokens), how many of it every item brought. `part`
-    is the place in the list of a mini-batch. `end_ns` is set where the batch has several calls.
-    """
-
-    feed: Any
-    items: list[int]
-    spans: list[list[int]] = field(default_factory=list)
-    part: int | None = None
-    attempts: int = 0
-    result: Any = None
-    error: PipelineError | None = None
-    done: bool = False
-    end_ns: int = 0
 
 
 def plan(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
@@ -56,7 +36,7 @@ def plan(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
         ((index, item),) = items.items()
         return [Call(item, [index])] if isinstance(item, dict) else _plan_one(index, item)
     if _are_alike(list(items.values())):
-        parts = _bounded(items, list(items), most_rows)
+        parts = bounded(items, list(items), most_rows)
         return [_merge_arrays({index: items[index] for index in part}) for part in parts]
     calls: list[Call] = []
     groups: dict[Hashable, list[int]] = {}
@@ -69,7 +49,7 @@ def plan(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
     return calls + [
         _merge([items[index] for index in part], part)
         for group in groups.values()
-        for part in _bounded(items, group, most_rows)
+        for part in bounded(items, group, most_rows)
     ]
 
 
@@ -79,14 +59,14 @@ def plan_each(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
     The feed of a call is the list of theirs, of `most_rows` rows at most, if that is not 0.
     """
     calls = []
-    for part in _bounded(items, list(items), most_rows):
+    for part in bounded(items, list(items), most_rows):
         feeds = [items[index] for index in part]
         calls.append(Call(feeds, part, [[rows_of(feed) for feed in feeds]]))
     return calls
 
 
-def _bounded(items: Mapping[int, Any], group: list[int], most_rows: int) -> list[list[int]]:
-    """`group` in parts, in order, of at most so many rows each; 0: of any number."""
+def bounded(items: Mapping[int, Any], group: list[int], most_rows: int) -> list[list[int]]:
+    """Return `group` in parts, in order, of at most so many rows each; 0: of any number."""
     if not most_rows:
         return [group]
     parts: list[list[int]] = []
@@ -145,17 +125,14 @@ def rows_of(feed: Any) -> int:
     return next((len(value) for value in feed.values() if isinstance(value, list)), 1)
 
 
-def alone(call: Call, items: Mapping[int, Any], attempts: int = 0) -> list[Call]:
-    """Take a merged call apart: one call an item, which counts `attempts` already."""
-    return [Call(items[index], [index], attempts=attempts) for index in call.items]
-
-
 def distribute(call: Call) -> list[Any]:
     """Return the call's result, cut into one for each of its items.
 
     Raises:
         PayloadTypeError: the result does not have a row for each row fed, or one for each feed.
     """
+    if call.ragged is not None:
+        return call.ragged.cut(call.result, call.sources)
     if isinstance(call.feed, list):
         return _one_each(call.result, len(call.items))
     if len(call.items) == 1:

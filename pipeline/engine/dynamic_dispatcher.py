@@ -108,6 +108,9 @@ def _form_of_inputs(item: Item, ragged: Collection[str]) -> object:
     """
     if item.is_feed:
         return frozenset(_form_of_feed(*pair, ragged) for pair in item.inputs.items())
+    if ragged:
+        parts = [part for part in item.inputs.values() if isinstance(part, dict)]
+        return [frozenset(_form_of_feed(*pair, ragged) for pair in part.items()) for part in parts]
     forms = [form_of(part)[0] if isinstance(part, dict) else None for part in item.inputs.values()]
     return [form and frozenset(form) for form in forms]
 

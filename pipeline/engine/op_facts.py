@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from pipeline.data import announced_batch, declares, max_batch_size_of
+from pipeline.engine.call import Call
+from pipeline.engine.collate import plan, plan_each
 from pipeline.engine.hooks import asking, yields
+from pipeline.engine.ragged import RaggedBatch, ragged_batch_of
 from pipeline.op import Op, predictor_of, runs_process
+
+Plan = Callable[[Mapping[int, Any], int], list[Call]]
 
 
 class OpFacts:
@@ -13,6 +21,7 @@ class OpFacts:
     Attributes:
         most_rows: that one call of `process` gets; 0: any number.
         most_fed_rows: those that are fed to it where `preprocess` is skipped.
+        plan: makes the calls of `process` for the items of a batch; see `collate.plan`.
         merges: whether requests of a batch are merged into one feed.
         asking: the names of the hooks that ask for the context of their requests.
         is_plain: whether nothing happens between `preprocess` and `postprocess`, nor behind it,
@@ -28,6 +37,7 @@ class OpFacts:
         self.most_rows: int = most if self.has_model or declares(op) else 0
         self.most_fed_rows: int = announced_batch(most, op.pipeline_config.batch_size)
         self.merges: bool = op.pipeline_merges
+        self.plan: Plan = plan_of(op)
         self.attempts: int = max(1, op.pipeline_config.retry)
         self.timeout_s: float | None = op.pipeline_config.timeout_s
         self.jumps: bool = op.is_jump_op()
@@ -42,3 +52,21 @@ class OpFacts:
             or self.asking
             or self.streams
         )
+
+
+def plan_of(op: Op) -> Plan:
+    """Return how the calls of `process` are made of the items of a batch."""
+    ragged = _ragged_batch(op)
+    if ragged is not None:
+        return ragged.plan
+    return plan if op.pipeline_merges else plan_each
+
+
+def is_ragged(op: Op) -> bool:
+    """Return whether requests of different shapes become one feed at an Op."""
+    return _ragged_batch(op) is not None
+
+
+def _ragged_batch(op: Op) -> RaggedBatch | None:
+    own: RaggedBatch | None = op.pipeline_ragged_batch
+    return own or ragged_batch_of(op.pipeline_config)

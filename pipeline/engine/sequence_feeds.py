@@ -15,7 +15,8 @@ import numpy as np
 
 from pipeline.config.controls import Kind, controls_of
 from pipeline.data import SequenceStep
-from pipeline.engine.collate import Call, plan
+from pipeline.engine.call import Call
+from pipeline.engine.op_facts import is_ragged, plan_of
 from pipeline.engine.sequence_controls import Controls, gathered, in_slots, is_one_row, spread
 from pipeline.engine.sequence_state import FOLDER, SlotStates, specs_of
 from pipeline.errors import InitError, InputError
@@ -115,6 +116,12 @@ class SequenceFeeds:
         controls = controls_of(op.name, op.pipeline_config.sequence.controls)
         self._controls = Controls(op.name, controls, flat)
         self._has_fillers = has_fillers(op)
+        self._plan = plan_of(op)
+        if self._has_fillers and is_ragged(op):
+            raise InitError(
+                f"Op {op.name!r}: allow_ragged_batch, batch_input and batch_output are not for a "
+                "sequence with a control that says which slots are ready: each has a row there"
+            )
         self._op_name = op.name
 
     def begin(
@@ -154,7 +161,9 @@ class SequenceFeeds:
                 refused.append(self._refused(index))
                 continue
             groups.setdefault(self._states.form(steps[index].slot), {})[index] = feed
-        return [call for group in groups.values() for call in plan(group, most_rows)] + refused
+        return [
+            call for group in groups.values() for call in self._plan(group, most_rows)
+        ] + refused
 
     def _is_one_row(self, feed: Any) -> bool:
         return all(map(is_one_row, feed)) if isinstance(feed, list) else is_one_row(feed)
@@ -201,10 +210,14 @@ def has_fillers(op: Op) -> bool:
 
 
 def hidden_inputs(op: Op) -> frozenset[str]:
-    """Return the names that `process` is fed and callers do not send: states and controls."""
+    """Return the names that `process` is fed and callers do not send.
+
+    They are states, controls, and what is told of shapes.
+    """
     sequence = op.pipeline_config.sequence
     states = [state.input_name for state in sequence.state]
-    return frozenset([*states, *(control.name for control in sequence.controls)])
+    made = [name for each in op.pipeline_config.batch_input for name in each.target_name]
+    return frozenset([*states, *(control.name for control in sequence.controls), *made])
 
 
 def hidden_outputs(op: Op) -> frozenset[str]:

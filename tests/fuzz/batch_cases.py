@@ -97,7 +97,7 @@ class Case:
             limit_us = request.timeout_us
         return limit_us / _US if limit_us else None
 
-    def config(self) -> dict[str, Any]:
+    def config(self, ragged: dict[str, Any]) -> dict[str, Any]:
         levels = [
             {"level": level, **policy.config()}
             for level, policy in enumerate(self.policies)
@@ -112,7 +112,12 @@ class Case:
             "default_queue_policy": self.policies[0].config(),
             "priority_queue_policy": levels,
         }
-        its = {"batch_size": self.batch_size, "concurrency": self.workers, "batching": "dynamic"}
+        its = {
+            "batch_size": self.batch_size,
+            "concurrency": self.workers,
+            "batching": "dynamic",
+            **ragged,
+        }
         return {"rpc_port": 0, "op": {NAME: {**its, "dynamic_batching": batching}}}
 
 

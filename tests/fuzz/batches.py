@@ -20,7 +20,6 @@ from dataclasses import replace
 from typing import Any
 
 from doubles import VirtualLoop
-from google.protobuf import text_format
 
 from fuzz.batch_cases import NAME, Case, Ran, Record, Request, Rules, Told, made_case
 from fuzz.sequences import Host
@@ -33,56 +32,47 @@ from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import EngineObservers, Journal
 from pipeline.engine.request import RequestTarget, ask
 from pipeline.op import ResponseOp, configure_op
-from pipeline.proto.inference_v2_pb2 import ModelConfig
-from pipeline.repository.backends.ragged import RaggedBatch
 
 _OVER_S = 1000.0
-_CONFIG = """
-name: "a" max_batch_size: 99
-input { name: "R" data_type: TYPE_FP32 dims: [ -1, -1 ] allow_ragged_batch: true }
-input { name: "P" data_type: TYPE_FP32 dims: -1 }
-input { name: "O" data_type: TYPE_FP32 dims: 1 optional: true }
-output { name: "TWICE" data_type: TYPE_FP32 dims: [ -1, -1 ] }
-output { name: "FIRST" data_type: TYPE_FP32 dims: 1 }
-batch_input { kind: BATCH_ELEMENT_COUNT target_name: "N" data_type: TYPE_INT32 source_input: "R" }
-batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT target_name: "ENDS" data_type: TYPE_INT32
-  source_input: "R" }
-batch_input { kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO target_name: "FROM"
-  data_type: TYPE_INT32 source_input: "R" }
-batch_input { kind: BATCH_MAX_ELEMENT_COUNT_AS_SHAPE target_name: "MOST" data_type: TYPE_FP32
-  source_input: "R" }
-batch_input { kind: BATCH_ITEM_SHAPE target_name: "SHAPES" data_type: TYPE_INT32
-  source_input: "R" }
-batch_input { kind: BATCH_ITEM_SHAPE_FLATTEN target_name: "FLAT" data_type: TYPE_INT32
-  source_input: "R" }
-batch_output { target_name: "TWICE" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "R" }
-"""
+_BATCH_INPUTS = {
+    "N": "BATCH_ELEMENT_COUNT",
+    "ENDS": "BATCH_ACCUMULATED_ELEMENT_COUNT",
+    "FROM": "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO",
+    "MOST": "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE",
+    "SHAPES": "BATCH_ITEM_SHAPE",
+    "FLAT": "BATCH_ITEM_SHAPE_FLATTEN",
+}
+_OF_R = {"source_input": ["R"]}
+_RAGGED = {
+    "allow_ragged_batch": ["R"],
+    "batch_input": [
+        {"kind": kind, "target_name": [name], "data_type": "TYPE_INT32", **_OF_R}
+        for name, kind in _BATCH_INPUTS.items()
+    ],
+    "batch_output": [{"target_name": ["TWICE"], **_OF_R}],
+}
 
 
 class BatchedOp(Op):
     """Takes the time of its slowest request, and writes down what it was fed."""
 
-    pipeline_merges = False
-    pipeline_ragged = frozenset({"R"})
-
     def __init__(self, case: Case, record: Record, world: StrandWorld, loop: Any) -> None:
         super().__init__(NAME, RequestOp())
         self.requests = {request.number: request for request in case.requests}
         self.record, self.world, self.loop = record, world, loop
-        self.batch = RaggedBatch(text_format.Parse(_CONFIG, ModelConfig()))
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        numbers = [int(feed["P"][0, 0]) for feed in feed_batch]
+        (fed,) = feed_batch
+        numbers = list(dict.fromkeys(map(int, fed["P"][:, 0])))
         asked = [self.requests[number] for number in numbers]
         ran = Ran(self.loop.time(), numbers)
         for number in numbers:
             self.record.told[number].batch = len(self.record.ran)
         self.record.ran.append(ran)
-        fed = self.batch.gathered(feed_batch)
         self.record.wrong += _wrong_fed(fed, asked)
         self.world.sleep(max(request.runs_s for request in asked))
         ran.ended_s = self.loop.time()
-        return self.batch.cut({"TWICE": fed["R"] * 2, "FIRST": fed["P"][:, :1]}, feed_batch)
+        return {"TWICE": fed["R"] * 2, "FIRST": fed["P"][:, :1]}
 
 
 def _wrong_fed(fed: dict[str, Any], asked: Sequence[Request]) -> Iterator[str]:
@@ -130,7 +120,7 @@ async def _run(case: Case, record: Record, loop: VirtualLoop) -> list[str]:
     loop.set_exception_handler(lambda _, context: host.complain(f"the loop: {context}"))
     op = BatchedOp(case, record, StrandWorld(), loop)
     graph = build_graph(ResponseOp(op))
-    settings = load_config(yml_dict=case.config())
+    settings = load_config(yml_dict=case.config(_RAGGED))
     for each in (graph.request_op, *graph.ops, graph.response_op):
         configure_op(each, resolve_op(each.name, each.pipeline_given, settings))
     observers = EngineObservers(Journal([]), clock_ns=host.clock_ns)

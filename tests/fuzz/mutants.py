@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from pipeline.engine import batch_run as stages
-from pipeline.engine import channel, collate
+from pipeline.engine import channel, collate, op_facts
 from pipeline.engine.admission import AdmissionController
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel
@@ -260,7 +259,7 @@ def more_samples_than_a_model_takes() -> Iterator[None]:
     def make(plan: Any) -> Any:
         return lambda samples, most_rows=0: plan(samples)
 
-    with _wrapped(stages, "plan", make):
+    with _wrapped(op_facts, "plan", make):
         yield
 
 

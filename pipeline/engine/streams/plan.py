@@ -11,6 +11,7 @@ import msgspec
 
 from pipeline.engine.graph import Graph, names_of
 from pipeline.engine.hooks import yields
+from pipeline.engine.op_facts import is_ragged
 from pipeline.errors import GraphError
 from pipeline.op import Op, runs_process
 
@@ -98,6 +99,12 @@ def _one_source(op: Op, streaming: list[Op], sources: Mapping[Op, Op]) -> Op:
 
 def _check_others(graph: Graph, makers: frozenset[Op], reads: Mapping[Op, frozenset[str]]) -> None:
     """Refuse what a stream cannot go together with."""
+    ragged = [op for op in makers if hasattr(op, "pipeline_config") and is_ragged(op)]
+    if ragged:
+        raise GraphError(
+            f"{names_of(ragged)} streams: allow_ragged_batch, batch_input and batch_output are "
+            "for Ops that answer once."
+        )
     for op in filter(is_iterative, graph.ops):
         hook = next((each for each in ("process", "postprocess") if yields(op, each)), "")
         if hook or not runs_process(op):

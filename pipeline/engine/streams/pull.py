@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.collate import Call, slices, split_result
+from pipeline.engine.call import Call
+from pipeline.engine.collate import slices, split_result
 from pipeline.errors import PayloadTypeError
 
 DONE = "done"

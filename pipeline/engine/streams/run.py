@@ -14,7 +14,7 @@ from msgspec import field
 
 from pipeline.engine.batch_run import BatchRun, CallWatch
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.collate import Call, alone
+from pipeline.engine.call import Call
 from pipeline.engine.op_state import keep_changes, restore
 from pipeline.engine.stage_errors import stage_error
 from pipeline.engine.streams.flow import ALL, ENDED, Flow
@@ -317,7 +317,7 @@ class StreamRun(BatchRun, eq=False):
             if len(call.items) > 1 and not isinstance(
                 failed, DeadlineError | PredictorUnavailableError
             ):
-                self.pulls += [self._pull(op, single) for single in alone(call, self.prepared)]
+                self.pulls += [self._pull(op, single) for single in call.alone(self.prepared)]
                 return
         self._tell(watch, [(place, failed) for place in self._waiting(pull)])
 

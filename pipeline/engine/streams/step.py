@@ -16,7 +16,8 @@ from msgspec import field
 from pipeline.data import RequestContext, SequenceStep, context_of
 from pipeline.engine.batch_run import BatchRun, CallWatch
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.collate import Call, Form, form_of, rows_brought
+from pipeline.engine.call import Call
+from pipeline.engine.collate import Form, form_of, rows_brought
 from pipeline.engine.op_state import keep_changes
 from pipeline.engine.stage_errors import stage_error
 from pipeline.engine.streams.flow import ENDED

@@ -130,7 +130,7 @@ class OpModel:
     def _read(self, note: ModelMetadata) -> ModelInterface | None:
         config = self.op.pipeline_config
         fetch = config.fetch_list or config.local_service_conf.fetch_list
-        if config.sequence.state or config.sequence.controls:
+        if config.sequence.state or config.sequence.controls or config.batch_input:
             hidden = hidden_inputs(self.op), hidden_outputs(self.op)
             note = msgspec.structs.replace(
                 note,

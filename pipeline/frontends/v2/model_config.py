@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from pipeline.config.batching import QueuePolicyConfig
 from pipeline.config.controls import Control, controls_of
 from pipeline.config.schema import OpConfig
@@ -49,6 +51,7 @@ def config_of_op(
     config = _config_of(name, platform, interface, is_decoupled)
     config["instance_group"] = [_instance_group(name, settings)]
     config["response_cache"] = {"enable": settings.response_cache}
+    _tell_ragged(config, settings)
     delay_s = settings.auto_batching_timeout_s or 0.0
     if settings.sequence.strategy is not None or settings.batching == "iterative":
         config["sequence_batching"] = _sequence_batching(settings, interface.max_batch_size)
@@ -61,6 +64,14 @@ def config_of_op(
             "preserve_ordering": False,
         }
     return config
+
+
+def _tell_ragged(config: dict[str, Any], settings: OpConfig) -> None:
+    """Add which inputs are ragged, and what is made of their shapes."""
+    for tensor in config["input"]:
+        tensor["allow_ragged_batch"] = tensor["name"] in settings.allow_ragged_batch
+    for key in ("batch_input", "batch_output"):
+        config[key] = [msgspec.to_builtins(each) for each in getattr(settings, key)]
 
 
 def _sequence_batching(settings: OpConfig, max_batch_size: int) -> dict[str, Any]:

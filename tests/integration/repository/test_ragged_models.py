@@ -127,3 +127,27 @@ def test_reshape_is_there_beside_it(tmp_path):
         twice, so_far = answer["outputs"]
         assert (twice["shape"], twice["data"]) == ([1, 2, 1], [2.0, 4.0])
         assert so_far["data"] == [2.0]
+
+
+def test_sequences_of_different_shapes_share_an_execution(tmp_path):
+    add_ragged(
+        tmp_path,
+        """instance_group { count: 1 kind: KIND_CPU }
+           sequence_batching { oldest {
+             preferred_batch_size: 3 max_queue_delay_microseconds: 60000000 } }""",
+    )
+
+    def first(number):
+        data = [float(number)] * number
+        sent = {"name": "R", "datatype": "FP32", "shape": [1, number], "data": data}
+        told = {"sequence_id": number, "sequence_start": True, "sequence_end": True}
+        body = {"inputs": [sent], "parameters": told}
+        status, _, answer = http(server, "POST", "/v2/models/ragged/infer", body)
+        assert status == 200, answer
+        return {each["name"]: each["data"] for each in answer["outputs"]}
+
+    with serving(tmp_path, mode="none") as server, ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(first, (1, 2, 3)))
+        assert [each["TWICE"] for each in answers] == [[2.0], [4.0] * 2, [6.0] * 3]
+        assert max(each["SO_FAR"][0] for each in answers) == 6, "all elements of the batch"
+        assert executions(server, "ragged") == 1

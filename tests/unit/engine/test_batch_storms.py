@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from fuzz import batch_cases, batches
 
-from pipeline.engine import dynamic_dispatcher
+from pipeline.engine import dynamic_dispatcher, ragged
 from pipeline.engine.dynamic_dispatcher import DynamicDispatcher
 from pipeline.engine.schedulers import policy_queue
 from pipeline.engine.schedulers.draft import Draft
 from pipeline.engine.schedulers.dynamic_batcher import DynamicBatcher
 from pipeline.engine.schedulers.policy_queue import PolicyQueue
-from pipeline.repository.backends import ragged
 
 _SEED = 1
 _CASES = 60

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pipeline.engine.collate import alone, distribute, plan, rows_of
+from pipeline.engine.collate import distribute, plan, rows_of
 from pipeline.errors import PayloadTypeError
 
 
@@ -170,9 +170,7 @@ def test_a_result_that_is_an_array_is_cut_like_a_value():
 def test_taking_a_call_apart_gives_every_sample_its_own():
     samples = {i: {"x": np.full((1, 2), i)} for i in range(3)}
     (call,) = plan(samples)
-    assert [(c.items, c.feed) for c in alone(call, samples)] == [
-        ([i], samples[i]) for i in range(3)
-    ]
+    assert [(c.items, c.feed) for c in call.alone(samples)] == [([i], samples[i]) for i in range(3)]
 
 
 dtypes = st.sampled_from([np.float32, np.int64, np.uint8, np.bool_, np.float16])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.engine.collate import Call, distribute, plan_each
+from pipeline.engine.call import Call
+from pipeline.engine.collate import distribute, plan_each
 from pipeline.errors import PayloadTypeError
 
 

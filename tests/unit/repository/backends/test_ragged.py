@@ -7,8 +7,8 @@ import pytest
 from google.protobuf import text_format
 
 from pipeline.errors import PayloadTypeError
-from pipeline.proto.inference_v2_pb2 import BatchInput, ModelConfig
-from pipeline.repository.backends.ragged import RaggedBatch, batch_input, is_ragged
+from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.repository.backends.ragged import ModelBatch, is_ragged
 
 RAGGED = 'input { name: "R" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }'
 PLAIN = 'input { name: "P" data_type: TYPE_FP32 dims: 2 }'
@@ -18,26 +18,10 @@ def config(text):
     return text_format.Parse(f'name: "m" max_batch_size: 8 {text}', ModelConfig())
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        ("BATCH_ELEMENT_COUNT", [6, 4]),
-        ("BATCH_ACCUMULATED_ELEMENT_COUNT", [6, 10]),
-        ("BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO", [0, 6, 10]),
-        ("BATCH_MAX_ELEMENT_COUNT_AS_SHAPE", [0, 0, 0, 0, 0, 0]),
-        ("BATCH_ITEM_SHAPE", [[3, 1], [3, 1], [2, 2]]),
-        ("BATCH_ITEM_SHAPE_FLATTEN", [3, 1, 3, 1, 2, 2]),
-    ],
-)
-def test_a_model_is_told_of_shapes(kind, value):
-    # The example of model_config.proto: two rows of [3, 1], one of [2, 2].
-    assert batch_input(BatchInput.Kind.Value(kind), [(2, 3, 1), (1, 2, 2)]).tolist() == value
-
-
 def test_ragged_inputs_are_flat_and_others_go_by_rows():
     made = """batch_input { kind: BATCH_ELEMENT_COUNT target_name: ["A", "B"]
         data_type: TYPE_INT32 source_input: "R" }"""
-    batch = RaggedBatch(config(RAGGED + PLAIN + made))
+    batch = ModelBatch(config(RAGGED + PLAIN + made))
     one = {"R": np.ones((1, 3), np.float32), "P": np.zeros((1, 2), np.float32)}
     two = {"R": np.full((2, 1), 5, np.float32), "P": np.ones((2, 2), np.float32)}
     feed = batch.gathered([one, two])
@@ -52,7 +36,7 @@ def test_outputs_are_cut_by_rows_or_by_the_shapes_of_an_input():
         output { name: "FLAT" data_type: TYPE_FP32 dims: -1 }
         batch_output { target_name: "FLAT" kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: "R" }
     """
-    batch = RaggedBatch(config(RAGGED + outputs))
+    batch = ModelBatch(config(RAGGED + outputs))
     feeds = [{"R": np.ones((1, 3))}, {"R": np.ones((2, 1))}]
     one, two = batch.cut({"ROWS": np.arange(3).reshape(3, 1), "FLAT": np.arange(5)}, feeds)
     assert (one["ROWS"].tolist(), two["ROWS"].tolist()) == ([[0]], [[1], [2]])
