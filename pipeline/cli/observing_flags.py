@@ -1,12 +1,28 @@
-"""Triton's `--metrics-config` and `--trace-config`, of which a server has what it always does."""
+"""Triton's `--metrics-config` and `--trace-config`, in the words of config.yml."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
 
 from pipeline.errors import ConfigError
 
 _METRICS_FORM = "--metrics-config option format is <setting>=<value>"
+_NOTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
+_LEVELS = {
+    **dict.fromkeys(("false", "off"), ""),
+    **dict.fromkeys(("true", "on", "min", "max", "timestamps"), "TIMESTAMPS"),
+    "tensors": "TENSORS",
+}
+_OTEL = {
+    "url": "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "bsp_max_queue_size": "OTEL_BSP_MAX_QUEUE_SIZE",
+    "bsp_schedule_delay": "OTEL_BSP_SCHEDULE_DELAY",
+    "bsp_max_export_batch_size": "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+}
 _TRACES_FORM = "--trace-config option format is '<trace mode>,<setting>=<value>'"
 
 
@@ -30,21 +46,82 @@ def check_metrics(given: Sequence[str]) -> None:
             )
 
 
-def check_traces(given: Sequence[str]) -> None:
-    """Take each `--trace-config`, as "level=OFF" or "triton,file=/tmp/trace".
+class Traces(msgspec.Struct, frozen=True):
+    """What flags say of traces: keys of config.yml, and variables of the environment."""
 
-    What is said of traces that are not switched on changes nothing.
+    keys: Mapping[str, Any]
+    environment: Mapping[str, str]
+
+
+def traces_of(given: Sequence[str], older: Mapping[str, Sequence[str]] = _NOTHING) -> Traces:
+    """Return what `--trace-config` asks for, as "level=TIMESTAMPS" or "triton,file=/tmp/trace".
+
+    `older` has the values of the flags before it, such as `--trace-rate`, by their settings.
 
     Raises:
-        ConfigError: one is no setting, in Triton's words, or switches traces on.
+        ConfigError: one is no setting, or has no such value, in Triton's words.
     """
+    said: dict[str, list[tuple[str, str]]] = {"": [], "triton": [], "opentelemetry": []}
     for text in given:
-        mode, comma, rest = text.partition(",")
-        setting, _, value = (rest if comma else text).partition("=")
-        if not (mode and setting and value):
-            raise ConfigError(f"{_TRACES_FORM}. Got {text}")
-        if setting == "level" and value != "OFF":
-            raise ConfigError(
-                f"--trace-config: level={value}: there are no trace files; "
-                "dag.use_profile and OpenTelemetry write traces"
-            )
+        mode, pair = _parted(text)
+        said[mode].append(pair)
+    for_all = {name: values[-1] for name, values in older.items() if values} | dict(said[""])
+    levels = [value for name, value in said[""] if name == "level"] or older.get("level", ())
+    level, rate = _level(levels), _number("rate", for_all.get("rate", "1000"))
+    if _mode(for_all.get("mode", "triton")) == "opentelemetry":
+        environment = _otel(said["opentelemetry"], rate)
+        return Traces({"opentelemetry": True} if level else {}, environment)
+    of_file = for_all | dict(said["triton"])
+    settings = {
+        "file": of_file.get("file", ""),
+        "level": level,
+        "rate": rate,
+        "count": _number("count", for_all.get("count", "-1")),
+        "log_frequency": _number("log-frequency", of_file.get("log-frequency", "0")),
+    }
+    return Traces({"request_traces": settings}, {})
+
+
+def _parted(text: str) -> tuple[str, tuple[str, str]]:
+    """Return the mode, "" without one, and (setting, value)."""
+    mode, comma, rest = text.partition(",")
+    setting, _, value = (rest if comma else text).partition("=")
+    if (comma and not mode) or not (setting and value):
+        raise ConfigError(f"{_TRACES_FORM}. Got {text}")
+    return _mode(mode) if comma else "", (setting, value)
+
+
+def _mode(text: str) -> str:
+    if text.lower() not in ("triton", "opentelemetry"):
+        options = 'Available options are "triton" and "opentelemetry"'
+        raise ConfigError(f"invalid value for trace mode option: {text}. {options}")
+    return text.lower()
+
+
+def _level(words: Sequence[str]) -> list[str]:
+    """Return the levels that words name; one that says off says so for all."""
+    for word in words:
+        if word.lower() not in _LEVELS:
+            raise ConfigError(f"invalid value for trace level option: {word}")
+    found = {_LEVELS[word.lower()] for word in words}
+    return [] if "" in found else sorted(found, reverse=True)
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ConfigError(f'Bad option: "--trace-config {name}": {text} is no number') from error
+
+
+def _otel(said: Sequence[tuple[str, str]], rate: int) -> dict[str, str]:
+    """Return the OTEL_* variables for settings of OpenTelemetry: others are those of its SDK."""
+    share = 1 / rate if rate > 0 else 0.0
+    found = {
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": str(share),
+    }
+    resources = [value for name, value in said if name == "resource"]
+    if resources:
+        found["OTEL_RESOURCE_ATTRIBUTES"] = ",".join(resources)
+    return found | {_OTEL[name]: value for name, value in said if name in _OTEL}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.cli.observing_flags import check_metrics, check_traces
+from pipeline.cli.observing_flags import check_metrics, traces_of
 from pipeline.cli.resource_flags import cache_settings, resource_of
 from pipeline.config.restrictions import Api
 from pipeline.config.schema import Edge
@@ -19,6 +20,7 @@ from pipeline.repository.control import ControlSettings
 from pipeline.repository.server import RepositorySettings, serve
 
 _FAILED = 1
+_OLDER_TRACES = ("file", "level", "rate", "count", "log-frequency")  # flags before --trace-config
 _TRUE = ("1", "true", "on", "yes")
 _FALSE = ("0", "false", "off", "no")
 
@@ -72,11 +74,6 @@ _REFUSED = {
     "grpc-server-key": _TLS,
     "grpc-root-cert": _TLS,
     "model-config-name": "a model has one configuration",
-    "trace-file": "there are no trace files",
-    "trace-level": "there are no trace files",
-    "trace-rate": "there are no trace files",
-    "trace-count": "there are no trace files",
-    "trace-log-frequency": "there are no trace files",
 }
 """Flags whose users count on what is not here, and why."""
 
@@ -176,8 +173,11 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="[MODE,]SETTING=VALUE",
-        help="a level other than OFF is refused: there are no trace files",
+        help="what of requests is written to a file: level, rate, count; triton,file and "
+        "triton,log-frequency; or mode=opentelemetry",
     )
+    for setting in _OLDER_TRACES:
+        add(f"--trace-{setting}", action="append", default=[], metavar="VALUE")
     add(
         "--cache-config",
         action="append",
@@ -242,7 +242,9 @@ def _name(argument: str) -> str:
 def settings_of(given: argparse.Namespace) -> RepositorySettings:
     """Return what the flags say. Raises ConfigError: something that there is not."""
     check_metrics(given.metrics_config)
-    check_traces(given.trace_config)
+    older = {name: getattr(given, f"trace_{name}".replace("-", "_")) for name in _OLDER_TRACES}
+    traces = traces_of(given.trace_config, older)
+    os.environ.update(traces.environment)
     server: dict[str, Any] = {
         "http_host": _host(given.http_address),
         "rpc_host": _host(given.grpc_address),
@@ -276,6 +278,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
             "triton-grpc-protocol-",
         ),
     }
+    server |= traces.keys
     if given.allow_client_shm is not None:
         server["client_shared_memory"] = {"allow": given.allow_client_shm}
     server |= {"dag": dag, "stop_grace_period": round(given.exit_timeout_secs * 1000)}

@@ -72,6 +72,20 @@ class ClientSharedMemory(Struct, frozen=True, kw_only=True):
     prefix: Annotated[str, "What the keys begin with that may be registered; absent: any."] = ""
 
 
+class RequestTracesConfig(Struct, frozen=True, kw_only=True):
+    """`request_traces`: traces of single requests by v2, in files of Triton's form."""
+
+    file: Annotated[str, 'File that they go to; "": none are made.'] = ""
+    level: Annotated[
+        tuple[Literal["TIMESTAMPS", "TENSORS"], ...], "What of a request is in them; none: off."
+    ] = ()
+    rate: Annotated[Size, "Every so many-th request is traced; 0: none."] = 1000
+    count: Annotated[int, Meta(ge=-1), "Traces that are made; -1: any number."] = -1
+    log_frequency: Annotated[
+        Size, "Traces in each of the files FILE.0, FILE.1; 0: all are in one."
+    ] = 0
+
+
 class LogConfig(Struct, frozen=True, kw_only=True):
     """`log`: what is logged, and where to."""
 
@@ -389,6 +403,9 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     restricted_apis: Annotated[
         RestrictionsConfig, "Parts of the v2 protocol for those who know a header's value."
     ] = RestrictionsConfig()
+    request_traces: Annotated[
+        RequestTracesConfig, "Traces of single requests by v2, in files of Triton's form."
+    ] = RequestTracesConfig()
     op: Annotated[Mapping[str, OpConfig], "One mapping for each Op, by its name."] = {}
 
     source: str = "yml_dict"

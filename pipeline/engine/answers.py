@@ -19,7 +19,7 @@ def channel_data(request: RequestState, payload: Any, error: PipelineError | Non
         payload,
         error,
         as_tensors=request.as_tensors,
-        client_need_profile=request.spans is not None,
+        client_need_profile=request.is_profiled,
     )
 
 

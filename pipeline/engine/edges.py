@@ -187,7 +187,7 @@ class Edges:
         for job in opening.jobs:
             self._unpacker.took(job)
         for request, error in opening.refused:
-            request.spans = None
+            request.spans, request.is_profiled = None, False
             self._unpacker.end(request, error)
         for item in opening.waiting:
             self._unpack_apart(item)

@@ -253,6 +253,8 @@ class Engine:
         request = RequestState(raw, sink, self, data_id, start_ns, target, timeout_s)
         if target is not None:
             request.rows = target.rows
+            if target.collector is not None:
+                target.collector.attach(request)
         try:
             if self._is_closing:
                 raise self._closed_error()

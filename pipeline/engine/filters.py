@@ -266,10 +266,12 @@ class ProfileFilter(Filter):
         keys: Sequence[str] = getattr(request.raw, "key", ())
         # Most requests have one pair, and `in` takes three times as long.
         if keys[0] == PROFILE_KEY if len(keys) == 1 else PROFILE_KEY in keys:
-            request.spans = []
+            request.is_profiled = True
+            if request.spans is None:
+                request.spans = []
 
     def on_answer(self, request: RequestState, answer: Any) -> Any:
-        if request.spans is None:
+        if not request.is_profiled:
             return answer
         message = getattr(answer, "head", answer)  # of one that is large
         if type(message) is Response:

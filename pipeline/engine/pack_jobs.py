@@ -338,7 +338,7 @@ class Packer(PackRunner):
 
     def _goes_plain(self, request: RequestState) -> bool:
         """Return whether who asks takes a PlainResponse, and text is all that is answered."""
-        is_plain = self._is_ours and type(request.raw) is PlainRequest and request.spans is None
+        is_plain = self._is_ours and type(request.raw) is PlainRequest and not request.is_profiled
         return is_plain and not response_formats(self._op, request.as_tensors)[1]
 
     def _is_at_once(self, data: ChannelData) -> bool:

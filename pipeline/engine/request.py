@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
@@ -21,11 +21,22 @@ from pipeline.op import Op
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.engine import Engine
+    from pipeline.engine.models import ModelEntry
     from pipeline.engine.streams.flow import RequestStream
 
 _LOGGER = logging.getLogger(__name__)
 
 _LATE_SHARE = 0.5  # of its time has passed when a request goes behind the others
+
+
+class Collector(Protocol):
+    """Takes down what becomes of one request, for a trace."""
+
+    def attach(self, request: RequestState) -> None:
+        """Look at the request, which has just come; `spans` of it are to be the collector's."""
+
+    def asks(self, entry: ModelEntry, request_id: str, inputs: Mapping[str, Any]) -> Begin:
+        """Return what begins a request that this one asks of another model."""
 
 
 class RequestTarget(msgspec.Struct, frozen=True):
@@ -42,6 +53,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
         is_large: what it brings is too much to be unpacked on the event loop.
         info: what its caller says beside the data; None: nothing.
         is_text: numbers in `payload` came as text, which a schema converts.
+        collector: of what becomes of it; None: it is not traced in a file.
     """
 
     op: Op | None = None
@@ -53,6 +65,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
     is_large: bool = False
     info: RequestInfo | None = None
     is_text: bool = False
+    collector: Collector | None = None
 
 
 class Phase(enum.IntEnum):
@@ -95,12 +108,12 @@ class RequestState(msgspec.Struct, eq=False):
     whatever still carries an older number is dropped. `timeout_s` is what its caller gives;
     `asked_at`, which is known if there is a deadline, and `deadline` are in `time.monotonic`. The
     times are `time.monotonic_ns`, see `engine.journal.REQUEST`; the last three are sums over its
-    spans. `spans` has these, packed, where its caller asked for a profile; `lone` the only one that
-    it can have, with all but what the request says itself, until it has ended. `trace` is its own
-    traceparent; "" if it is not traced. `settled`: the targets of jumps that have answered, or
-    for which a jump stood in. `laps`: how often jumps back and loops have had an Op run again;
-    `loops`: how often each Op has looped. `stream`: where the graph has streams, how far
-    those of this request are.
+    spans. `spans` has these, packed, where somebody asked for them, its caller if it `is_profiled`;
+    `lone` the only one that it can have, with all but what the request says itself, until it has
+    ended. `trace` is its own traceparent; "" if it is not traced. `settled`: the targets of jumps
+    that have answered, or for which a jump stood in. `laps`: how often jumps back and loops have
+    had an Op run again; `loops`: how often each Op has looped. `stream`: where the graph has
+    streams, how far those of this request are.
     """
 
     OVER: ClassVar[int] = -1
@@ -132,6 +145,7 @@ class RequestState(msgspec.Struct, eq=False):
     infer_ns: int = 0
     output_ns: int = 0
     spans: list[bytes] | None = None
+    is_profiled: bool = False
     lone: tuple[int, ...] | None = None
     trace: str = ""
     settled: frozenset[OpDispatcher] = frozenset()

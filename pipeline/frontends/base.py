@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # where they are made, this module is imported
     from pipeline.frontends.grpc.server import GrpcService
     from pipeline.frontends.http.routes import LaneService, Routes
     from pipeline.frontends.v2.control import RepositoryControl
+    from pipeline.observe.traces.traces import RequestTraces
 
 _WITHHELD = {  # headers of connections, and those with credentials
     *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding"),
@@ -70,6 +71,7 @@ class FrontendContext:
     frontend may add `routes` to the HTTP port, `lanes` for those of its paths that are to be quick,
     what is `described` of them in /openapi.json, and `services` to the gRPC port. Without `graph`
     and `engine`, which are the first ones, the models are those of a repository, under `control`.
+    Requests by v2 are traced in files as `traces` says.
     """
 
     name: str | None
@@ -89,6 +91,7 @@ class FrontendContext:
     lanes: list[LaneService] = field(default_factory=list)
     described: list[Described] = field(default_factory=list)
     control: RepositoryControl | None = None
+    traces: RequestTraces | None = None
 
     @property
     def forwarding(self) -> HeaderForwarding | None:

@@ -86,6 +86,7 @@ def v2(context: FrontendContext, options: None) -> None:
         context.control,
         _shared_regions(config),
         config.limits,
+        traces=context.traces,
     )
     routes: Routes = InferenceRoutes(models, context.offload, config.limits)
     service = inference_service(models, context.offload, config.limits, config.opentelemetry)

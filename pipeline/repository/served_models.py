@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from pipeline.data import RequestInfo
 from pipeline.engine.models import ModelEntry, ModelRegistry, ModelState
-from pipeline.engine.request import RequestState, RequestTarget, ResponseSink
+from pipeline.engine.request import (
+    Begin,
+    Collector,
+    RequestState,
+    RequestTarget,
+    ResponseSink,
+)
 from pipeline.errors import InputError, NoServiceError
 from pipeline.frontends.v2.errors import V2Error
 from pipeline.frontends.v2.interface import ModelInterface, interface_of_config
@@ -68,15 +74,23 @@ class ServedModels:
         traceparent: str,
         sink: ResponseSink,
         timeout_s: float | None = None,
+        *,
+        collector: Collector | None = None,
     ) -> RequestState:
-        """Ask a model, for so long. Raises PipelineError: it or these inputs are not there."""
+        """Ask a model, for so long; see `ServerModels.begin`.
+
+        Raises PipelineError: it or these inputs are not there.
+        """
         found = self._find(name, version)
         entry = found.entry
         rows = _rows(found, feeds, info)
         target = RequestTarget(
             entry.op, feeds, entry.op is not None, False, rows, traceparent, False, info
         )
-        return entry.served.engine.begin(_NO_MESSAGE, timeout_s, target, sink)
+        begin: Begin = entry.served.engine.begin
+        if collector is not None:
+            begin = collector.asks(entry, info.id, feeds)
+        return cast(RequestState, begin(_NO_MESSAGE, timeout_s, target, sink))
 
     def _find(self, name: str, version: int) -> _Found:
         if self._changes != self._registry.changes:

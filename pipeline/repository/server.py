@@ -33,7 +33,7 @@ from pipeline.workers.process.shared import SharedProcesses
 _OF_THE_SERVER = (
     *("host", "rpc_host", "http_host", "rpc_port", "http_port", "reuse_port", "cache"),
     *("rate_limit", "edge", "http_server"),
-    *("client_shared_memory", "restricted_apis"),
+    *("client_shared_memory", "restricted_apis", "request_traces"),
 )
 _PRELOAD = ("pipeline.repository.backends.python.model_op",)
 

@@ -20,6 +20,7 @@ from pipeline.errors import InitError
 from pipeline.frontends.base import Frontend, FrontendContext
 from pipeline.frontends.v2.control import RepositoryControl
 from pipeline.observe.snapshot import Snapshot
+from pipeline.observe.traces.traces import traces_of
 from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, ready_line
 from pipeline.runtime.loaded_graph import LoadedGraph
 from pipeline.runtime.model_services import ModelServices
@@ -106,6 +107,7 @@ class Service(Runtime):
         self._processes = processes
         self._frontends = _Frontends()
         self._offload = Offload(config.timeout_s)
+        self._traces = traces_of(config, None if replica is None else replica.number)
 
     def add(self, graph: LoadedGraph) -> None:
         """Serve one more graph, from `start` on. ConfigError: its name is taken."""
@@ -234,6 +236,7 @@ class Service(Runtime):
             await self._processes.close()
         await self._frontends.stop()
         await self._offload.stop()
+        await asyncio.to_thread(self._traces.close)
         await self._share.close()
         self._exposure.ingress.close()
         if self._sidecar is not None:
@@ -258,6 +261,7 @@ class Service(Runtime):
             is_shared=replica is not None or self._config.reuse_port,
             replica=replica.number if replica is not None else 0,
             control=self._control,
+            traces=self._traces,
         )
         await self._frontends.open(self._exposure.frontends(context))
 

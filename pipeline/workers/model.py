@@ -152,8 +152,10 @@ class ModelWorkers:
                 return
             if self._asked.setdefault(run.data_id, run) is not run:
                 self._beside.append(run)
+            target, info = item.request.target, step.info(item)
+            collector = None if target is None else target.collector
             run.handle = step.models.begin(
-                step.name, step.version, feeds, step.info(item), item.trace, run
+                step.name, step.version, feeds, info, item.trace, run, collector=collector
             )
         except PipelineError as error:
             self._fail(run, error)

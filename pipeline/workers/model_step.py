@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from pipeline.data import RequestInfo
 from pipeline.engine.channel import Item
-from pipeline.engine.request import RequestState, ResponseSink
+from pipeline.engine.request import Collector, RequestState, ResponseSink
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.op import Op
 
@@ -22,6 +22,8 @@ class ServerModels(Protocol):
         info: RequestInfo,
         traceparent: str,
         sink: ResponseSink,
+        *,
+        collector: Collector | None = None,
     ) -> RequestState:
         """Ask a model; on the event loop.
 
@@ -31,6 +33,7 @@ class ServerModels(Protocol):
             info: what the caller says beside them.
             traceparent: of the request that asks; "" for none.
             sink: gets the answer as ChannelData; if it takes parts, each of them.
+            collector: of the request that asks; None: it is not traced in a file.
 
         Raises:
             PipelineError: there is no such model, or it takes no more requests.

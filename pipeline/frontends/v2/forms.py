@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -14,6 +14,7 @@ from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
 from pipeline.errors import PipelineError
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.frontends.v2.repository import FittedRequest, ModelRepository
+from pipeline.observe.traces.traces import GRPC, HTTP, Door
 from pipeline.proto.inference_v2_pb2 import ModelInferRequest
 from pipeline.proto.slices import Limits, is_short
 from pipeline.proto.v2.codec import (
@@ -155,6 +156,8 @@ class RequestForms(Generic[_Inputs]):
         limits: of text in requests.
     """
 
+    door: ClassVar[Door]
+
     def __init__(self, models: ModelRepository, limits: Limits) -> None:
         self._models = models
         self._limits = limits
@@ -182,7 +185,8 @@ class RequestForms(Generic[_Inputs]):
         except (PipelineError, V2Error):
             raise UnknownFormError from None
         call = InferCall(form, request_id, sink)
-        return fitted.entry.served.engine.begin(raw, fitted.left_of(timeout_s), target, call)
+        begin = self._models.begin_of(fitted.entry, request_id, inputs, self.door)
+        return begin(raw, fitted.left_of(timeout_s), target, call)
 
     def _find(self, key: bytes) -> RequestForm[_Inputs] | None:
         """Return a form that is known, and still true of its model."""
@@ -224,6 +228,8 @@ class BodyForms(RequestForms[InputsForm]):
     Args:
         name, version: of the model, as a caller gives them; the version may be "".
     """
+
+    door: ClassVar[Door] = HTTP
 
     def __init__(self, models: ModelRepository, limits: Limits, name: str, version: str) -> None:
         super().__init__(models, limits)
@@ -270,6 +276,8 @@ class BodyForms(RequestForms[InputsForm]):
 
 class MessageForms(RequestForms[MessageInputs]):
     """Forms of ModelInferRequests."""
+
+    door: ClassVar[Door] = GRPC
 
     def begin(self, message: bytes, told: Told, sink: ResponseSink) -> RequestHandle:
         """Begin a request, see `_begin`, if its tensors are raw; it is short."""

@@ -36,8 +36,10 @@ from pipeline.frontends.v2.region_requests import no_cuda, no_cuda_region
 from pipeline.frontends.v2.repository import is_short_answer
 from pipeline.frontends.v2.shared_regions import Region
 from pipeline.frontends.v2.side_by_side import Place, side_by_side
-from pipeline.frontends.v2.unsupported import NO_REPOSITORY_NAME, UNSUPPORTED_METHODS
+from pipeline.frontends.v2.trace_settings import changes_of, shown
+from pipeline.frontends.v2.unsupported import NO_REPOSITORY_NAME
 from pipeline.observe.statistics import fill_statistics
+from pipeline.observe.traces.traces import GRPC
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.pipeline.blocks import field_head
 from pipeline.proto.slices import SHORT_BYTES, Limits, joined, weight
@@ -77,6 +79,7 @@ def inference_service(
         "ModelMetadata": _unary(pb.ModelMetadataRequest, calls.model_metadata),
         "ModelConfig": _unary(pb.ModelConfigRequest, calls.model_config),
         "ModelStatistics": _unary(pb.ModelStatisticsRequest, calls.model_statistics),
+        "TraceSetting": _unary(pb.TraceSettingRequest, calls.trace_setting),
         "LogSettings": _unary(pb.LogSettingsRequest, calls.log_settings),
         "SystemSharedMemoryStatus": _unary(pb.SystemSharedMemoryStatusRequest, calls.regions),
         "SystemSharedMemoryRegister": _unary(pb.SystemSharedMemoryRegisterRequest, calls.register),
@@ -92,7 +95,6 @@ def inference_service(
         "RepositoryModelLoad": _unary(pb.RepositoryModelLoadRequest, calls.load),
         "RepositoryModelUnload": _unary(pb.RepositoryModelUnloadRequest, calls.unload),
         "ModelInfer": calls.model_infer,
-        **{name: _refusing(text) for name, text in UNSUPPORTED_METHODS.items()},
     }
     streams: Mapping[str, Stream] = {"ModelStreamInfer": calls.model_stream_infer}
     return GrpcService(SERVICE, methods, streams, {"ModelInfer": calls})
@@ -148,6 +150,15 @@ class _Calls:
                 shown.uint32_param = value
             else:
                 shown.string_param = value
+        return response
+
+    async def trace_setting(self, request: pb.TraceSettingRequest, call: GrpcCall) -> Message:
+        said = {name: list(each.value) for name, each in request.settings.items()}
+        changes = (lambda: changes_of(said)) if said else (lambda: None)
+        settings = await self._models.trace_settings(request.model_name, changes)
+        response = pb.TraceSettingResponse()
+        for name, value in shown(settings).items():
+            response.settings[name].value.extend([value] if isinstance(value, str) else value)
         return response
 
     async def regions(self, request: pb.SystemSharedMemoryStatusRequest, call: GrpcCall) -> Message:
@@ -259,7 +270,7 @@ class _Calls:
         self._models.check_unary(request.model_name, request.model_version, "ModelInfer RPC")
         trace = self._trace(call)
         try:
-            response = await self._models.infer(request, left_s, trace, call.headers)
+            response = await self._models.infer(request, left_s, trace, call.headers, GRPC)
         except V2Error as error:
             raise _told(error, call) from error
         return await self._write(response, call, _written)
@@ -301,7 +312,8 @@ class _Calls:
             wants_empty = request.parameters.get(_WANTS_EMPTY_FINAL) is True
             empty = InferResponse(model, "", request.id, {}, {})
             trace = self._trace(call)
-            found = self._models.answers(request, left_s, trace, call.headers, place.entrance)
+            said = trace, call.headers, place.entrance
+            found = self._models.answers(request, left_s, *said, door=GRPC)
             del request
             has_ended = not is_decoupled
             async with aclosing(found):
@@ -382,13 +394,6 @@ def _unary(
         except (V2Error, PipelineError) as error:
             raise _failure(error) from error
         return response.SerializeToString()
-
-    return method
-
-
-def _refusing(text: str) -> Unary:
-    async def method(message: bytes, call: GrpcCall) -> bytes:
-        raise GrpcError(grpc.StatusCode.UNIMPLEMENTED, text)
 
     return method
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -29,7 +29,8 @@ from pipeline.frontends.v2.control import overrides_of_json, with_dependents_of_
 from pipeline.frontends.v2.generate import NOT_ONE, read_generate, write_generate
 from pipeline.frontends.v2.json_objects import json_object
 from pipeline.frontends.v2.region_requests import no_cuda, no_cuda_region, region_of_json
-from pipeline.frontends.v2.unsupported import NO_REPOSITORY_NAME, unsupported_path
+from pipeline.frontends.v2.trace_settings import changes_of_json, shown
+from pipeline.frontends.v2.unsupported import NO_REPOSITORY_NAME
 from pipeline.observe.statistics import stats_json
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, is_short
 from pipeline.proto.v2.codec import InferResponse
@@ -98,6 +99,8 @@ class InferenceRoutes:
             (rf"{model}/generate_stream", "POST", self._generate_stream),
             (model, "GET", self._metadata),
             (r"/v2/logging", "", self._logging),
+            (r"/v2/trace/setting", "", self._traces),
+            (rf"{model}/trace/setting", "", self._traces),
             (rf"/v2/systemsharedmemory{_REGION}/status", "GET", self._region_status),
             (rf"/v2/systemsharedmemory{_REGION}/register", "POST", self._register_region),
             (rf"/v2/systemsharedmemory{_REGION}/unregister", "POST", self._unregister_region),
@@ -196,6 +199,14 @@ class InferenceRoutes:
         if asked.web.method == "POST":
             settings.change(json_object(await asked.web.read(), "dynamic logging"))
         return _json(settings.shown())
+
+    async def _traces(self, asked: _Asked) -> WebResponse:
+        body = await asked.web.read() if asked.web.method == "POST" else None
+
+        def changes() -> Mapping[str, Any] | None:
+            return None if body is None else changes_of_json(json_object(body, "trace"))
+
+        return _json(shown(await self._models.trace_settings(asked.name, changes)))
 
     # Shared memory ----------------------------------------------------------------------
 
@@ -374,9 +385,6 @@ def _refusing(method: str, is_plain: bool) -> _Answer:
 
 
 async def _refuse_path(asked: _Asked) -> WebResponse:
-    text = unsupported_path(asked.web.raw_path)
-    if text:
-        raise V2Error(V2Status.UNSUPPORTED, text)
     return WebResponse(404, orjson.dumps({"error": "Not Found"}), TEXT)
 
 

@@ -15,7 +15,7 @@ from pipeline.engine.model_answers import PARAMETERS, error_in
 from pipeline.engine.models import ModelEntry, ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin, RequestTarget, ask
-from pipeline.errors import InputError, PipelineError
+from pipeline.errors import ConfigError, InputError, PipelineError
 from pipeline.frontends.base import HeaderForwarding, takes_info
 from pipeline.frontends.parts import answers_to
 from pipeline.frontends.v2 import model_config as config
@@ -33,6 +33,8 @@ from pipeline.frontends.v2.side_by_side import Place
 from pipeline.frontends.v2.unsupported import NO_LOADING
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.observe.statistics import StatisticsError, merge, select, version_number
+from pipeline.observe.traces.settings import TraceSettings
+from pipeline.observe.traces.traces import HTTP, Asked, Door, RequestTraces
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.slices import SHORT_BYTES, Limits, is_short, weight
@@ -47,7 +49,7 @@ _EXTENSIONS = (
 )
 _OF_REPOSITORY = "model_repository(unload_dependents)"
 _STATISTICS = "statistics"
-_LOGGING = "logging"
+_TRACE, _LOGGING = "trace", "logging"
 _SERVER = "pipeline-serving"
 
 
@@ -133,6 +135,7 @@ class ModelRepository:
         regions: shared memory of callers; None: there is none.
         limits: of text in it.
         log_settings: what can be changed of the log while the server runs.
+        traces: of requests whose turn it is; None: there are none.
 
     Raises:
         ConfigError: what an Op declares of its inputs does not fit the graph.
@@ -148,11 +151,13 @@ class ModelRepository:
         regions: SharedRegions | None = None,
         limits: Limits | None = None,
         log_settings: LogSettings | None = None,
+        traces: RequestTraces | None = None,
     ) -> None:
         self._registry = registry
         self._control = control
         self.regions: SharedRegions = regions or SharedRegions()
         self.log_settings: LogSettings = log_settings or LogSettings()
+        self._traces = traces or RequestTraces()
         self._limits = limits or Limits()
         self._offload = offload or Offload(threads=0)
         self._has_statistics = has_statistics
@@ -187,7 +192,8 @@ class ModelRepository:
 
     def server_metadata(self) -> dict[str, Any]:
         """Name, version and extensions, in the words of ServerMetadataResponse."""
-        extensions = [*_EXTENSIONS, *([_STATISTICS] if self._has_statistics else []), _LOGGING]
+        counted = [_STATISTICS] if self._has_statistics else []
+        extensions = [*_EXTENSIONS, *counted, _TRACE, _LOGGING]
         if self._control is not None:
             extensions.insert(extensions.index("model_repository") + 1, _OF_REPOSITORY)
         if self.regions.is_enabled:
@@ -277,6 +283,29 @@ class ModelRepository:
         except StatisticsError as error:
             raise v2_error(error) from error
 
+    # Traces -----------------------------------------------------------------------------
+
+    async def trace_settings(
+        self, name: str, changes: Callable[[], Mapping[str, Any] | None]
+    ) -> TraceSettings:
+        """Return the settings of traces of a model, or ("") of all, after changes, if there are.
+
+        These are asked for when the model is known to be there. Raises V2Error, in Triton's words;
+        nothing is changed then.
+        """
+        if name and not await self.is_model_ready(name):
+            raise V2Error(V2Status.INVALID, f"Request for unknown model : {name}")
+        changed = changes()
+        if changed is not None:
+            if self._traces.is_fixed:
+                text = "trace settings can not be changed where a server has several replicas"
+                raise V2Error(V2Status.UNSUPPORTED, text)
+            try:
+                self._traces.change(name, changed)
+            except ConfigError as error:
+                raise V2Error(V2Status.INVALID, str(error)) from error
+        return self._traces.register.sampler(name).settings
+
     # Loading ----------------------------------------------------------------------------
 
     async def load(self, name: str, overrides: Overrides) -> None:
@@ -300,6 +329,7 @@ class ModelRepository:
         timeout_s: float | None = None,
         traceparent: str = "",
         headers: Callable[[], Iterable[tuple[str | bytes, str | bytes]]] = tuple,
+        door: Door = HTTP,
     ) -> InferResponse:
         """Run the pipeline, or one Op alone.
 
@@ -308,6 +338,7 @@ class ModelRepository:
                 among the request's parameters, in microseconds, applies as well.
             traceparent: the caller's, see `tracing`; "" for none.
             headers: gives the caller's, if they are asked for.
+            door: where it came in, for its trace.
 
         Raises:
             V2Error: with Triton's texts, for what does not fit the model; and for whatever the
@@ -317,7 +348,8 @@ class ModelRepository:
             async with self._opened(request, timeout_s) as (request, timeout_s):
                 fitted = self.fit(request)
                 asked = await self._asked(fitted, request, timeout_s, traceparent, headers)
-                answer = await ask(fitted.entry.served.engine.begin, *asked)
+                begin = self.begin_of(fitted.entry, request.id, request.inputs, door)
+                answer = await ask(begin, *asked)
                 said = request.id, request.parameters
                 response = await self._response(fitted, said, answer, asked[1])
                 return await self._stored(response, request.places)
@@ -331,6 +363,7 @@ class ModelRepository:
         traceparent: str = "",
         headers: Callable[[], Iterable[tuple[str | bytes, str | bytes]]] = tuple,
         entrance: Place | None = None,
+        door: Door = HTTP,
     ) -> AsyncGenerator[tuple[InferResponse, bool], None]:
         """Run as `infer` does; yield each answer, and whether it is one part of several.
 
@@ -342,8 +375,8 @@ class ModelRepository:
                 fitted, said = self.fit(request), (request.id, request.parameters)
                 request_id, places = request.id, request.places
                 asked = await self._asked(fitted, request, timeout_s, traceparent, headers)
+                begin = self.begin_of(fitted.entry, request_id, request.inputs, door)
                 del request
-                begin: Begin = fitted.entry.served.engine.begin
                 if entrance is not None:
                     await entrance.come()
                     begin = entrance.leaving(begin)
@@ -358,6 +391,14 @@ class ModelRepository:
                         yield await self._stored(response, places), is_part
         except PipelineError as error:
             raise v2_error(error) from error
+
+    def begin_of(
+        self, entry: ModelEntry, request_id: str, inputs: Mapping[str, Array], door: Door
+    ) -> Begin:
+        """Return what begins a request at a model, and has it traced, if it is its turn."""
+        if self._traces.is_off:
+            return entry.served.engine.begin
+        return self._traces.begin_of(Asked(entry, request_id, inputs), door)
 
     @asynccontextmanager
     async def _opened(

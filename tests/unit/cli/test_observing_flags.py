@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cli.observing_flags import check_metrics, check_traces
+from pipeline.cli.observing_flags import check_metrics, traces_of
 from pipeline.errors import ConfigError
 
 
@@ -28,15 +28,52 @@ def test_settings_of_metrics_that_are_refused(text, told):
     assert told in str(error.value)
 
 
-def test_traces_that_are_off_may_have_settings():
-    check_traces(["level=OFF", "rate=100", "triton,file=/tmp/a=b"])
+def test_settings_of_traces():
+    flags = ["level=TENSORS", "level=on", "rate=100", "triton,file=/tmp/a=b", "count=5"]
+    assert traces_of([*flags, "triton,log-frequency=7", "other=1"]).keys["request_traces"] == {
+        "file": "/tmp/a=b",
+        "level": ["TIMESTAMPS", "TENSORS"],
+        "rate": 100,
+        "count": 5,
+        "log_frequency": 7,
+    }
+    off = traces_of(["level=TIMESTAMPS", "level=OFF"]).keys["request_traces"]
+    assert (off["level"], off["file"], off["rate"], off["count"]) == ([], "", 1000, -1)
+
+
+def test_the_older_flags_of_traces_give_way():
+    older = {"file": ["/f"], "level": ["max"], "rate": ["5"], "count": [], "log-frequency": ["2"]}
+    found = traces_of(["rate=6"], older).keys["request_traces"]
+    assert found == {
+        "file": "/f",
+        "level": ["TIMESTAMPS"],
+        "rate": 6,
+        "count": -1,
+        "log_frequency": 2,
+    }
+
+
+def test_traces_by_opentelemetry_are_settings_of_its_sdk():
+    url = "http://127.0.0.1:4318/v1/traces"
+    flags = [f"opentelemetry,url={url}", "opentelemetry,resource=a=b", "opentelemetry,resource=c=d"]
+    found = traces_of(["mode=opentelemetry", "rate=4", "level=TIMESTAMPS", *flags])
+    assert found.keys == {"opentelemetry": True}
+    assert found.environment == {
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": url,
+        "OTEL_RESOURCE_ATTRIBUTES": "a=b,c=d",
+        "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+        "OTEL_TRACES_SAMPLER_ARG": "0.25",
+    }
+    assert traces_of(["mode=opentelemetry"]).keys == {}
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("level=TIMESTAMPS", "level=TIMESTAMPS: there are no trace files"),
-        ("triton,level=TENSORS", "level=TENSORS: there are no trace files"),
+        ("level=FULL", "invalid value for trace level option: FULL"),
+        ("mode=zipkin", "invalid value for trace mode option: zipkin"),
+        ("zipkin,url=x", "invalid value for trace mode option: zipkin"),
+        ("rate=often", "--trace-config rate"),
         ("rate", "option format is '<trace mode>,<setting>=<value>'. Got rate"),
         ("triton,file", "option format is '<trace mode>,<setting>=<value>'. Got triton,file"),
         (",rate=1", "option format is '<trace mode>,<setting>=<value>'. Got ,rate=1"),
@@ -44,5 +81,5 @@ def test_traces_that_are_off_may_have_settings():
 )
 def test_settings_of_traces_that_are_refused(text, told):
     with pytest.raises(ConfigError) as error:
-        check_traces(["rate=100", text])
+        traces_of(["count=100", text])
     assert told in str(error.value)

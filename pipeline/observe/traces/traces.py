@@ -1,0 +1,300 @@
+"""RequestTraces: has requests traced whose turn it is, and what was seen of them written.
+
+Data walk: a door asks `begin_of` for what begins a request; of one that is traced the engine and
+the models that it asks find a Collector in its target; the sink around its own sees the end. Then
+all that was seen is written by a thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from pipeline.config.schema import ServiceConfig
+from pipeline.data import ChannelData
+from pipeline.engine.models import ModelEntry
+from pipeline.engine.request import (
+    Begin,
+    Collector,
+    RequestHandle,
+    RequestState,
+    RequestTarget,
+    ResponseSink,
+)
+from pipeline.observe.background import Background
+from pipeline.observe.traces.entries import Seen, written
+from pipeline.observe.traces.settings import Sampler, TraceRegister, TraceSettings
+from pipeline.observe.traces.trace_file import TraceFile
+
+_LOGGER = logging.getLogger(__name__)
+
+_MOST_WAITING = 1000  # traces that are not written yet
+_clock_ns = time.monotonic_ns
+
+
+class Door(msgspec.Struct, frozen=True):
+    """What a door calls its stages."""
+
+    came: tuple[str, str]
+    sent: tuple[str, str]
+
+
+HTTP = Door(("HTTP_RECV_START", "HTTP_RECV_END"), ("HTTP_SEND_START", "HTTP_SEND_END"))
+GRPC = Door(("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), ("GRPC_SEND_START", "GRPC_SEND_END"))
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A request at a model, which has this id."""
+
+    entry: ModelEntry
+    id: str
+    inputs: Mapping[str, Any]
+
+    @property
+    def parts(self) -> list[str] | None:
+        """See `Seen.parts`: Ops that ask other models have no span there, these have."""
+        if self.entry.op is not None:
+            return None
+        ops = self.entry.served.graph.ops
+        return ["" if hasattr(op, "pipeline_step") else op.name for op in ops]
+
+
+class RequestTraces:
+    """The traces of one server's requests.
+
+    Args:
+        settings: at the start.
+        is_fixed: they are not to be changed: there are servers beside this one that would not be.
+
+    Attributes:
+        is_off: nothing is traced now.
+        register: the settings of each model.
+    """
+
+    def __init__(self, settings: TraceSettings | None = None, is_fixed: bool = False) -> None:
+        self.is_fixed: bool = is_fixed
+        self.register: TraceRegister = TraceRegister(settings or TraceSettings())
+        self.is_off: bool = self.register.is_off
+        self.numbers: Iterator[int] = itertools.count(1)
+        self._files: dict[str, TraceFile] = {}
+        self._unwritten: dict[Sampler, list[bytes]] = {}
+        self._writer: Background | None = None
+
+    def change(self, model: str, changes: Mapping[str, Any]) -> None:
+        """Change settings, see `TraceRegister.change`. Raises ConfigError."""
+        for sampler in self.register.change(model, changes):
+            self._submit(partial(self._write_rest, sampler))
+        self.is_off = self.register.is_off
+
+    def begin_of(self, asked: Asked, door: Door) -> Begin:
+        """Return what begins a request, and has it traced, if it is its turn."""
+        begin: Begin = asked.entry.served.engine.begin
+        sampler = self.register.sampler(asked.entry.name)
+        if not sampler.is_next():
+            return begin
+        self.is_off = self.register.is_off
+        return _Trace(self, sampler, asked, door).begin
+
+    def take(self, sampler: Sampler, seen: list[Seen]) -> None:
+        """Take in a request that is over."""
+        is_full = sampler.is_file_full()
+        self._submit(partial(self._write, sampler, seen, is_full))
+        if sampler.is_over:
+            self._submit(partial(self._write_rest, sampler))
+
+    def close(self) -> None:
+        """Write what waits, and close the files; may take as long as a disk does."""
+        if self._writer is not None:
+            for sampler in list(self._unwritten):
+                self._submit(partial(self._write_rest, sampler))
+            self._writer.close()
+            for file in self._files.values():
+                file.close()
+
+    def _submit(self, job: Callable[[], object]) -> None:
+        if self._writer is None:
+            self._writer = Background("traces", _MOST_WAITING)
+            self._writer.start()
+        self._writer.submit(job)
+
+    # In the writer's thread ---------------------------------------------------------------
+
+    def _write(self, sampler: Sampler, seen: list[Seen], is_full: bool) -> None:
+        settings = sampler.settings
+        entries = written(seen, settings.level, self.numbers)
+        if not entries:
+            return
+        file = self._file(settings)
+        if settings.log_frequency == 0 and settings.count < 0:
+            file.append(entries)
+            return
+        waiting = self._unwritten.setdefault(sampler, [])
+        waiting.append(entries)
+        if is_full:
+            file.write_next(b",".join(self._unwritten.pop(sampler)))
+
+    def _write_rest(self, sampler: Sampler) -> None:
+        """Write what waits of settings that are over."""
+        settings, waiting = sampler.settings, self._unwritten.pop(sampler, None)
+        if waiting:
+            file, entries = self._file(settings), b",".join(waiting)
+            (file.write_next if settings.log_frequency else file.append)(entries)
+
+    def _file(self, settings: TraceSettings) -> TraceFile:
+        if settings.file not in self._files:
+            self._files[settings.file] = TraceFile(settings.file)
+        return self._files[settings.file]
+
+
+def traces_of(config: ServiceConfig, replica: int | None = None) -> RequestTraces:
+    """Return the traces that a configuration asks for, of one replica of a server.
+
+    A replica has files of its own, with its number behind the name.
+    """
+    asked = config.request_traces
+    suffix = "" if replica is None or not asked.file else f"-{replica}"
+    settings = TraceSettings(
+        file=asked.file + suffix,
+        level=asked.level,
+        rate=asked.rate,
+        count=asked.count,
+        log_frequency=asked.log_frequency,
+    )
+    if asked.level and (fault := settings.fault):
+        _LOGGER.warning("request_traces: nothing is traced: %s", fault)
+    return RequestTraces(settings, is_fixed=replica is not None)
+
+
+class _Trace:
+    """What is seen of one request, and of those that models of the server ask for it."""
+
+    def __init__(self, traces: RequestTraces, sampler: Sampler, asked: Asked, door: Door) -> None:
+        self._traces = traces
+        self._sampler = sampler
+        self._door = door
+        self.seen: list[Seen] = []
+        self.takes_tensors: bool = "TENSORS" in sampler.settings.level
+        self._begin: Begin = asked.entry.served.engine.begin
+        self._first = self.collector(asked, 0)
+        now = _clock_ns()
+        self._first.stamp(*((name, now) for name in door.came))
+
+    def begin(
+        self, raw: Any, timeout_s: float | None, target: RequestTarget | None, sink: ResponseSink
+    ) -> RequestHandle:
+        """Begin the request."""
+        first = self._first
+        traced = msgspec.structs.replace(target or RequestTarget(), collector=first)
+        return self._begin(raw, timeout_s, traced, _LastSink(sink, first, self))
+
+    def collector(self, asked: Asked, parent: int) -> _Collector:
+        """Return the collector of a request at a model."""
+        made = _Collector(self, asked, next(self._traces.numbers), parent)
+        self.seen.append(made.seen)
+        return made
+
+    def sent(self, start_ns: int, end_ns: int) -> None:
+        """Take down when the answer went out, and have all written."""
+        self._first.stamp(*zip(self._door.sent, (start_ns, end_ns), strict=True))
+        self._traces.take(self._sampler, self.seen)
+
+
+class _Collector(Collector):
+    """What is seen of one request at one model."""
+
+    def __init__(self, trace: _Trace, asked: Asked, number: int, parent: int) -> None:
+        self._trace = trace
+        self._request: RequestState | None = None
+        self.seen = Seen(
+            number=number,
+            parent=parent,
+            model=asked.entry.name,
+            version=asked.entry.version,
+            request_id=asked.id,
+            times=[],
+            spans=[],
+            parts=asked.parts,
+            tensors=[],
+        )
+        self._keep("TENSOR_QUEUE_INPUT", asked.inputs)
+
+    def attach(self, request: RequestState) -> None:
+        self._request = request
+        request.spans = self.seen.spans
+
+    def asks(self, entry: ModelEntry, request_id: str, inputs: Mapping[str, Any]) -> Begin:
+        part = self._trace.collector(Asked(entry, request_id, inputs), self.seen.number)
+        begin = entry.served.engine.begin
+
+        def begun(
+            raw: Any, timeout_s: float | None, target: RequestTarget | None, sink: ResponseSink
+        ) -> RequestHandle:
+            traced = msgspec.structs.replace(target or RequestTarget(), collector=part)
+            return begin(raw, timeout_s, traced, _Sink(sink, part))
+
+        return begun
+
+    def stamp(self, *times: tuple[str, int]) -> None:
+        """Take down when something was."""
+        self.seen.times += times
+
+    def answered(self, answer: Any, at_ns: int = 0) -> None:
+        """Take down an answer, or a part of one, that was there now or at that time."""
+        self.stamp(("INFER_RESPONSE_COMPLETE", at_ns or _clock_ns()))
+        if isinstance(answer, ChannelData) and type(answer.payload) is dict:
+            self._keep("TENSOR_BACKEND_OUTPUT", answer.payload)
+
+    def ended(self, answer: Any) -> None:
+        """Take down the end of a request."""
+        request = self._request
+        if answer is not None:  # else its parts were given
+            self.answered(answer, 0 if request is None else request.completed_ns)
+        if request is not None:
+            end_ns = request.end_ns or _clock_ns()
+            self.stamp(("REQUEST_START", request.start_ns), ("REQUEST_END", end_ns))
+            if self.seen.parts is not None or not self.seen.spans:
+                self.stamp(("QUEUE_START", request.admitted_ns or request.start_ns))
+
+    def _keep(self, activity: str, arrays: Mapping[str, Any]) -> None:
+        if self._trace.takes_tensors:
+            named = ((name, value) for name, value in arrays.items() if type(name) is str)
+            self.seen.tensors += ((activity, name, value) for name, value in named)
+
+
+class _Sink:
+    """The sink of a request that is traced, around its own."""
+
+    def __init__(self, sink: ResponseSink, collector: _Collector) -> None:
+        self._sink = sink
+        self._collector = collector
+        self.takes_parts = bool(getattr(sink, "takes_parts", False))
+
+    def part(self, answer: Any) -> None:
+        """Take one answer of a stream."""
+        self._collector.answered(answer)
+        self._sink.part(answer)
+
+    def end(self, answer: Any) -> None:
+        """Take the last answer."""
+        self._collector.ended(answer)
+        self._sink.end(answer)
+
+
+class _LastSink(_Sink):
+    """That of the request itself: behind its end the trace is complete."""
+
+    def __init__(self, sink: ResponseSink, collector: _Collector, trace: _Trace) -> None:
+        super().__init__(sink, collector)
+        self._trace = trace
+
+    def end(self, answer: Any) -> None:
+        """Take the last answer."""
+        start_ns = _clock_ns()
+        super().end(answer)
+        self._trace.sent(start_ns, _clock_ns())

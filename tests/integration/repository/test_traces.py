@@ -1,0 +1,131 @@
+"""Traces of a repository's requests in Triton's file, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import json
+
+import grpc
+import numpy as np
+import pytest
+from doubles import http
+from repositories import add_ensemble, add_identity, infer, serving
+
+from pipeline.proto import inference_v2_pb2 as pb
+from pipeline.proto.v2.codec import add_tensor
+
+SERVICE = "/inference.GRPCInferenceService"
+STAGES = {
+    *("REQUEST_START", "QUEUE_START", "COMPUTE_START", "COMPUTE_INPUT_END"),
+    *("COMPUTE_OUTPUT_START", "COMPUTE_END", "INFER_RESPONSE_COMPLETE", "REQUEST_END"),
+}
+OF_HTTP = {"HTTP_RECV_START", "HTTP_RECV_END", "HTTP_SEND_START", "HTTP_SEND_END"}
+OF_GRPC = {"GRPC_WAITREAD_START", "GRPC_WAITREAD_END", "GRPC_SEND_START", "GRPC_SEND_END"}
+
+
+def settings(path, **more):
+    return {"request_traces": {"file": str(path), "level": ["TIMESTAMPS"], "rate": 1, **more}}
+
+
+def traces_of(path):
+    """{id: (name, parent, the names of its times)}, and the tensors by id."""
+    found, tensors = {}, {}
+    for entry in json.loads(path.read_bytes()):
+        if "model_name" in entry:
+            found[entry["id"]] = (entry["model_name"], entry.get("parent_id"), {})
+        elif "tensor" in entry:
+            tensors.setdefault(entry["id"], []).append((entry["activity"], entry["tensor"]))
+        else:
+            for stamp in entry["timestamps"]:
+                found[entry["id"]][2][stamp["name"]] = stamp["ns"]
+    return found, tensors
+
+
+@pytest.fixture
+def repository(tmp_path):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    add_identity(folder, "same", 1)
+    add_ensemble(folder, "whole", of="same")
+    return folder
+
+
+def over_grpc(server, model):
+    message = pb.ModelInferRequest(model_name=model)
+    value = np.ones((1, 1), np.float32)
+    add_tensor(message.inputs, message.raw_input_contents, "INPUT0", value)
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        stream = channel.stream_stream(f"{SERVICE}/ModelStreamInfer")
+        assert channel.unary_unary(f"{SERVICE}/ModelInfer")(message.SerializeToString())
+        assert list(stream(iter([message.SerializeToString()])))
+
+
+def test_each_door_and_each_step_is_seen(repository, tmp_path):
+    path = tmp_path / "traces"
+    with serving(repository, mode="none", server=settings(path)) as server:
+        assert infer(server, "same", [1.0])[0] == 200
+        over_grpc(server, "same")
+        assert infer(server, "whole", [2.0])[0] == 200
+    found, _ = traces_of(path)
+    assert [(name, parent) for name, parent, _ in found.values()] == [
+        ("same", None), ("same", None), ("same", None), ("whole", None), ("same", 4),
+    ]  # fmt: skip
+    assert set(found[1][2]) == STAGES | OF_HTTP
+    assert set(found[2][2]) == set(found[3][2]) == STAGES | OF_GRPC
+    assert set(found[4][2]) == OF_HTTP | {
+        *("REQUEST_START", "QUEUE_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END"),
+    }
+    assert set(found[5][2]) == STAGES
+    for _, _, times in found.values():
+        in_order = [
+            name for name in ("REQUEST_START", "COMPUTE_START", "COMPUTE_END") if name in times
+        ]
+        assert [times[name] for name in in_order] == sorted(times[name] for name in in_order)
+
+
+def test_tensors_are_seen_on_both_sides(repository, tmp_path):
+    path = tmp_path / "traces"
+    said = settings(path, level=["TENSORS"])
+    with serving(repository, mode="none", server=said) as server:
+        assert infer(server, "whole", [2.5])[0] == 200
+    _, tensors = traces_of(path)
+    assert [[(what, each["data"]) for what, each in tensors[number]] for number in (1, 2)] == [
+        [("TENSOR_QUEUE_INPUT", "2.5"), ("TENSOR_BACKEND_OUTPUT", "2.5")]
+    ] * 2
+
+
+def test_settings_change_what_is_traced_and_where(repository, tmp_path):
+    path = tmp_path / "traces"
+    with serving(repository, mode="none", server=settings(path, level=[])) as server:
+        infer(server, "same", [1.0])
+        where = "/v2/models/same/trace/setting"
+        status, _, now = http(server, "POST", where, {"trace_level": ["TIMESTAMPS"]})
+        assert (status, now["trace_level"], now["trace_rate"]) == (200, ["TIMESTAMPS"], "1")
+        infer(server, "same", [1.0])
+        infer(server, "whole", [1.0])  # has the settings of all
+        with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+            change = pb.TraceSettingRequest(model_name="same")
+            change.settings["log_frequency"].value.append("2")
+            answer = channel.unary_unary(f"{SERVICE}/TraceSetting")(change.SerializeToString())
+            shown = pb.TraceSettingResponse.FromString(answer).settings
+            assert list(shown["log_frequency"].value) == ["2"]
+        for _ in range(3):
+            infer(server, "same", [1.0])
+    assert [name for name, _, _ in traces_of(path)[0].values()] == ["same"]
+    counts = [len(traces_of(tmp_path / f"traces.{number}")[0]) for number in (0, 1)]
+    assert counts == [2, 1]
+
+
+def test_what_is_no_setting_is_refused_and_an_unknown_model_first(repository, tmp_path):
+    with serving(repository, mode="none", server=settings(tmp_path / "t")) as server:
+        refused = {
+            "/v2/trace/setting": (501, "trace file location can not be updated"),
+            "/v2/models/nope/trace/setting": (400, "Request for unknown model : nope"),
+        }
+        for path, (code, text) in refused.items():
+            status, _, said = http(server, "POST", path, {"trace_file": "/etc/other"})
+            assert (status, said["error"][: len(text)]) == (code, text)
+        status, _, said = http(server, "POST", "/v2/trace/setting", {"trace_rate": "0"})
+        assert (status, said["error"]) == (
+            400, "Attempting to set invalid trace setting :sample rate must be non-zero",
+        )  # fmt: skip
+        assert http(server, "DELETE", "/v2/trace/setting")[0] == 405
