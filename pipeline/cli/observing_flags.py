@@ -46,14 +46,14 @@ def check_metrics(given: Sequence[str]) -> None:
             )
 
 
-class Traces(msgspec.Struct, frozen=True):
-    """What flags say of traces: keys of config.yml, and variables of the environment."""
+class TraceFlags(msgspec.Struct, frozen=True):
+    """Settings of traces that flags say: keys of config.yml, and variables of the environment."""
 
     keys: Mapping[str, Any]
     environment: Mapping[str, str]
 
 
-def traces_of(given: Sequence[str], older: Mapping[str, Sequence[str]] = _NOTHING) -> Traces:
+def traces_of(given: Sequence[str], older: Mapping[str, Sequence[str]] = _NOTHING) -> TraceFlags:
     """Return what `--trace-config` asks for, as "level=TIMESTAMPS" or "triton,file=/tmp/trace".
 
     `older` has the values of the flags before it, such as `--trace-rate`, by their settings.
@@ -70,7 +70,7 @@ def traces_of(given: Sequence[str], older: Mapping[str, Sequence[str]] = _NOTHIN
     level, rate = _level(levels), _number("rate", for_all.get("rate", "1000"))
     if _mode(for_all.get("mode", "triton")) == "opentelemetry":
         environment = _otel(said["opentelemetry"], rate)
-        return Traces({"opentelemetry": True} if level else {}, environment)
+        return TraceFlags({"opentelemetry": True} if level else {}, environment)
     of_file = for_all | dict(said["triton"])
     settings = {
         "file": of_file.get("file", ""),
@@ -79,7 +79,7 @@ def traces_of(given: Sequence[str], older: Mapping[str, Sequence[str]] = _NOTHIN
         "count": _number("count", for_all.get("count", "-1")),
         "log_frequency": _number("log-frequency", of_file.get("log-frequency", "0")),
     }
-    return Traces({"request_traces": settings}, {})
+    return TraceFlags({"request_traces": settings}, {})
 
 
 def _parted(text: str) -> tuple[str, tuple[str, str]]:

@@ -29,7 +29,7 @@ _LOGGER = logging.getLogger(__name__)
 _LATE_SHARE = 0.5  # of its time has passed when a request goes behind the others
 
 
-class Collector(Protocol):
+class TraceCollector(Protocol):
     """Takes down what becomes of one request, for a trace."""
 
     def attach(self, request: RequestState) -> None:
@@ -65,7 +65,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
     is_large: bool = False
     info: RequestInfo | None = None
     is_text: bool = False
-    collector: Collector | None = None
+    collector: TraceCollector | None = None
 
 
 class Phase(enum.IntEnum):

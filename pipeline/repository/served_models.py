@@ -11,10 +11,10 @@ from pipeline.data import RequestInfo
 from pipeline.engine.models import ModelEntry, ModelRegistry, ModelState
 from pipeline.engine.request import (
     Begin,
-    Collector,
     RequestState,
     RequestTarget,
     ResponseSink,
+    TraceCollector,
 )
 from pipeline.errors import InputError, NoServiceError
 from pipeline.frontends.v2.errors import V2Error
@@ -75,7 +75,7 @@ class ServedModels:
         sink: ResponseSink,
         timeout_s: float | None = None,
         *,
-        collector: Collector | None = None,
+        collector: TraceCollector | None = None,
     ) -> RequestState:
         """Ask a model, for so long; see `ServerModels.begin`.
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from pipeline.data import RequestInfo
 from pipeline.engine.channel import Item
-from pipeline.engine.request import Collector, RequestState, ResponseSink
+from pipeline.engine.request import RequestState, ResponseSink, TraceCollector
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.op import Op
 
@@ -23,7 +23,7 @@ class ServerModels(Protocol):
         traceparent: str,
         sink: ResponseSink,
         *,
-        collector: Collector | None = None,
+        collector: TraceCollector | None = None,
     ) -> RequestState:
         """Ask a model; on the event loop.
 

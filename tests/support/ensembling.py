@@ -137,6 +137,8 @@ class Shelf:
         info: RequestInfo,
         traceparent: str,
         sink: Any,
+        *,
+        collector: Any = None,
     ) -> RequestState:
         config, op = self.config(name, version), self.ops[name]
         first = next(iter(feeds.values()), None)

@@ -14,7 +14,7 @@ from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
 from pipeline.errors import PipelineError
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.frontends.v2.repository import FittedRequest, ModelRepository
-from pipeline.observe.traces.traces import GRPC, HTTP, Door
+from pipeline.observe.traces.traces import GRPC, HTTP, FrontendStages
 from pipeline.proto.inference_v2_pb2 import ModelInferRequest
 from pipeline.proto.slices import Limits, is_short
 from pipeline.proto.v2.codec import (
@@ -156,7 +156,7 @@ class RequestForms(Generic[_Inputs]):
         limits: of text in requests.
     """
 
-    door: ClassVar[Door]
+    door: ClassVar[FrontendStages]
 
     def __init__(self, models: ModelRepository, limits: Limits) -> None:
         self._models = models
@@ -229,7 +229,7 @@ class BodyForms(RequestForms[InputsForm]):
         name, version: of the model, as a caller gives them; the version may be "".
     """
 
-    door: ClassVar[Door] = HTTP
+    door: ClassVar[FrontendStages] = HTTP
 
     def __init__(self, models: ModelRepository, limits: Limits, name: str, version: str) -> None:
         super().__init__(models, limits)
@@ -277,7 +277,7 @@ class BodyForms(RequestForms[InputsForm]):
 class MessageForms(RequestForms[MessageInputs]):
     """Forms of ModelInferRequests."""
 
-    door: ClassVar[Door] = GRPC
+    door: ClassVar[FrontendStages] = GRPC
 
     def begin(self, message: bytes, told: Told, sink: ResponseSink) -> RequestHandle:
         """Begin a request, see `_begin`, if its tensors are raw; it is short."""

@@ -34,7 +34,7 @@ from pipeline.frontends.v2.unsupported import NO_LOADING
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.observe.statistics import StatisticsError, merge, select, version_number
 from pipeline.observe.traces.settings import TraceSettings
-from pipeline.observe.traces.traces import HTTP, Asked, Door, RequestTraces
+from pipeline.observe.traces.traces import HTTP, Asked, FrontendStages, RequestTraces
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.slices import SHORT_BYTES, Limits, is_short, weight
@@ -329,7 +329,7 @@ class ModelRepository:
         timeout_s: float | None = None,
         traceparent: str = "",
         headers: Callable[[], Iterable[tuple[str | bytes, str | bytes]]] = tuple,
-        door: Door = HTTP,
+        door: FrontendStages = HTTP,
     ) -> InferResponse:
         """Run the pipeline, or one Op alone.
 
@@ -363,7 +363,7 @@ class ModelRepository:
         traceparent: str = "",
         headers: Callable[[], Iterable[tuple[str | bytes, str | bytes]]] = tuple,
         entrance: Place | None = None,
-        door: Door = HTTP,
+        door: FrontendStages = HTTP,
     ) -> AsyncGenerator[tuple[InferResponse, bool], None]:
         """Run as `infer` does; yield each answer, and whether it is one part of several.
 
@@ -393,7 +393,7 @@ class ModelRepository:
             raise v2_error(error) from error
 
     def begin_of(
-        self, entry: ModelEntry, request_id: str, inputs: Mapping[str, Array], door: Door
+        self, entry: ModelEntry, request_id: str, inputs: Mapping[str, Array], door: FrontendStages
     ) -> Begin:
         """Return what begins a request at a model, and has it traced, if it is its turn."""
         if self._traces.is_off:

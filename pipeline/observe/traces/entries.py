@@ -22,7 +22,7 @@ _Times = list[tuple[str, int]]
 
 
 class Seen(msgspec.Struct):
-    """What was seen of one request at one model.
+    """Record of one request at one model.
 
     Args:
         number: of the trace; `parent` is that of the trace it is a part of, 0: of none.

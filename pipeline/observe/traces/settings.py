@@ -18,7 +18,7 @@ NO_LIMIT = -1
 
 
 class TraceSettings(msgspec.Struct, frozen=True):
-    """What is traced, and where to.
+    """Settings: what is traced, and where to.
 
     Args:
         file: where traces go; "": nowhere, and nothing is traced.
@@ -36,7 +36,7 @@ class TraceSettings(msgspec.Struct, frozen=True):
 
     @property
     def fault(self) -> str:
-        """Why nothing is traced; "" if something is."""
+        """Reason why nothing is traced; "" if something is."""
         if not self.level:
             return "tracing is disabled"
         if self.rate == 0:
@@ -44,7 +44,7 @@ class TraceSettings(msgspec.Struct, frozen=True):
         return "" if self.file else "trace file name is not given"
 
 
-class Sampler:
+class TraceSampler:
     """Settings in force, with what was counted since they are.
 
     Attributes:
@@ -71,7 +71,7 @@ class Sampler:
 
     @property
     def is_off(self) -> bool:
-        """Whether nothing more is traced."""
+        """True if nothing more is traced."""
         return self._is_off or self._left == 0
 
     def is_next(self) -> bool:
@@ -106,19 +106,19 @@ class TraceRegister:
 
     def __init__(self, settings: TraceSettings) -> None:
         self._first = settings
-        self._for_all = Sampler(settings)
-        self._of_models: dict[str, Sampler] = {}
+        self._for_all = TraceSampler(settings)
+        self._of_models: dict[str, TraceSampler] = {}
 
     @property
     def is_off(self) -> bool:
-        """Whether nothing is traced of any model."""
+        """True if nothing is traced of any model."""
         return self._for_all.is_off and all(each.is_off for each in self._of_models.values())
 
-    def sampler(self, model: str = "") -> Sampler:
+    def sampler(self, model: str = "") -> TraceSampler:
         """Return what is in force for a model; "": for those that have nothing of their own."""
         return self._of_models.get(model, self._for_all)
 
-    def change(self, model: str, changes: Mapping[str, Any]) -> list[Sampler]:
+    def change(self, model: str, changes: Mapping[str, Any]) -> list[TraceSampler]:
         """Change settings of a model, or ("") of all; None clears one. Returns what is over.
 
         Raises:
@@ -131,7 +131,7 @@ class TraceRegister:
             over += self._change_one(name, {})
         return _over(over)
 
-    def _change_one(self, model: str, changes: Mapping[str, Any]) -> list[Sampler]:
+    def _change_one(self, model: str, changes: Mapping[str, Any]) -> list[TraceSampler]:
         before = self._of_models.get(model)
         after = self._changed(before, self._for_all.settings, changes)
         over = [] if before is None else [before]
@@ -142,8 +142,8 @@ class TraceRegister:
         return _over(over)
 
     def _changed(
-        self, before: Sampler | None, otherwise: TraceSettings, changes: Mapping[str, Any]
-    ) -> Sampler:
+        self, before: TraceSampler | None, otherwise: TraceSettings, changes: Mapping[str, Any]
+    ) -> TraceSampler:
         said: dict[str, Any] = {}
         if before is not None:
             now = before.settings
@@ -153,10 +153,10 @@ class TraceRegister:
         settings = msgspec.structs.replace(otherwise, **said)
         if settings.level and settings.fault:
             raise ConfigError(f"Attempting to set invalid trace setting :{settings.fault}")
-        return Sampler(settings, frozenset(said))
+        return TraceSampler(settings, frozenset(said))
 
 
-def _over(samplers: list[Sampler]) -> list[Sampler]:
+def _over(samplers: list[TraceSampler]) -> list[TraceSampler]:
     for each in samplers:
         each.is_over = True
     return samplers

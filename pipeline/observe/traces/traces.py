@@ -1,8 +1,8 @@
 """RequestTraces: has requests traced whose turn it is, and what was seen of them written.
 
 Data walk: a door asks `begin_of` for what begins a request; of one that is traced the engine and
-the models that it asks find a Collector in its target; the sink around its own sees the end. Then
-all that was seen is written by a thread.
+the models that it asks find a TraceCollector in its target; the sink around its own sees the end.
+Then all that was seen is written by a thread.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pipeline.data import ChannelData
 from pipeline.engine.models import ModelEntry
 from pipeline.engine.request import (
     Begin,
-    Collector,
     RequestHandle,
     RequestState,
     RequestTarget,
     ResponseSink,
+    TraceCollector,
 )
 from pipeline.observe.background import Background
 from pipeline.observe.traces.entries import Seen, written
-from pipeline.observe.traces.settings import Sampler, TraceRegister, TraceSettings
+from pipeline.observe.traces.settings import TraceRegister, TraceSampler, TraceSettings
 from pipeline.observe.traces.trace_file import TraceFile
 
 _LOGGER = logging.getLogger(__name__)
@@ -38,15 +38,17 @@ _MOST_WAITING = 1000  # traces that are not written yet
 _clock_ns = time.monotonic_ns
 
 
-class Door(msgspec.Struct, frozen=True):
-    """What a door calls its stages."""
+class FrontendStages(msgspec.Struct, frozen=True):
+    """Names that a frontend has for its stages."""
 
     came: tuple[str, str]
     sent: tuple[str, str]
 
 
-HTTP = Door(("HTTP_RECV_START", "HTTP_RECV_END"), ("HTTP_SEND_START", "HTTP_SEND_END"))
-GRPC = Door(("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), ("GRPC_SEND_START", "GRPC_SEND_END"))
+HTTP = FrontendStages(("HTTP_RECV_START", "HTTP_RECV_END"), ("HTTP_SEND_START", "HTTP_SEND_END"))
+GRPC = FrontendStages(
+    ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END"), ("GRPC_SEND_START", "GRPC_SEND_END")
+)
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -58,7 +60,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> list[str] | None:
-        """See `Seen.parts`: Ops that ask other models have no span there, these have."""
+        """Names of its Ops, see `Seen.parts`; of those that ask models, "": these have spans."""
         if self.entry.op is not None:
             return None
         ops = self.entry.served.graph.ops
@@ -83,7 +85,7 @@ class RequestTraces:
         self.is_off: bool = self.register.is_off
         self.numbers: Iterator[int] = itertools.count(1)
         self._files: dict[str, TraceFile] = {}
-        self._unwritten: dict[Sampler, list[bytes]] = {}
+        self._unwritten: dict[TraceSampler, list[bytes]] = {}
         self._writer: Background | None = None
 
     def change(self, model: str, changes: Mapping[str, Any]) -> None:
@@ -92,7 +94,7 @@ class RequestTraces:
             self._submit(partial(self._write_rest, sampler))
         self.is_off = self.register.is_off
 
-    def begin_of(self, asked: Asked, door: Door) -> Begin:
+    def begin_of(self, asked: Asked, door: FrontendStages) -> Begin:
         """Return what begins a request, and has it traced, if it is its turn."""
         begin: Begin = asked.entry.served.engine.begin
         sampler = self.register.sampler(asked.entry.name)
@@ -101,7 +103,7 @@ class RequestTraces:
         self.is_off = self.register.is_off
         return _Trace(self, sampler, asked, door).begin
 
-    def take(self, sampler: Sampler, seen: list[Seen]) -> None:
+    def take(self, sampler: TraceSampler, seen: list[Seen]) -> None:
         """Take in a request that is over."""
         is_full = sampler.is_file_full()
         self._submit(partial(self._write, sampler, seen, is_full))
@@ -125,7 +127,7 @@ class RequestTraces:
 
     # In the writer's thread ---------------------------------------------------------------
 
-    def _write(self, sampler: Sampler, seen: list[Seen], is_full: bool) -> None:
+    def _write(self, sampler: TraceSampler, seen: list[Seen], is_full: bool) -> None:
         settings = sampler.settings
         entries = written(seen, settings.level, self.numbers)
         if not entries:
@@ -139,7 +141,7 @@ class RequestTraces:
         if is_full:
             file.write_next(b",".join(self._unwritten.pop(sampler)))
 
-    def _write_rest(self, sampler: Sampler) -> None:
+    def _write_rest(self, sampler: TraceSampler) -> None:
         """Write what waits of settings that are over."""
         settings, waiting = sampler.settings, self._unwritten.pop(sampler, None)
         if waiting:
@@ -172,9 +174,11 @@ def traces_of(config: ServiceConfig, replica: int | None = None) -> RequestTrace
 
 
 class _Trace:
-    """What is seen of one request, and of those that models of the server ask for it."""
+    """Trace of one request, and of those that models of the server ask for it."""
 
-    def __init__(self, traces: RequestTraces, sampler: Sampler, asked: Asked, door: Door) -> None:
+    def __init__(
+        self, traces: RequestTraces, sampler: TraceSampler, asked: Asked, door: FrontendStages
+    ) -> None:
         self._traces = traces
         self._sampler = sampler
         self._door = door
@@ -193,9 +197,9 @@ class _Trace:
         traced = msgspec.structs.replace(target or RequestTarget(), collector=first)
         return self._begin(raw, timeout_s, traced, _LastSink(sink, first, self))
 
-    def collector(self, asked: Asked, parent: int) -> _Collector:
+    def collector(self, asked: Asked, parent: int) -> _RequestCollector:
         """Return the collector of a request at a model."""
-        made = _Collector(self, asked, next(self._traces.numbers), parent)
+        made = _RequestCollector(self, asked, next(self._traces.numbers), parent)
         self.seen.append(made.seen)
         return made
 
@@ -205,8 +209,8 @@ class _Trace:
         self._traces.take(self._sampler, self.seen)
 
 
-class _Collector(Collector):
-    """What is seen of one request at one model."""
+class _RequestCollector(TraceCollector):
+    """Collector of one request at one model."""
 
     def __init__(self, trace: _Trace, asked: Asked, number: int, parent: int) -> None:
         self._trace = trace
@@ -270,7 +274,7 @@ class _Collector(Collector):
 class _Sink:
     """The sink of a request that is traced, around its own."""
 
-    def __init__(self, sink: ResponseSink, collector: _Collector) -> None:
+    def __init__(self, sink: ResponseSink, collector: _RequestCollector) -> None:
         self._sink = sink
         self._collector = collector
         self.takes_parts = bool(getattr(sink, "takes_parts", False))
@@ -289,7 +293,7 @@ class _Sink:
 class _LastSink(_Sink):
     """That of the request itself: behind its end the trace is complete."""
 
-    def __init__(self, sink: ResponseSink, collector: _Collector, trace: _Trace) -> None:
+    def __init__(self, sink: ResponseSink, collector: _RequestCollector, trace: _Trace) -> None:
         super().__init__(sink, collector)
         self._trace = trace
 

@@ -101,8 +101,7 @@ def test_flags_that_change_nothing_are_read(said):
     [
         (["--nonsense=1"], "unknown: --nonsense=1"),
         (["--grpc-use-ssl", "true"], "--grpc-use-ssl: there is no TLS"),
-        (["--trace-file=x"], "--trace-file: there are no trace files"),
-        (["--trace-config", "level=TIMESTAMPS"], "--trace-config: level=TIMESTAMPS: there are"),
+        (["--trace-config", "level=FULL"], "invalid value for trace level option: FULL"),
         (["--metrics-config=summary_latencies=true"], "--metrics-config: there are no summaries"),
     ],
 )

@@ -163,7 +163,12 @@ async def test_a_model_is_asked(service):
         ("RepositoryModelUnload", b"", "UNAVAILABLE", "is not allowed"),
         ("SystemSharedMemoryRegister", b"", "UNIMPLEMENTED", "shared memory is disabled"),
         ("CudaSharedMemoryRegister", b"", "INVALID_ARGUMENT", "GPUs not supported"),
-        ("TraceSetting", b"", "UNIMPLEMENTED", "trace settings are not served here"),
+        (
+            "TraceSetting",
+            pb.TraceSettingRequest(model_name="nope"),
+            "INVALID_ARGUMENT",
+            "Request for unknown model : nope",
+        ),
         (
             "LogSettings",
             pb.LogSettingsRequest(settings={"log_file": {"string_param": "x"}}),

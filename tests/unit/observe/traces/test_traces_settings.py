@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.observe.traces.settings import Sampler, TraceRegister, TraceSettings
+from pipeline.observe.traces.settings import TraceRegister, TraceSampler, TraceSettings
 
 ON = TraceSettings(file="f", level=("TIMESTAMPS",), rate=1)
 
@@ -15,7 +15,7 @@ def taken(sampler, requests):
 
 
 def test_every_so_many_th_request_is_traced_until_there_are_enough():
-    sampler = Sampler(TraceSettings(file="f", level=("TIMESTAMPS",), rate=3, count=2))
+    sampler = TraceSampler(TraceSettings(file="f", level=("TIMESTAMPS",), rate=3, count=2))
     assert taken(sampler, 10) == [False, False, True] * 2 + [False] * 4
     assert sampler.settings.count == 0
     assert sampler.is_off
@@ -31,7 +31,7 @@ def test_every_so_many_th_request_is_traced_until_there_are_enough():
 )
 def test_what_means_nothing_traces_nothing(settings, fault):
     assert settings.fault == fault
-    assert taken(Sampler(settings), 3) == [False] * 3
+    assert taken(TraceSampler(settings), 3) == [False] * 3
 
 
 def test_a_model_has_what_it_says_and_else_what_all_have():
@@ -68,9 +68,9 @@ def test_settings_that_are_over_are_told():
 
 
 def test_a_file_is_full_by_the_frequency_and_with_the_last_trace():
-    often = Sampler(TraceSettings("f", ("TIMESTAMPS",), 1, -1, 2))
+    often = TraceSampler(TraceSettings("f", ("TIMESTAMPS",), 1, -1, 2))
     taken(often, 5)
     assert [often.is_file_full() for _ in range(5)] == [False, True, False, True, False]
-    few = Sampler(TraceSettings("f", ("TIMESTAMPS",), 1, 2))
+    few = TraceSampler(TraceSettings("f", ("TIMESTAMPS",), 1, 2))
     assert taken(few, 2) == [True, True]
     assert [few.is_file_full() for _ in range(2)] == [False, True]
