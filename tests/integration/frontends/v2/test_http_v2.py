@@ -161,6 +161,7 @@ async def test_server_model_and_configuration_are_described(site):
     assert set(server["extensions"]) == {
         "classification",
         "logging",
+        "trace",
         "statistics",
         "binary_tensor_data",
         "model_configuration",
