@@ -1,0 +1,222 @@
+"""Trials: a server of its own for each, a child process, with a load of recorded requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from pipeline.engine.journal import NO_WORKER, Outcome
+from pipeline.errors import PipelineError
+from pipeline.observe.analysis.analyst import Analyst
+from pipeline.observe.tables import batches
+from pipeline.tuning.family import family_of
+from pipeline.tuning.load import LoadRequest, replay
+from pipeline.tuning.settings import OpMeasured, Settings, Trial
+
+CHILD = "pipeline.cli.trial_main"
+_READY = re.compile(rb"is ready: .*HTTP on port (\d+)")
+_POLL_S = 0.02
+_STOP_S = 10.0
+_LAST_WORDS = 600  # characters
+
+
+class DescribedOp(msgspec.Struct, frozen=True):
+    """An Op as its script and config.yml have it; `held` says why its settings are not changed.
+
+    `said` are those of its settings that its constructor has, which wins over config.yml.
+    """
+
+    name: str
+    concurrency: int
+    batch_size: int
+    delay_ms: float
+    in_processes: bool
+    takes_batches: bool
+    held: str = ""
+    said: tuple[str, ...] = ()
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A service as a script makes it; `config` is the path of its config.yml, "" without one."""
+
+    name: str
+    config: str
+    ops: tuple[DescribedOp, ...]
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What the child is to do: describe the service, or run it with other values below `op:`."""
+
+    describes: bool = False
+    ops: dict[str, dict[str, Annotated[int | float, "of a setting"]]] = {}
+
+
+class TrialError(PipelineError):
+    """A script cannot be run, or makes no server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script that runs a server, and its arguments, as `python -m pipeline run` takes them."""
+
+    arguments: tuple[str, ...]
+
+    def describe(self) -> Described:
+        """Return the service that the script would run. Raises TrialError."""
+        with TemporaryDirectory(prefix="pipeline-trial-") as folder:
+            done = subprocess.run(
+                _command(Changes(describes=True), self),
+                env=_variables(folder),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                check=False,
+            )
+        try:
+            return msgspec.json.decode(done.stdout.splitlines()[-1], type=Described)
+        except (IndexError, msgspec.MsgspecError):
+            told = done.stderr.decode("utf-8", "replace")[-_LAST_WORDS:].strip()
+            raise TrialError(f"{self.arguments[0]}: {told or 'it runs no server'}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """All that is the same in each trial. Times in s."""
+
+    script: Script
+    names: tuple[str, ...]  # of the Ops, in the order of the settings
+    requests: Sequence[LoadRequest]
+    clients: int
+    warm_up_s: float = 0.5
+    seconds: float = 2.0
+    start_s: float = 120.0
+
+    def trial(self, settings: Settings) -> Trial:
+        """Run the service with these settings under the load; return what it did."""
+        begin = time.monotonic()
+        try:
+            found = self._measured(settings)
+        except (OSError, TrialError) as error:
+            found = Trial(settings, problem=str(error) or type(error).__name__)
+        return replace(found, took_s=time.monotonic() - begin)
+
+    def _measured(self, settings: Settings) -> Trial:
+        with self._running(settings) as (child, port, output):
+            asyncio.run(replay(port, self.requests, self.clients, self.warm_up_s))
+            begins_at, before = output.stat().st_size, family_of(child.pid)
+            load = asyncio.run(replay(port, self.requests, self.clients, self.seconds))
+            after = family_of(child.pid)
+        if load.failed:
+            return Trial(
+                settings, problem=f"{load.failed} of {len(load.times_s)} failed: {load.error}"
+            )
+        return Trial(
+            settings,
+            per_s=load.per_s,
+            p50_ms=load.percentile_ms(50),
+            p99_ms=load.percentile_ms(99),
+            memory_mb=after.memory_mb,
+            cpu=(after.cpu_s - before.cpu_s) / load.seconds,
+            ops=_ops_of(output, begins_at) if load.times_s else {},
+            worker_mb=after.each_mb,
+            problem="" if load.times_s else "no request was answered",
+        )
+
+    @contextlib.contextmanager
+    def _running(
+        self, settings: Settings
+    ) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+        """Start the server; yield it, its HTTP port and its output; stop it."""
+        ops = {name: keys_of(*op) for name, op in zip(self.names, settings, strict=True)}
+        with TemporaryDirectory(prefix="pipeline-trial-") as folder:
+            output = Path(folder, "output")
+            with output.open("wb") as file:
+                child = subprocess.Popen(
+                    _command(Changes(ops=ops), self.script),
+                    env=_variables(folder),
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                )
+            try:
+                yield child, self._port_of(child, output), output
+            finally:
+                _stop(child)
+
+    def _port_of(self, child: subprocess.Popen[bytes], output: Path) -> int:
+        give_up = time.monotonic() + self.start_s
+        while (found := _READY.search(output.read_bytes())) is None:
+            if child.poll() is not None or time.monotonic() > give_up:
+                told = output.read_bytes().decode("utf-8", "replace")[-_LAST_WORDS:].strip()
+                ended = f"the server ended with {child.returncode}"
+                late = f"the server was not ready in {self.start_s:g} s"
+                raise TrialError(f"{late if child.poll() is None else ended}: {told}")
+            time.sleep(_POLL_S)
+        return int(found[1])
+
+
+def keys_of(concurrency: int, batch_size: int, delay_ms: float) -> dict[str, int | float]:
+    """Return settings as keys of config.yml have them."""
+    timeout = int(delay_ms) if delay_ms > 0 else -1
+    return {
+        "concurrency": concurrency,
+        "batch_size": batch_size,
+        "auto_batching_timeout": timeout,
+    }
+
+
+def _command(changes: Changes, script: Script) -> list[str]:
+    return [sys.executable, "-m", CHILD, json.dumps(msgspec.to_builtins(changes)), *script.arguments]
+
+
+def _variables(folder: str) -> dict[str, str]:
+    return os.environ | {"SERVING_LOG_PATH": folder, "PYTHONUNBUFFERED": "1"}
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _ops_of(output: Path, begins_at: int) -> dict[str, OpMeasured]:
+    """Return what each Op did, from the PROFILE lines behind `begins_at`."""
+    lines = output.with_name("profile")
+    lines.write_bytes(output.read_bytes()[begins_at:])
+    analyst = Analyst(lines)
+    profile = analyst.profile
+    found = {}
+    for figures in analyst.figures.ops:
+        of_op = profile.spans["op"] == profile.names.index(figures.name)
+        ran = of_op & (profile.spans["worker"] != NO_WORKER)
+        spans, weights = profile.spans[ran], profile.sample.spans[ran]
+        if not spans.size:
+            continue
+        first, sizes = batches(spans)
+        is_well = np.minimum.reduceat(spans["outcome"], first) <= Outcome.OK
+        took_ms = (spans["end_ns"] - spans["start_ns"])[first] / 1e6
+        points = []
+        for size in np.unique(sizes[is_well]).tolist():
+            those = is_well & (sizes == size)
+            count = float(weights[first][those].sum())
+            points.append((float(size), float(np.median(took_ms[those])), count))
+        found[figures.name] = OpMeasured(
+            figures.visits, figures.busy * figures.workers, tuple(points)
+        )
+    return found
