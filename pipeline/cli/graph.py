@@ -92,7 +92,7 @@ def graph(arguments: Sequence[str]) -> int:
 
 def _draw(given: _GraphArguments) -> int:
     try:
-        server = _server_of(given)
+        server = server_of(given.is_module, given.script, given.arguments)
     except ScriptNotFoundError as error:
         return _graph_fails(str(error), _WRONG_USAGE)
     except PipelineError as error:
@@ -132,13 +132,13 @@ def _graph_arguments(arguments: Sequence[str]) -> _GraphArguments | None:
     return _GraphArguments(form, is_module, words[0], words[1:])
 
 
-def _server_of(given: _GraphArguments) -> PipelineServer | None:
+def server_of(is_module: bool, script: str, arguments: Sequence[str]) -> PipelineServer | None:
     """Return the first server that the script would run; what it raises goes through."""
-    run = run_module if given.is_module else run_script
+    run = run_module if is_module else run_script
     before = _threads()
     with _nothing_starts() as servers, contextlib.redirect_stdout(sys.stderr):
         try:
-            run(given.script, given.arguments)
+            run(script, arguments)
         except SystemExit as end:
             if not servers and end.code:
                 raise

@@ -71,11 +71,11 @@ def _describe(is_module: bool, script: str, arguments: list[str]) -> int:
         server = server_of(is_module, script, arguments)
     if server is None or (graph := server._graph) is None:
         return _FAILED
-    streamed = {op.name for op in plan_streams(graph).streamed} if False else set()
+    streams = plan_streams(graph)
     found = Described(
         server.name or "",
         sources.get(id(server), ""),
-        tuple(_described(op, op.name in streamed) for op in graph.ops),
+        tuple(_described(op, streams is not None and streams.has(op)) for op in graph.ops),
     )
     sys.stdout.write(f"\n{msgspec.json.encode(found).decode()}\n")
     sys.stdout.flush()
@@ -87,15 +87,17 @@ def _described(op: Op, streams: bool) -> DescribedOp:
     held = ""
     if config.sequence.strategy is not None:
         held = "it has sequences"
-    elif config.batching != "full" and config.batching != "adaptive":
+    elif config.batching not in ("full", "adaptive"):
         held = f"batching: {config.batching}"
+    elif streams:
+        held = "it streams"
     said = tuple(key for key in _SETTINGS if op.pipeline_given.get(key) is not None)
     return DescribedOp(
         op.name,
         config.concurrency,
         config.batch_size,
         1e3 * (config.auto_batching_timeout_s or 0.0),
-        config.workers == "process",
+        in_processes=config.workers != "thread",
         takes_batches=_has_process(op),
         held=held,
         said=said,
@@ -143,7 +145,9 @@ def _changed(ops: Mapping[str, Mapping[str, int | float]]) -> Iterator[None]:
         for op in server._graph.all_ops if server._graph is not None else ():
             if op.name in ops:  # the trial's values win over the constructor's
                 op.pipeline_given = {
-                    key: value for key, value in op.pipeline_given.items() if key not in ops[op.name]
+                    key: value
+                    for key, value in op.pipeline_given.items()
+                    if key not in ops[op.name]
                 }
         data = read_yaml(yml_file).data if yml_file else yml_dict
         original(server, None, changed(data, ops))

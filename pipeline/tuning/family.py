@@ -36,9 +36,7 @@ def family_of(root: int) -> Family:
         pids += [child for child, fields in stats.items() if int(fields[_PARENT]) == pid]
     ticks = sum(int(field) for pid in pids for field in stats[pid][_CPU_TICKS])
     sizes = [_memory_bytes(pid) / _MIB for pid in pids]
-    return Family(
-        ticks / _TICKS_PER_S, sum(sizes), sum(sizes[1:]) / (len(sizes) - 1 or 1)
-    )
+    return Family(ticks / _TICKS_PER_S, sum(sizes), sum(sizes[1:]) / (len(sizes) - 1 or 1))
 
 
 def _stats() -> dict[int, list[str]]:

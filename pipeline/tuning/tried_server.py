@@ -114,47 +114,45 @@ class Bench:
         return replace(found, took_s=time.monotonic() - begin)
 
     def _measured(self, settings: Settings) -> Trial:
-        with self._running(settings) as (child, port, output):
-            asyncio.run(replay(port, self.requests, self.clients, self.warm_up_s))
-            begins_at, before = output.stat().st_size, family_of(child.pid)
-            load = asyncio.run(replay(port, self.requests, self.clients, self.seconds))
-            after = family_of(child.pid)
-        if load.failed:
+        with TemporaryDirectory(prefix="pipeline-trial-") as folder:
+            output = Path(folder, "output")
+            with self._running(settings, output) as (child, port):
+                asyncio.run(replay(port, self.requests, self.clients, self.warm_up_s))
+                begins_at, before = output.stat().st_size, family_of(child.pid)
+                load = asyncio.run(replay(port, self.requests, self.clients, self.seconds))
+                after = family_of(child.pid)
+            if load.failed or not load.times_s:
+                told = f"{load.failed} of {len(load.times_s)} failed: {load.error}"
+                return Trial(settings, problem=told if load.failed else "nothing was answered")
             return Trial(
-                settings, problem=f"{load.failed} of {len(load.times_s)} failed: {load.error}"
+                settings,
+                per_s=load.per_s,
+                p50_ms=load.percentile_ms(50),
+                p99_ms=load.percentile_ms(99),
+                memory_mb=after.memory_mb,
+                cpu=(after.cpu_s - before.cpu_s) / load.seconds,
+                ops=_ops_of(output, begins_at),
+                worker_mb=after.each_mb,
             )
-        return Trial(
-            settings,
-            per_s=load.per_s,
-            p50_ms=load.percentile_ms(50),
-            p99_ms=load.percentile_ms(99),
-            memory_mb=after.memory_mb,
-            cpu=(after.cpu_s - before.cpu_s) / load.seconds,
-            ops=_ops_of(output, begins_at) if load.times_s else {},
-            worker_mb=after.each_mb,
-            problem="" if load.times_s else "no request was answered",
-        )
 
     @contextlib.contextmanager
     def _running(
-        self, settings: Settings
-    ) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
-        """Start the server; yield it, its HTTP port and its output; stop it."""
+        self, settings: Settings, output: Path
+    ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+        """Start the server; yield it and its HTTP port; stop it."""
         ops = {name: keys_of(*op) for name, op in zip(self.names, settings, strict=True)}
-        with TemporaryDirectory(prefix="pipeline-trial-") as folder:
-            output = Path(folder, "output")
-            with output.open("wb") as file:
-                child = subprocess.Popen(
-                    _command(Changes(ops=ops), self.script),
-                    env=_variables(folder),
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=file,
-                )
-            try:
-                yield child, self._port_of(child, output), output
-            finally:
-                _stop(child)
+        with output.open("wb") as file:
+            child = subprocess.Popen(
+                _command(Changes(ops=ops), self.script),
+                env=_variables(str(output.parent)),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        try:
+            yield child, self._port_of(child, output)
+        finally:
+            _stop(child)
 
     def _port_of(self, child: subprocess.Popen[bytes], output: Path) -> int:
         give_up = time.monotonic() + self.start_s
@@ -179,7 +177,13 @@ def keys_of(concurrency: int, batch_size: int, delay_ms: float) -> dict[str, int
 
 
 def _command(changes: Changes, script: Script) -> list[str]:
-    return [sys.executable, "-m", CHILD, json.dumps(msgspec.to_builtins(changes)), *script.arguments]
+    return [
+        sys.executable,
+        "-m",
+        CHILD,
+        json.dumps(msgspec.to_builtins(changes)),
+        *script.arguments,
+    ]
 
 
 def _variables(folder: str) -> dict[str, str]:
