@@ -29,6 +29,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def analyse(arguments: Sequence[str]) -> int:
     """Print where the time of `analyse FILE` went, which Op holds it up, what to change."""
+    if list(arguments[:1]) == ["--serve"]:
+        from pipeline.cli.advise import advise as advise_live
+
+        return advise_live(arguments[1:])
     from pipeline.observe.analysis.advice import advise  # here: scripts that run need none of it
     from pipeline.observe.analysis.analyst import Analyst
     from pipeline.observe.analysis.report import report_json, report_text

@@ -81,8 +81,7 @@ class Script:
             done = subprocess.run(
                 _command(Changes(describes=True), self),
                 env=_variables(folder),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 check=False,
             )
         try:

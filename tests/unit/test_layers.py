@@ -90,7 +90,7 @@ AT_HOME: dict[str, set[str]] = {
     "httptools": {"frontends.http.connection", "frontends.http.heads", "proto.http_answer"},
     "uvloop": {"system.event_loop"},
     "python_multipart": {"frontends.api.multipart"},
-    "yaml": {"config.yaml"},
+    "yaml": {"config.yaml", "config.yaml_edit"},
     "onnxruntime": {"predictors.onnx.predictor"},
     "paddle": {"predictors.paddle.predictor"},
     "ray": {"workers.ray"},
