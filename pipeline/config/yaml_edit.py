@@ -104,7 +104,7 @@ def _value_edits(
         yield _Edit(mark.index, mark.index, f"# {why}\n{_line(mark, key, value)}")
     else:
         place = of_op.start_mark.index + 1  # behind the {
-        yield _Edit(place, place, f"{key}: {value}{', ' if of_op.value else ''}")
+        yield _Edit(place, place, f"{key}: {value}, ")
         yield _Edit(above.index, above.index, f"# {key}: {why}\n{' ' * above.column}")
 
 

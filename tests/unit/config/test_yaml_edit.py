@@ -13,7 +13,7 @@ _CHANGES = {"model": {"concurrency": (4, "was 1"), "batch_size": (16, "was 1: ch
 @pytest.mark.parametrize(
     "text",
     [
-        "http_port: 1  # ours\nop:\n  words: {concurrency: 2}\n  model:\n    concurrency: 1   # x\n",
+        "http_port: 1  # ours\nop:\n  words: {x: 2}\n  model:\n    concurrency: 1   # x\n",
         "http_port: 1  # ours\nop:\n  model: {concurrency: 1}\n",
         "http_port: 1  # ours\nop:\n  model: {}\n",
         "http_port: 1  # ours\nop:\n    words:\n        batch_size: 2\n",
