@@ -12,6 +12,7 @@ USAGE = """\
 usage: python -m pipeline run SCRIPT [ARGUMENT ...]
        python -m pipeline run -m MODULE [ARGUMENT ...]
        python -m pipeline analyse FILE [--qps N] [--trace OUT] [--json]
+       python -m pipeline analyse --serve --load FILE [FLAG ...] SCRIPT [ARGUMENT ...]
        python -m pipeline graph [--format text|mermaid|dot] SCRIPT [ARGUMENT ...]
        python -m pipeline check [--strict] FILE ...
        python -m pipeline repository --model-repository=DIR [FLAG ...]
@@ -23,11 +24,12 @@ paddle_serving_server, paddle_serving_server_gpu and paddle_serving_client are a
   -m MODULE   run a module that can be imported, as `python -m MODULE` does
 
 analyse: say where the time went, from what a server with `dag.use_profile: true` wrote to stderr.
+With --serve: try other workers and batch sizes of a script's Ops under a load; write the best.
 graph: print the graph of Ops that a script serves, without serving it.
 check: check config.yml files without starting anything.
 repository: serve model repositories, with the flags of Triton's server.
 
-  -h, --help  show this text; after analyse, graph, check or repository: their own
+  -h, --help  show this text; after analyse (--serve), graph, check, repository: their own
 
 docs/migration.md tells what differs. To serve a single model: python -m pipeline.serve --help
 """

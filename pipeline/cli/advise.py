@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline.config.yaml_edit import Changes, with_ops_changed
+from pipeline.config.yaml_edit import OpChange, with_ops_changed
 from pipeline.errors import ConfigError
 from pipeline.tuning.load import read_load
 from pipeline.tuning.search import Search
 from pipeline.tuning.settings import Goal, OpSettings, OpSpace, Settings, Space, Trial
-from pipeline.tuning.tried_server import Bench, Described, DescribedOp, Script, TrialError, keys_of
+from pipeline.tuning.tried_server import Bench, Script, TrialError, TriedOp, TriedService, keys_of
 
 _FAILED = 1
+_CLIENTS = 64  # requests at a time where no recording tells
 _CLIENT_CORES = 0.5  # of this process, which asks
 
 
@@ -31,21 +34,23 @@ def advise(arguments: Sequence[str]) -> int:
     for op in service.ops:
         if op.held:
             _say(f"note: {op.name} stays as it is: {op.held}")
-    space, start = space_of(service, given.clients, given.most_workers, given.most_batch)
+    clients = given.clients or max(request.at_once for request in requests) or _CLIENTS
+    space, start = space_of(service, clients, given.most_workers, given.most_batch)
     if space.size == 1:
         return _fails("no Op has settings that may be tried")
     names = tuple(op.name for op in service.ops)
-    bench = Bench(script, names, requests, given.clients, seconds=given.seconds)
+    bench = Bench(script, names, requests, clients, seconds=given.seconds)
     goal = Goal(given.objective == "latency", given.latency_p99_ms, given.memory_mb)
     search = Search(space, goal, start, given.most_trials)
-    _say(f"{len(requests):,} requests, {given.clients} clients, {space.size:,} choices")
-    while (settings := search.propose()) is not None:
-        why = search.why
-        search.tell(bench.trial(settings))
-        _say(_line(len(search.trials), search.trials[-1], names, why))
+    _say(f"{len(requests):,} requests, {clients} clients, {space.size:,} choices")
+    with contextlib.suppress(KeyboardInterrupt):  # the best until then
+        while (settings := search.propose()) is not None:
+            search.tell(bench.trial(settings))
+            told = _line(search.trials[-1], names)
+            _say(f"{len(search.trials):>3}  {told}  ({search.why})")
     if search.best is None:
         return _fails("no settings that were tried are within the limits, or all failed")
-    _say(f"best: {_line(0, search.best, names, '')}")
+    _say(f"best: {_line(search.best, names)}")
     for op in service.ops:
         if op.said:
             _say(f"note: the constructor of {op.name} says {', '.join(op.said)}: take it out")
@@ -56,7 +61,7 @@ def advise(arguments: Sequence[str]) -> int:
 
 
 def space_of(
-    service: Described, clients: int, most_workers: int, most_batch: int
+    service: TriedService, clients: int, most_workers: int, most_batch: int
 ) -> tuple[Space, Settings]:
     """Return what may be tried of a service, and the settings that it has."""
     cores = max(1.0, len(os.sched_getaffinity(0)) - _CLIENT_CORES)
@@ -65,7 +70,7 @@ def space_of(
     return Space(ops, clients, cores), start
 
 
-def _op_space(op: DescribedOp, most_workers: int, most_batch: int) -> OpSpace:
+def _op_space(op: TriedOp, most_workers: int, most_batch: int) -> OpSpace:
     workers, sizes = {op.concurrency}, {op.batch_size}
     delays = {op.delay_ms}
     if not op.held:
@@ -89,45 +94,35 @@ def _doublings(most: int) -> Iterator[int]:
         number *= 2
 
 
-def advised(service: Described, before: Trial, best: Trial) -> str:
-    """Return the text of the config.yml with the best settings, and above each the reason."""
+def advised(service: TriedService, before: Trial, best: Trial) -> str:
+    """Return the text of the config.yml with the best settings, and above each Op what it had."""
     text = Path(service.config).read_text(encoding="utf-8") if service.config else ""
-    figures = (
-        f"{best.per_s:,.0f} requests/s and p99 {best.p99_ms:.1f} ms, "
-        f"before {before.per_s:,.0f} and {before.p99_ms:.1f}"
-        if not before.problem
-        else f"{best.per_s:,.0f} requests/s and p99 {best.p99_ms:.1f} ms"
-    )
-    changes: Changes = {
-        op.name: values
-        for op, old, new in zip(service.ops, before.settings, best.settings, strict=True)
-        if (values := dict(_changed_keys(old, new, figures)))
-    }
-    return with_ops_changed(text, changes) if changes else text
+    changes = {}
+    for op, old, new in zip(service.ops, before.settings, best.settings, strict=True):
+        was, values = keys_of(old), keys_of(new)
+        different = {key: value for key, value in values.items() if value != was[key]}
+        if different:
+            had = ", ".join(f"{key} {was[key]}" for key in different)
+            changes[op.name] = OpChange(different, f"was {had}")
+    head = f"# python -m pipeline analyse --serve: {_figures(best)}; before: {_figures(before)}\n"
+    return head + (with_ops_changed(text, changes) if changes else text)
 
 
-def _changed_keys(
-    old: OpSettings, new: OpSettings, figures: str
-) -> Iterator[tuple[str, tuple[int | float, str]]]:
-    was = keys_of(*old)
-    for key, value in keys_of(*new).items():
-        if value != was[key]:
-            yield key, (value, f"advised, was {was[key]}; all changes together: {figures}")
-
-
-def _line(number: int, trial: Trial, names: Sequence[str], why: str) -> str:
+def _line(trial: Trial, names: Sequence[str]) -> str:
     what = "  ".join(
         f"{name} {op.concurrency}x{op.batch_size}" + f"+{op.delay_ms:g}ms" * bool(op.delay_ms)
         for name, op in zip(names, trial.settings, strict=True)
     )
-    begin = f"{number:>3}  " if number else ""
+    return f"{what}: {trial.problem or _figures(trial)}"
+
+
+def _figures(trial: Trial) -> str:
     if trial.problem:
-        return f"{begin}{what}: {trial.problem}"
-    figures = (
-        f"{trial.per_s:>9,.1f}/s  p50 {trial.p50_ms:.1f} ms  p99 {trial.p99_ms:.1f} ms  "
-        f"{trial.memory_mb:,.0f} MiB  {trial.cpu:.2f} cores"
+        return "it failed"
+    return (
+        f"{trial.per_s:,.1f}/s, p50 {trial.p50_ms:.1f} ms, p99 {trial.p99_ms:.1f} ms, "
+        f"{trial.memory_mb:,.0f} MiB, {trial.cpu:.2f} cores"
     )
-    return f"{begin}{figures}  {what}" + f"  ({why})" * bool(why)
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -137,20 +132,39 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
         "of its own under a recorded load, and write the best as a config.yml.",
     )
     parser.add_argument("--load", required=True, metavar="FILE", help="requests, as JSON lines")
-    parser.add_argument("--clients", type=int, default=64, help="requests at the same time")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a trial's load")
+    parser.add_argument(
+        "--clients",
+        type=_count,
+        metavar="N",
+        help=f"requests at a time; as many as were recorded, or {_CLIENTS}",
+    )
+    parser.add_argument(
+        "--seconds", type=_amount, default=2.0, metavar="S", help="length of a trial's load"
+    )
     parser.add_argument("--objective", choices=("throughput", "latency"), default="throughput")
-    parser.add_argument("--latency-p99-ms", type=float, metavar="MS", help="limit")
-    parser.add_argument("--memory-mb", type=float, metavar="MIB", help="limit, all processes")
-    parser.add_argument("--most-trials", type=int, default=20, metavar="N")
-    parser.add_argument("--most-workers", type=int, default=16, metavar="N", help="of an Op")
-    parser.add_argument("--most-batch", type=int, default=32, metavar="N")
+    parser.add_argument("--latency-p99-ms", type=_amount, metavar="MS", help="limit")
+    parser.add_argument("--memory-mb", type=_amount, metavar="MIB", help="limit, all processes")
+    parser.add_argument("--most-trials", type=_count, default=20, metavar="N")
+    parser.add_argument("--most-workers", type=_count, default=16, metavar="N", help="of an Op")
+    parser.add_argument("--most-batch", type=_count, default=32, metavar="N")
     parser.add_argument("--out", default="config.advised.yml", metavar="FILE")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="SCRIPT ... or -m MODULE ...")
     given = parser.parse_args(arguments)
     if not given.script:
         parser.error("a script is missing")
     return given
+
+
+def _count(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise ValueError(text)
+    return count
+
+
+def _amount(text: str) -> float:
+    if not 0 < (amount := float(text)) < math.inf:
+        raise ValueError(text)
+    return amount
 
 
 def _say(text: str) -> None:

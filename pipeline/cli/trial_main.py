@@ -2,46 +2,53 @@
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
+import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+import pipeline.server
 from pipeline.cli.graph import server_of
-from pipeline.config.schema import OpConfig
+from pipeline.config.schema import OpConfig, ServiceConfig, load_config, resolve_op
 from pipeline.config.yaml import read_yaml
 from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
 from pipeline.engine.streams.plan import plan_streams
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.op import Op
-from pipeline.server import PipelineServer
-from pipeline.tuning.tried_server import Changes, Described, DescribedOp
+from pipeline.tuning.tried_server import Changes, OpValues, TriedOp, TriedService
 
 _SETTINGS = ("concurrency", "batch_size", "auto_batching_timeout")
-_ALONE = {
+_ALONE: dict[str, object] = {
+    "host": "127.0.0.1",
+    "http_host": None,
     "http_port": 0,
+    "rpc_host": None,
     "rpc_port": 0,
     "edge": "embedded",
     "http_server": None,
     "reuse_port": False,
     "drain_delay": 0,
     "stop_grace_period": 1000,
+    "frontends": {},
     "sinks": {},
     "opentelemetry": False,
+    "response_cache": False,
 }
-"""Keys of config.yml without which a trial could be in the live server's way, or in its books."""
+"""Keys of config.yml with which a trial is not in the live server's way, nor in its books."""
 _ALONE_DAG = {
     "use_profile": True,
     "profile_per_s": 400,
     "enable_prometheus": False,
     "tracer": {"interval_s": -1},
 }
+_RECORD = "record"  # a filter that would write over the load
+_PR_SET_PDEATHSIG = 1
 _FAILED = 1
-_RECORD = "record"
 
 
 def main() -> int:
@@ -54,9 +61,10 @@ def main() -> int:
     try:
         if changes.describes:
             return _describe(is_module, script, arguments)
-        with _changed(changes.ops):
-            (run_module if is_module else run_script)(script, arguments)
-    except ScriptNotFoundError as error:
+        _change(changes.ops)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # not longer than who tries
+        (run_module if is_module else run_script)(script, arguments)
+    except (ScriptNotFoundError, PipelineError) as error:
         sys.stderr.write(f"{error}\n")
         return _FAILED
     return 0
@@ -67,22 +75,20 @@ def main() -> int:
 
 def _describe(is_module: bool, script: str, arguments: list[str]) -> int:
     """Write what the script would serve, as JSON, as the last line; its threads are left."""
-    with _noted() as sources:
-        server = server_of(is_module, script, arguments)
-    if server is None or (graph := server._graph) is None:
+    server = server_of(is_module, script, arguments)
+    if server is None or (graph := server._graph) is None or (config := server._config) is None:
         return _FAILED
     streams = plan_streams(graph)
-    found = Described(
-        server.name or "",
-        sources.get(id(server), ""),
-        tuple(_described(op, streams is not None and streams.has(op)) for op in graph.ops),
-    )
-    sys.stdout.write(f"\n{msgspec.json.encode(found).decode()}\n")
+    ops = tuple(tried_op(op, streams is not None and streams.has(op)) for op in graph.ops)
+    source = Path(config.source)
+    service = TriedService(str(source.resolve()) if source.is_file() else "", ops)
+    sys.stdout.write(f"\n{msgspec.json.encode(service).decode()}\n")
     sys.stdout.flush()
     os._exit(0)
 
 
-def _described(op: Op, streams: bool) -> DescribedOp:
+def tried_op(op: Op, streams: bool) -> TriedOp:
+    """Return what a search has to know of an Op that is configured."""
     config: OpConfig = op.pipeline_config
     held = ""
     if config.sequence.strategy is not None:
@@ -91,102 +97,52 @@ def _described(op: Op, streams: bool) -> DescribedOp:
         held = f"batching: {config.batching}"
     elif streams:
         held = "it streams"
-    said = tuple(key for key in _SETTINGS if op.pipeline_given.get(key) is not None)
-    return DescribedOp(
+    has_model = bool(config.local_service_conf.model_config or config.server_endpoints)
+    return TriedOp(
         op.name,
         config.concurrency,
         config.batch_size,
         1e3 * (config.auto_batching_timeout_s or 0.0),
         in_processes=config.workers != "thread",
-        takes_batches=_has_process(op),
+        takes_batches=has_model or type(op).process is not Op.process,
         held=held,
-        said=said,
+        said=tuple(key for key in _SETTINGS if op.pipeline_given.get(key) is not None),
     )
-
-
-def _has_process(op: Op) -> bool:
-    """Return whether there is anything to do for a batch at once."""
-    config = op.pipeline_config
-    has_model = bool(config.local_service_conf.model_config or config.server_endpoints)
-    return has_model or type(op).process is not Op.process
-
-
-@contextlib.contextmanager
-def _noted() -> Iterator[dict[int, str]]:
-    """Note the file that each server is prepared with."""
-    sources: dict[int, str] = {}
-    original = PipelineServer.prepare_server
-
-    def prepare(
-        server: PipelineServer,
-        yml_file: str | None = None,
-        yml_dict: Mapping[str, Any] | None = None,
-    ) -> None:
-        original(server, yml_file, yml_dict)
-        sources[id(server)] = str(Path(yml_file).resolve()) if yml_file else ""
-
-    with _replaced(prepare):
-        yield sources
 
 
 # Run ---------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _changed(ops: Mapping[str, Mapping[str, int | float]]) -> Iterator[None]:
-    """Have servers prepared with other values of these Ops, and where nobody else is."""
-    original = PipelineServer.prepare_server
+def _change(ops: Mapping[str, OpValues]) -> None:
+    """Have this process' servers read other values of these Ops, which win over constructors'."""
 
-    def prepare(
-        server: PipelineServer,
-        yml_file: str | None = None,
-        yml_dict: Mapping[str, Any] | None = None,
-    ) -> None:
-        for op in server._graph.all_ops if server._graph is not None else ():
-            if op.name in ops:  # the trial's values win over the constructor's
-                op.pipeline_given = {
-                    key: value
-                    for key, value in op.pipeline_given.items()
-                    if key not in ops[op.name]
-                }
-        data = read_yaml(yml_file).data if yml_file else yml_dict
-        original(server, None, changed(data, ops))
-        if yml_file:
-            server._base_dir = Path(yml_file).resolve().parent
+    def load(yml_file: str | None, yml_dict: Mapping[str, Any] | None) -> ServiceConfig:
+        return load_config(None, changed(read_yaml(yml_file).data if yml_file else yml_dict, ops))
 
-    with _replaced(prepare):
-        yield
+    def resolve(name: str, given: Mapping[str, object], config: ServiceConfig) -> OpConfig:
+        others = {key: value for key, value in given.items() if key not in ops.get(name, {})}
+        return resolve_op(name, others, config)
+
+    for function, replaced in ((load, "load_config"), (resolve, "resolve_op")):
+        setattr(pipeline.server, replaced, function)
 
 
-def changed(data: object, ops: Mapping[str, Mapping[str, int | float]]) -> dict[str, Any]:
-    """Return a configuration with other values of these Ops. Raises ConfigError: it is none."""
+def changed(data: object, ops: Mapping[str, OpValues]) -> dict[str, Any]:
+    """Return a configuration with other values of these Ops, and where nobody else is.
+
+    Raises ConfigError: it is no mapping.
+    """
     if not isinstance(data, Mapping):
         raise ConfigError("the configuration is no mapping")
-    dag = data.get("dag") if isinstance(data.get("dag"), Mapping) else {}
-    filters = data.get("filters") if isinstance(data.get("filters"), Mapping) else {}
-    of_ops = dict(data.get("op") or {})
-    for name, values in ops.items():
-        of_ops[name] = {**(of_ops.get(name) or {}), **values}
-    return {
-        **data,
-        **_ALONE,
-        "dag": {**(dag or {}), **_ALONE_DAG},
-        "filters": {name: given for name, given in (filters or {}).items() if name != _RECORD},
-        "op": of_ops,
+    of_ops = {
+        name: {**(values or {}), "response_cache": False}
+        for name, values in (data.get("op") or {}).items()
     }
-
-
-@contextlib.contextmanager
-def _replaced(prepare: Any) -> Iterator[None]:
-    names = ("prepare_server", "prepare_pipeline_config")  # the second one is the first's alias
-    originals = [getattr(PipelineServer, name) for name in names]
-    for name in names:
-        setattr(PipelineServer, name, prepare)
-    try:
-        yield
-    finally:
-        for name, original in zip(names, originals, strict=True):
-            setattr(PipelineServer, name, original)
+    for name, values in ops.items():
+        of_ops[name] = {**of_ops.get(name, {}), **values}
+    dag = {**(data.get("dag") or {}), **_ALONE_DAG}
+    filters = {name: it for name, it in (data.get("filters") or {}).items() if name != _RECORD}
+    return {**data, **_ALONE, "dag": dag, "filters": filters, "op": of_ops}
 
 
 if __name__ == "__main__":

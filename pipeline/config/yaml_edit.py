@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import yaml
 
-Changes = Mapping[str, Mapping[str, tuple[int | float, str]]]
-"""Of each Op, by keys: the value that it is to have, and why."""
+
+class OpChange(NamedTuple):
+    """The values that keys of an Op are to have, and why, in a line."""
+
+    values: Mapping[str, int | float]
+    why: str
 
 
 class _Edit(NamedTuple):
@@ -20,8 +23,12 @@ class _Edit(NamedTuple):
     text: str
 
 
-def with_ops_changed(text: str, changes: Changes) -> str:
-    """Return a config.yml with these values below `op:`, and above each of them why.
+class _CannotEditError(Exception):
+    """The text has another form than is known here."""
+
+
+def with_ops_changed(text: str, changes: Mapping[str, OpChange]) -> str:
+    """Return a config.yml with these values below `op:`, and above each Op why.
 
     Where the text has a form that cannot be edited in place, such as an alias, all of it is
     written anew, without its comments.
@@ -33,93 +40,63 @@ def with_ops_changed(text: str, changes: Changes) -> str:
             return edited
     except (_CannotEditError, yaml.YAMLError):
         pass
-    told = [f"#   {op}.{key}: {why}\n" for op, key, _, why in _each(changes)]
-    return "# Changed:\n" + "".join(told) + yaml.safe_dump(expected, sort_keys=False)
+    told = "".join(f"# {op}: {change.why}\n" for op, change in changes.items())
+    return told + yaml.safe_dump(expected, sort_keys=False)
 
 
-class _CannotEditError(Exception):
-    """The text has another form than is known here."""
+def _changed(data: Any, changes: Mapping[str, OpChange]) -> dict[str, Any]:
+    ops = dict((data or {}).get("op") or {})
+    for op, change in changes.items():
+        ops[op] = {**(ops.get(op) or {}), **change.values}
+    return {**(data or {}), "op": ops}
 
 
-def _each(changes: Changes) -> Iterator[tuple[str, str, int | float, str]]:
-    for op, values in changes.items():
-        for key, (value, why) in values.items():
-            yield op, key, value, why
-
-
-def _changed(data: Any, changes: Changes) -> Any:
-    expected = copy.deepcopy(data) or {}
-    ops = expected["op"] = dict(expected.get("op") or {})
-    for op, key, value, _ in _each(changes):
-        ops[op] = {**(ops.get(op) or {}), key: value}
-    return expected
-
-
-def _edited(text: str, changes: Changes) -> str:
-    root = yaml.compose(text, yaml.SafeLoader)
-    ops = _member(root, "op")
+def _edited(text: str, changes: Mapping[str, OpChange]) -> str:
+    ops = _member(yaml.compose(text, yaml.SafeLoader), "op")
     if ops is None:
-        lines = [f"op:\n{''.join(_block(op, changes[op], '  '))}" for op in changes]
-        if len(lines) > 1:
-            lines[1:] = [line.removeprefix("op:\n") for line in lines[1:]]
-        return text.rstrip("\n") + "\n" * bool(text.strip()) + "".join(lines)
-    edits = [edit for op, values in changes.items() for edit in _op_edits(ops[1], op, values)]
-    for edit in sorted(edits, reverse=True):
+        blocks = "".join(f"  {_block(op, change, 2)}" for op, change in changes.items())
+        return f"{text.rstrip()}\nop:\n{blocks}".lstrip()
+    new_first = sorted(changes, key=lambda op: _member(ops[1], op) is not None)
+    edits = [edit for op in new_first for edit in _op_edits(ops[1], op, changes[op])]
+    for edit in sorted(edits, key=lambda edit: edit.begin)[::-1]:
         text = text[: edit.begin] + edit.text + text[edit.end :]
     return text
 
 
-def _op_edits(
-    ops: yaml.Node, op: str, values: Mapping[str, tuple[int | float, str]]
-) -> Iterator[_Edit]:
+def _op_edits(ops: yaml.Node, op: str, change: OpChange) -> Iterator[_Edit]:
     if not isinstance(ops, yaml.MappingNode) or ops.flow_style or not ops.value:
         raise _CannotEditError
     found = _member(ops, op)
-    first = ops.value[0][0].start_mark
     if found is None:
-        block = "".join(_block(op, values, " " * first.column)).lstrip(" ")
-        yield _Edit(first.index, first.index, block + " " * first.column)
+        first = ops.value[0][0].start_mark
+        block = _block(op, change, first.column) + " " * first.column
+        yield _Edit(first.index, first.index, block)
         return
-    key_node, of_op = found
+    above, of_op = found[0].start_mark, found[1]
     if not isinstance(of_op, yaml.MappingNode):
         raise _CannotEditError
-    above = key_node.start_mark if of_op.flow_style or not of_op.value else None
-    for key, (value, why) in values.items():
-        yield from _value_edits(of_op, key, value, why, above)
+    yield _Edit(above.index, above.index, f"# {change.why}\n{' ' * above.column}")
+    for key, value in change.values.items():
+        known = _member(of_op, key)
+        if known is not None:
+            yield _Edit(known[1].start_mark.index, known[1].end_mark.index, str(value))
+        elif of_op.flow_style:
+            yield _Edit(begin := of_op.start_mark.index + 1, begin, f"{key}: {value}, ")
+        else:
+            first = of_op.value[0][0].start_mark
+            yield _Edit(first.index, first.index, f"{key}: {value}\n{' ' * first.column}")
 
 
-def _value_edits(
-    of_op: yaml.MappingNode, key: str, value: int | float, why: str, above: Any
-) -> Iterator[_Edit]:
-    known = _member(of_op, key)
-    if known is not None:
-        key_node, node = known
-        if not isinstance(node, yaml.ScalarNode):
-            raise _CannotEditError
-        yield _Edit(node.start_mark.index, node.end_mark.index, str(value))
-        mark = above or key_node.start_mark
-        yield _Edit(mark.index, mark.index, f"# {why}\n{' ' * mark.column}")
-    elif above is None:
-        mark = of_op.value[0][0].start_mark
-        yield _Edit(mark.index, mark.index, f"# {why}\n{_line(mark, key, value)}")
-    else:
-        place = of_op.start_mark.index + 1  # behind the {
-        yield _Edit(place, place, f"{key}: {value}, ")
-        yield _Edit(above.index, above.index, f"# {key}: {why}\n{' ' * above.column}")
-
-
-def _line(mark: Any, key: str, value: int | float) -> str:
-    indent = " " * mark.column
-    return f"{indent}{key}: {value}\n{indent}"
-
-
-def _block(op: str, values: Mapping[str, tuple[int | float, str]], indent: str) -> Iterator[str]:
-    yield f"{indent}{op}:\n"
-    for key, (value, why) in values.items():
-        yield f"{indent}  # {why}\n{indent}  {key}: {value}\n"
+def _block(op: str, change: OpChange, column: int) -> str:
+    """Return the lines of an Op that the text has not; the first is indented already."""
+    indent = " " * column
+    lines = "".join(f"{indent}  {key}: {value}\n" for key, value in change.values.items())
+    return f"# {change.why}\n{indent}{op}:\n{lines}"
 
 
 def _member(node: yaml.Node | None, key: str) -> tuple[yaml.Node, yaml.Node] | None:
+    if node is None:
+        return None
     if not isinstance(node, yaml.MappingNode):
         raise _CannotEditError
     return next(((each, value) for each, value in node.value if each.value == key), None)

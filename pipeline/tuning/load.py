@@ -1,7 +1,7 @@
 """Loads: requests in a file of JSON lines, and clients that ask them of a server over HTTP.
 
-A line is `{"path": "/service/prediction", "body": {...}, "at": 1.25}`: `at`, in s, is when it came
-and may be absent, so that a file of examples is written by hand.
+A line is `{"path": "/service/prediction", "body": {...}, "at_once": 3}`. `at_once`, how many
+requests there were inside with it, may be absent: a file of examples is easily written by hand.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _ANSWER_S = 30.0  # for the last answers, when a load is over
 
 
 class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One request of a load: what is posted to a path; `at` is when it came, in s."""
+    """One request of a load: what is posted to a path, and how many were inside with it."""
 
     path: Annotated[str, msgspec.Meta(pattern=r"^/[!-~]*\Z")]
     body: msgspec.Raw
-    at: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    at_once: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     def as_bytes(self) -> bytes:
         """Return the request as it is sent."""

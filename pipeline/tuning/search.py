@@ -64,9 +64,14 @@ class Search:
 
     @property
     def best(self) -> Trial | None:
-        """The best trial within the limits; None: there is none."""
-        good = [trial for trial in self.trials if self.goal.score_of(trial) > 0]
-        return max(good, key=self.goal.score_of, default=None)
+        """The best trial within the limits; None: there is none.
+
+        Of those that only chance has apart it is the one with the least workers and batches.
+        """
+        score_of = self.goal.score_of
+        most = max(map(score_of, self.trials), default=0.0)
+        good = [trial for trial in self.trials if score_of(trial) * _BETTER >= most > 0]
+        return min(good, key=lambda trial: _doublings(trial.settings), default=None)
 
     @property
     def _has_good(self) -> bool:

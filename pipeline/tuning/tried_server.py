@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -14,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -25,7 +23,7 @@ from pipeline.observe.analysis.analyst import Analyst
 from pipeline.observe.tables import batches
 from pipeline.tuning.family import family_of
 from pipeline.tuning.load import LoadRequest, replay
-from pipeline.tuning.settings import OpMeasured, Settings, Trial
+from pipeline.tuning.settings import OpMeasured, OpSettings, Settings, Trial
 
 CHILD = "pipeline.cli.trial_main"
 _READY = re.compile(rb"is ready: .*HTTP on port (\d+)")
@@ -34,7 +32,11 @@ _STOP_S = 10.0
 _LAST_WORDS = 600  # characters
 
 
-class DescribedOp(msgspec.Struct, frozen=True):
+OpValues = dict[str, int | float]
+"""Values of an Op's settings, by their keys in config.yml."""
+
+
+class TriedOp(msgspec.Struct, frozen=True):
     """An Op as its script and config.yml have it; `held` says why its settings are not changed.
 
     `said` are those of its settings that its constructor has, which wins over config.yml.
@@ -50,19 +52,18 @@ class DescribedOp(msgspec.Struct, frozen=True):
     said: tuple[str, ...] = ()
 
 
-class Described(msgspec.Struct, frozen=True):
+class TriedService(msgspec.Struct, frozen=True):
     """A service as a script makes it; `config` is the path of its config.yml, "" without one."""
 
-    name: str
     config: str
-    ops: tuple[DescribedOp, ...]
+    ops: tuple[TriedOp, ...]
 
 
 class Changes(msgspec.Struct, frozen=True):
     """What the child is to do: describe the service, or run it with other values below `op:`."""
 
     describes: bool = False
-    ops: dict[str, dict[str, Annotated[int | float, "of a setting"]]] = {}
+    ops: dict[str, OpValues] = {}
 
 
 class TrialError(PipelineError):
@@ -75,7 +76,7 @@ class Script:
 
     arguments: tuple[str, ...]
 
-    def describe(self) -> Described:
+    def describe(self) -> TriedService:
         """Return the service that the script would run. Raises TrialError."""
         with TemporaryDirectory(prefix="pipeline-trial-") as folder:
             done = subprocess.run(
@@ -85,7 +86,7 @@ class Script:
                 check=False,
             )
         try:
-            return msgspec.json.decode(done.stdout.splitlines()[-1], type=Described)
+            return msgspec.json.decode(done.stdout.splitlines()[-1], type=TriedService)
         except (IndexError, msgspec.MsgspecError):
             told = done.stderr.decode("utf-8", "replace")[-_LAST_WORDS:].strip()
             raise TrialError(f"{self.arguments[0]}: {told or 'it runs no server'}") from None
@@ -139,7 +140,7 @@ class Bench:
         self, settings: Settings, output: Path
     ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         """Start the server; yield it and its HTTP port; stop it."""
-        ops = {name: keys_of(*op) for name, op in zip(self.names, settings, strict=True)}
+        ops = {name: keys_of(op) for name, op in zip(self.names, settings, strict=True)}
         with output.open("wb") as file:
             child = subprocess.Popen(
                 _command(Changes(ops=ops), self.script),
@@ -165,24 +166,17 @@ class Bench:
         return int(found[1])
 
 
-def keys_of(concurrency: int, batch_size: int, delay_ms: float) -> dict[str, int | float]:
-    """Return settings as keys of config.yml have them."""
-    timeout = int(delay_ms) if delay_ms > 0 else -1
+def keys_of(settings: OpSettings) -> OpValues:
+    """Return an Op's settings as keys of config.yml have them."""
     return {
-        "concurrency": concurrency,
-        "batch_size": batch_size,
-        "auto_batching_timeout": timeout,
+        "concurrency": settings.concurrency,
+        "batch_size": settings.batch_size,
+        "auto_batching_timeout": int(settings.delay_ms) or -1,
     }
 
 
 def _command(changes: Changes, script: Script) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        CHILD,
-        json.dumps(msgspec.to_builtins(changes)),
-        *script.arguments,
-    ]
+    return [sys.executable, "-m", CHILD, msgspec.json.encode(changes).decode(), *script.arguments]
 
 
 def _variables(folder: str) -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from pipeline.config.yaml_edit import with_ops_changed
+from pipeline.config.yaml_edit import OpChange, with_ops_changed
 
-_CHANGES = {"model": {"concurrency": (4, "was 1"), "batch_size": (16, "was 1: cheaper")}}
+_CHANGES = {"model": OpChange({"concurrency": 4, "batch_size": 16}, "was 1 and 1")}
 
 
 @pytest.mark.parametrize(
@@ -20,21 +20,26 @@ _CHANGES = {"model": {"concurrency": (4, "was 1"), "batch_size": (16, "was 1: ch
         "http_port: 1  # ours\n",
     ],
 )
-def test_what_is_changed_is_there_and_comments_stay(text):
-    changed = with_ops_changed(text, _CHANGES)
-    expected = yaml.safe_load(text)
-    ops = expected.setdefault("op", {})
-    ops["model"] = {**ops.get("model", {}), "concurrency": 4, "batch_size": 16}
-    assert yaml.safe_load(changed) == expected
-    assert "# ours" in changed
-    assert "was 1: cheaper" in changed
+def test_values_change_and_comments_stay(text):
+    edited = with_ops_changed(text, _CHANGES)
+    before, after = yaml.safe_load(text), yaml.safe_load(edited)
+    expected = {**before.get("op", {}), "model": {"concurrency": 4, "batch_size": 16}}
+    assert after == {**before, "op": expected}
+    assert "# ours" in edited
+    assert edited.count("# was 1 and 1\n") == 1
 
 
-@pytest.mark.parametrize(
-    "text", ["a: &x {concurrency: 1}\nop:\n  model: *x\n", "{op: {model: {}}}", "op:\n  model:\n"]
-)
+@pytest.mark.parametrize("text", ["", "op:\n", "a: &a {op: 1}\nop: {x: *a}\n", "op:\n  model:\n"])
 def test_what_cannot_be_edited_is_written_anew(text):
-    changed = with_ops_changed(text, _CHANGES)
-    assert yaml.safe_load(changed)["op"]["model"] == {"concurrency": 4, "batch_size": 16}
-    assert yaml.safe_load(changed).get("a") == yaml.safe_load(text).get("a")
-    assert "# " in changed
+    edited = with_ops_changed(text, _CHANGES)
+    assert yaml.safe_load(edited)["op"]["model"] == {"concurrency": 4, "batch_size": 16}
+    assert "was 1 and 1" in edited
+
+
+def test_several_ops_are_changed_where_they_stand():
+    text = "op:\n  a: {batch_size: 2}\n  # the slow one\n  b:\n    batch_size: 1\n"
+    changes = {name: OpChange({"batch_size": 8}, f"{name} grew") for name in ("b", "a", "c")}
+    assert with_ops_changed(text, changes) == (
+        "op:\n  # c grew\n  c:\n    batch_size: 8\n  # a grew\n  a: {batch_size: 8}\n"
+        "  # the slow one\n  # b grew\n  b:\n    batch_size: 8\n"
+    )

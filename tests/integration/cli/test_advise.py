@@ -1,0 +1,77 @@
+"""`python -m pipeline analyse --serve`, with servers of its own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from pipeline.cli.advise import advise
+
+_SCRIPT = """
+import time
+import numpy as np
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+class Model(Op):
+    def preprocess(self, input_dicts):
+        return {"x": np.array([3])}
+
+    def process(self, feed):
+        time.sleep(0.02)
+        return feed[0]
+
+server = PipelineServer("toys")
+server.set_response_op(ResponseOp(Model("model", RequestOp(), concurrency=1)))
+server.prepare_server("config.yml")
+server.run_server()
+"""
+_LOAD = {"path": "/toys/prediction", "body": {"key": ["x"], "value": ["3"]}, "at_once": 8}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Return the current folder, with a service and a load."""
+    (tmp_path / "web_server.py").write_text(_SCRIPT)
+    (tmp_path / "config.yml").write_text("rpc_port: 9998  # ours\nhttp_port: 9999\n")
+    (tmp_path / "load.jsonl").write_text(json.dumps(_LOAD))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _advise(*arguments: str, script: str = "web_server.py") -> int:
+    return advise(["--load", "load.jsonl", "--seconds", "0.3", *arguments, script])
+
+
+def test_the_best_of_some_trials_is_written(folder, capsys):
+    assert _advise("--most-trials", "2") == 0
+    told = capsys.readouterr().out
+    assert "8 clients" in told
+    assert "the constructor of model says concurrency" in told
+    text = (folder / "config.advised.yml").read_text()
+    assert "# ours" in text
+    (values,) = yaml.safe_load(text)["op"].values()
+    assert values.get("concurrency", 1) * values.get("batch_size", 1) > 1
+    assert (folder / "config.yml").read_text() == "rpc_port: 9998  # ours\nhttp_port: 9999\n"
+
+
+def test_a_service_that_answers_with_errors_is_tried_once(folder, capsys):
+    (folder / "load.jsonl").write_text('{"path": "/others/prediction", "body": {}}')
+    assert _advise() == 1
+    seen = capsys.readouterr()
+    assert seen.out.count("Service name error") == 1
+    assert "all failed" in seen.err
+    assert not (folder / "config.advised.yml").exists()
+
+
+@pytest.mark.parametrize("given", [["--clients", "0"], ["--seconds", "nan"], ["--memory-mb", "-1"]])
+def test_numbers_that_make_no_sense_are_refused(folder, given):
+    with pytest.raises(SystemExit):
+        _advise(*given)
+
+
+def test_a_script_that_runs_no_server_is_told_of(folder, capsys):
+    (folder / "other.py").write_text("raise RuntimeError('nothing here')")
+    assert _advise(script="other.py") == 1
+    assert "nothing here" in capsys.readouterr().err
