@@ -29,7 +29,7 @@ graph: print the graph of Ops that a script serves, without serving it.
 check: check config.yml files without starting anything.
 repository: serve model repositories, with the flags of Triton's server.
 
-  -h, --help  show this text; after analyse (--serve), graph, check, repository: their own
+  -h, --help  show this text; after analyse, graph, check or repository: their own
 
 docs/migration.md tells what differs. To serve a single model: python -m pipeline.serve --help
 """

@@ -76,7 +76,7 @@ def _requests(name: str, lines: Iterable[bytes]) -> Iterator[LoadRequest]:
 
 @dataclass(slots=True)
 class LoadFigures:
-    """What the clients saw: the times of all answers in s, and the first that was an error."""
+    """Times of all answers that the clients saw, in s, and the first that was an error."""
 
     seconds: float = 0.0
     times_s: list[float] = field(default_factory=list)
@@ -133,7 +133,7 @@ async def replay(
 
 
 class _Load:
-    """What the clients have in common."""
+    """Things that the clients have in common."""
 
     def __init__(self, requests: Sequence[bytes], figures: LoadFigures) -> None:
         self._turn = itertools.cycle(requests)

@@ -60,7 +60,7 @@ class TriedService(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What the child is to do: describe the service, or run it with other values below `op:`."""
+    """The child's task: to describe the service, or run it with other values below `op:`."""
 
     describes: bool = False
     ops: dict[str, OpValues] = {}

@@ -278,10 +278,10 @@ def test_the_package_itself_loads_nothing():
 
 # What is forbidden, and the few places that have to do it: a forked child must not return into
 # the script that it was forked from, and only its zygote may kill it. What our own processes
-# send each other is pickled in four places. `python -m pipeline graph` is an application: the
-# script that it drew may have threads that never end.
+# send each other is pickled in four places. `python -m pipeline graph` and the child of a trial
+# are applications: the script that they looked at may have threads that never end.
 ENDS = {
-    "os._exit": {"workers.zygote.main", "cli.graph"},
+    "os._exit": {"workers.zygote.main", "cli.graph", "cli.trial_main"},
     "os.kill": {"workers.zygote.main"},
 }
 PICKLES = {
@@ -312,8 +312,9 @@ def test_nothing_is_unpickled_but_what_our_own_processes_send():
     assert found == []
 
 
-# Where the worker kinds are made, and where a stage of an Op has the same name.
-NAMES_KINDS = {"workers.thread", "workers.process.kind", "tracing.spans"}
+# Where the worker kinds are made, where a stage of an Op has the same name, and of a server that
+# is not started, which has no workers to ask.
+NAMES_KINDS = {"workers.thread", "workers.process.kind", "tracing.spans", "cli.trial_main"}
 KINDS = {"thread", "process"}
 
 
