@@ -14,18 +14,22 @@ _FAILED = b'{"err_no":3000,"err_msg":"no"}'
 
 async def _replayed(answers: list[bytes]) -> LoadFigures:
     """Return what two clients see of a server whose answers come in turn, then the last again."""
-    asked = 0
+    asked, talks = 0, set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal asked
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            await reader.readexactly(int(head.lower().split(b"content-length:")[1].split()[0]))
-            asked += 1
-            text = answers[min(asked, len(answers)) - 1]
-            if not text:
-                break
-            writer.write(text)
-        writer.close()
+        talks.add(asyncio.current_task())
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                await reader.readexactly(int(head.lower().split(b"content-length:")[1].split()[0]))
+                asked += 1
+                if not (text := answers[min(asked, len(answers)) - 1]):
+                    break
+                writer.write(text)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client has left
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -34,6 +38,8 @@ async def _replayed(answers: list[bytes]) -> LoadFigures:
         return await replay(port, [request], clients=2, seconds=0.05)
     finally:
         server.close()
+        while talks:
+            await talks.pop()
 
 
 def _http(body: bytes, status: str = "200 OK") -> bytes:
