@@ -140,6 +140,14 @@ class InputError(PipelineError):
     code: int = ErrorCode.INPUT_PARAMS_ERROR
 
 
+class UnspecifiedError(InputError):
+    """A model refused a request with an error of no particular kind: UNKNOWN over gRPC."""
+
+
+class ConflictError(InputError):
+    """A model refused a request since what it asks for is there: ALREADY_EXISTS over gRPC."""
+
+
 class DeadlineError(PipelineError):
     """A deadline or an Op's timeout passed."""
 

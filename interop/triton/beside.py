@@ -26,11 +26,14 @@ import repository
 from run import ROOT, free_ports
 
 sys.path.insert(0, str(ROOT))
+import beside_grpc
+
 from benchmarks.services.triton import installed
 
 START_S = 60.0
 STOP_S = 30.0
 SEED, WRONG = 1, 400
+COUNTED = ["add", "add_batched", "any_size", "texts", "labelled", "chain", "outer"]
 # Shapes of this size end the genuine server.
 _FATAL = re.compile(rb"9223372036854775808|1099511627776|Infinity")
 _ID = re.compile(r"\[request id: [^\]]*\] ")
@@ -187,7 +190,7 @@ def counts_of(port: int, model: str) -> dict[str, Any]:
 def compare_counts(ports: tuple[int, int]) -> int:
     """Compare the statistics of models that were asked; returns how many differ."""
     wrong = 0
-    for model in ("add", "add_batched", "any_size", "texts", "labelled", "chain", "outer"):
+    for model in COUNTED:
         theirs, ours = (counts_of(port, model) for port in ports)
         if theirs != ours:
             wrong += 1
@@ -205,7 +208,7 @@ def main() -> int:
     home = site / "pytriton" / "tritonserver"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        http_ports = []
+        http_ports, grpc_ports = [], []
         for name in ("triton", "ours"):
             (models := folder / name).mkdir()
             repository.write(models, str(site) if name == "triton" else ".")
@@ -220,12 +223,17 @@ def main() -> int:
                 environment = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": libraries}
             else:
                 command = [sys.executable, "-m", "pipeline", "repository", *flags]
+                command.append("--allow-client-shm=true")
                 environment = {**os.environ, "SERVING_LOG_PATH": str(folder)}
             stack.enter_context(running(command, environment, http_port))
             http_ports.append(http_port)
+            grpc_ports.append(grpc_port)
         ports = http_ports[0], http_ports[1]
         wrong = compare(ports, questions.good())
         wrong += compare_counts(ports)
+        wrong += beside_grpc.compare_all(
+            (grpc_ports[0], grpc_ports[1]), list(repository.MODELS), COUNTED, SEED, WRONG
+        )
         wrong += compare(ports, questions.sequences())
         wrong += compare(ports, questions.wrong(SEED, WRONG))
         wrong += compare(ports, questions.descriptions(list(repository.MODELS)))

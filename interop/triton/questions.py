@@ -264,7 +264,7 @@ def _binary(name: str, model: str, request: Any) -> Question:
     request, tail = copy.deepcopy(request), b""
     inputs = request.get("inputs")
     for each in inputs if isinstance(inputs, list) else ():
-        raw = _raw(each) if isinstance(each, dict) else None
+        raw = raw_of(each) if isinstance(each, dict) else None
         if raw is not None and isinstance(each.setdefault("parameters", {}), dict):
             del each["data"]
             each["parameters"]["binary_data_size"] = len(raw)
@@ -274,7 +274,13 @@ def _binary(name: str, model: str, request: Any) -> Question:
     return Question(name, path, text + tail, headers={_BINARY: str(len(text))})
 
 
-def _raw(tensor: dict[str, Any]) -> bytes | None:
+def said_in(question: Question) -> dict[str, Any]:
+    """Return what a question's JSON says."""
+    return dict(json.loads(question.body))
+
+
+def raw_of(tensor: dict[str, Any]) -> bytes | None:
+    """Return a tensor's data as bytes; None: it has none that fit."""
     import numpy as np
 
     names = {"FP32": "f4", "FP64": "f8", "INT32": "i4", "INT64": "i8", "BOOL": "?", "UINT8": "u1"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from pipeline.errors import (
+    ConflictError,
     ErrorCode,
     OverloadedError,
     PipelineError,
@@ -12,6 +13,7 @@ from pipeline.errors import (
     ProductError,
     RequestCancelledError,
     TooLargeError,
+    UnspecifiedError,
     shortened,
     utf8_text,
 )
@@ -21,6 +23,7 @@ class V2Status(enum.Enum):
     """Reasons, each with (HTTP status, name of the gRPC status) by Triton's table."""
 
     INVALID = (400, "INVALID_ARGUMENT")
+    UNKNOWN = (400, "UNKNOWN")
     ALREADY_EXISTS = (400, "ALREADY_EXISTS")
     NOT_FOUND = (404, "NOT_FOUND")
     TOO_LARGE = (413, "RESOURCE_EXHAUSTED")
@@ -76,6 +79,10 @@ def v2_error(error: PipelineError | V2Error) -> V2Error:
         return V2Error(V2Status.UNAVAILABLE, str(error))
     if isinstance(error, RequestCancelledError):
         return V2Error(V2Status.CANCELLED, str(error))
+    if isinstance(error, UnspecifiedError):
+        return V2Error(V2Status.UNKNOWN, str(error))
+    if isinstance(error, ConflictError):
+        return V2Error(V2Status.ALREADY_EXISTS, str(error))
     if isinstance(error, TooLargeError):
         return V2Error(V2Status.TOO_LARGE, str(error))
     retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1

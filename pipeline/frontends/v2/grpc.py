@@ -33,7 +33,7 @@ from pipeline.frontends.v2.forms import (
 )
 from pipeline.frontends.v2.log_settings import settings_of_message
 from pipeline.frontends.v2.region_requests import no_cuda, no_cuda_region
-from pipeline.frontends.v2.repository import is_short_answer
+from pipeline.frontends.v2.repository import is_short_answer, number_of
 from pipeline.frontends.v2.shared_regions import Region
 from pipeline.frontends.v2.side_by_side import Place, side_by_side
 from pipeline.frontends.v2.trace_settings import changes_of, shown
@@ -57,7 +57,9 @@ _WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
 _IN_STREAM = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number
 
 _Request = TypeVar("_Request", bound=Message)
-_LoadRequest = pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
+_RepositoryRequest = (
+    pb.RepositoryIndexRequest | pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest
+)
 
 
 def inference_service(
@@ -119,6 +121,7 @@ class _Calls:
         return pb.ServerReadyResponse(ready=await self._models.is_ready())
 
     async def model_ready(self, request: pb.ModelReadyRequest, call: GrpcCall) -> Message:
+        number_of(request.version)  # may refuse it
         is_ready = await self._models.is_model_ready(request.name, request.version)
         return pb.ModelReadyResponse(ready=is_ready)
 
@@ -202,6 +205,7 @@ class _Calls:
         return pb.CudaSharedMemoryUnregisterResponse()
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, call: GrpcCall) -> Message:
+        _check_repository(request)
         found = await self._models.index(request.ready)
         models = [pb.RepositoryIndexResponse.ModelIndex(**entry) for entry in found]
         return pb.RepositoryIndexResponse(models=models)
@@ -398,7 +402,7 @@ def _unary(
     return method
 
 
-def _check_repository(request: _LoadRequest) -> None:
+def _check_repository(request: _RepositoryRequest) -> None:
     if request.repository_name:
         raise V2Error(V2Status.UNSUPPORTED, NO_REPOSITORY_NAME)
 

@@ -524,10 +524,7 @@ class ModelRepository:
 
     def _entry(self, name: str, version: str) -> ModelEntry:
         unknown = f"Request for unknown model: '{name}'"
-        try:
-            number = version_number(version)
-        except StatisticsError as error:
-            raise v2_error(error) from error
+        number = number_of(version)
         versions = self._registry.versions(name)
         if not versions:
             if self._control is None or not self._control.has(name):
@@ -553,6 +550,14 @@ class ModelRepository:
             text = f"{unknown} version {wanted} is not at ready state"
             raise V2Error(V2Status.UNAVAILABLE, text)
         return entry
+
+
+def number_of(version: str) -> int | None:
+    """Return the version that a caller asks for; None: any. Raises V2Error: it is no number."""
+    try:
+        return version_number(version)
+    except StatisticsError as error:
+        raise v2_error(error) from error
 
 
 def is_short_answer(answer: Any) -> bool:

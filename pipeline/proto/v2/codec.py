@@ -414,8 +414,9 @@ def contents_to_array(
     field, wide = _CONTENTS[datatype]
     size = size_of(shape)
     came, parts = _parts(contents, field, wide)
-    if came != size:
-        raise _wrong_contents(datatype, list(shape), field, contents, came)
+    filled = contents.ListFields()
+    if came != size or len(filled) > 1:
+        raise _wrong_contents(datatype, list(shape), field, [each.name for each, _ in filled], came)
     if dtype == BYTES:
         if limits is not None:
             limits.check_texts(size)
@@ -447,19 +448,26 @@ def _parts(
 
 
 def _wrong_contents(
-    datatype: str, shape: list[int], field: str, contents: InferTensorContents, came: int
+    datatype: str, shape: list[int], field: str, filled: list[str], came: int
 ) -> UnfilledError:
-    """Return the error of contents whose `field`, that of the datatype, does not fill the shape."""
-    filled = [found.name for found, _ in contents.ListFields()]
+    """Return the error of contents whose `field`, that of the datatype, does not fill the shape.
+
+    Or others are `filled`, too.
+    """
     size = size_of(shape)
     what = f"{datatype} of shape {shape}"
     text = f"{what} has {size} elements, but {field} holds {came}"
     if not filled:
         return UnfilledError(text, "unable to find data for input tensor {} in request.")
-    if field not in filled:
+    if filled[0] != field:
         told = "unexpected explicit tensor data for input tensor {} of type "
         told += f"'{_CONTENTS_OF[filled[0]]}', expected datatype '{datatype}'"
         return UnfilledError(text, told)
+    if len(filled) > 1:
+        told = (
+            "unexpected explicit tensor data for input tensor {}, binary data was already supplied."
+        )
+        return UnfilledError(f"{what} has {' and '.join(filled)}", told)
     if datatype == "BYTES":
         return count_mismatch(size, came)
     item = DATATYPES[datatype].itemsize

@@ -13,12 +13,14 @@ import numpy as np
 from pipeline.data import RequestContext
 from pipeline.engine.model_answers import LAST, PARAMETERS, failed_part
 from pipeline.errors import (
+    ConflictError,
     InputError,
     NoServiceError,
     NotImplementedByOpError,
     OverloadedError,
     PipelineError,
     RequestCancelledError,
+    UnspecifiedError,
     UserCodeError,
 )
 from pipeline.repository.backends.python.tensors import NamedTensor
@@ -73,12 +75,12 @@ class TritonModelException(Exception):
 
 
 _ERRORS: Mapping[int, type[PipelineError]] = {
-    TritonError.UNKNOWN: InputError,
+    TritonError.UNKNOWN: UnspecifiedError,
     TritonError.NOT_FOUND: NoServiceError,
     TritonError.INVALID_ARG: InputError,
     TritonError.UNAVAILABLE: OverloadedError,
     TritonError.UNSUPPORTED: NotImplementedByOpError,
-    TritonError.ALREADY_EXISTS: InputError,
+    TritonError.ALREADY_EXISTS: ConflictError,
     TritonError.CANCELLED: RequestCancelledError,
 }
 

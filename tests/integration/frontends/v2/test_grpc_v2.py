@@ -155,6 +155,18 @@ async def test_a_model_is_asked(service):
             "failed to get model version from specified version string 'abc' (details: stol), "
             "version should be an integral value > 0",
         ),
+        (
+            "ModelReady",
+            pb.ModelReadyRequest(name="svc", version="abc"),
+            "INVALID_ARGUMENT",
+            "version should be an integral value > 0",
+        ),
+        (
+            "RepositoryIndex",
+            pb.RepositoryIndexRequest(repository_name="x"),
+            "UNIMPLEMENTED",
+            "'repository_name' specification is not supported",
+        ),
         ("ModelInfer", infer_message(1, model="nope"), "NOT_FOUND", "unknown model: 'nope'"),
         ("ModelInfer", infer_message(1, model="double", name="z"), "INVALID_ARGUMENT", "'z'"),
         ("ModelInfer", pb.ModelInferRequest(raw_input_contents=[b""]), "INVALID_ARGUMENT", "raw"),

@@ -13,6 +13,7 @@ from pipeline import ProductError
 from pipeline.data import ChannelData
 from pipeline.errors import (
     ClosedError,
+    ConflictError,
     DeadlineError,
     InputError,
     NoServiceError,
@@ -20,6 +21,7 @@ from pipeline.errors import (
     PipelineError,
     PredictorError,
     PredictorUnavailableError,
+    UnspecifiedError,
 )
 from pipeline.frontends.v2 import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.convert import array_of, arrays_of, payload_of, request_of, values_of
@@ -280,6 +282,8 @@ def test_an_answer_that_is_an_error_or_none_raises(answer, kind, reason):
         (DeadlineError("x"), V2Status.UNAVAILABLE),
         (NoServiceError("x"), V2Status.NOT_FOUND),
         (InputError("x"), V2Status.INVALID),
+        (UnspecifiedError("x"), V2Status.UNKNOWN),
+        (ConflictError("x"), V2Status.ALREADY_EXISTS),
         (PredictorError("x"), V2Status.INTERNAL),
         (PredictorUnavailableError("x"), V2Status.UNAVAILABLE),
         (PayloadTypeError("x"), V2Status.INTERNAL),

@@ -204,6 +204,31 @@ def test_contents_that_do_not_fit_are_refused(datatype: str, contents: Any, told
         contents_to_array(datatype, (2,), InferTensorContents(**contents))
 
 
+@pytest.mark.parametrize(
+    ("contents", "told"),
+    [
+        (
+            {"int_contents": [1], "bool_contents": [True]},
+            "unexpected explicit tensor data for input tensor 'x' for model 'm' of type 'BOOL', "
+            "expected datatype 'INT32'",
+        ),
+        (
+            {"int_contents": [1], "uint_contents": [1]},
+            "unexpected explicit tensor data for input tensor 'x' for model 'm', binary data was "
+            "already supplied.",
+        ),
+    ],
+)
+def test_contents_of_two_types_are_refused_as_triton_does(contents: Any, told: str):
+    message = ModelInferRequest()
+    message.inputs.add(name="x", datatype="INT32", shape=[1]).contents.CopyFrom(
+        InferTensorContents(**contents)
+    )
+    with pytest.raises(PackageError) as refused:
+        tensors_to_arrays(message.inputs, [], ("m", ""))
+    assert str(refused.value).endswith(told)
+
+
 def test_a_message_whose_tensors_are_only_partly_raw_is_refused():
     response = ModelInferResponse(raw_output_contents=[b"\x01"])
     response.outputs.add(name="a", datatype="INT8", shape=[1])

@@ -12,6 +12,7 @@ import pytest
 from pipeline.data import RequestContext
 from pipeline.engine.model_answers import error_in
 from pipeline.errors import (
+    ConflictError,
     ErrorCode,
     InitError,
     InputError,
@@ -19,6 +20,7 @@ from pipeline.errors import (
     OverloadedError,
     PayloadTypeError,
     PipelineError,
+    UnspecifiedError,
     UserCodeError,
 )
 from pipeline.repository.backends.python.model_op import (
@@ -143,16 +145,20 @@ return [
     pb.InferenceResponse(error=pb.TritonError("wrong", pb.TritonError.INVALID_ARG)),
     pb.InferenceResponse(error=pb.TritonError("none", pb.TritonError.NOT_FOUND)),
     pb.InferenceResponse(error=pb.TritonError("later", pb.TritonError.UNAVAILABLE)),
+    pb.InferenceResponse(error=pb.TritonError("odd", pb.TritonError.UNKNOWN)),
+    pb.InferenceResponse(error=pb.TritonError("there", pb.TritonError.ALREADY_EXISTS)),
 ]
 """
     )
-    good, *errors = run(op, *[np.ones(1)] * 5)
+    good, *errors = run(op, *[np.ones(1)] * 7)
     assert good["OUTPUT0"] == [1.0]
     assert [(type(each), str(each)) for each in errors] == [
         (UserCodeError, "no"),
         (InputError, "wrong"),
         (NoServiceError, "none"),
         (OverloadedError, "later"),
+        (UnspecifiedError, "odd"),
+        (ConflictError, "there"),
     ]
 
 
