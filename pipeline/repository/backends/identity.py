@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
+
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import ConfigError
 from pipeline.op import Op, RequestOp, ResponseOp
-from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig
+from pipeline.proto.v2.raw import DATATYPES
 from pipeline.repository.backends.base import ModelSource
 from pipeline.repository.backends.reshape import Reshaping, reshaping_of
 
+_ANY = -1
 _DELAY, _CREATION_DELAY = "execute_delay_ms", "creation_delay_sec"
 
 
@@ -26,6 +30,17 @@ class IdentityOp(Op):
             for tensor, output in zip(config.input, config.output, strict=True)
         }
         self.reshaping: Reshaping = reshaping_of(config)
+        self.batches: bool = config.max_batch_size > 0
+        self.optional: dict[
+            str, tuple[str, list[int]]
+        ] = {  # what stands for those that are left out
+            each.name: (
+                DataType.Name(each.data_type).removeprefix("TYPE_"),
+                list(each.reshape.shape if each.HasField("reshape") else each.dims),
+            )
+            for each in config.input
+            if each.optional
+        }
         self.delay_s: float = _number(config, _DELAY) / 1e3
         self.creation_delay_s: float = _number(config, _CREATION_DELAY)
 
@@ -39,7 +54,14 @@ class IdentityOp(Op):
             time.sleep(self.delay_s)
         (feed,) = feed_batch
         fed = self.reshaping.fed(feed)
-        return self.reshaping.answered({self.outputs[name]: fed[name] for name in fed})
+        rows = [next(map(len, fed.values()), 1)] if self.batches else []
+        return self.reshaping.answered(
+            {
+                output: fed[name] if name in fed else _zeros(rows, *self.optional[name])
+                for name, output in self.outputs.items()
+                if name in fed or name in self.optional
+            }
+        )
 
 
 class IdentityBackend:
@@ -65,6 +87,16 @@ class IdentityBackend:
                 f"{len(config.output)} outputs; identity answers each input by one output"
             )
         return build_graph(ResponseOp(IdentityOp(source)))
+
+
+def _zeros(rows: list[int], datatype: str, dims: list[int]) -> np.ndarray[Any, Any]:
+    """Return what an optional input is that was left out; dimensions of any size have one."""
+    shape = [*rows, *(1 if dim == _ANY else dim for dim in dims)]
+    return (
+        np.full(shape, b"", object)
+        if datatype == "STRING"
+        else np.zeros(shape, DATATYPES[datatype])
+    )
 
 
 def _number(config: ModelConfig, parameter: str) -> float:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from doubles import http
-from repositories import add_identity, add_pipeline, control, infer, serving
+from repositories import add_identity, add_pipeline, add_python, control, infer, serving
 
 CHAIN = (
     ("a", {"INPUT0": "x"}, {"OUTPUT0": "p"}),
@@ -165,14 +165,28 @@ def test_an_answer_says_for_which_sequence_it_is(models):
                 assert (status, answer.get("parameters")) == (200, expects)
 
 
+ONE_OF_TWO = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())]
+            )
+            for request in requests
+        ]
+"""
+
+
 def test_outputs_that_no_model_made_are_left_out(models):
     steps = [("optional", {"INPUT0": "x"}, {"OUTPUT0": "y", "OUTPUT1": "z"})]
-    folder = add_identity(models, "optional", 1)
-    config = folder / "config.pbtxt"
-    config.write_text(
-        config.read_text()
-        + 'output { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ -1 ] }\n'
-        + 'input { name: "INPUT1" data_type: TYPE_FP32 dims: [ -1 ] optional: true }'
+    add_python(models, "optional", ONE_OF_TWO)
+    (models / "optional" / "config.pbtxt").write_text(
+        """backend: "python" max_batch_size: 8
+        input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+        output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] },
+                 { name: "OUTPUT1" data_type: TYPE_FP32 dims: [ -1 ] } ]"""
     )
     add_pipeline(models, "whole", 8, steps, "x", "y", "z")
     with serving(models, models=("whole",)) as server:

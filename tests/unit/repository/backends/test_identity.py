@@ -1,0 +1,39 @@
+"""The backend `identity`: outputs are inputs, and what is left out is zeros."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf import text_format
+
+from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.repository.backends.base import ModelSource
+from pipeline.repository.backends.identity import IdentityOp
+
+TENSORS = """
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1, 3 ] optional: true }
+input { name: "INPUT1" data_type: TYPE_STRING dims: 2 optional: true }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1, 3 ] }
+output { name: "OUTPUT1" data_type: TYPE_STRING dims: 2 }
+"""
+
+
+def identity(most_rows):
+    text = f'name: "m" max_batch_size: {most_rows} {TENSORS}'
+    config = text_format.Parse(text, ModelConfig())
+    return IdentityOp(ModelSource("m", 1, Path(), config))
+
+
+def test_an_optional_input_that_is_left_out_is_answered_by_zeros():
+    given = np.ones((2, 4, 3), np.float32)
+    answer = identity(8).process([{"INPUT0": given}])
+    assert answer["OUTPUT0"] is given
+    assert answer["OUTPUT1"].tolist() == [[b"", b""]] * 2
+
+
+@pytest.mark.parametrize(("most_rows", "shape"), [(8, (1, 1, 3)), (0, (1, 3))])
+def test_sizes_that_nobody_says_are_one(most_rows, shape):
+    zeros = identity(most_rows).process([{}])["OUTPUT0"]
+    assert (zeros.shape, zeros.dtype, zeros.any()) == (shape, np.float32, False)
