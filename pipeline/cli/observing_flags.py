@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +11,9 @@ import msgspec
 
 from pipeline.errors import ConfigError
 
+_LOGGER = logging.getLogger(__name__)
+
+_FAMILIES = ("counter_latencies", "histogram_latencies", "summary_latencies")
 _METRICS_FORM = "--metrics-config option format is <setting>=<value>"
 _NOTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
 _LEVELS = {
@@ -26,24 +30,41 @@ _OTEL = {
 _TRACES_FORM = "--trace-config option format is '<trace mode>,<setting>=<value>'"
 
 
-def check_metrics(given: Sequence[str]) -> None:
-    """Take each `--metrics-config`, as "histogram_latencies=true".
+def metrics_of(given: Sequence[str]) -> dict[str, Any]:
+    """Return what `--metrics-config` asks for, as "summary_latencies=true": keys of config.yml.
 
-    Counters and histograms are there whatever is said of them; names that are no settings are
-    ignored, as in Triton.
+    Names that are no settings are ignored, and quantiles that are none told, as in Triton.
 
     Raises:
-        ConfigError: one is no setting, in Triton's words, or asks for summaries.
+        ConfigError: one is no setting, in Triton's words.
     """
+    found: dict[str, Any] = {"histogram_latencies": False}
     for text in given:
         setting, _, value = text.partition("=")
         if not (setting and value) or "," in setting:
             raise ConfigError(f"{_METRICS_FORM}. Got {text}")
-        if (setting, value) == ("summary_latencies", "true"):
-            raise ConfigError(
-                "--metrics-config: there are no summaries; pipeline_request_duration_seconds and "
-                "pipeline_queue_duration_seconds are histograms, which are always there"
-            )
+        if setting in _FAMILIES and value in ("true", "false"):
+            found[setting] = value == "true"
+        elif setting == "summary_quantiles" and (quantiles := _quantiles(value)):
+            found[setting] = quantiles
+    return found
+
+
+def _quantiles(text: str) -> list[float]:
+    """Return the quantiles in "0.5:0.05,0.9:0.01"; how exact they are to be is not needed."""
+    found = []
+    for pair in text.split(","):
+        quantile, colon, _ = pair.partition(":")
+        try:
+            value = float(quantile) if colon else -1.0
+        except ValueError:
+            value = -1.0
+        if 0 <= value <= 1:
+            found.append(value)
+        else:
+            form = "Expected format is <quantile>:<error>"
+            _LOGGER.error("--metrics-config: Invalid option: [%s]. %s", pair, form)
+    return found
 
 
 class TraceFlags(msgspec.Struct, frozen=True):

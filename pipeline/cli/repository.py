@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.cli.observing_flags import check_metrics, traces_of
+from pipeline.cli.observing_flags import metrics_of, traces_of
 from pipeline.cli.resource_flags import cache_settings, resource_of
 from pipeline.config.restrictions import Api
 from pipeline.config.schema import Edge
@@ -166,7 +166,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="SETTING=VALUE",
-        help="counters and histograms are always there; summary_latencies=true is refused",
+        help="families of metrics: counter_latencies, histogram_latencies, summary_latencies, "
+        "summary_quantiles",
     )
     add(
         "--trace-config",
@@ -241,7 +242,6 @@ def _name(argument: str) -> str:
 
 def settings_of(given: argparse.Namespace) -> RepositorySettings:
     """Return what the flags say. Raises ConfigError: something that there is not."""
-    check_metrics(given.metrics_config)
     older = {name: getattr(given, f"trace_{name}".replace("-", "_")) for name in _OLDER_TRACES}
     traces = traces_of(given.trace_config, older)
     os.environ.update(traces.environment)
@@ -278,7 +278,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
             "triton-grpc-protocol-",
         ),
     }
-    server |= traces.keys
+    server |= {**traces.keys, "metrics": metrics_of(given.metrics_config)}
     if given.allow_client_shm is not None:
         server["client_shared_memory"] = {"allow": given.allow_client_shm}
     server |= {"dag": dag, "stop_grace_period": round(given.exit_timeout_secs * 1000)}

@@ -72,6 +72,20 @@ class ClientSharedMemory(Struct, frozen=True, kw_only=True):
     prefix: Annotated[str, "What the keys begin with that may be registered; absent: any."] = ""
 
 
+class MetricsConfig(Struct, frozen=True, kw_only=True):
+    """`metrics`: families of /metrics that are there or not, as Triton's --metrics-config says."""
+
+    counter_latencies: Annotated[bool, "Triton's counters of times, and those of caches."] = True
+    histogram_latencies: Annotated[bool, "Triton's histogram of first responses."] = True
+    summary_latencies: Annotated[bool, "Triton's summaries of times in the last minute."] = False
+    summary_quantiles: Annotated[
+        tuple[Annotated[float, Meta(ge=0, le=1)], ...], "Quantiles that these have."
+    ] = (0.5, 0.9, 0.95, 0.99, 0.999)
+    first_response_buckets_ms: Annotated[
+        tuple[Annotated[float, Meta(gt=0)], ...], "Bounds of the histogram of first responses."
+    ] = (100.0, 500.0, 2000.0, 5000.0)
+
+
 class RequestTracesConfig(Struct, frozen=True, kw_only=True):
     """`request_traces`: traces of single requests by v2, in files of Triton's form."""
 
@@ -403,6 +417,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     restricted_apis: Annotated[
         RestrictionsConfig, "Parts of the v2 protocol for those who know a header's value."
     ] = RestrictionsConfig()
+    metrics: Annotated[MetricsConfig, "Families of /metrics."] = MetricsConfig()
     request_traces: Annotated[
         RequestTracesConfig, "Traces of single requests by v2, in files of Triton's form."
     ] = RequestTracesConfig()

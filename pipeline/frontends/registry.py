@@ -121,7 +121,9 @@ def api(context: FrontendContext, options: None) -> None:
 
 def metrics_routes(context: FrontendContext, options: None) -> None:
     """Add `/metrics` to the HTTP port."""
-    context.routes.append(MetricsRoutes(context.whole, by_replica=context.config.replicas > 0))
+    config = context.config
+    by_replica = config.replicas > 0
+    context.routes.append(MetricsRoutes(context.whole, by_replica, wanted=config.metrics))
 
 
 def dashboard(context: FrontendContext, options: None) -> None:
@@ -189,7 +191,8 @@ def metrics(context: FrontendContext, options: None) -> Frontend | None:
     config = context.config
     if not config.dag.enable_prometheus:
         return None
-    routes = MetricsRoutes(context.whole, by_replica=config.replicas > 0, predecessors=True)
+    by_replica, wanted = config.replicas > 0, config.metrics
+    routes = MetricsRoutes(context.whole, by_replica, predecessors=True, wanted=wanted)
     host = config.dag.prometheus_host or config.host
     return metrics_server(routes, host, config.dag.prometheus_port, context.is_shared)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -9,9 +10,10 @@ from itertools import accumulate
 from prometheus_client import Metric, generate_latest
 from prometheus_client.registry import Collector
 
+from pipeline.config.schema import MetricsConfig
 from pipeline.engine.journal import Outcome
 from pipeline.engine.state import OpState
-from pipeline.observe.snapshot import FIRST_PART_MS, NO_REPLICA, ModelCounters, Snapshot
+from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, Snapshot
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -20,17 +22,21 @@ _STEPS_PER_BUCKET = 4  # of a latency histogram: from one power of two to the ne
 _BUCKETS = range(6, 26)  # powers of two of 1 us: 64 us to 33.6 s
 _BATCH_SIZES = tuple(2**power for power in range(11))
 
+_WANTED = MetricsConfig()
 Labels = dict[str, str]
 _Samples = Iterable[tuple[Labels, float]]
 
 
-def render(snapshots: Sequence[Snapshot], by_replica: bool = False) -> bytes:
+def render(
+    snapshots: Sequence[Snapshot], by_replica: bool = False, wanted: MetricsConfig = _WANTED
+) -> bytes:
     """Return all metrics of a server, of whose processes there is a Snapshot each.
 
-    `by_replica` gives each process series of its own, told apart by the label `copy`: a sum of them
-    would fall when one is replaced, and Prometheus takes that for a restart of all.
+    Families are left out as `wanted` says. `by_replica` gives each process series of its own, told
+    apart by the label `copy`: a sum of them would fall when one is replaced, and Prometheus takes
+    that for a restart of all.
     """
-    return _text(_all(_Replicas(snapshots, by_replica)))
+    return _text(_all(_Replicas(snapshots, by_replica), wanted))
 
 
 def render_predecessor(snapshots: Sequence[Snapshot], by_replica: bool = False) -> bytes:
@@ -72,11 +78,14 @@ class _Replicas:
                     yield self.labels(snapshot, {"model": model.name}), op
 
 
-def _all(replicas: _Replicas) -> Iterator[Metric]:
+def _all(replicas: _Replicas, wanted: MetricsConfig) -> Iterator[Metric]:
     for name, (text, field, unit_ns) in _OF_A_MODEL.items():
+        if name.endswith("_us") and not wanted.counter_latencies:
+            continue
         samples = [(_versioned(at), getattr(m, field) // unit_ns) for at, m in replicas.models()]
         yield _metric("counter", name, text, samples)
     keeping = [(_versioned(at), m) for at, m in replicas.models() if m.caches]
+    keeping = keeping if wanted.counter_latencies else []
     for name, (text, field, unit_ns) in _OF_A_CACHE.items() if keeping else ():
         samples = [(at, getattr(model, field) // unit_ns) for at, model in keeping]
         yield _metric("counter", name, text, samples)
@@ -86,7 +95,10 @@ def _all(replicas: _Replicas) -> Iterator[Metric]:
         found = ((labels, histogram(model)) for labels, model in replicas.models())
         yield _histogram(name, text, found)
     streamed = [(labels, model) for labels, model in replicas.models() if model.first_part]
-    yield _first_responses(streamed)
+    if wanted.histogram_latencies:
+        yield _first_responses(streamed)
+    if wanted.summary_latencies:
+        yield from _summaries(replicas, wanted.summary_quantiles)
     for name, text, histogram in _OF_STREAMS:
         yield _histogram(name, text, ((labels, histogram(model)) for labels, model in streamed))
 
@@ -144,14 +156,43 @@ def _first_responses(streamed: Sequence[tuple[Labels, ModelCounters]]) -> Metric
     """Return Triton's histogram of models that answer in parts, in whole ms."""
     name = "nv_inference_first_response_histogram_ms"
     metric = Metric(name, "Time until the first response of a stream, ms.", "histogram")
-    bounds = [*map(str, FIRST_PART_MS), "+Inf"]
     for labels, model in streamed:
         own = _versioned(labels)
+        bounds = [*(f"{bound:g}" for bound in model.first_part_bounds_ms), "+Inf"]
         for bound, up_to in zip(bounds, accumulate(model.first_part_ms), strict=True):
             metric.add_sample(f"{name}_bucket", {**own, "le": bound}, up_to)
         metric.add_sample(f"{name}_count", own, sum(model.first_part_ms))
         metric.add_sample(f"{name}_sum", own, model.first_part_ns // 1_000_000)
     return metric
+
+
+def _summaries(replicas: _Replicas, quantiles: Sequence[float]) -> Iterator[Metric]:
+    """Yield Triton's summaries, of the last minute; `_count` and `_sum` are of all requests."""
+    for place, (name, text, field) in enumerate(_SUMMARIES):
+        metric = Metric(name, text, "summary")
+        for labels, model in replicas.models():
+            if place == 0 and model.caches:  # as in Triton
+                continue
+            own = _versioned(labels)
+            metric.add_sample(f"{name}_count", own, model.success_count)
+            metric.add_sample(f"{name}_sum", own, getattr(model, field) // 1000)
+            of_each = model.recent_us[place] if model.recent_us else [math.nan] * len(quantiles)
+            for quantile, value in zip(quantiles, of_each, strict=True):
+                metric.add_sample(name, {**own, "quantile": f"{quantile:g}"}, value)
+        yield metric
+
+
+_SUMMARIES = (
+    (
+        "nv_inference_request_summary_us",
+        "Time from end to end of requests that were answered well.",
+        "success_ns",
+    ),
+    ("nv_inference_queue_summary_us", "Time that they waited.", "queue_ns"),
+    ("nv_inference_compute_input_summary_us", "Time of preprocess.", "input_ns"),
+    ("nv_inference_compute_infer_summary_us", "Time of process.", "infer_ns"),
+    ("nv_inference_compute_output_summary_us", "Time of postprocess.", "output_ns"),
+)
 
 
 def _versioned(labels: Labels) -> Labels:

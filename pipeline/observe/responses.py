@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pipeline.engine.journal import PartKind, Rows
-from pipeline.observe.snapshot import FIRST_PART_MS, LATENCY_STEPS, ResponseCounters
+from pipeline.observe.snapshot import LATENCY_STEPS, ResponseCounters
 from pipeline.observe.tables import Counters, buckets, groups, kept, tally
+
+BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
+"""Bounds of Triton's histogram of first responses; what took longer has a bucket, too."""
 
 _MOST_NUMBERS = 1000  # of parts that are counted apart: the last one counts all that come later
 
-_FIRST_PART_NS = np.array(FIRST_PART_MS, np.int64) * 1_000_000
-
 
 class Responses:
-    """Counters of the parts of all models; the first is the pipeline, then its Ops."""
+    """Counters of the parts of all models; the first is the pipeline, then its Ops.
 
-    def __init__(self, models: int) -> None:
+    Args:
+        models: how many there are.
+        bounds_ms: of the histogram of first parts.
+    """
+
+    def __init__(self, models: int, bounds_ms: Sequence[float] = BOUNDS_MS) -> None:
+        self._bounds_ms = list(bounds_ms)
+        self._bounds_ns = np.array(bounds_ms, np.float64) * 1_000_000
         self._counters: list[dict[int, ResponseCounters]] = [{} for _ in range(models)]
         self._waits: Counters = np.zeros((models, 2, LATENCY_STEPS), np.uint64)  # first, between
-        self._first_ms: Counters = np.zeros((models, len(FIRST_PART_MS) + 1), np.uint64)
+        self._first_ms: Counters = np.zeros((models, len(self._bounds_ms) + 1), np.uint64)
         self._waits_ns: list[list[int]] = [[0, 0] for _ in range(models)]
 
     def count(self, parts: Rows) -> None:
@@ -47,7 +56,7 @@ class Responses:
             return
         tally(self._waits, buckets(took_ns) + (model * 2 + is_later) * LATENCY_STEPS)
         first, first_of = kept(took_ns, is_later == 0), kept(model, is_later == 0)
-        bound = np.searchsorted(_FIRST_PART_NS, first)
+        bound = np.searchsorted(self._bounds_ns, first)
         tally(self._first_ms, bound + first_of * self._first_ms.shape[1])
         found = groups(model * 2 + is_later)
         sums = found.sums(took_ns[np.newaxis])[0].tolist()
@@ -64,6 +73,7 @@ class Responses:
             "first_part": self._waits[index, 0].tolist(),
             "first_part_ns": first_ns,
             "first_part_ms": self._first_ms[index].tolist(),
+            "first_part_bounds_ms": self._bounds_ms,
             "part_gap": self._waits[index, 1].tolist(),
             "part_gap_ns": gap_ns,
         }

@@ -17,9 +17,6 @@ LATENCY_STEPS = 121
 """Buckets of a latency histogram: bucket i holds what took up to 1 us * 2**(i / 4), and longer
 than the bucket before; the last one also all that took longer than its bound, 18 minutes."""
 
-FIRST_PART_MS = (100, 500, 2000, 5000)
-"""Bounds of Triton's histogram of first responses; what took longer has a bucket, too."""
-
 NO_REPLICA = -1
 """`Snapshot.replica` of the counters of replicas that have ended; it has no engine's state."""
 
@@ -56,8 +53,9 @@ class ModelCounters(msgspec.Struct, array_like=True):
     `latency` and `queue_latency` are histograms of successes, see LATENCY_STEPS. `responses` is by
     the number of a part; `first_part` and `part_gap` are histograms of the time until the first
     part of a stream, and from each to the next; empty where nothing has streamed. `first_part_ms`
-    is the first of the two again, by FIRST_PART_MS. `caches`: answers are kept; those that were
-    found are successes, and no executions.
+    is the first of the two again, by `first_part_bounds_ms` and what took longer. `caches`: answers
+    are kept; those that were found are successes, and no executions. `recent_us`: quantiles of the
+    times of the last minute: of all, in the queue and of the three stages; they do not add up.
     """
 
     name: str
@@ -82,12 +80,14 @@ class ModelCounters(msgspec.Struct, array_like=True):
     part_gap: list[int] = []
     part_gap_ns: int = 0
     first_part_ms: list[int] = []
+    first_part_bounds_ms: list[float] = []
     version: str = "1"
     caches: bool = False
     cache_hit_count: int = 0
     cache_hit_ns: int = 0
     cache_miss_count: int = 0
     cache_miss_ns: int = 0
+    recent_us: list[list[int]] = []
 
 
 class MinuteSeries(msgspec.Struct, frozen=True, array_like=True):

@@ -18,7 +18,8 @@ from msgspec.structs import astuple
 from pipeline.engine.journal import PIPELINE, Outcome, Rows, wall_offset_ns
 from pipeline.errors import InputError
 from pipeline.observe.hits import Hits
-from pipeline.observe.responses import Responses, response_form
+from pipeline.observe.recent_times import RecentTimes
+from pipeline.observe.responses import BOUNDS_MS, Responses, response_form
 from pipeline.observe.sink import SinkContext
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters, Snapshot
 from pipeline.observe.tables import (
@@ -39,6 +40,10 @@ _VALUES = ("inference_count", "success_ns", "queue_ns", "input_ns", "infer_ns", 
 _SUMS = (*_VALUES, "success_count", "fail_ns")
 _SAMPLES, _TOOK, _QUEUE, _STAGES = range(4)  # the stages' three are the last
 _SUCCESSES, _FAIL_NS = len(_VALUES), len(_VALUES) + 1
+_NO_SUMS = {
+    *("name", "version", "last_inference_ms", "memory", "caches"),
+    *("first_part_bounds_ms", "recent_us"),
+}
 _STEPS = ("ready_ns", "start_ns", "preprocess_end_ns", "process_end_ns", "end_ns")
 _NS_IN_MS = 1_000_000
 _MAX_ROWS = 2**31  # an empty array may state any number of them
@@ -58,7 +63,7 @@ class StatisticsError(InputError):
 class Statistics:
     """A Sink that counts. It is read on the event loop, where it is notified.
 
-    The names are those of `model_names`.
+    The names are those of `model_names`; `recent` remembers times, if somebody reads them.
     """
 
     def __init__(
@@ -66,6 +71,8 @@ class Statistics:
         pipeline_name: str,
         names: Sequence[str],
         wall_offset_ns: Callable[[], int] = wall_offset_ns,
+        first_response_bounds_ms: Sequence[float] = BOUNDS_MS,
+        recent: RecentTimes | None = None,
     ) -> None:
         self._names = [pipeline_name, *names]
         self._wall_offset_ns = wall_offset_ns
@@ -77,7 +84,8 @@ class Statistics:
         self._latency: Counters = np.zeros((models, 2, LATENCY_STEPS), np.uint64)  # took, queue
         self._last_ns: Integers = np.zeros(models, np.int64)
         self._batches: list[dict[int, Counters]] = [{} for _ in self._names]
-        self._responses = Responses(models)
+        self._responses = Responses(models, first_response_bounds_ms)
+        self._recent = recent
         self._hits = Hits(models)
         self._fillers: dict[tuple[int, int], int] = {}  # by Op and batch
 
@@ -176,6 +184,8 @@ class Statistics:
             self._succeed(model, values)
 
     def _succeed(self, model: Integers, values: Integers) -> None:
+        if self._recent is not None:
+            self._recent.add(model, values[_TOOK:])
         found = groups(model)
         self._sums[found.keys, : len(_VALUES)] += found.sums(values).T.view(np.uint64)
         self._sums[found.keys, _SUCCESSES] += found.sizes.view(np.uint64)
@@ -217,6 +227,7 @@ class Statistics:
             },
             latency=self._latency[index, 0].tolist(),
             queue_latency=self._latency[index, 1].tolist(),
+            recent_us=[] if self._recent is None else self._recent.quantiles_us(index),
             **self._responses.fields(index),
             **self._hits.fields(index),
             **sums,
@@ -231,7 +242,14 @@ def _sane(values: Integers) -> Integers:
 
 def open_statistics(context: SinkContext, options: None) -> Statistics:
     """Open the sink `statistics`, which fills the models of the Snapshot."""
-    statistics = Statistics(context.pipeline_name, context.model_names)
+    metrics = context.config.metrics
+    recent = RecentTimes(metrics.summary_quantiles) if metrics.summary_latencies else None
+    statistics = Statistics(
+        context.pipeline_name,
+        context.model_names,
+        first_response_bounds_ms=metrics.first_response_buckets_ms,
+        recent=recent,
+    )
 
     def fill(snapshot: Snapshot) -> None:
         snapshot.models = statistics.models
@@ -258,7 +276,7 @@ def _added(one: ModelCounters, other: ModelCounters) -> ModelCounters:
     sums = {
         name: _sum(getattr(one, name), getattr(other, name))
         for name in ModelCounters.__struct_fields__
-        if name not in ("name", "version", "last_inference_ms", "memory", "caches")
+        if name not in _NO_SUMS
     }
     return ModelCounters(
         name=one.name,
@@ -266,6 +284,7 @@ def _added(one: ModelCounters, other: ModelCounters) -> ModelCounters:
         last_inference_ms=max(one.last_inference_ms, other.last_inference_ms),
         memory=_added_memory([*one.memory, *other.memory]),
         caches=one.caches or other.caches,
+        first_part_bounds_ms=one.first_part_bounds_ms or other.first_part_bounds_ms,
         **sums,
     )
 

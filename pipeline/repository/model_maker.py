@@ -21,7 +21,12 @@ from pipeline.repository.backends.base import Backend, ModelSource
 from pipeline.repository.ensembles import RepositoryModels
 from pipeline.repository.model_checks import check
 from pipeline.repository.model_defaults import ENSEMBLE
-from pipeline.repository.op_settings import instances_of, kinds_of_instances, op_settings
+from pipeline.repository.op_settings import (
+    instances_of,
+    kinds_of_instances,
+    metrics_settings,
+    op_settings,
+)
 from pipeline.repository.warm_up import samples_of
 from pipeline.runtime.loaded_graph import LoadedGraph, RepositoryModel
 from pipeline.runtime.predictor_loader import PredictorLoader
@@ -110,7 +115,8 @@ class GraphMaker:
             of_graph |= keeps
         else:
             of_op |= keeps
-        config = load_config(yml_dict={**self._settings, **of_graph})
+        metrics = {**self._settings.get("metrics", {}), **metrics_settings(source.config)}
+        config = load_config(yml_dict={**self._settings, "metrics": metrics, **of_graph})
         for op in graph.all_ops:
             configure_op(op, resolve_op(op.name, op.pipeline_given, config))
         check_hooks(graph.all_ops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -13,7 +14,10 @@ from pipeline.proto.inference_v2_pb2 import (
     ModelSequenceBatching,
 )
 
+_LOGGER = logging.getLogger(__name__)
+
 _US_IN_MS = 1000
+_FIRST_RESPONSES = "nv_inference_first_response_histogram_ms"
 
 
 def op_settings(config: ModelConfig) -> dict[str, Any]:
@@ -34,6 +38,19 @@ def op_settings(config: ModelConfig) -> dict[str, Any]:
     else:
         settings["batch_size"] = 1  # each request runs alone, however many samples it brings
     return settings
+
+
+def metrics_settings(config: ModelConfig) -> dict[str, Any]:
+    """Return what config.yml would say of the metrics of a model: its own bounds of a histogram."""
+    found = {}
+    for control in config.model_metrics.metric_control:
+        family = control.metric_identifier.family
+        if family == _FIRST_RESPONSES:
+            found["first_response_buckets_ms"] = sorted(control.histogram_options.buckets)
+        else:
+            text = "Metric family '%s' in 'metric_identifier' is not a customizable metric"
+            _LOGGER.warning(text, family)
+    return found
 
 
 def instances_of(config: ModelConfig) -> int:

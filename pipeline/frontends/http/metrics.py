@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
+from pipeline.config.schema import MetricsConfig
 from pipeline.errors import NoServiceError
 from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, not_allowed
 from pipeline.frontends.http.server import HttpFrontend
@@ -22,12 +24,20 @@ class MetricsRoutes:
         whole: gives the numbers.
         by_replica: several processes serve, and each has its own series.
         predecessors: add the `pd_*` counters of Paddle Serving.
+        wanted: families that are there.
     """
 
-    def __init__(self, whole: AskAll, by_replica: bool = False, predecessors: bool = False) -> None:
+    def __init__(
+        self,
+        whole: AskAll,
+        by_replica: bool = False,
+        predecessors: bool = False,
+        wanted: MetricsConfig | None = None,
+    ) -> None:
         self._whole = whole
         self._by_replica = by_replica
-        self._renders = (render, render_predecessor) if predecessors else (render,)
+        shown = partial(render, wanted=wanted or MetricsConfig())
+        self._renders = (shown, render_predecessor) if predecessors else (shown,)
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         return self._answer if request.path in _PATHS else None

@@ -102,7 +102,6 @@ def test_flags_that_change_nothing_are_read(said):
         (["--nonsense=1"], "unknown: --nonsense=1"),
         (["--grpc-use-ssl", "true"], "--grpc-use-ssl: there is no TLS"),
         (["--trace-config", "level=FULL"], "invalid value for trace level option: FULL"),
-        (["--metrics-config=summary_latencies=true"], "--metrics-config: there are no summaries"),
     ],
 )
 def test_what_is_refused(said, capsys, flags, text):

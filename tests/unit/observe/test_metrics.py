@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from pipeline.config.schema import MetricsConfig
 from pipeline.engine.journal import Outcome
 from pipeline.engine.state import EdgeState, EngineState, OpState, SequencesState, WorkersState
 from pipeline.observe.metrics import render, render_predecessor
@@ -96,6 +97,39 @@ def test_the_counters_of_triton_have_its_names_types_and_labels():
             assert value(text, name, model=model, version="1") == number
     assert b"nv_inference_count_total" not in text
     read(text)
+
+
+def test_families_are_left_out_and_added_as_they_are_wanted():
+    of_each = [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]
+    model = counters("svc", success_count=4, success_ns=9_000, queue_ns=8_000)
+    kept = counters("a", success_count=4)
+    model.recent_us, kept.recent_us, kept.caches = of_each, of_each, True
+    both = [Snapshot(0, engine(op_state("a")), [model, kept])]
+    wanted = MetricsConfig(
+        counter_latencies=False, summary_latencies=True, summary_quantiles=(0.5, 0.999)
+    )
+    text = render(both, wanted=wanted)
+    read(text)
+    assert b"nv_inference_queue_duration_us" not in text
+    assert b"nv_cache_" not in text
+    assert value(text, "nv_inference_count", model="svc", version="1") == 0
+    name = "nv_inference_queue_summary_us"
+    assert value(text, f"{name}_count", model="svc", version="1") == 4
+    assert value(text, f"{name}_sum", model="svc", version="1") == 8
+    assert value(text, name, model="svc", version="1", quantile="0.5") == 3
+    assert value(text, name, model="a", version="1", quantile="0.999") == 4
+    assert b'nv_inference_request_summary_us{model="svc",quantile="0.999",version="1"} 2' in text
+    assert b'nv_inference_request_summary_us{model="a"' not in text
+    assert b"summary" not in render(both)
+
+
+def test_a_model_without_requests_has_quantiles_that_are_no_numbers():
+    wanted = MetricsConfig(summary_latencies=True, summary_quantiles=(0.5,))
+    text = render([snapshot()], wanted=wanted)
+    found = value(
+        text, "nv_inference_compute_infer_summary_us", model="a", version="1", quantile="0.5"
+    )
+    assert math.isnan(found)
 
 
 def test_every_reason_of_a_failure_is_told_from_the_start():

@@ -7,7 +7,7 @@ import pytest
 from pipeline.config.schema import load_config, resolve_op
 from pipeline.repository.model_config import parse_text
 from pipeline.repository.model_defaults import fill_in
-from pipeline.repository.op_settings import cards_of, instances_of, op_settings
+from pipeline.repository.op_settings import cards_of, instances_of, metrics_settings, op_settings
 
 HEAD = 'name: "m" backend: "identity" max_batch_size: 8 '
 
@@ -108,3 +108,20 @@ def test_a_dynamic_batcher():
 
 def test_a_plain_dynamic_batcher_prefers_full_batches():
     assert settings_of("dynamic_batching {}").dynamic_batching.preferred_batch_size == (8,)
+
+
+BOUNDS = """
+model_metrics {
+  metric_control {
+    metric_identifier { family: "nv_inference_first_response_histogram_ms" }
+    histogram_options { buckets: [ 20, 5 ] }
+  }
+  metric_control { metric_identifier { family: "x" } histogram_options { buckets: [ 1 ] } }
+}
+"""
+
+
+def test_a_histogram_has_bounds_of_the_models_own(caplog):
+    assert metrics_settings(config_of(BOUNDS)) == {"first_response_buckets_ms": [5, 20]}
+    assert "'x' in 'metric_identifier'" in caplog.text
+    assert metrics_settings(config_of("")) == {}
