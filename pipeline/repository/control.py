@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -190,7 +190,7 @@ class ModelControl:
             for number, state in self._versions.of(key).items()
         )
 
-    async def load(self, name: str, overrides: Overrides) -> None:
+    async def load(self, name: str, overrides: Overrides, is_inner: bool = False) -> None:
         """Load a model, and what it is made of, or load it again. Raises V2Error."""
         self._check_explicit()
         if not name.strip():
@@ -199,7 +199,7 @@ class ModelControl:
         if "/" in name or "\\" in name or name.strip() in (".", ".."):
             text = f"failed to load '{name}', model name must not contain path traversal characters"
             raise V2Error(V2Status.INVALID, text)
-        failures = await self._bring({name: overrides})
+        failures = await self._bring({name: overrides}, is_inner)
         for failed in named(failures, name):
             raise failures[failed]
 
@@ -243,7 +243,9 @@ class ModelControl:
 
     # Coming and going -----------------------------------------------------------------------
 
-    async def _bring(self, wanted: Mapping[str, Overrides]) -> dict[str, V2Error]:
+    async def _bring(
+        self, wanted: Mapping[str, Overrides], is_inner: bool = False
+    ) -> dict[str, V2Error]:
         """Load models and what they are made of; return why those that failed did."""
         failures: dict[str, V2Error] = {}
         polled = await self._polled(wanted, failures)
@@ -255,7 +257,9 @@ class ModelControl:
             for name in wanted.keys() - failures.keys():
                 self._asked_for.update(named(self._known, name))
             singles = [model for model in polled.values() if not model.steps]
-            await asyncio.gather(*(self._load(model, failures) for model in singles))
+            await asyncio.gather(
+                *(self._load_in_turn(model, failures, is_inner) for model in singles)
+            )
             for name in in_order(self._known, polled):
                 if polled[name].steps:
                     await self._load(polled[name], failures)
@@ -340,12 +344,18 @@ class ModelControl:
                 namespace = str(folder.parent)
         return poll_model(name, folder, overrides, settings.cards, settings.completes, namespace)
 
+    async def _load_in_turn(
+        self, model: PolledModel, failures: dict[str, V2Error], is_inner: bool
+    ) -> None:
+        """Load one of some that are loaded at a time; what another one waits for, beside them."""
+        async with nullcontext() if is_inner else self._turns:
+            await self._load(model, failures)
+
     async def _load(self, model: PolledModel, failures: dict[str, V2Error]) -> None:
         """Load a model that was looked at, if it can be."""
         try:
             check_steps(self._known, model, self._versions.ready)
-            async with self._turns:
-                await self._versions.load(model)
+            await self._versions.load(model)
             self._made_of[model.key] = self._parts_of(model)
         except ConfigError as error:
             _LOGGER.error("failed to load model '%s': %s", model.name, error)

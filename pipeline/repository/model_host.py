@@ -66,7 +66,7 @@ class RepositoryHost:
         try:
             if change.action == "load":
                 files = {key.removeprefix(_FILE): data for key, data in change.files.items()}
-                await control.load(name, Overrides(change.config, files))
+                await control.load(name, Overrides(change.config, files), is_inner=True)
             else:
                 await control.unload(name, change.with_dependents)
         except V2Error as error:

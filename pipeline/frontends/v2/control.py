@@ -56,8 +56,11 @@ class RepositoryControl(Protocol):
     def has(self, name: str, version: int | None = None) -> bool:
         """Return whether there is a model of this name, which may have failed to load."""
 
-    async def load(self, name: str, overrides: Overrides) -> None:
-        """Load a model, or load it again; returns when it is ready. Raises V2Error."""
+    async def load(self, name: str, overrides: Overrides, is_inner: bool = False) -> None:
+        """Load a model, or load it again; returns when it is ready. Raises V2Error.
+
+        `is_inner`: a model wants it, which may be loaded itself: it waits for no place.
+        """
 
     async def unload(self, name: str, with_dependents: bool = False) -> None:
         """Unload a model; returns at once. Raises V2Error.

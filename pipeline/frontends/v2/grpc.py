@@ -54,6 +54,7 @@ from pipeline.proto.v2.codec import (
 _CLOCKS_DIFFER_S = 0.01  # gRPC's own and the engine's, at most
 _FINAL = "triton_final_response"
 _WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
+_ERRORS_END = "triton_grpc_error"  # among a stream's metadata
 _IN_STREAM = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number
 
 _Request = TypeVar("_Request", bound=Message)
@@ -298,13 +299,17 @@ class _Calls:
     def model_stream_infer(
         self, messages: AsyncIterator[bytes], call: GrpcCall
     ) -> AsyncGenerator[bytes, None]:
-        """Answer the requests of a stream, which are worked on side by side."""
-        return side_by_side(messages, partial(self._stream_answers, call))
+        """Answer the requests of a stream, which are worked on side by side.
+
+        If its caller wants that, the first error is the status that the stream ends with.
+        """
+        answers = partial(self._stream_answers, call, call.header(_ERRORS_END) == "true")
+        return side_by_side(messages, answers)
 
     async def _stream_answers(
-        self, call: GrpcCall, message: bytes, place: Place
+        self, call: GrpcCall, errors_end: bool, message: bytes, place: Place
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the answers to one request of a stream; an error is one too.
+        """Yield the answers to one request of a stream; an error is one too, if it does not end it.
 
         Of models that answer in parts they come when they are there, between those to others.
         """
@@ -322,6 +327,8 @@ class _Calls:
             has_ended = not is_decoupled
             async with aclosing(found):
                 async for response, is_part in found:
+                    if errors_end and response.error is not None:
+                        raise response.error
                     has_ended = has_ended or not is_part
                     if not is_decoupled:
                         await place.come()
@@ -333,6 +340,8 @@ class _Calls:
             told = _told(error, call)
             if isinstance(told, GrpcError):
                 raise told from error
+            if errors_end:
+                raise _failure(told) from error
             await place.come()
             yield _failed_of_stream(str(told), _id_of(message), is_final=True)
 

@@ -344,3 +344,27 @@ found.append(told(str([of("counts"), of("last")])))
     add(tmp_path, "asks", body)
     with serving(tmp_path, mode="none") as server:
         assert ask(server, "asks") == "[[1, 1, 0], [1, 1]]"
+
+
+LOADS_FOUR = """
+    def initialize(self, args):
+        name = args["model_name"]
+        begun = os.path.join(os.path.dirname(args["model_repository"]), "begun")
+        os.makedirs(begun, exist_ok=True)
+        open(os.path.join(begun, name), "w").close()
+        while len(os.listdir(begun)) < 4:
+            time.sleep(0.01)
+        pb.load_model(model_name="part" + name)
+
+    def execute(self, requests):
+        return [told(str(pb.is_model_ready("part" + each.model_name()))) for each in requests]
+"""
+
+
+def test_models_that_load_others_while_they_are_loaded_do_not_wait_for_each_other(tmp_path):
+    outer = ("a", "b", "c", "d")  # as many as are loaded at a time
+    for name in outer:
+        add_identity(tmp_path, f"part{name}", 1)
+        add_code(tmp_path, name, HEAD + LOADS_FOUR)
+    with serving(tmp_path, models=outer) as server:
+        assert [ask(server, name) for name in outer] == ["True"] * 4

@@ -69,8 +69,8 @@ class Service:
             await self.ask(*args, **more)
         return caught.value.status, str(caught.value)
 
-    def stream(self, messages, left=None):
-        return self.service.streams["ModelStreamInfer"](messages, Call(left))
+    def stream(self, messages, left=None, headers=None):
+        return self.service.streams["ModelStreamInfer"](messages, Call(left, headers))
 
 
 called = partial(shown, Service, "service")
@@ -279,6 +279,22 @@ async def test_an_error_in_a_stream_is_an_answer_and_the_stream_goes_on(service)
     assert failed.infer_response.id == "a"
     assert good.error_message == ""
     assert good.infer_response.id == "b"
+
+
+@pytest.mark.parametrize("said", ["true", "false", "1"])
+@called()
+async def test_an_error_ends_a_stream_whose_caller_wants_a_status(service, said):
+    messages = sent(infer_message(1), infer_message(1, model="nope"), infer_message(2))
+    answers = service.stream(messages, headers={"triton_grpc_error": said})
+    assert outputs_of(parsed(await anext(answers)).infer_response) == {"y": [2.0]}
+    if said != "true":
+        assert [bool(parsed(answer).error_message) async for answer in answers] == [True, False]
+        return
+    with pytest.raises(GrpcError, match="Request for unknown model: 'nope' is not found") as caught:
+        await anext(answers)
+    assert caught.value.status is grpc.StatusCode.NOT_FOUND
+    with pytest.raises(StopAsyncIteration):
+        await anext(answers)
 
 
 @virtual
