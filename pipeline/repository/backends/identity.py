@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from pipeline.op import Op, RequestOp, ResponseOp
 from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig
 from pipeline.proto.v2.raw import DATATYPES
 from pipeline.repository.backends.base import ModelSource
+from pipeline.repository.backends.ragged import ragged_inputs
 from pipeline.repository.backends.reshape import Reshaping, reshaping_of
 
 _ANY = -1
@@ -30,6 +32,9 @@ class IdentityOp(Op):
             for tensor, output in zip(config.input, config.output, strict=True)
         }
         self.reshaping: Reshaping = reshaping_of(config)
+        self.pipeline_ragged: frozenset[str] = ragged_inputs(config)
+        has_sequences = config.HasField("sequence_batching")
+        self.pipeline_merges: bool = has_sequences or not self.pipeline_ragged
         self.batches: bool = config.max_batch_size > 0
         self.optional: dict[
             str, tuple[str, list[int]]
@@ -52,7 +57,10 @@ class IdentityOp(Op):
         """Return the inputs under the outputs' names."""
         if self.delay_s:
             time.sleep(self.delay_s)
-        (feed,) = feed_batch
+        answers = [self._answer(feed) for feed in feed_batch]
+        return answers[0] if self.pipeline_merges else answers
+
+    def _answer(self, feed: Mapping[str, Any]) -> Mapping[str, Any]:
         fed = self.reshaping.fed(feed)
         rows = [next(map(len, fed.values()), 1)] if self.batches else []
         return self.reshaping.answered(

@@ -19,6 +19,8 @@ output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1, 3 ] }
 output { name: "OUTPUT1" data_type: TYPE_STRING dims: 2 }
 """
 
+RAGGED = "dims: [ -1, 3 ] allow_ragged_batch: true opt"
+
 
 def identity(most_rows):
     text = f'name: "m" max_batch_size: {most_rows} {TENSORS}'
@@ -37,3 +39,12 @@ def test_an_optional_input_that_is_left_out_is_answered_by_zeros():
 def test_sizes_that_nobody_says_are_one(most_rows, shape):
     zeros = identity(most_rows).process([{}])["OUTPUT0"]
     assert (zeros.shape, zeros.dtype, zeros.any()) == (shape, np.float32, False)
+
+
+def test_requests_of_different_shapes_share_a_batch_where_that_is_allowed():
+    text = f'name: "m" max_batch_size: 8 {TENSORS}'.replace("dims: [ -1, 3 ] opt", RAGGED, 1)
+    op = IdentityOp(ModelSource("m", 1, Path(), text_format.Parse(text, ModelConfig())))
+    assert op.pipeline_ragged == {"INPUT0"}
+    feeds = [{"INPUT0": np.ones((1, size, 3), np.float32)} for size in (1, 2)]
+    answers = op.process(feeds)
+    assert [answer["OUTPUT0"].shape for answer in answers] == [(1, 1, 3), (1, 2, 3)]
