@@ -17,6 +17,7 @@ from pipeline.errors import (
 )
 from pipeline.frontends.v2.control import Overrides, RepositoryControl
 from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.observe.traces.traces import collector_of
 from pipeline.repository.served_models import ServedModels
 
 _KINDS: dict[V2Status, type[PipelineError]] = {
@@ -56,7 +57,8 @@ class RepositoryHost:
         except V2Error as error:
             raise _ours(error) from None
         asked = call.model, call.version, feeds, call.info, call.traceparent, sink
-        return self._models.begin(*asked, timeout_s=call.timeout_s)
+        collector = collector_of(call.traceparent)
+        return self._models.begin(*asked, timeout_s=call.timeout_s, collector=collector)
 
     async def change(self, change: ModelChange) -> bool:
         """Load or unload a model, or return whether it is ready. Raises PipelineError."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -231,6 +233,10 @@ class _RequestCollector(TraceCollector):
     def attach(self, request: RequestState) -> None:
         self._request = request
         request.spans = self.seen.spans
+        # By this a model knows it, which asks others; with OpenTelemetry the request has another.
+        trace_id = secrets.token_hex(16)
+        request.trace = f"00-{trace_id}-{self.seen.number:016x}-01"
+        _asking[trace_id] = self
 
     def asks(self, entry: ModelEntry, request_id: str, inputs: Mapping[str, Any]) -> Begin:
         part = self._trace.collector(Asked(entry, request_id, inputs), self.seen.number)
@@ -269,6 +275,14 @@ class _RequestCollector(TraceCollector):
         if self._trace.takes_tensors:
             named = ((name, value) for name, value in arrays.items() if type(name) is str)
             self.seen.tensors += ((activity, name, value) for name, value in named)
+
+
+_asking: WeakValueDictionary[str, _RequestCollector] = WeakValueDictionary()
+
+
+def collector_of(traceparent: str) -> TraceCollector | None:
+    """Return the collector of the request whose worker says so; None: it is not traced."""
+    return _asking.get(traceparent.split("-")[1]) if traceparent else None
 
 
 class _Sink:

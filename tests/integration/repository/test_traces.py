@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 from doubles import http
-from repositories import add_ensemble, add_identity, infer, serving
+from repositories import add_ensemble, add_identity, add_python, infer, serving
 
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.v2.codec import add_tensor
@@ -113,6 +113,31 @@ def test_settings_change_what_is_traced_and_where(repository, tmp_path):
     assert [name for name, _, _ in traces_of(path)[0].values()] == ["same"]
     counts = [len(traces_of(tmp_path / f"traces.{number}")[0]) for number in (0, 1)]
     assert counts == [2, 1]
+
+
+ASKS = """
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb.InferenceRequest(
+                model_name="same",
+                requested_output_names=["OUTPUT0"],
+                inputs=[pb.Tensor("INPUT0", request.inputs()[0].as_numpy())],
+            ).exec()
+            for request in requests
+        ]
+"""
+
+
+def test_what_a_python_model_asks_is_a_part_of_its_request(repository, tmp_path):
+    add_python(repository, "asks", ASKS)
+    path = tmp_path / "traces"
+    with serving(repository, mode="none", server=settings(path)) as server:
+        assert infer(server, "asks", [1.0])[0] == 200
+    found, _ = traces_of(path)
+    assert [(name, parent) for name, parent, _ in found.values()] == [("asks", None), ("same", 1)]
 
 
 def test_what_is_no_setting_is_refused_and_an_unknown_model_first(repository, tmp_path):
