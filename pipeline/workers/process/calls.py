@@ -60,11 +60,12 @@ class WireAnswer(msgspec.Struct, array_like=True):
 
 
 class WireRoom(msgspec.Struct, array_like=True):
-    """Number of parts that a job may have made; `is_over`: no more are wanted."""
+    """Number of parts that an item of a job may have got; `is_over`: no more are wanted."""
 
     number: int
     allowed: int
     is_over: bool
+    place: int = 0
 
 
 class Answers(msgspec.Struct, array_like=True):

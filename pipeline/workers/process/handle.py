@@ -31,7 +31,7 @@ from pipeline.routes import Answer, Goto, Routed
 from pipeline.workers.process.call_host import CallHost
 from pipeline.workers.process.calls import WireRoom
 from pipeline.workers.process.pages import StatusPage
-from pipeline.workers.process.sending import SentStream, is_unwanted
+from pipeline.workers.process.sending import SentStream
 from pipeline.workers.process.sent import (
     Sent,
     begin,
@@ -222,7 +222,7 @@ class ProcessWorker:
             self._head_since = self._pool.loop.time()
         self._last_number += 1
         sent = self.sent[self._last_number] = Sent(run, indexes, payloads, self._last_number)
-        sent.allowed = allowed[0] if allowed else 0
+        sent.allowed = list(allowed or ())
         places = None if run.places is None else [run.places[index] for index in indexes]
         job = WireJob(self._last_number, items, allowed, places)
         if run.given:
@@ -413,12 +413,17 @@ class ProcessWorker:
         self.streams.pop(run, None)
 
     def tell_room(self, run: SentStream) -> None:
-        """Tell a model that sends parts by itself how many are wanted."""
+        """Tell a model that sends parts by itself how many of each item are wanted."""
         assert self._calls is not None, "it sends them that way"
-        is_over = is_unwanted(run)
-        run.told = run.allowed[0]
-        self._calls.tell_room(WireRoom(self.streams[run].number, run.told, is_over))
-        if is_over:
+        sent = self.streams[run]
+        for index in filter(run.has_news, range(len(run.items))):
+            is_over = run.is_unwanted(index)
+            run.told[index] = run.allowed[index]
+            run.ended[index] = is_over
+            if index in sent.indexes:
+                place = sent.indexes.index(index)
+                self._calls.tell_room(WireRoom(sent.number, run.told[index], is_over, place))
+        if all(run.ended):
             self._end_sent(run)
 
     def _take_result(self, result: Result) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+from msgspec import field
 
 from pipeline.data import RequestContext, contexts_of
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import UNWANTED, StreamRun
 from pipeline.errors import PipelineError
-from pipeline.tracing.context import child, set_call_trace
+from pipeline.tracing.context import child, first_of, set_call_trace
 from pipeline.workers.process.calls import CallLink, WireRoom
 from pipeline.workers.process.pages import ForgottenRequests, StatusPage
 from pipeline.workers.process.wire import Result, SliceEnd, WireJob, WireParts
@@ -32,30 +34,44 @@ class SendingOp(Protocol):
     """An Op of ours that sends parts by itself."""
 
     def pipeline_send(
-        self, feed: Any, context: RequestContext, tell: Callable[[Any], None]
+        self,
+        feeds: Sequence[Any],
+        contexts: Sequence[RequestContext],
+        tells: Sequence[Callable[[Any], None]],
     ) -> None:
-        """Take a request; `tell` gets its parts, an error, which ends it, or ENDED.
+        """Take requests; the `tell` of each gets its parts, an error, which ends it, or ENDED.
 
-        Any thread may call that, also when this has returned. Raises PipelineError.
+        Any thread may call these, also when this has returned. Raises PipelineError.
         """
 
 
 class SentStream(StreamRun, eq=False):
-    """One request whose model sends parts when it likes, as the server sees it.
+    """Requests of one batch whose model sends parts when it likes, as the server sees them.
 
     Attributes:
-        told: how many parts the worker knows that it may send.
+        told: how many parts of each item the worker knows that it may send.
     """
 
-    told: int = 0
+    told: list[int] = field(default_factory=list)
 
     @property
     def has_work(self) -> bool:
         if self.is_finished or self.is_superseded:
             return False
-        if not self._is_live(0):
+        return any(map(self.has_news, range(len(self.items))))
+
+    def has_news(self, place: int) -> bool:
+        """Return whether the worker is to know how many parts of an item are wanted now."""
+        if self.ended[place]:
+            return False
+        if not self._is_live(place):
             return True
-        return self.allowed[0] > self.told and self.told - self.made[0] < max(1, self.least)
+        told, least = self.told[place], max(1, self.least)
+        return self.allowed[place] > told and told - self.made[place] < least
+
+    def is_unwanted(self, place: int) -> bool:
+        """Return whether nobody wants parts of an item any more."""
+        return self.allowed[place] == UNWANTED or bool(self.items[place].is_over)
 
 
 class SentStreams:
@@ -84,58 +100,75 @@ class SentStreams:
         self._forgotten = forgotten
         self._item = item
         self.maker: str = op.name
-        self._sending: dict[int, _Sending] = {}
+        self._sending: dict[tuple[int, int], _Sending] = {}  # by job and place
         link.on_room = self._room
 
-    def begin(self, job: WireJob, opened: OpenedItem) -> Result:
-        """Have the model take a request; it may send parts at once, and later."""
+    def begin(self, job: WireJob, opened: Sequence[OpenedItem]) -> Result:
+        """Have the model take requests; it may send parts at once, and later."""
         start_ns = time.monotonic_ns()
-        item = self._item(opened, self._forgotten)
-        allowed = job.allowed[0] if job.allowed else 0
-        sending = _Sending(self, self._link, job.number, item, allowed, start_ns)
-        self._sending[job.number] = sending
-        set_call_trace(child(item.trace, self._op.name, "process") if item.trace else "")
-        self._status.call_begins()
-        try:
-            if opened.failure is not None:
-                raise opened.failure
-            context = contexts_of([item], job.places)[0]
-            op = cast(SendingOp, self._op.op)
-            op.pipeline_send(item.inputs, context, sending.tell)
-        except PipelineError as error:
-            sending.tell(error)
-        finally:
-            self._status.call_ends()
+        taken: list[_Sending] = []
+        for place, each in enumerate(opened):
+            item = self._item(each, self._forgotten)
+            allowed = job.allowed[place] if job.allowed else 0
+            sending = _Sending(self, self._link, (job.number, place), item, allowed, start_ns)
+            self._sending[job.number, place] = sending
+            if each.failure is None:
+                taken.append(sending)
+            else:
+                sending.tell(each.failure)
+        if taken:
+            self._have_taken(job, taken)
         end_ns = time.monotonic_ns()
         end = SliceEnd([], [], [], False, end_ns - start_ns)
         return Result(job.number, [], False, start_ns, start_ns, end_ns, end_ns, slice_end=end)
 
-    def over(self, number: int) -> None:
+    def _have_taken(self, job: WireJob, taken: Sequence[_Sending]) -> None:
+        items = [sending.item for sending in taken]
+        places = None if job.places is None else [job.places[each.key[1]] for each in taken]
+        trace = first_of(item.trace for item in items)
+        set_call_trace(child(trace, self._op.name, "process") if trace else "")
+        self._status.call_begins()
+        try:
+            op, contexts = cast(SendingOp, self._op.op), contexts_of(items, places)
+            tells = [sending.tell for sending in taken]
+            op.pipeline_send([item.inputs for item in items], contexts, tells)
+        except PipelineError as error:
+            for sending in taken:
+                sending.tell(error)
+        finally:
+            self._status.call_ends()
+
+    def over(self, key: tuple[int, int]) -> None:
         """Forget a request."""
-        self._sending.pop(number, None)
+        self._sending.pop(key, None)
 
     def _room(self, room: WireRoom) -> None:
-        sending = self._sending.get(room.number)
+        sending = self._sending.get((room.number, room.place))
         if sending is not None:
             sending.take_room(room)
 
 
 class _Sending:
-    """One request: the parts that were not sent yet, for lack of room."""
+    """One request, by its job and its place there: parts that were not sent yet, for lack of room.
+
+    Attributes:
+        key: both.
+        item: the request.
+    """
 
     def __init__(
         self,
         streams: SentStreams,
         link: CallLink,
-        number: int,
+        key: tuple[int, int],
         item: StreamedItem,
         allowed: int,
         start_ns: int,
     ) -> None:
         self._streams = streams
         self._link = link
-        self._number = number
-        self._item = item
+        self.key: tuple[int, int] = key
+        self.item: StreamedItem = item
         self._allowed = allowed
         self._start_ns = start_ns
         self._lock = threading.Lock()
@@ -154,31 +187,27 @@ class _Sending:
         with self._lock:
             self._allowed = room.allowed
             if room.is_over:
-                self._item.is_left = True
+                self.item.is_left = True
                 self._end()
             else:
                 self._send()
 
     def _send(self) -> None:
+        number, place = self.key
         entries: list[tuple[int, Any]] = []
         while self._waiting and not self._is_over:
             is_part = not (self._waiting[0] is ENDED or isinstance(self._waiting[0], PipelineError))
             if is_part and self._sent >= self._allowed:
                 break
-            entries.append((0, self._waiting.popleft()))
+            entries.append((place, self._waiting.popleft()))
             self._sent += is_part
             if not is_part:
                 self._end()
         if entries:
-            parts = WireParts(self._number, [], self._start_ns, self._start_ns)
+            parts = WireParts(number, [], self._start_ns, self._start_ns)
             self._link.send_parts(parts, entries, self._streams.maker)
 
     def _end(self) -> None:
         self._is_over = True
         self._waiting.clear()
-        self._streams.over(self._number)
-
-
-def is_unwanted(run: SentStream) -> bool:
-    """Return whether nobody wants parts of a stream any more."""
-    return run.allowed[0] == UNWANTED or bool(run.items[0].is_over)
+        self._streams.over(self.key)

@@ -33,7 +33,7 @@ class Sent:
         indexes: of the items that were sent.
         payloads: keeps in memory what was serialized for it.
         number: of its first job there.
-        allowed: parts that it was told with that.
+        allowed: parts of each of them that it was told with that.
         joined: the same of those at each place of a SteppedRun, whose indexes are its places.
     """
 
@@ -42,7 +42,7 @@ class Sent:
     payloads: list[SharedPayload]
     number: int
     joined: dict[int, list[SharedPayload]] = field(default_factory=dict)
-    allowed: int = 0
+    allowed: list[int] = field(default_factory=list)
 
 
 def begin(run: StreamRun, indexes: Sequence[int]) -> list[int]:
@@ -118,7 +118,9 @@ def take_slice(sent: Sent, result: Result, end: SliceEnd, worker: int) -> bool:
         return True
     if isinstance(run, SentStream):  # its parts say how far it is
         run.is_finished, run.busy_ns, run.ran_at = all(run.ended), end.busy_ns, worker
-        run.groups, run.told = [] if run.is_finished else [[0]], max(run.told, sent.allowed)
+        run.groups, run.told = [] if run.is_finished else [[0]], [0] * len(run.items)
+        for index, allowed in zip(sent.indexes, sent.allowed, strict=True):
+            run.told[index] = allowed
         run.end_ns = result.end_ns
         return not run.is_finished
     for place, index in enumerate(sent.indexes):

@@ -98,7 +98,7 @@ class Slices:
     def begin(self, job: WireJob, items: Sequence[OpenedItem]) -> Result:
         """Run the first slice of a job."""
         if self._sending is not None:
-            return self._sending.begin(job, items[0])
+            return self._sending.begin(job, items)
         if is_iterative(self._op.op):
             run = self.runs.setdefault(job.number, SteppedRun([], ran_at=job.number))
             return self._run(run, job.number, job.number, run.allowed)

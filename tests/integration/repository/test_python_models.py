@@ -177,6 +177,66 @@ def test_a_decoupled_model_has_several_requests_at_once(tmp_path):
         wait_until(lambda: list(callers.map(ask, [1.0, 2.0, 3.0])) == [list(range(100))] * 3)
 
 
+TOGETHER = """
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    left = 0
+
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=self.answer, args=(request, len(requests))).start()
+        if any(request.inputs()[0].as_numpy().flat[0] < 0 for request in requests):
+            raise ValueError("one of these is wrong")
+
+    def answer(self, request, together):
+        sender, number = request.get_response_sender(), request.inputs()[0].as_numpy().flat[0]
+        for _ in range(int(number)):
+            if sender.is_cancelled():
+                self.left += 1
+                break
+            array = np.full((1, 1), together + 10 * self.left, np.float32)
+            sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
+        if number >= 0:
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+GATHERED = """
+model_transaction_policy { decoupled: true }
+dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 60000000 }
+"""
+
+
+def test_a_decoupled_model_gets_the_requests_of_a_batch_each_with_a_sender_of_its_own(tmp_path):
+    add_python(tmp_path, "together", TOGETHER, GATHERED)
+    with serving(tmp_path, mode="none") as server, ThreadPoolExecutor(4) as callers:
+        url = f"http://127.0.0.1:{server.http_port}/v2/models/together/generate_stream"
+
+        def ask(value):
+            sent = json.dumps({"INPUT0": value}).encode()
+            try:
+                with urllib.request.urlopen(url, sent) as answer:
+                    events = answer.read().decode().split("\n\n")[:-1]
+            except urllib.error.HTTPError as error:
+                return error.read().decode()
+            return [json.loads(event.removeprefix("data: "))["OUTPUT0"] for event in events]
+
+        for _ in range(2):
+            assert list(callers.map(ask, [0.0, 1.0, 100.0, 3.0])) == [
+                [4] * n for n in (0, 1, 100, 3)
+            ]
+        of_model = http(server, "GET", "/v2/models/together/stats")[2]["model_stats"][0]
+        assert of_model["inference_count"] == 8
+        others = [callers.submit(ask, value) for value in (1.0, 100.0, 100.0)]
+        with urllib.request.urlopen(url, json.dumps({"INPUT0": 1e9}).encode()) as answer:
+            answer.readline()
+            assert [len(other.result()) for other in others] == [1, 100, 100]
+        wait_until(lambda: list(callers.map(ask, [1.0] * 4)) == [[14]] * 4)
+        for said in callers.map(ask, [-1.0, -2.0, -3.0, -4.0]):
+            assert "one of these is wrong" in said, "nobody has got a part"
+
+
 ERRS = """
 import triton_python_backend_utils as pb_utils
 

@@ -76,7 +76,7 @@ class PythonBackend:
         return parse_json(found.rpartition(b"\n")[2], f"{_HOOK} of '{source.name}'")
 
     def settings(self, source: ModelSource) -> dict[str, Any]:
-        """Return what is different: requests to a model that answers in parts run one by one.
+        """Return what is different: in a thread a model that answers in parts has one request.
 
         Controls of sequences are inputs of each request by itself.
 
@@ -93,7 +93,7 @@ class PythonBackend:
                     "by correlation_id"
                 )
             settings["sequence"] = {**op_settings(config)["sequence"], "controls": []}
-        elif config.model_transaction_policy.decoupled:
+        elif config.model_transaction_policy.decoupled and settings["workers"] == "thread":
             settings |= {"batch_size": 1, "batching": "full", "dynamic_batching": {}}
         return settings
 

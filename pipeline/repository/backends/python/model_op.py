@@ -237,7 +237,7 @@ class PythonModelOp(Op):
 class DecoupledModelOp(PythonModelOp):
     """A model that sends any number of responses to a request, when it likes."""
 
-    pipeline_merges = True  # there is one request at a time
+    pipeline_merges = True  # in a thread there is one request at a time
     sends_one = False
 
     def init_op(self) -> None:
@@ -257,7 +257,7 @@ class DecoupledModelOp(PythonModelOp):
         if refusal is not None:
             raise refusal
         request = self.request(feed_batch[0], context[0])
-        self.executor.submit(self._execute, request)
+        self.executor.submit(self._execute, [request])
         while (response := request.sender.next()) is not None:
             part = self._part(response)
             if isinstance(part, PipelineError):
@@ -265,46 +265,59 @@ class DecoupledModelOp(PythonModelOp):
             yield part
 
     def pipeline_send(
-        self, feed: Any, context: RequestContext, tell: Callable[[Any], None]
+        self,
+        feeds: Sequence[Any],
+        contexts: Sequence[RequestContext],
+        tells: Sequence[Callable[[Any], None]],
     ) -> None:
-        """Have the model take a request; `tell` gets what it sends then and later, and ENDED."""
+        """Have the model take requests; a `tell` gets what it sends then and later, and ENDED."""
+        requests = []
+        for feed, context, tell in zip(feeds, contexts, tells, strict=True):
+            refusal = self._refusal(context) if self.spec.controls else None
+            if refusal is None:
+                requests.append(self.request(feed, context, self._putting(tell)))
+            else:
+                tell(refusal)
+        if requests:
+            self._execute(requests)
 
-        def put(response: Any) -> None:
-            tell(ENDED if response is None else self._part(response))
-
-        refusal = self._refusal(context) if self.spec.controls else None
-        if refusal is None:
-            self._execute(self.request(feed, context, put))
-        else:
-            tell(refusal)
+    def _putting(self, tell: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Return what takes the responses of one sender, and None behind the last."""
+        return lambda response: tell(ENDED if response is None else self._part(response))
 
     def _part(self, response: Any) -> Any:
         """Return what is sent on of a response; an error ends the others, too."""
         return response if isinstance(response, PipelineError) else self.answered(response.part())
 
-    def _execute(self, request: IncomingRequest) -> None:
-        """Have the model take a request; a coroutine goes on beside those that come next."""
+    def _execute(self, requests: Sequence[IncomingRequest]) -> None:
+        """Have the model take requests; a coroutine goes on beside those that come next."""
         try:
-            found = self.model.execute([request])
+            found = self.model.execute(requests)
             if inspect.iscoroutine(found):
-                asyncio.run_coroutine_threadsafe(self._awaited(found, request), self.loop.loop)
+                asyncio.run_coroutine_threadsafe(self._awaited(found, requests), self.loop.loop)
             elif found is not None:
-                request.sender.fail(self._returned())
+                _fail(requests, self._returned())
         except Exception as error:
-            request.sender.fail(self.raised(error))
+            _fail(requests, self.raised(error))
 
-    async def _awaited(self, coroutine: Any, request: IncomingRequest) -> None:
+    async def _awaited(self, coroutine: Any, requests: Sequence[IncomingRequest]) -> None:
         try:
             if await coroutine is not None:
-                request.sender.fail(self._returned())
+                _fail(requests, self._returned())
         except Exception as error:
-            request.sender.fail(self.raised(error))
+            _fail(requests, self.raised(error))
 
     def _returned(self) -> UserCodeError:
         return UserCodeError(
             f"Python model '{self.instance}' is using the decoupled mode and the execute function "
             "must return None."
         )
+
+
+def _fail(requests: Sequence[IncomingRequest], error: UserCodeError) -> None:
+    """End those of some requests with an error that have not ended."""
+    for request in requests:
+        request.sender.fail(error)
 
 
 def made_op(argument: bytes) -> PythonModelOp:

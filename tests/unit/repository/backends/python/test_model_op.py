@@ -281,7 +281,7 @@ sender.send(answer(array[:, :1]), flags=1)
     with pytest.raises(PayloadTypeError, match=r"cannot become \[1, 4\]"):
         next(found)
     told = []
-    op.pipeline_send(feed, asked(), told.append)
+    op.pipeline_send([feed], [asked()], [told.append])
     assert told[0]["OUTPUT0"].shape == (1, 4)
     assert isinstance(told[1], PayloadTypeError)
 
