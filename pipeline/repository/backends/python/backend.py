@@ -85,7 +85,8 @@ class PythonBackend:
                 otherwise where it runs.
         """
         config = source.config
-        settings: dict[str, Any] = {"workers": _workers(config)}
+        kind = _workers(config)
+        settings: dict[str, Any] = {"workers": kind}
         if config.HasField("sequence_batching"):
             if config.sequence_batching.state:
                 raise ConfigError(
@@ -93,7 +94,7 @@ class PythonBackend:
                     "by correlation_id"
                 )
             settings["sequence"] = {**op_settings(config)["sequence"], "controls": []}
-        elif config.model_transaction_policy.decoupled and settings["workers"] == "thread":
+        elif config.model_transaction_policy.decoupled and kind != _KINDS[0]:
             settings |= {"batch_size": 1, "batching": "full", "dynamic_batching": {}}
         return settings
 
