@@ -6,6 +6,7 @@ import ast
 import asyncio
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -152,13 +153,17 @@ def _controls(config: ModelConfig) -> tuple[Control, ...]:
     return controls_of(config.name, [msgspec.convert(each, ControlConfig) for each in said])
 
 
+_PARSING = threading.Lock()  # CPython 3.11 counts the depth of all trees that are made as one
+
+
 def _has_hook(file: Path) -> bool:
     """Return whether a model has the hook, or may have it since its class comes from elsewhere.
 
     What is no Python fails when it is loaded.
     """
     try:
-        tree = ast.parse(file.read_bytes())
+        with _PARSING:
+            tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
         return False
     defined = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
