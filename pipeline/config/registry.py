@@ -80,7 +80,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "opentelemetry": "pipeline.tracing.sink:open_telemetry",
         "tracer": "pipeline.observe.paddle.tracer:open_tracer",
     },
-    "filters": {},
+    "filters": {"record": "pipeline.observe.record:Record"},
     "caches": {
         "local": "pipeline.caches.local:LocalCache",
         "redis": "pipeline.caches.redis:RedisCache",
