@@ -52,16 +52,42 @@ class ModelChange(msgspec.Struct, frozen=True, array_like=True):
     with_dependents: bool = False
 
 
+class MetricUse(msgspec.Struct, frozen=True, array_like=True):
+    """A use that a model makes of a metric family of its own; see `MetricHolder`.
+
+    Args:
+        number: of the family, in its worker.
+        action: what is wanted; "drop": of the family with all its series.
+        labels: of the series.
+        amount: that is added, set or observed.
+        name: of a "family", and so the next two.
+        text: that describes it.
+        kind: counter, gauge or histogram.
+        buckets: upper bounds, of a "series" of a histogram.
+    """
+
+    number: int
+    action: Literal["family", "series", "add", "set", "observe", "value", "drop"]
+    labels: dict[str, str] = {}
+    amount: float = 0.0
+    name: str = ""
+    text: str = ""
+    kind: str = ""
+    buckets: list[float] = []
+
+
 class ModelPart(msgspec.Struct, frozen=True):
     """An answer to a call: outputs by name, or an error; neither: there are no more.
 
-    `is_final`: none follows. Of a ModelChange, `is_ready` is what was asked.
+    `is_final`: none follows. Of a ModelChange, `is_ready` is what was asked; of a MetricUse,
+    `value`.
     """
 
     outputs: Mapping[str, Any] | None = None
     error: PipelineError | None = None
     is_final: bool = True
     is_ready: bool = False
+    value: float = 0.0
 
 
 Tell = Callable[[ModelPart], None]
@@ -87,6 +113,22 @@ class ModelCaller(Protocol):
     def change(self, change: ModelChange, tell: Tell) -> None:
         """Have a model loaded or unloaded; `tell` gets one answer. Raises PipelineError."""
 
+    def metric(self, use: MetricUse, tell: Tell | None) -> None:
+        """Use a metric; `tell` gets one answer, None: nobody waits for it. Raises PipelineError."""
+
+    def drop_metrics(self, use: MetricUse) -> None:
+        """Drop a family; may be called by the garbage collector, and raises nothing."""
+
+
+class MetricHolder(Protocol):
+    """The metrics that one worker uses, on the event loop of its server."""
+
+    def use(self, use: MetricUse) -> float:
+        """Do what a model wants, and return the value. Raises PipelineError."""
+
+    def close(self) -> None:
+        """Give back all that the worker has: it has ended."""
+
 
 class ModelHost(Protocol):
     """The models of the server, on its event loop."""
@@ -96,3 +138,6 @@ class ModelHost(Protocol):
 
     async def change(self, change: ModelChange) -> bool:
         """Load or unload a model, or return whether it is ready. Raises PipelineError."""
+
+    def metrics(self) -> MetricHolder:
+        """Return what a worker uses metrics by."""

@@ -19,6 +19,7 @@ from pipeline.engine.models import ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.engine.sequence_dispatcher import has_sequences
 from pipeline.errors import PackageError
+from pipeline.observe.custom_metrics import CustomMetrics
 from pipeline.observe.snapshot import AskAll
 
 if TYPE_CHECKING:  # where they are made, this module is imported
@@ -71,7 +72,7 @@ class FrontendContext:
     frontend may add `routes` to the HTTP port, `lanes` for those of its paths that are to be quick,
     what is `described` of them in /openapi.json, and `services` to the gRPC port. Without `graph`
     and `engine`, which are the first ones, the models are those of a repository, under `control`.
-    Requests by v2 are traced in files as `traces` says.
+    Requests by v2 are traced in files as `traces` says; their code counts in `metrics`.
     """
 
     name: str | None
@@ -92,6 +93,7 @@ class FrontendContext:
     described: list[Described] = field(default_factory=list)
     control: RepositoryControl | None = None
     traces: RequestTraces | None = None
+    metrics: CustomMetrics | None = None
 
     @property
     def forwarding(self) -> HeaderForwarding | None:

@@ -123,7 +123,9 @@ def metrics_routes(context: FrontendContext, options: None) -> None:
     """Add `/metrics` to the HTTP port."""
     config = context.config
     by_replica = config.replicas > 0
-    context.routes.append(MetricsRoutes(context.whole, by_replica, wanted=config.metrics))
+    own = context.metrics
+    routes = MetricsRoutes(context.whole, by_replica, wanted=config.metrics, custom=own)
+    context.routes.append(routes)
 
 
 def dashboard(context: FrontendContext, options: None) -> None:
@@ -192,7 +194,7 @@ def metrics(context: FrontendContext, options: None) -> Frontend | None:
     if not config.dag.enable_prometheus:
         return None
     by_replica, wanted = config.replicas > 0, config.metrics
-    routes = MetricsRoutes(context.whole, by_replica, predecessors=True, wanted=wanted)
+    routes = MetricsRoutes(context.whole, by_replica, True, wanted, context.metrics)
     host = config.dag.prometheus_host or config.host
     return metrics_server(routes, host, config.dag.prometheus_port, context.is_shared)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.engine.model_calls import ModelChange, PeerCall
+from pipeline.engine.model_calls import MetricHolder, ModelChange, PeerCall
 from pipeline.engine.request import ResponseSink, StreamHandle
 from pipeline.errors import (
     InputError,
@@ -17,6 +17,7 @@ from pipeline.errors import (
 )
 from pipeline.frontends.v2.control import Overrides, RepositoryControl
 from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.observe.custom_metrics import CustomMetrics
 from pipeline.observe.traces.traces import collector_of
 from pipeline.repository.served_models import ServedModels
 
@@ -36,11 +37,15 @@ class RepositoryHost:
     Args:
         models: those that are ready.
         control: loads them.
+        metrics: that they count in.
     """
 
-    def __init__(self, models: ServedModels, control: RepositoryControl) -> None:
+    def __init__(
+        self, models: ServedModels, control: RepositoryControl, metrics: CustomMetrics
+    ) -> None:
         self._models = models
         self._control = control
+        self._metrics = metrics
 
     def begin(self, call: PeerCall, feeds: dict[str, Any], sink: ResponseSink) -> StreamHandle:
         """Ask a model. Raises PipelineError, in Triton's words: it cannot be asked so."""
@@ -74,6 +79,10 @@ class RepositoryHost:
         except V2Error as error:
             raise _ours(error) from error
         return True
+
+    def metrics(self) -> MetricHolder:
+        """Return what a worker uses metrics by."""
+        return self._metrics.holder()
 
     async def _is_ready(self, name: str, version: int) -> bool:
         """Return whether a model can be asked; one that was unloaded cannot, be it gone or not.

@@ -113,7 +113,7 @@ def make_control(
         served = ServedModels(models)
         maker = GraphMaker(of_models, on_readiness, grace_s, served, cards, processes, share)
         control = ModelControl(settings.control, ModelVersions(models, maker))
-        processes.models = RepositoryHost(served, control)
+        processes.models = RepositoryHost(served, control, share.metrics)
         return control
 
     return make

@@ -262,6 +262,7 @@ class Service(Runtime):
             replica=replica.number if replica is not None else 0,
             control=self._control,
             traces=self._traces,
+            metrics=self._share.metrics,
         )
         await self._frontends.open(self._exposure.frontends(context))
 

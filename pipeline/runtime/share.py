@@ -9,6 +9,7 @@ from pipeline.config.schema import ServiceConfig
 from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.rate_limiter import RateLimiter
 from pipeline.errors import InitError, PipelineError, described
+from pipeline.observe.custom_metrics import CustomMetrics
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -17,10 +18,12 @@ class Share(msgspec.Struct, frozen=True):
     Args:
         cache: where answers are kept; None: nowhere.
         limiter: of the resources of their workers; None: none waits for any.
+        metrics: that the code of models counts in.
     """
 
     cache: ServerCache | None = None
     limiter: RateLimiter | None = None
+    metrics: CustomMetrics = msgspec.field(default_factory=CustomMetrics)
 
     async def open(self) -> None:
         """Open what is to be opened. Raises InitError."""

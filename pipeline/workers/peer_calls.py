@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline.data import ChannelData
-from pipeline.engine.model_calls import ModelChange, ModelHost, ModelPart, PeerCall, Tell
+from pipeline.engine.model_calls import (
+    MetricHolder,
+    MetricUse,
+    ModelChange,
+    ModelHost,
+    ModelPart,
+    PeerCall,
+    Tell,
+)
 from pipeline.engine.request import StreamHandle
 from pipeline.errors import ClosedError, PipelineError, UserCodeError, described
 
@@ -81,6 +90,14 @@ async def changed(models: ModelHost, change: ModelChange) -> ModelPart:
         return ModelPart(error=UserCodeError(described(error)))
 
 
+def used(metrics: MetricHolder, use: MetricUse) -> ModelPart:
+    """Use a metric, and return the answer."""
+    try:
+        return ModelPart(value=metrics.use(use))
+    except PipelineError as error:
+        return ModelPart(error=error)
+
+
 class LoopCaller:
     """The models of the server, for threads of its own process; see `ModelCaller`."""
 
@@ -88,6 +105,7 @@ class LoopCaller:
         self._loop = loop
         self._models = models
         self._tasks: set[asyncio.Task[None]] = set()
+        self._metrics = models.metrics()
 
     def begin(self, call: PeerCall, feeds: Mapping[str, Any], tell: Tell) -> _Begun:
         """Ask a model. Raises ClosedError: the server is gone."""
@@ -113,6 +131,21 @@ class LoopCaller:
             task.add_done_callback(self._tasks.discard)
 
         self.soon(begin)
+
+    def metric(self, use: MetricUse, tell: Tell | None) -> None:
+        """Use a metric. Raises ClosedError: the server is gone."""
+
+        def work() -> None:
+            found = used(self._metrics, use)
+            if tell is not None:
+                tell(found)
+
+        self.soon(work)
+
+    def drop_metrics(self, use: MetricUse) -> None:
+        """Drop a family of metrics."""
+        with contextlib.suppress(ClosedError):
+            self.metric(use, None)
 
     def soon(self, work: Callable[..., None], *arguments: Any) -> None:
         """Do something on the loop. Raises ClosedError: it is gone."""

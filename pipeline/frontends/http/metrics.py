@@ -10,6 +10,7 @@ from pipeline.config.schema import MetricsConfig
 from pipeline.errors import NoServiceError
 from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, not_allowed
 from pipeline.frontends.http.server import HttpFrontend
+from pipeline.observe.custom_metrics import CustomMetrics
 from pipeline.observe.metrics import CONTENT_TYPE, render, render_predecessor
 from pipeline.observe.snapshot import AskAll, Snapshot
 
@@ -25,6 +26,7 @@ class MetricsRoutes:
         by_replica: several processes serve, and each has its own series.
         predecessors: add the `pd_*` counters of Paddle Serving.
         wanted: families that are there.
+        custom: that the code of models counts in.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class MetricsRoutes:
         by_replica: bool = False,
         predecessors: bool = False,
         wanted: MetricsConfig | None = None,
+        custom: CustomMetrics | None = None,
     ) -> None:
         self._whole = whole
+        self._custom = custom or CustomMetrics()
         self._by_replica = by_replica
         shown = partial(render, wanted=wanted or MetricsConfig())
         self._renders = (shown, render_predecessor) if predecessors else (shown,)
@@ -47,6 +51,7 @@ class MetricsRoutes:
             raise not_allowed(request.method, b"GET, HEAD")
         snapshots = await self._whole()
         body = await asyncio.to_thread(self._text, snapshots)  # 9 ms for 10 Ops, a copy
+        body += self._custom.text()  # on the loop, which counts: a thousand lines at most
         return WebResponse(200, body, CONTENT_TYPE, ((b"cache-control", b"no-store"),))
 
     def _text(self, snapshots: Sequence[Snapshot]) -> bytes:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.data import ChannelData
-from pipeline.engine.model_calls import ModelChange, ModelHost, PeerCall
+from pipeline.engine.model_calls import MetricUse, ModelChange, ModelHost, PeerCall
 from pipeline.errors import PipelineError, error_to_fields
-from pipeline.workers.peer_calls import PeerSink, changed
+from pipeline.workers.peer_calls import PeerSink, changed, used
 from pipeline.workers.process.calls import Answers, Calls, WireAnswer, WireRoom
 from pipeline.workers.process.wire import ErrorFields, Link, WireParts, framed
 from pipeline.workers.shm.payload import SerializedPayload, SharedPayload
@@ -44,6 +44,7 @@ class CallHost:
         on_parts: Callable[[WireParts], None],
     ) -> None:
         self._models = models
+        self._metrics = models.metrics()
         self._memory = memory
         self._loop = loop
         self._maker = maker
@@ -71,6 +72,7 @@ class CallHost:
         for asked in list(self._asked.values()):
             asked.sink.let_go()
         self._asked.clear()
+        self._metrics.close()
         self._memory.close_region(self.region)
 
     # Calls --------------------------------------------------------------------------------------
@@ -83,7 +85,9 @@ class CallHost:
         if said.parts is not None:
             self._on_parts(said.parts)
         for wire in said.calls:
-            if wire.change is not None:
+            if wire.metric is not None:
+                self._use(wire.number, wire.metric)
+            elif wire.change is not None:
                 task = self._loop.create_task(self._change(wire.number, wire.change))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -106,6 +110,11 @@ class CallHost:
             self.answered(asked, ChannelData(0, error=error), is_final=True)
         else:
             asked.sink.begin(self._models, call, arrays)
+
+    def _use(self, number: int, use: MetricUse) -> None:
+        part = used(self._metrics, use)
+        if number:
+            self._send(WireAnswer(number, error=_fields(part.error), value=part.value))
 
     async def _change(self, number: int, change: ModelChange) -> None:
         part = await changed(self._models, change)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pipeline.engine.model_calls import ModelChange, ModelPart, PeerCall, Tell
+from pipeline.engine.model_calls import MetricUse, ModelChange, ModelPart, PeerCall, Tell
 from pipeline.engine.streams.flow import ENDED
 from pipeline.errors import ClosedError, InputError, PipelineError, error_from_fields
 from pipeline.workers.process.outcomes import outcome_of
@@ -24,17 +25,18 @@ from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
 from pipeline.workers.shm.payload import SerializedPayload, deserialize, serialize
 
 _RECEIVE_BYTES = 64 * 1024
-_Said = TypeVar("_Said", PeerCall, ModelChange)
+_Said = TypeVar("_Said", PeerCall, ModelChange, MetricUse)
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
 class WireCall(msgspec.Struct, array_like=True):
-    """A call by its number, which rises from 1: one of both."""
+    """A call by its number, which rises from 1; 0: nobody waits for an answer. One of three."""
 
     number: int
     call: PeerCall | None = None
     feeds: SerializedPayload | None = None
     change: ModelChange | None = None
+    metric: MetricUse | None = None
 
 
 class Calls(msgspec.Struct, array_like=True):
@@ -57,6 +59,7 @@ class WireAnswer(msgspec.Struct, array_like=True):
     error: ErrorFields | None = None
     is_final: bool = True
     is_ready: bool = False
+    value: float = 0.0
 
 
 class WireRoom(msgspec.Struct, array_like=True):
@@ -96,6 +99,7 @@ class CallLink:
         self._memory: RegionAllocator | None = None
         self._waiting: dict[int, Tell] = {}
         self._last_number = 0
+        self._dropped: queue.SimpleQueue[MetricUse] = queue.SimpleQueue()
         self._pid = os.getpid()
         self._is_over = False
 
@@ -111,6 +115,36 @@ class CallLink:
         with self._lock:
             self._begun()
             self._ask(WireCall(0, change=_checked(change, ModelChange)), tell)
+
+    def metric(self, use: MetricUse, tell: Tell | None) -> None:
+        """Use a metric. Raises PipelineError: the server is gone, or it is of a wrong type."""
+        with self._lock:
+            self._begun()
+            self._send_dropped()
+            wire = WireCall(0, metric=_checked(use, MetricUse))
+            if tell is None:
+                self._send(Calls([wire]))
+            else:
+                self._ask(wire, tell)
+
+    def drop_metrics(self, use: MetricUse) -> None:
+        """Drop a family of metrics, at once or before the next use of any.
+
+        The garbage collector may call this in a thread that is at a call: it waits for nothing.
+        """
+        self._dropped.put(use)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._send_dropped()
+            except PipelineError:
+                pass  # the server has gone
+            finally:
+                self._lock.release()
+
+    def _send_dropped(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._send(Calls([WireCall(0, metric=self._dropped.get_nowait())]))
 
     def _begun(self) -> RegionAllocator:
         if os.getpid() != self._pid:
@@ -205,7 +239,7 @@ class CallLink:
                 outputs = deserialize(answer.outputs, self._arena)
             except PipelineError as failure:
                 error = failure
-        return ModelPart(outputs, error, answer.is_final, answer.is_ready)
+        return ModelPart(outputs, error, answer.is_final, answer.is_ready, answer.value)
 
 
 def _checked(said: _Said, kind: type[_Said]) -> _Said:

@@ -10,6 +10,7 @@ import pytest
 from pipeline.engine.model_calls import ModelChange
 from pipeline.errors import NoServiceError
 from pipeline.frontends.v2.control import IndexedModel
+from pipeline.observe.custom_metrics import CustomMetrics
 from pipeline.repository.model_host import RepositoryHost
 
 
@@ -25,7 +26,7 @@ class Gone:
 
 
 def is_ready(name: str) -> bool:
-    host = RepositoryHost(cast(Any, Gone()), cast(Any, Gone()))
+    host = RepositoryHost(cast(Any, Gone()), cast(Any, Gone()), CustomMetrics())
     return asyncio.run(host.change(ModelChange(name, "is_ready")))
 
 

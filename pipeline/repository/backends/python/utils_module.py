@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from pipeline.repository.backends.python.calls import (
     load_model,
     unload_model,
 )
+from pipeline.repository.backends.python.metrics import MetricFamily
 
 NAME = "triton_python_backend_utils"
 """The name that models import."""
@@ -58,49 +58,6 @@ class Logger:
     def log_verbose(cls, message: str) -> None:
         """Log what is of use to find faults only."""
         cls.log(message, cls.VERBOSE)
-
-
-class Metric:
-    """One series of a MetricFamily; it is counted in the worker, and not shown by the server."""
-
-    def __init__(self, labels: Mapping[str, str]) -> None:
-        self.labels: Mapping[str, str] = labels
-        self._value = 0.0
-        self._lock = threading.Lock()
-
-    def increment(self, value: float) -> None:
-        """Add to the value."""
-        with self._lock:
-            self._value += value
-
-    def set(self, value: float) -> None:
-        """Set the value."""
-        self._value = float(value)
-
-    def value(self) -> float:
-        """Return the value."""
-        return self._value
-
-    def observe(self, value: float) -> None:
-        """Take note of one value of a histogram."""
-        self.increment(value)
-
-
-class MetricFamily:
-    """Series of one name."""
-
-    COUNTER = 0
-    GAUGE = 1
-    HISTOGRAM = 2
-
-    def __init__(self, name: str, description: str, kind: int) -> None:
-        self.name: str = name
-        self.description: str = description
-        self.kind: int = kind
-
-    def Metric(self, labels: Mapping[str, str] | None = None, buckets: Any = None) -> Metric:
-        """Return one series."""
-        return Metric(labels or {})
 
 
 def install() -> types.ModuleType:

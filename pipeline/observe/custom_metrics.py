@@ -1,0 +1,233 @@
+"""CustomMetrics: families and series that the code of models counts in, as `/metrics` has them."""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+
+from pipeline.engine.model_calls import MetricUse
+from pipeline.errors import InputError, NoServiceError, OverloadedError
+
+MAX_SERIES = 1000
+"""Series of a server, and as many families."""
+MAX_LABELS = 16
+"""Labels of a series."""
+MAX_BUCKETS = 64
+"""Buckets of a histogram, without the last one, which has no bound."""
+MAX_TEXT = 512
+"""Characters of a name, a description or a label's value."""
+
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+_OF_THE_SERVER = (
+    *("nv_inference_", "nv_cache_", "nv_model_", "nv_gpu_", "nv_cpu_", "nv_energy_", "nv_pinned_"),
+    *("pipeline_", "pd_"),
+)
+_KINDS = ("counter", "gauge", "histogram")
+
+Key = tuple[tuple[str, str], ...]
+"""Labels of a series, by name."""
+
+
+class _Series:
+    """One series: a value, or the counts of a histogram's buckets and the sum of all values."""
+
+    def __init__(self, buckets: Sequence[float]) -> None:
+        self.users = 0
+        self.value = 0.0
+        self.buckets = tuple(buckets)
+        self.counts = [0] * (len(buckets) + 1)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.buckets, value)] += 1
+        self.value += value
+
+
+class _Family:
+    """Series of one name."""
+
+    def __init__(self, name: str, text: str, kind: str) -> None:
+        self.name, self.text, self.kind = name, text, kind
+        self.users = 0
+        self.series: dict[Key, _Series] = {}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the family in Prometheus' text format; nothing without series."""
+        if not self.series:
+            return
+        yield f"# HELP {self.name} {_escaped(self.text)}"
+        yield f"# TYPE {self.name} {self.kind}"
+        for key, series in self.series.items():
+            if self.kind != "histogram":
+                yield f"{self.name}{_labels(key)} {_number(series.value)}"
+                continue
+            count = sum(series.counts)
+            yield f"{self.name}_count{_labels(key)} {count}"
+            yield f"{self.name}_sum{_labels(key)} {_number(series.value)}"
+            for bound, up_to in zip(
+                (*series.buckets, math.inf), accumulate(series.counts), strict=True
+            ):
+                yield f"{self.name}_bucket{_labels((*key, ('le', _number(bound))))} {up_to}"
+
+
+class CustomMetrics:
+    """The families of a server, on its event loop.
+
+    Who asks for a family that is there has it, too, with the text that it had first; series of
+    equal labels are one. Each is there as long as anybody uses it.
+    """
+
+    def __init__(self) -> None:
+        self._families: dict[str, _Family] = {}
+
+    def holder(self) -> CustomMetricsOfWorker:
+        """Return what a worker uses them by."""
+        return CustomMetricsOfWorker(self)
+
+    def text(self) -> bytes:
+        """Return all series in Prometheus' text format."""
+        lines = [line for each in self._families.values() for line in each.lines()]
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    def take(self, use: MetricUse) -> _Family:
+        """Return a family with one user more. InputError, OverloadedError: it cannot be had."""
+        family = self._families.get(use.name)
+        if family is None:
+            if len(self._families) >= MAX_SERIES:
+                raise OverloadedError(f"there are {MAX_SERIES} families of metrics: no more")
+            _check_family(use)
+            family = self._families[use.name] = _Family(use.name, use.text, use.kind)
+        elif family.kind != use.kind:
+            raise InputError(
+                f"metric family '{use.name}' is there already, as a {family.kind}, not a {use.kind}"
+            )
+        family.users += 1
+        return family
+
+    def take_series(self, family: _Family, key: Key, buckets: Sequence[float]) -> _Series:
+        """Return a series with one user more. InputError, OverloadedError: it cannot be had."""
+        series = family.series.get(key)
+        if series is None:
+            if sum(len(each.series) for each in self._families.values()) >= MAX_SERIES:
+                raise OverloadedError(f"there are {MAX_SERIES} series of metrics: no more")
+            _check_labels(key, family.kind)
+            _check_buckets(buckets, family.kind)
+            series = family.series[key] = _Series(buckets)
+        series.users += 1
+        return series
+
+    def release(self, family: _Family, keys: Sequence[Key]) -> None:
+        """Take note that one user less has a family, and these series of it."""
+        for key in keys:
+            family.series[key].users -= 1
+            if not family.series[key].users:
+                del family.series[key]
+        family.users -= 1
+        if not family.users:
+            del self._families[family.name]
+
+
+class CustomMetricsOfWorker:
+    """What one worker has of them; see `MetricHolder`."""
+
+    def __init__(self, metrics: CustomMetrics) -> None:
+        self._metrics = metrics
+        self._held: dict[int, tuple[_Family, dict[Key, _Series]]] = {}
+
+    def use(self, use: MetricUse) -> float:
+        """Do what a model wants, and return the value that the series has then, if it has one.
+
+        Raises:
+            InputError, OverloadedError: it cannot be had.
+            NoServiceError: the family or the series is not one that the worker has.
+        """
+        if use.action == "family":
+            self._held[use.number] = self._metrics.take(use), {}
+            return 0.0
+        if use.number not in self._held:
+            raise NoServiceError("there is no such metric family")
+        family, held = self._held[use.number]
+        if use.action == "drop":
+            del self._held[use.number]
+            self._metrics.release(family, list(held))
+            return 0.0
+        key = tuple(sorted(use.labels.items()))
+        if use.action == "series":
+            if key not in held:
+                held[key] = self._metrics.take_series(family, key, use.buckets)
+        elif key not in held:
+            raise NoServiceError(f"metric family '{family.name}' has no series of these labels")
+        return _done(held[key], use)
+
+    def close(self) -> None:
+        """Give back all that the worker has: it has ended."""
+        for family, held in self._held.values():
+            self._metrics.release(family, list(held))
+        self._held.clear()
+
+
+def _done(series: _Series, use: MetricUse) -> float:
+    if use.action == "add":
+        series.value += use.amount
+    elif use.action == "set":
+        series.value = use.amount
+    elif use.action == "observe":
+        series.observe(use.amount)
+    return series.value
+
+
+def _check_family(use: MetricUse) -> None:
+    if use.kind not in _KINDS:
+        raise InputError(f"a metric family is one of {', '.join(_KINDS)}, not {use.kind!r}")
+    if len(use.name) > MAX_TEXT or _NAME.fullmatch(use.name) is None:
+        raise InputError(f"{use.name[:MAX_TEXT]!r} is no name of a metric family")
+    if use.name.startswith(_OF_THE_SERVER):
+        raise InputError(f"metric family '{use.name}': names of this beginning are the server's")
+    if len(use.text) > MAX_TEXT:
+        raise InputError(f"metric family '{use.name}': the description is over {MAX_TEXT} long")
+
+
+def _check_labels(key: Key, kind: str) -> None:
+    if len(key) > MAX_LABELS:
+        raise InputError(f"a series may have {MAX_LABELS} labels, not {len(key)}")
+    for name, value in key:
+        is_taken = kind == "histogram" and name == "le"
+        if len(name) > MAX_TEXT or _LABEL.fullmatch(name) is None or is_taken:
+            raise InputError(f"{name[:MAX_TEXT]!r} is no name of a label")
+        if len(value) > MAX_TEXT:
+            raise InputError(f"label '{name}': its value is over {MAX_TEXT} characters long")
+
+
+def _check_buckets(buckets: Sequence[float], kind: str) -> None:
+    if kind != "histogram":
+        return
+    if len(buckets) > MAX_BUCKETS:
+        raise InputError(f"a histogram may have {MAX_BUCKETS} buckets, not {len(buckets)}")
+    rising = all(low < high for low, high in pairwise(buckets))
+    if not rising or not all(math.isfinite(bound) for bound in buckets):
+        raise InputError("the bounds of buckets must be numbers that rise")
+
+
+# The format -------------------------------------------------------------------------------
+
+
+def _labels(key: Sequence[tuple[str, str]]) -> str:
+    said = ",".join(f'{name}="{_quoted(value)}"' for name, value in key)
+    return f"{{{said}}}" if said else ""
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _quoted(text: str) -> str:
+    return _escaped(text).replace('"', r"\"")
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
