@@ -36,10 +36,10 @@ class _Series:
     """One series: a value, or the counts of a histogram's buckets and the sum of all values."""
 
     def __init__(self, buckets: Sequence[float]) -> None:
-        self.users = 0
-        self.value = 0.0
-        self.buckets = tuple(buckets)
-        self.counts = [0] * (len(buckets) + 1)
+        self.users: int = 0
+        self.value: float = 0.0
+        self.buckets: tuple[float, ...] = tuple(buckets)
+        self.counts: list[int] = [0] * (len(buckets) + 1)
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.buckets, value)] += 1
@@ -50,8 +50,10 @@ class _Family:
     """Series of one name."""
 
     def __init__(self, name: str, text: str, kind: str) -> None:
-        self.name, self.text, self.kind = name, text, kind
-        self.users = 0
+        self.name: str = name
+        self.text: str = text
+        self.kind: str = kind
+        self.users: int = 0
         self.series: dict[Key, _Series] = {}
 
     def lines(self) -> Iterator[str]:
@@ -131,7 +133,7 @@ class CustomMetrics:
 
 
 class CustomMetricsOfWorker:
-    """What one worker has of them; see `MetricHolder`."""
+    """The families and series of one worker; see `MetricHolder`."""
 
     def __init__(self, metrics: CustomMetrics) -> None:
         self._metrics = metrics

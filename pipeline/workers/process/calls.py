@@ -131,7 +131,10 @@ class CallLink:
         """Drop a family of metrics, at once or before the next use of any.
 
         The garbage collector may call this in a thread that is at a call: it waits for nothing.
+        In a process that a model has forked nothing happens: the family is its parent's.
         """
+        if os.getpid() != self._pid:
+            return
         self._dropped.put(use)
         if self._lock.acquire(blocking=False):
             try:

@@ -1,0 +1,60 @@
+"""CallLink: a worker's end of what it asks of its server."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from pipeline.engine.model_calls import MetricUse
+from pipeline.workers.process.calls import CallLink, Calls
+from pipeline.workers.process.wire import Unframer
+
+Ends = tuple[CallLink, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        yield CallLink(ours, cast(Any, None), 0), theirs
+
+
+def dropped(sock: socket.socket) -> list[int]:
+    """Numbers of the families that the server has been told of."""
+    try:
+        data = sock.recv(65536)
+    except BlockingIOError:
+        return []
+    said = [msgspec.msgpack.decode(body, type=Calls) for body in Unframer().feed(data)]
+    return [wire.metric.number for each in said for wire in each.calls if wire.metric is not None]
+
+
+def test_a_family_that_is_dropped_in_the_middle_of_a_call_waits_for_it(ends: Ends) -> None:
+    link, server = ends
+    with link._lock:  # the garbage collector runs in a thread that has it
+        link.drop_metrics(MetricUse(1, "drop"))
+    assert dropped(server) == []
+    link.drop_metrics(MetricUse(2, "drop"))
+    assert dropped(server) == [1, 2]
+
+
+def test_a_process_that_a_model_has_forked_drops_nothing(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, server = ends
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    link.drop_metrics(MetricUse(1, "drop"))
+    monkeypatch.undo()
+    assert dropped(server) == []
+
+
+def test_nothing_is_raised_when_the_server_has_gone(ends: Ends) -> None:
+    link, server = ends
+    server.close()
+    link.drop_metrics(MetricUse(1, "drop"))
