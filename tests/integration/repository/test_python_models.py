@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -363,7 +364,30 @@ def test_a_hook_of_a_class_that_comes_from_elsewhere_is_called(tmp_path):
         (folder / "1" / f"elsewhere_{name}.py").write_text(code)
     with serving(tmp_path, models=("asks",)) as server:
         assert http(server, "GET", "/v2/models/asks")[2]["inputs"][0]["name"] == "INPUT0"
-        assert "must specify at least one input" in control(server, "doubles", "load")[1]
+        assert "must specify at least one output" in control(server, "doubles", "load")[1]
+
+
+BARE = """
+import sys
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        said = np.array([len(sys.argv)], np.float32)
+        return [pb.InferenceResponse([pb.Tensor("OUTPUT0", said)]) for _ in requests]
+"""
+
+
+def test_a_model_may_have_no_inputs_and_sees_no_arguments_of_the_server(tmp_path, monkeypatch):
+    config = 'backend: "python" output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] } ]'
+    (add_python(tmp_path, "bare", BARE) / "config.pbtxt").write_text(config)
+    monkeypatch.setattr(sys, "argv", ["server", "--flag"])
+    with serving(tmp_path, mode="none") as server:
+        assert http(server, "GET", "/v2/models/bare")[2]["inputs"] == []
+        for _ in range(3):
+            status, _, answer = http(server, "POST", "/v2/models/bare/infer", {"inputs": []})
+            assert (status, answer["outputs"][0]["data"]) == (200, [1.0])
 
 
 def test_sequences_stay_with_an_instance_and_have_controls(tmp_path):

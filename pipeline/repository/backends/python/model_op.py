@@ -321,7 +321,8 @@ def _fail(requests: Sequence[IncomingRequest], error: UserCodeError) -> None:
 
 
 def made_op(argument: bytes) -> PythonModelOp:
-    """Return the Op of a ModelSpec, which a worker is told."""
+    """Return the Op of a ModelSpec, which a worker is told; its code sees no arguments."""
+    del sys.argv[1:]  # those of the server: Triton's stub has none
     return model_op(msgspec.msgpack.decode(argument, type=ModelSpec))
 
 
