@@ -11,8 +11,14 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
+import numpy as np
+import pytest
 from doubles import http, wait_until
 from repositories import add_python, control, infer, serving
+
+from pipeline.proto import inference_v2_pb2 as pb
+from pipeline.proto.v2.codec import add_tensor
 
 DOUBLES = """
 import os
@@ -388,6 +394,85 @@ def test_a_model_may_have_no_inputs_and_sees_no_arguments_of_the_server(tmp_path
         for _ in range(3):
             status, _, answer = http(server, "POST", "/v2/models/bare/infer", {"inputs": []})
             assert (status, answer["outputs"][0]["data"]) == (200, [1.0])
+
+
+AGAIN = """
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.rounds = {}
+
+    def execute(self, requests):
+        found = []
+        for request in requests:
+            left = request.inputs()[0].as_numpy()
+            rounds = self.rounds[id(request)] = self.rounds.get(id(request), 0) + 1
+            answer = pb.InferenceResponse([pb.Tensor("OUTPUT0", np.full_like(left, rounds))])
+            is_over = rounds > left.flat[0]
+            if not is_over:
+                request.set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            if left.flat[0] == 77 and not is_over:
+                found.append(answer)
+            else:
+                found.append(answer if is_over else None)
+        return found
+"""
+PARTS = """
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.left = {}
+
+    def execute(self, requests):
+        for request in requests:
+            first = int(request.inputs()[0].as_numpy().flat[0])
+            left = self.left[id(request)] = self.left.get(id(request), first) - 1
+            array = np.full((1, 1), left, np.float32)
+            sender = request.get_response_sender()
+            sender.send(pb.InferenceResponse([pb.Tensor("OUTPUT0", array)]))
+            if left > 0:
+                request.set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+            else:
+                sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                request.set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_ALL)
+"""
+ITERATIVE = "sequence_batching { iterative_sequence: true }"
+
+
+@pytest.mark.parametrize("config", ["", "dynamic_batching { }", ITERATIVE])
+def test_a_request_that_is_rescheduled_comes_again(config, tmp_path):
+    add_python(tmp_path, "again", AGAIN, config)
+    with serving(tmp_path, mode="none") as server:
+        for rounds in (0.0, 1.0, 3.0, 2000.0):
+            assert infer(server, "again", [rounds]) == (200, {"OUTPUT0": [rounds + 1]})
+        status, text = infer(server, "again", [77.0])
+        assert (status, "Expected a None object in the execute function" in text) == (500, True)
+
+
+def streamed(server, model, value):
+    """What a model sends for a request, over gRPC."""
+    asked = pb.ModelInferRequest(model_name=model)
+    array = np.full((1, 1), value, np.float32)
+    add_tensor(asked.inputs, asked.raw_input_contents, "INPUT0", array)
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        answers = call(iter([asked.SerializeToString()]))
+        found = [pb.ModelStreamInferResponse.FromString(each) for each in answers]
+        return [
+            np.frombuffer(each.infer_response.raw_output_contents[0], "f4")[0] for each in found
+        ]
+
+
+@pytest.mark.parametrize("more", ["", ITERATIVE])
+def test_a_decoupled_request_that_is_rescheduled_comes_again(more, tmp_path):
+    config = "model_transaction_policy { decoupled: true } " + more
+    add_python(tmp_path, "parts", PARTS, config)
+    with serving(tmp_path, mode="none") as server:
+        assert streamed(server, "parts", 3) == [2.0, 1.0, 0.0]
 
 
 def test_sequences_stay_with_an_instance_and_have_controls(tmp_path):

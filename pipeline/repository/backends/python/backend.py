@@ -89,11 +89,16 @@ class PythonBackend:
         kind = _workers(config)
         settings: dict[str, Any] = {"workers": kind}
         if config.HasField("sequence_batching"):
+            controls = config.sequence_batching.control_input
             if config.sequence_batching.state:
                 raise ConfigError(
                     f"model '{config.name}': state: Python models keep what they need themselves, "
                     "by correlation_id"
                 )
+            if config.sequence_batching.iterative_sequence and not controls:
+                # Each request is one, and comes again where the model wants it to.
+                most = max(1, config.max_batch_size)
+                return settings | {"batching": "full", "batch_size": most, "sequence": {}}
             settings["sequence"] = {**op_settings(config)["sequence"], "controls": []}
         elif config.model_transaction_policy.decoupled and kind != _KINDS[0]:
             settings |= {"batch_size": 1, "batching": "full", "dynamic_batching": {}}

@@ -18,7 +18,7 @@ from pipeline.config.controls import Control
 from pipeline.data import RequestContext
 from pipeline.engine.sequence_controls import Controls
 from pipeline.engine.streams.flow import ENDED
-from pipeline.errors import InitError, PipelineError, UserCodeError
+from pipeline.errors import ClosedError, InitError, PipelineError, UserCodeError
 from pipeline.op import Op, RequestOp, WorkerSpec
 from pipeline.repository.backends.python import utils_module
 from pipeline.repository.backends.python.calls import ServerAccess
@@ -143,7 +143,17 @@ class PythonModelOp(Op):
         return None if step is None else self.controls.refusal(step.id)
 
     def _answers(self, requests: Sequence[IncomingRequest]) -> list[Any]:
-        """Return what `execute` has for each request."""
+        """Return what `execute` has for each request; of those that come again, in the end."""
+        answers = self._answers_of_one(requests)
+        places: Sequence[int] = range(len(requests))
+        while places := [place for place in places if requests[place].comes_again()]:
+            again = self._answers_of_one([requests[place] for place in places])
+            for place, answer in zip(places, again, strict=True):
+                answers[place] = answer
+        return answers
+
+    def _answers_of_one(self, requests: Sequence[IncomingRequest]) -> list[Any]:
+        """Return what one `execute` has for each request."""
         try:
             responses = self._responses(requests)
         except UserCodeError as error:  # of nobody in particular
@@ -211,6 +221,15 @@ class PythonModelOp(Op):
         )
 
     def _result(self, response: Any, request: IncomingRequest) -> Any:
+        if request.is_rescheduled and response is None:
+            return ClosedError("nobody waits for the response any more")  # else it comes again
+        if request.is_rescheduled:
+            request.is_rescheduled = False
+            return UserCodeError(
+                f"Failed to process the request(s) for model '{self.instance}', message: Expected "
+                "a None object in the execute function return list for reschduled request, found "
+                f"type '{type(response).__name__}'."
+            )
         if request.sender.has_sent or (response is None and request.has_sender):  # or will be
             response = request.sender.next()
         if isinstance(response, PipelineError):
@@ -290,22 +309,33 @@ class DecoupledModelOp(PythonModelOp):
         return response if isinstance(response, PipelineError) else self.answered(response.part())
 
     def _execute(self, requests: Sequence[IncomingRequest]) -> None:
-        """Have the model take requests; a coroutine goes on beside those that come next."""
+        """Have the model take requests, and those again that it wants to.
+
+        A coroutine goes on beside those that come next.
+        """
         try:
-            found = self.model.execute(requests)
-            if inspect.iscoroutine(found):
-                asyncio.run_coroutine_threadsafe(self._awaited(found, requests), self.loop.loop)
-            elif found is not None:
-                _fail(requests, self._returned())
+            while requests:
+                found = self.model.execute(requests)
+                if inspect.iscoroutine(found):
+                    asyncio.run_coroutine_threadsafe(self._awaited(found, requests), self.loop.loop)
+                    return
+                requests = self._again(found, requests)
         except Exception as error:
             _fail(requests, self.raised(error))
 
     async def _awaited(self, coroutine: Any, requests: Sequence[IncomingRequest]) -> None:
         try:
-            if await coroutine is not None:
-                _fail(requests, self._returned())
+            while requests := self._again(await coroutine, requests):
+                coroutine = self.model.execute(requests)
         except Exception as error:
             _fail(requests, self.raised(error))
+
+    def _again(self, found: Any, requests: Sequence[IncomingRequest]) -> Sequence[IncomingRequest]:
+        """Return the requests that come again behind an `execute`, which has returned `found`."""
+        if found is not None:
+            _fail(requests, self._returned())
+            return ()
+        return [request for request in requests if request.comes_again()]
 
     def _returned(self) -> UserCodeError:
         return UserCodeError(

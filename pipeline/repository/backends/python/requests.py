@@ -287,6 +287,7 @@ class IncomingRequest:
         self._outputs = outputs
         self.sender: ResponseSender = ResponseSender(context.is_cancelled, put, sends_one)
         self.has_sender: bool = False
+        self.is_rescheduled: bool = False
 
     def inputs(self) -> list[NamedTensor]:
         """Return the tensors."""
@@ -343,6 +344,12 @@ class IncomingRequest:
         return self.sender
 
     def set_release_flags(self, flags: int) -> None:
-        """Refuse to have the request come again. TritonModelException."""
-        if flags != RELEASE_ALL:
-            raise TritonModelException("rescheduling is not supported: use sequence_batching")
+        """Say whether the request is to come again. TritonModelException: no such flags."""
+        if flags not in (RELEASE_ALL, RELEASE_RESCHEDULE):
+            raise TritonModelException(f"flags {flags}: expected RELEASE_ALL or RELEASE_RESCHEDULE")
+        self.is_rescheduled = flags == RELEASE_RESCHEDULE
+
+    def comes_again(self) -> bool:
+        """Return whether the model wants it again, and somebody still waits for its answer."""
+        comes, self.is_rescheduled = self.is_rescheduled, False
+        return comes and not self.is_cancelled()
