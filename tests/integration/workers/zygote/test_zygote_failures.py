@@ -8,6 +8,7 @@ import errno
 import os
 import random
 import resource
+import select
 import signal
 import socket
 import sys
@@ -184,7 +185,8 @@ def test_how_a_child_ended_is_told_even_if_its_zygote_died_after_telling(nursery
     pid = family.pids[0]
     family.say(child, "os._exit")
     wait_until(lambda: status_of(child.pid, "State") == "X")
-    wait_until(lambda: status_of(pid, "State").startswith("S"))
+    control = family.zygotes._zygotes[0].control
+    wait_until(lambda: bool(select.select([control], [], [], 0)[0]))  # it has told
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: status_of(pid, "State").startswith("T"))
     unread = family.start()  # makes the end of the socket a reset
