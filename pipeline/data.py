@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import field
 
 from pipeline.errors import ConfigError, ErrorCode, PipelineError, ProductError, one_line
+from pipeline.metrics import METRICS, Metrics
 
 
 class ChannelDataType(enum.Enum):
@@ -200,6 +201,11 @@ class RequestContext(RequestInfo, frozen=True, eq=False, kw_only=True):
     is_over: Callable[[], bool] = bool
     state: dict[str, Any] = field(default_factory=dict)
     sequence: SequenceStep | None = None
+
+    @property
+    def metrics(self) -> Metrics:
+        """Counters, gauges and histograms of `/metrics`; see `pipeline.metrics`."""
+        return METRICS
 
     def time_left(self) -> float | None:
         """Return the seconds until `deadline`, negative behind it; None if there is none."""

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from pipeline.engine.model_calls import MetricUse
 from pipeline.errors import InputError, NoServiceError, OverloadedError
+from pipeline.metrics import MAX_SERIES, MAX_TEXT, check_buckets, check_labels, check_name
 
-MAX_SERIES = 1000
-"""Series of a server, and as many families."""
-MAX_LABELS = 16
-"""Labels of a series."""
-MAX_BUCKETS = 64
-"""Buckets of a histogram, without the last one, which has no bound."""
-MAX_TEXT = 512
-"""Characters of a name, a description or a label's value."""
-
-_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
-_OF_THE_SERVER = (
-    *("nv_inference_", "nv_cache_", "nv_model_", "nv_gpu_", "nv_cpu_", "nv_energy_", "nv_pinned_"),
-    *("pipeline_", "pd_"),
-)
 _KINDS = ("counter", "gauge", "histogram")
 
 Key = tuple[tuple[str, str], ...]
@@ -115,8 +100,7 @@ class CustomMetrics:
         if series is None:
             if sum(len(each.series) for each in self._families.values()) >= MAX_SERIES:
                 raise OverloadedError(f"there are {MAX_SERIES} series of metrics: no more")
-            _check_labels(key, family.kind)
-            _check_buckets(buckets, family.kind)
+            _check_series(key, buckets, family.kind)
             series = family.series[key] = _Series(buckets)
         series.users += 1
         return series
@@ -184,33 +168,20 @@ def _done(series: _Series, use: MetricUse) -> float:
 def _check_family(use: MetricUse) -> None:
     if use.kind not in _KINDS:
         raise InputError(f"a metric family is one of {', '.join(_KINDS)}, not {use.kind!r}")
-    if len(use.name) > MAX_TEXT or _NAME.fullmatch(use.name) is None:
-        raise InputError(f"{use.name[:MAX_TEXT]!r} is no name of a metric family")
-    if use.name.startswith(_OF_THE_SERVER):
-        raise InputError(f"metric family '{use.name}': names of this beginning are the server's")
     if len(use.text) > MAX_TEXT:
         raise InputError(f"metric family '{use.name}': the description is over {MAX_TEXT} long")
+    try:
+        check_name(use.name, "a metric family")
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
-def _check_labels(key: Key, kind: str) -> None:
-    if len(key) > MAX_LABELS:
-        raise InputError(f"a series may have {MAX_LABELS} labels, not {len(key)}")
-    for name, value in key:
-        is_taken = kind == "histogram" and name == "le"
-        if len(name) > MAX_TEXT or _LABEL.fullmatch(name) is None or is_taken:
-            raise InputError(f"{name[:MAX_TEXT]!r} is no name of a label")
-        if len(value) > MAX_TEXT:
-            raise InputError(f"label '{name}': its value is over {MAX_TEXT} characters long")
-
-
-def _check_buckets(buckets: Sequence[float], kind: str) -> None:
-    if kind != "histogram":
-        return
-    if len(buckets) > MAX_BUCKETS:
-        raise InputError(f"a histogram may have {MAX_BUCKETS} buckets, not {len(buckets)}")
-    rising = all(low < high for low, high in pairwise(buckets))
-    if not rising or not all(math.isfinite(bound) for bound in buckets):
-        raise InputError("the bounds of buckets must be numbers that rise")
+def _check_series(key: Key, buckets: Sequence[float], kind: str) -> None:
+    try:
+        check_labels(key, kind)
+        check_buckets(buckets if kind == "histogram" else ())
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 # The format -------------------------------------------------------------------------------

@@ -5,17 +5,27 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
-from prometheus_client import Metric, generate_latest
-from prometheus_client.registry import Collector
+from prometheus_client import (
+    GCCollector,
+    Metric,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from pipeline.config.schema import MetricsConfig
 from pipeline.engine.journal import Outcome
 from pipeline.engine.state import OpState
+from pipeline.metrics import MetricSamples
 from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, Snapshot
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+OPEN_CONTENT_TYPE = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _VERSION = "1"  # Triton's label; where models have several, the Snapshot says which
 _STEPS_PER_BUCKET = 4  # of a latency histogram: from one power of two to the next
@@ -36,7 +46,50 @@ def render(
     apart by the label `copy`: a sum of them would fall when one is replaced, and Prometheus takes
     that for a restart of all.
     """
-    return _text(_all(_Replicas(snapshots, by_replica), wanted))
+    return _text(
+        chain(_all(_Replicas(snapshots, by_replica), wanted), _told(snapshots, by_replica))
+    )
+
+
+def as_openmetrics(text: bytes) -> bytes:
+    """Return the same in the OpenMetrics format, every series under the name that it has.
+
+    There a counter has to end in _total: those of Triton, which do not, are of unknown type.
+    """
+    families = text_string_to_metric_families(_UNSUFFIXED.sub(r"\1untyped", text.decode()))
+    made: bytes = openmetrics.generate_latest(_Given(families))  # type: ignore[no-untyped-call]
+    return made
+
+
+def samples_of_process() -> list[MetricSamples]:
+    """Return what Prometheus' library says of any process of Python: CPU, memory, collector."""
+    return [
+        MetricSamples(
+            metric.name,
+            metric.type,
+            metric.documentation,
+            [(sample.name, dict(sample.labels), sample.value) for sample in metric.samples],
+        )
+        for metric in _PROCESS.collect()
+    ]
+
+
+_PROCESS = CollectorRegistry()
+for _collector in (ProcessCollector, PlatformCollector, GCCollector):
+    _collector(registry=_PROCESS)
+
+
+def _told(snapshots: Sequence[Snapshot], by_replica: bool) -> Iterator[Metric]:
+    """Yield the families of the processes, each name once."""
+    found: dict[str, Metric] = {}
+    for snapshot in snapshots:
+        own = {"copy": str(snapshot.replica)} if by_replica else {}
+        for each in snapshot.families:
+            name = each.name.removesuffix("_total")
+            metric = found.setdefault(name, Metric(name, each.text, each.kind))
+            for sample, labels, value in each.samples:
+                metric.add_sample(sample, {**labels, **own}, value)
+    yield from found.values()
 
 
 def render_predecessor(snapshots: Sequence[Snapshot], by_replica: bool = False) -> bytes:
@@ -449,6 +502,7 @@ class _Given(Collector):
         return (metric for metric in self._metrics if metric.samples)
 
 
+_UNSUFFIXED = re.compile(r"^(# TYPE \S+(?<!_total) )counter$", re.MULTILINE)
 # The library ends the name of every counter in _total where it says what it is; Triton's do not.
 _SUFFIXED = re.compile(rb"^# (HELP|TYPE) (nv_\w+)_total ", re.MULTILINE)
 

@@ -5,12 +5,13 @@ Numbers only grow, so that the snapshots of several processes add up.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
 from pipeline.engine.journal import Outcome
 from pipeline.engine.state import EngineState
+from pipeline.metrics import MetricSamples
 from pipeline.predictors.metadata import MemoryUse
 
 LATENCY_STEPS = 121
@@ -133,7 +134,8 @@ class RecentRequest(msgspec.Struct, frozen=True, array_like=True):
 class Snapshot(msgspec.Struct, array_like=True):
     """The numbers of one process. The first of `models` is the pipeline, then its Ops in order.
 
-    With `model` and `version` it is of one model of a repository alone.
+    With `model` and `version` it is of one model of a repository alone. `families` are what the
+    process says of itself, and what users' code counts.
     """
 
     replica: int
@@ -144,6 +146,13 @@ class Snapshot(msgspec.Struct, array_like=True):
     minute: MinuteSeries = MinuteSeries()
     model: str = ""
     version: str = ""
+    families: list[MetricSamples] = []
+
+
+def of_no_replica(models: list[ModelCounters], families: Sequence[MetricSamples] = ()) -> Snapshot:
+    """Return what is known of no engine that serves: its Snapshot is that of `NO_REPLICA`."""
+    nothing = EngineState(is_ready=True, inside=0, waiting=0, accepted=0, rejected=0)
+    return Snapshot(NO_REPLICA, nothing, models, families=list(families))
 
 
 AskAll = Callable[[], Awaitable[list[Snapshot]]]

@@ -24,6 +24,7 @@ from pipeline.engine.journal import (
 from pipeline.engine.models import FIRST_VERSION, ModelNames
 from pipeline.engine.request import RequestState
 from pipeline.errors import ConfigError, InitError, PipelineError, described
+from pipeline.metrics import MetricSamples
 from pipeline.observe.logs.setup import RequestLog
 from pipeline.observe.paddle.profile import profile_text
 from pipeline.observe.sink import SinkContext, SinkHooks
@@ -98,6 +99,7 @@ class ObservabilityStack:
         self._request_log: RequestLog | None = None
         self._on_snapshot: Callable[[bytes], object] | None = None
         self._told_flushes = 0
+        self._families: Callable[[], list[MetricSamples]] = list
         self.journal: Journal = Journal([])
 
     def observers(self, log: RequestLog) -> EngineObservers:
@@ -163,6 +165,10 @@ class ObservabilityStack:
         """Have the Snapshot told whenever something happened."""
         self._on_snapshot = tell
 
+    def add_families(self, families: Callable[[], list[MetricSamples]]) -> None:
+        """Have the Snapshot say this of the process, too."""
+        self._families = families
+
     def _tell_snapshot(self) -> None:
         if self._on_snapshot is not None and self._told_flushes != self.journal.flushes:
             self._told_flushes = self.journal.flushes
@@ -218,6 +224,7 @@ class ObservabilityStack:
         for op, model in zip(self._graph.ops, snapshot.models[1:], strict=False):
             note = self._engine.note(op)
             model.memory = list(note.memory) if note is not None else []
+        snapshot.families = self._families()
         return snapshot
 
     @property

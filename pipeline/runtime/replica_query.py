@@ -11,8 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from pipeline.engine.state import EngineState
-from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, Snapshot
+from pipeline.observe.snapshot import ModelCounters, Snapshot, of_no_replica
 from pipeline.observe.statistics import merge
 
 SNAPSHOT = "snapshot"
@@ -59,8 +58,7 @@ class RetiredCounters:
         """Return one more Snapshot, if there is anything in it."""
         if not self._models:
             return []
-        nothing = EngineState(is_ready=True, inside=0, waiting=0, accepted=0, rejected=0)
-        return [msgspec.msgpack.encode(Snapshot(NO_REPLICA, nothing, self._models))]
+        return [msgspec.msgpack.encode(of_no_replica(self._models))]
 
 
 class QueryRequest(msgspec.Struct, frozen=True, array_like=True):

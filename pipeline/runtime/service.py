@@ -19,7 +19,8 @@ from pipeline.engine.offload import Offload
 from pipeline.errors import InitError
 from pipeline.frontends.base import Frontend, FrontendContext
 from pipeline.frontends.v2.control import RepositoryControl
-from pipeline.observe.snapshot import Snapshot
+from pipeline.observe.process_metrics import ProcessMetrics
+from pipeline.observe.snapshot import Snapshot, of_no_replica
 from pipeline.observe.traces.traces import traces_of
 from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, ready_line
 from pipeline.runtime.loaded_graph import LoadedGraph
@@ -107,6 +108,7 @@ class Service(Runtime):
         self._processes = processes
         self._frontends = _Frontends()
         self._offload = Offload(config.timeout_s)
+        self._process: ProcessMetrics | None = None
         self._traces = traces_of(config, None if replica is None else replica.number)
 
     def add(self, graph: LoadedGraph) -> None:
@@ -167,6 +169,7 @@ class Service(Runtime):
         if self._processes is not None:
             self._processes.attach(asyncio.get_running_loop())
         await self._share.open()
+        self._watch_process()
         for graph in self._graphs:
             graph.open(self._readiness_changed, is_first=graph is self._graph)
         opens_late = self._replica is not None and self._replica.opens_late
@@ -183,6 +186,16 @@ class Service(Runtime):
         self._was_up = True
         if self._replica is None:
             _LOGGER.info("%s", self.describe())
+
+    def _watch_process(self) -> None:
+        """Have /metrics say how the process is doing, if it is to say anything."""
+        if not self._config.statistics:
+            return
+        self._process = process = ProcessMetrics(asyncio.get_running_loop())
+        process.start()
+        self._closing.callback(process.close)
+        if self._graph is not None:
+            self._graph.observation.add_families(process.families)
 
     @property
     def _grace_s(self) -> float:
@@ -267,7 +280,7 @@ class Service(Runtime):
         await self._frontends.open(self._exposure.frontends(context))
 
     async def _all_snapshots(self) -> list[Snapshot]:
-        """Return the Snapshots of all models of a repository, each by itself."""
+        """Return the Snapshots of all models of a repository, each by itself, and the process's."""
         found = []
         for served in self.models.graphs():
             name, ops = served.names
@@ -275,6 +288,8 @@ class Service(Runtime):
                 snapshot.model = ops[0] or "" if name is None else name
                 snapshot.version = served.version
                 found.append(snapshot)
+        if self._process is not None:
+            found.append(of_no_replica([], self._process.families()))
         return found
 
     def _readiness_changed(self, _: bool) -> None:

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "pipeline"
 # From the bottom to the top; a module belongs to the longest name that it begins with, and may
 # import those of its own layer and of the layers below.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "data", "routes", "system", "tracing", "dropin.names"),
+    ("errors", "metrics", "data", "routes", "system", "tracing", "dropin.names"),
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
     (
@@ -50,7 +50,8 @@ ONLY: dict[str, set[str]] = {
     "error_catch": {"errors", "data", "dropin.names"},
     "dropin.names": {"errors", "data"},
     "errors": set(),
-    "data": {"errors"},
+    "data": {"errors", "metrics"},
+    "metrics": set(),
     "routes": {"errors"},  # op for its types only
     "system": {"errors", "system"},
     "gateway.__main__": {"errors", "gateway.binary"},  # becomes the binary: nothing that it needs

@@ -11,15 +11,22 @@ from pipeline.errors import NoServiceError
 from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, not_allowed
 from pipeline.frontends.http.server import HttpFrontend
 from pipeline.observe.custom_metrics import CustomMetrics
-from pipeline.observe.metrics import CONTENT_TYPE, render, render_predecessor
+from pipeline.observe.metrics import (
+    CONTENT_TYPE,
+    OPEN_CONTENT_TYPE,
+    as_openmetrics,
+    render,
+    render_predecessor,
+)
 from pipeline.observe.snapshot import AskAll, Snapshot
 
 _PATHS = ("/metrics", "/metrics/")
+_OPEN = OPEN_CONTENT_TYPE.partition(b";")[0]
 _MAX_BODY_BYTES = 65536  # nobody has reason to send any
 
 
 class MetricsRoutes:
-    """`GET /metrics` in Prometheus' text format.
+    """`GET /metrics` in Prometheus' text format, or in that of OpenMetrics for who accepts it.
 
     Args:
         whole: gives the numbers.
@@ -52,7 +59,11 @@ class MetricsRoutes:
         snapshots = await self._whole()
         body = await asyncio.to_thread(self._text, snapshots)  # 9 ms for 10 Ops, a copy
         body += self._custom.text()  # on the loop, which counts: a thousand lines at most
-        return WebResponse(200, body, CONTENT_TYPE, ((b"cache-control", b"no-store"),))
+        kind = CONTENT_TYPE
+        if _OPEN in request.headers.get(b"accept", b"").lower():
+            body, kind = await asyncio.to_thread(as_openmetrics, body), OPEN_CONTENT_TYPE
+        own = ((b"cache-control", b"no-store"), (b"vary", b"accept"))
+        return WebResponse(200, body, kind, own)
 
     def _text(self, snapshots: Sequence[Snapshot]) -> bytes:
         return b"".join(render(snapshots, self._by_replica) for render in self._renders)

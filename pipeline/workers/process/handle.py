@@ -25,6 +25,7 @@ from pipeline.errors import (
     PipelineError,
     error_from_fields,
 )
+from pipeline.metrics import LEDGER
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.routes import Answer, Goto, Routed
@@ -378,6 +379,8 @@ class ProcessWorker:
             self._pool.on_exiting(self)
         if report.changed:
             self._pool.on_changed(report.changed)
+        if report.counted:
+            LEDGER.merge(report.counted)
         for parts in report.parts:
             self._take_parts(parts)
         for result in report.results:

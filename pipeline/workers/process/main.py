@@ -27,6 +27,7 @@ from pipeline.errors import (
     described,
     utf8_text,
 )
+from pipeline.metrics import LEDGER
 from pipeline.op import Op, configure_op, predictor_of
 from pipeline.predictors.metadata import metadata_of
 from pipeline.system.event_loop import LoopThread
@@ -113,6 +114,7 @@ class WorkerMain:
 
     def __call__(self, sock: socket.socket, number: int) -> None:
         sock.setblocking(True)
+        LEDGER.begin()
         link = WorkerLink(sock)
         with contextlib.suppress(EOFError, ConnectionError):  # the server disconnected, or is gone
             init = link.init()
@@ -128,7 +130,8 @@ class WorkerMain:
                     where = "".join(traceback.format_exception(error))
                     link.send(WorkerReport(failure=utf8_text(f"{described(error)}\n{where}")))
                     return
-                link.send(WorkerReport(is_ready=True, note=metadata_of(predictor_of(bound.op))))
+                note = metadata_of(predictor_of(bound.op))
+                link.send(WorkerReport(is_ready=True, note=note, counted=LEDGER.take()))
                 _Worker(link, bound, self.arena, init, walker).run()
 
     def _walker(self, number: int, stack: contextlib.ExitStack, init: Init) -> Walker:
@@ -267,6 +270,7 @@ class _Worker:
             report = WorkerReport(
                 results=self._results, skipped=self._skipped, changed=self._changed, parts=parts
             )
+            report.counted = LEDGER.take()
             self._link.send(report)
             self._results, self._skipped, self._changed = [], [], []
             if parts:

@@ -21,6 +21,7 @@ import msgspec
 from pipeline.config.schema import OpConfig
 from pipeline.data import RequestInfo
 from pipeline.engine.warm_up import WarmUpSample
+from pipeline.metrics import SeriesChange
 from pipeline.op import WorkerSpec
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.shm.arena import Block
@@ -224,7 +225,7 @@ class WorkerReport(msgspec.Struct, array_like=True):
     `note` is of the model that it has loaded. `failure` is the traceback of a start that failed,
     `records` are log lines, `skipped` are the numbers of jobs that were revoked, `changed` are the
     places in its group, 0 without one, of the Ops that keep something in their attributes. `parts`
-    come before `results`.
+    come before `results`. `counted` is what users' code has counted since the last report.
     """
 
     is_ready: bool = False
@@ -235,6 +236,7 @@ class WorkerReport(msgspec.Struct, array_like=True):
     note: ModelMetadata | None = None
     changed: list[int] = []
     parts: list[WireParts] = []
+    counted: list[SeriesChange] = []
 
 
 Message = TypeVar("Message", bound=msgspec.Struct)
