@@ -1,0 +1,63 @@
+"""The Dockerfile, read: who runs what in it. Its linter and a builder: tests/e2e/deploy."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from paths import ROOT
+
+TEMPLATES = ROOT / "pipeline" / "cli" / "templates"
+SERVICE = ROOT / "deploy" / "service"
+
+
+def _instructions() -> list[tuple[str, str]]:
+    text = (TEMPLATES / "Dockerfile").read_text()
+    lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    joined = lines.replace("\\\n", " ")
+    return [
+        (words[0], words[1].strip())
+        for line in joined.splitlines()
+        if len(words := line.split(" ", 1)) == 2
+    ]
+
+
+def _last_stage() -> list[tuple[str, str]]:
+    found = _instructions()
+    (*_, last) = [place for place, (name, _) in enumerate(found) if name == "FROM"]
+    return found[last:]
+
+
+def test_the_deployed_service_has_the_files_of_the_package():
+    for name, copy in (("Dockerfile", "Dockerfile"), ("dockerignore", ".dockerignore")):
+        assert (SERVICE / copy).read_text() == (TEMPLATES / name).read_text()
+
+
+def test_the_image_is_slim_and_its_tools_stay_behind():
+    stages = [value for name, value in _instructions() if name == "FROM"]
+    assert len(stages) == 2
+    assert all("-slim-" in value for value in stages)
+    assert not any("pip install" in value for name, value in _last_stage() if name == "RUN")
+
+
+def test_the_server_is_no_root_and_gets_its_signals_itself():
+    stage = dict(_last_stage())
+    assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", stage["USER"])  # by number: runAsNonRoot reads it
+    assert stage["STOPSIGNAL"] == "SIGTERM"
+    assert json.loads(stage["CMD"]) == ["python", "web_server.py"]
+    assert (SERVICE / "web_server.py").exists()
+
+
+def test_what_the_service_runs_is_not_its_users():
+    """Who breaks in writes nothing that is started again."""
+    copies = [value for name, value in _last_stage() if name == "COPY"]
+    assert copies
+    assert not any("--chown" in value for value in copies)
+
+
+def test_the_healthcheck_asks_a_path_of_the_server_by_what_the_image_has():
+    check = dict(_last_stage())["HEALTHCHECK"]
+    program, flag, code = json.loads(check[check.index("[") :])
+    assert (program, flag) == ("python", "-c")
+    compile(code, "healthcheck", "exec")
+    assert "/health/ready" in code
