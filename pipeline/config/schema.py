@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from pipeline.config.batching import DynamicBatchingConfig, fault_of_batching
 from pipeline.config.controls import controls_of
+from pipeline.config.default_host import LOOPBACK, default_host
 from pipeline.config.fields import (
     Alias,
     Chosen,
@@ -343,7 +344,9 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         Literal["embedded", "gateway"] | None,
         "Who takes HTTP, embedded or gateway; absent: as edge says.",
     ] = None
-    host: Annotated[str, 'Address that is listened on; "::": all, IPv6 and IPv4.'] = "::"
+    host: Annotated[
+        str, 'Address that is listened on; "::": all, IPv6 and IPv4, for a network that is trusted.'
+    ] = LOOPBACK
     rpc_host: Annotated[str | None, "Address of rpc_port; absent: host."] = None
     http_host: Annotated[str | None, "Address of http_port; absent: host."] = None
     worker_num: Annotated[
@@ -456,6 +459,7 @@ def load_config(
     reader = Reader(source, ServiceConfig)
     values = reader.fields(ServiceConfig, source.data, ())
     _settle_ports(values, source.data, reader)
+    values.setdefault("host", default_host())
     if len(values.get("cache", ())) > 1:
         reader.problem(("cache",), f"expected one cache, found {' and '.join(values['cache'])}")
     for warning in reader.warnings:  # before any error: a misspelt key may be its cause

@@ -10,6 +10,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 
+from pipeline.config.default_host import listen_as_the_predecessor
 from pipeline.dropin import numpy_shims
 from pipeline.errors import InitError
 
@@ -123,7 +124,8 @@ class _Alias(Loader):
 def install() -> None:
     """From now on imports of the predecessor's packages lead to this library. Idempotent.
 
-    Names that NumPy had when it was current are there again, too (`np.float`, `np.fromstring`).
+    Names that NumPy had when it was current are there again, too (`np.float`, `np.fromstring`), and
+    servers listen on all addresses where their configuration says nothing else.
 
     Raises:
         InitError: one of them was imported before, so that two of everything would be around.
@@ -138,4 +140,5 @@ def install() -> None:
             "install() first, or start the script by `python -m pipeline run`."
         )
     numpy_shims.restore()
+    listen_as_the_predecessor()
     sys.meta_path.insert(0, ImportHook())

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from pipeline.config.default_host import LOOPBACK
 from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
@@ -161,7 +162,13 @@ class Runtime(ABC):
         return ingress_ready
 
 
-def ready_line(name: str | None, ports: Mapping[str, int | None]) -> str:
+def ready_line(name: str | None, ports: Mapping[str, int | None], more: str = "") -> str:
     """Return one line for whoever started a server."""
     where = ", ".join(f"{frontend} on port {port}" for frontend, port in ports.items() if port)
-    return f"pipeline server {name or ''} is ready: {where}".replace("  ", " ")
+    return f"pipeline server {name or ''} is ready: {where}{more}".replace("  ", " ")
+
+
+def reach_of(config: ServiceConfig) -> str:
+    """Return what a ready line says of a server that only this machine can ask; "": others can."""
+    hosts = {config.rpc_host or config.host, config.http_host or config.host}
+    return '; `host: "::"` opens it to other machines' if hosts == {LOOPBACK} else ""

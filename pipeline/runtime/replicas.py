@@ -23,7 +23,7 @@ from pipeline.engine.graph import Graph
 from pipeline.errors import InitError
 from pipeline.frontends.listen import reserve
 from pipeline.observe.logs.remote import replay_bytes
-from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, no_ingress, ready_line
+from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, no_ingress, reach_of, ready_line
 from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_main import ReplicaCommand, ReplicaMain, ReplicaStatus
@@ -160,8 +160,9 @@ class Replicas(Runtime):
         raise InitError("build_dag_each_worker: the engines run in processes of their own.")
 
     def describe(self) -> str:
-        line = ready_line(self._main.name, {"gRPC": self.rpc_port, "HTTP": self.http_port})
-        return f"{line}, {len(self._slots)} copies"
+        ports = {"gRPC": self.rpc_port, "HTTP": self.http_port}
+        more = f", {len(self._slots)} copies{reach_of(self._config)}"
+        return ready_line(self._main.name, ports, more)
 
     def fork(self) -> None:
         """Reserve the ports and fork what the replicas are forked from.

@@ -22,7 +22,7 @@ from pipeline.frontends.v2.control import RepositoryControl
 from pipeline.observe.process_metrics import ProcessMetrics
 from pipeline.observe.snapshot import Snapshot, of_no_replica
 from pipeline.observe.traces.traces import traces_of
-from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, ready_line
+from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, reach_of, ready_line
 from pipeline.runtime.loaded_graph import LoadedGraph
 from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.observation import ObservabilityStack
@@ -133,7 +133,7 @@ class Service(Runtime):
         return self._first.observation
 
     def describe(self) -> str:
-        return ready_line(self._name, self._ports())
+        return ready_line(self._name, self._ports(), reach_of(self._config))
 
     @property
     def rpc_port(self) -> int | None:

@@ -270,7 +270,7 @@ def test_an_init_op_that_fails_ends_the_process_with_the_ops_name_and_the_traceb
 
 @pytest.mark.parametrize("key", ["rpc_port", "http_port"])
 def test_a_port_in_use_ends_the_process_and_is_named(serve, key):
-    with socket.create_server(("::", 0), family=socket.AF_INET6) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, out, err = serve(**{key: port}).outcome()
     assert (status, out) == (1, "")

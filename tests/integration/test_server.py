@@ -342,7 +342,7 @@ def free_pair() -> int:
 
 @pytest.mark.parametrize("key", ["rpc_port", "http_port"])
 def test_a_port_in_use_is_named_and_nothing_is_left_running(key):
-    with socket.create_server(("::", 0), family=socket.AF_INET6) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = server_for(chain("a"), **{key: port})
         with pytest.raises(InitError, match=f"{key}: cannot listen on .*{port}"):

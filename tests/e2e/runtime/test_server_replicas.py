@@ -373,5 +373,5 @@ def test_a_port_that_is_in_use_ends_the_server_and_says_which(serve):
         port = other.getsockname()[1]
         served = serve(http_port=port)
         assert served.ends() == 1
-    assert f"PortInUseError: http_port: cannot listen on [::]:{port}" in served.text("stderr")
+    assert f"PortInUseError: http_port: cannot listen on 127.0.0.1:{port}" in served.text("stderr")
     assert served.family == set()

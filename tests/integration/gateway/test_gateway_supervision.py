@@ -82,7 +82,7 @@ def test_it_takes_http_on_the_servers_port_and_grpc_stays_as_it_is(played):
         assert client.predict({"path": "in"})["path"] == "in>a"
         port, rpc_port = running.http_port, running.rpc_port
     assert not is_open(port)
-    assert f"[gateway] its process is ready at [::]:{port} (pid {played.pids[0]})" in log()
+    assert f"[gateway] its process is ready at 127.0.0.1:{port} (pid {played.pids[0]})" in log()
     assert f"is ready: gRPC on port {rpc_port}, HTTP on port {port}" in log()
     assert "WARNING" in next(line for line in log().splitlines() if "it plays" in line)
 
@@ -244,9 +244,9 @@ def test_without_a_binary_nothing_is_started(temporary, monkeypatch):
 
 @here
 def test_a_port_that_is_in_use_is_an_error(played):
-    with bind("::", 0, "other") as other:
+    with bind("127.0.0.1", 0, "other") as other:
         port = other.getsockname()[1]
-        with pytest.raises(InitError, match=rf"http_port: cannot listen on \[::\]:{port}"):
+        with pytest.raises(InitError, match=rf"http_port: cannot listen on 127.0.0.1:{port}"):
             server(http_port=port).start()
     assert played.pids == []
 
