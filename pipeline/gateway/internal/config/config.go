@@ -34,6 +34,7 @@ type Config struct {
 	GzipMinBytes    int    // 0: answers are sent as they are
 	AccessLogSample uint64 // 0: nothing is logged
 	BackendMetrics  bool
+	Access          string // file that says who may do what; "": everybody everything
 	trustedProxies  proxyList
 	Patience        time.Duration // for a request to arrive, from its first byte to its last
 	HeadPatience    time.Duration // for its head
@@ -125,6 +126,7 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.IntVar(&cfg.GzipMinBytes, "gzip-min-bytes", 0, "gzip answers of at least so many bytes for who accepts it; 0: never")
 	flags.Uint64Var(&cfg.AccessLogSample, "access-log-sample", 0, "log every n-th request; 0: none")
 	flags.BoolVar(&cfg.BackendMetrics, "backend-metrics", false, "append a backend's /metrics to ours")
+	flags.StringVar(&cfg.Access, "access", "", "JSON `file` that says who may do what, as the section access of config.yml; empty: everybody everything")
 	flags.Var(&cfg.trustedProxies, "trusted-proxy", "`address` or network of a proxy whose X-Forwarded-* are believed; repeatable")
 	flags.BoolVar(wantsVersion, "version", false, "print the version")
 	return flags

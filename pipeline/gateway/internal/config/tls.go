@@ -5,6 +5,9 @@ import (
 	"crypto/x509"
 	"fmt"
 	"os"
+	"path/filepath"
+	"sync"
+	"time"
 )
 
 // tlsFiles are the files for serving TLS; without a certificate there is none.
@@ -21,23 +24,82 @@ type backendTLSFiles struct {
 	serverName string // "": the backend's host
 }
 
-// LoadServerTLS returns how to serve TLS, nil for not at all.
-func LoadServerTLS(files tlsFiles) (*tls.Config, error) {
+// LoadServerTLS returns how to serve TLS, nil for not at all. Its files are read again when they have changed, at the
+// next connection; what cannot be read changes nothing, and is told to tell.
+func LoadServerTLS(files tlsFiles, tell func(error)) (*tls.Config, error) {
 	if files.Cert == "" {
 		return nil, nil
 	}
-	pair, err := tls.LoadX509KeyPair(files.Cert, files.key)
+	first, err := files.load()
 	if err != nil {
-		return nil, fmt.Errorf("--tls-cert %s, --tls-key %s: %w", files.Cert, files.key, err)
+		return nil, err
 	}
-	security := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}}
-	if files.ClientCA != "" {
-		if security.ClientCAs, err = loadAuthorities(files.ClientCA); err != nil {
+	kept := &keptTLS{files: files, tell: tell, now: first, seen: files.state()}
+	first = first.Clone()
+	first.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return kept.config(time.Now()), nil }
+	return first, nil
+}
+
+// load reads the files.
+func (f tlsFiles) load() (*tls.Config, error) {
+	pair, err := tls.LoadX509KeyPair(f.Cert, f.key)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-cert %s, --tls-key %s: %w", f.Cert, f.key, err)
+	}
+	security := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2", "http/1.1"}}
+	if f.ClientCA != "" {
+		if security.ClientCAs, err = loadAuthorities(f.ClientCA); err != nil {
 			return nil, fmt.Errorf("--tls-client-ca: %w", err)
 		}
 		security.ClientAuth = tls.RequireAndVerifyClientCert
 	}
 	return security, nil
+}
+
+// state changes with the files: by their times, sizes, and by which files the names lead to.
+func (f tlsFiles) state() (found string) {
+	for _, path := range []string{f.Cert, f.key, f.ClientCA} {
+		if info, err := os.Stat(path); err == nil {
+			found += fmt.Sprintln(info.ModTime().UnixNano(), info.Size())
+		}
+		target, _ := filepath.EvalSymlinks(path)
+		found += target + "\n"
+	}
+	return found
+}
+
+const lookEvery = time.Second
+
+// keptTLS is how to serve TLS with the files as they are now.
+type keptTLS struct {
+	files  tlsFiles
+	tell   func(error)
+	lock   sync.Mutex
+	now    *tls.Config
+	seen   string
+	looked time.Time
+}
+
+// config returns it; it looks at the files once a second at most.
+func (k *keptTLS) config(at time.Time) *tls.Config {
+	k.lock.Lock()
+	defer k.lock.Unlock()
+	if at.Sub(k.looked) < lookEvery {
+		return k.now
+	}
+	k.looked = at
+	state := k.files.state()
+	if state == k.seen {
+		return k.now
+	}
+	k.seen = state
+	found, err := k.files.load()
+	if err != nil {
+		k.tell(fmt.Errorf("TLS goes on with the certificates from before: %w", err))
+		return k.now
+	}
+	k.now = found
+	return found
 }
 
 // BackendTLS is how to speak TLS to the backends.

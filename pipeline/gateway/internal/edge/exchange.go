@@ -53,6 +53,7 @@ type exchange struct {
 	head       atomic.Int32 // of the answer that a backend's HTTP port is asked for
 	stream     *stream      // not nil: the body is passed on as it comes
 	mustLinger bool         // the caller still sends, though it has its answer
+	body       []byte       // of a refusal in another form than ours
 }
 
 // isOurs says whether it is the gateway that asks.
@@ -158,7 +159,11 @@ func (x *exchange) refuse(answer *failure.Error) {
 	if answer.MustClose {
 		header.Set("Connection", "close")
 	}
-	x.json(answer.Status, answer.Body())
+	body := x.body
+	if body == nil {
+		body = answer.Body()
+	}
+	x.json(answer.Status, body)
 }
 
 // refuseEarly answers a request whose body may still be on its way.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 
+	"pipeline/gateway/internal/access"
 	"pipeline/gateway/internal/codec"
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/deadline"
@@ -35,6 +36,7 @@ type Handler struct {
 	web      *passthrough
 	standard deadline.Deadline // of a request that says none
 	Draining atomic.Bool
+	gate     *access.Gate // nil: everybody may come in
 
 	client    *balancer
 	marshaler *marshaler
@@ -42,7 +44,7 @@ type Handler struct {
 }
 
 // NewHandler puts the parts together. The pool is the caller's, to start and to close.
-func NewHandler(cfg config.Config, log *slog.Logger, backends *upstream.Pool, stats *metrics.Stats) (*Handler, error) {
+func NewHandler(cfg config.Config, log *slog.Logger, backends *upstream.Pool, stats *metrics.Stats, gate *access.Gate) (*Handler, error) {
 	g := &Handler{
 		cfg:      cfg,
 		log:      log,
@@ -52,6 +54,7 @@ func NewHandler(cfg config.Config, log *slog.Logger, backends *upstream.Pool, st
 		Budget:   memory.NewBudget(cfg.MaxBufferedBytes),
 		web:      newPassthrough(backends, log),
 		standard: deadline.Standard(cfg.Timeout),
+		gate:     gate,
 
 		client:    &balancer{pool: backends, cfg: cfg},
 		marshaler: newMarshaler(cfg.MaxJSONBytes),
@@ -78,6 +81,13 @@ func (g *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x.share.Of = g.Budget
 	g.stats.InFlight.Inc()
 	defer g.answered(x)
+	if g.gate != nil && found != routeNowhere {
+		done, isIn := g.letIn(x)
+		if !isIn {
+			return
+		}
+		defer done()
+	}
 	switch found {
 	case routeHealth:
 		g.health(x, method)

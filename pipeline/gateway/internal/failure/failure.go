@@ -14,13 +14,16 @@ import (
 type ErrNo int32
 
 const (
-	CodeNotImplemented ErrNo = 3000
-	CodeClosed         ErrNo = 3001
-	CodeNoService      ErrNo = 3002
-	CodeOverloaded     ErrNo = 3004
-	CodeTimeout        ErrNo = 6000
-	CodePackage        ErrNo = 8000
-	CodeUnknown        ErrNo = 10000
+	CodeNotImplemented  ErrNo = 3000
+	CodeClosed          ErrNo = 3001
+	CodeNoService       ErrNo = 3002
+	CodeOverloaded      ErrNo = 3004
+	CodeUnauthenticated ErrNo = 3010
+	CodeForbidden       ErrNo = 3011
+	CodeLimited         ErrNo = 3012
+	CodeTimeout         ErrNo = 6000
+	CodePackage         ErrNo = 8000
+	CodeUnknown         ErrNo = 10000
 )
 
 // Error is a request's answer when that is no Response of a backend.
@@ -49,6 +52,7 @@ func (r *Error) GRPC() codes.Code {
 // byStatus has the statuses of gRPC for those of HTTP with which the gateway itself refuses.
 var byStatus = map[int]codes.Code{
 	http.StatusBadRequest:                  codes.InvalidArgument,
+	http.StatusUnauthorized:                codes.Unauthenticated,
 	http.StatusForbidden:                   codes.PermissionDenied,
 	http.StatusNotFound:                    codes.NotFound,
 	http.StatusRequestEntityTooLarge:       codes.ResourceExhausted,

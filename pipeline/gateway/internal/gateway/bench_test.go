@@ -61,7 +61,7 @@ func BenchmarkInference(b *testing.B) {
 			}
 			pool.Start()
 			defer pool.Close()
-			handler, err := edge.NewHandler(cfg, log, pool, stats)
+			handler, err := edge.NewHandler(cfg, log, pool, stats, nil)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"pipeline/gateway/internal/access"
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/edge"
 	"pipeline/gateway/internal/grpcedge"
@@ -61,11 +62,15 @@ func Serve(cfg config.Config, log *slog.Logger, self process) error {
 		return err
 	}
 	defer backends.Close()
-	handler, err := edge.NewHandler(cfg, log, backends, stats)
+	gate, err := access.New(cfg.Access, log, stats.LetIn)
 	if err != nil {
 		return err
 	}
-	open, err := openPorts(cfg, log, handler, backends, stats)
+	handler, err := edge.NewHandler(cfg, log, backends, stats, gate)
+	if err != nil {
+		return err
+	}
+	open, err := openPorts(cfg, log, handler, backends, stats, gate)
 	if err != nil {
 		return err
 	}
@@ -73,6 +78,7 @@ func Serve(cfg config.Config, log *slog.Logger, self process) error {
 	sweeping, endSweeping := context.WithCancel(context.Background())
 	defer endSweeping()
 	go handler.Budget.Sweep(sweeping)
+	go gate.Follow(sweeping)
 	go procs.Follow(sweeping)
 	ended := make(chan error, len(open))
 	go func() {
@@ -101,8 +107,8 @@ func Serve(cfg config.Config, log *slog.Logger, self process) error {
 }
 
 // openPorts listens for each protocol that is asked for.
-func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backends *upstream.Pool, stats *metrics.Stats) (ports, error) {
-	security, err := config.LoadServerTLS(cfg.TLS)
+func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backends *upstream.Pool, stats *metrics.Stats, gate *access.Gate) (ports, error) {
+	security, err := config.LoadServerTLS(cfg.TLS, func(err error) { log.Error(err.Error()) })
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +129,7 @@ func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backe
 		}
 		server := grpcedge.New(grpcedge.Config{
 			Services: services, MaxMessageBytes: int(cfg.MaxMessageBytes), MaxConnections: cfg.MaxConnections,
-			HandshakeTimeout: cfg.HandshakeTimeout, TLS: security, Budget: handler.Budget, Observe: stats.AnsweredRPC,
+			HandshakeTimeout: cfg.HandshakeTimeout, TLS: security, Budget: handler.Budget, Gate: gate, Observe: stats.AnsweredRPC,
 		}, backends)
 		backends.OnChange = server.SetReady
 		open = append(open, &grpcPort{listener, server, backends.Reached})

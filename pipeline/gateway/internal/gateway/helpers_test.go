@@ -4,12 +4,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"pipeline/gateway/internal/access"
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/edge"
 	"pipeline/gateway/internal/gatewaytest"
@@ -58,7 +60,7 @@ func startWith(t *testing.T, cfg config.Config, connect upstream.Connect) *runni
 	if err != nil {
 		t.Fatal(err)
 	}
-	handler, err := edge.NewHandler(cfg, log, backends, stats)
+	handler, err := edge.NewHandler(cfg, log, backends, stats, gateFor(t, cfg, log, stats))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +69,7 @@ func startWith(t *testing.T, cfg config.Config, connect upstream.Connect) *runni
 		t.Fatal(err)
 	}
 	server := edge.NewServer(cfg, handler, log)
-	if server.TLSConfig, err = config.LoadServerTLS(cfg.TLS); err != nil {
+	if server.TLSConfig, err = config.LoadServerTLS(cfg.TLS, func(err error) { log.Error(err.Error()) }); err != nil {
 		t.Fatal(err)
 	}
 	backends.Start()
@@ -200,4 +202,14 @@ func (r *running) raw(t *testing.T, sent string) string {
 		t.Fatalf("after %q: %v", got, err)
 	}
 	return string(got)
+}
+
+// gateFor returns the gate that a command line asks for.
+func gateFor(t *testing.T, cfg config.Config, log *slog.Logger, stats *metrics.Stats) *access.Gate {
+	t.Helper()
+	gate, err := access.New(cfg.Access, log, stats.LetIn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return gate
 }

@@ -14,6 +14,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
+	"pipeline/gateway/internal/access"
 	"pipeline/gateway/internal/link"
 	"pipeline/gateway/internal/memory"
 )
@@ -40,6 +41,7 @@ type Config struct {
 	HandshakeTimeout time.Duration // for a new connection to say what it speaks
 	TLS              *tls.Config   // nil: none
 	Budget           *memory.Budget
+	Gate             *access.Gate // nil: everybody may come in
 
 	// Observe is told of each call that is over; the method is "" if there is none of that name.
 	Observe func(method string, code codes.Code, took time.Duration)
@@ -73,7 +75,8 @@ func New(config Config, upstreams Upstreams) *Server {
 		grpc.ReadBufferSize(ioBytes),
 		grpc.WriteBufferSize(ioBytes),
 		grpc.SharedWriteBuffer(true), // an idle connection holds none
-		grpc.StreamInterceptor(s.endReflection),
+		grpc.ChainStreamInterceptor(s.letIn, s.endReflection),
+		grpc.UnaryInterceptor(s.letInUnary), // of health
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{PermitWithoutStream: true}),
 	}
 	if config.TLS != nil {

@@ -35,6 +35,7 @@ type Stats struct {
 	rpcs               *prometheus.CounterVec
 	rpcDurations       *prometheus.HistogramVec
 	rpcHandles         sync.Map // of an rpcKey: a rpcHandle
+	admissions         *prometheus.CounterVec
 	Received           prometheus.Counter
 	sent               prometheus.Counter
 }
@@ -71,7 +72,10 @@ func New() *Stats {
 		Fallbacks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "handed_over_total", Help: "Inference requests that a backend's HTTP door answered, by reason.",
 		}, []string{"reason"}),
-		Retries:  counter("retries_total", "Calls that never left and went to another backend."),
+		Retries: counter("retries_total", "Calls that never left and went to another backend."),
+		admissions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "admissions_total", Help: "Requests by caller, and what became of them at the door.",
+		}, []string{"caller", "outcome"}),
 		Received: counter("received_bytes_total", "Bytes of bodies of inference requests, as they came."),
 		sent:     counter("sent_bytes_total", "Bytes of answers' bodies."),
 	}
@@ -82,7 +86,7 @@ func New() *Stats {
 	info.Set(1)
 	ours := prometheus.WrapRegistererWithPrefix(MetricPrefix, s.registry)
 	ours.MustRegister(
-		s.Connections, s.RefusedConnections, s.requests, s.durations, s.rpcs, s.rpcDurations, s.InFlight, s.BackendUp, s.Fallbacks, s.Retries, s.Received, s.sent,
+		s.Connections, s.RefusedConnections, s.requests, s.durations, s.rpcs, s.rpcDurations, s.InFlight, s.BackendUp, s.Fallbacks, s.Retries, s.admissions, s.Received, s.sent,
 		info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	return s
@@ -156,3 +160,6 @@ func (s *Stats) AnsweredRPC(method string, code codes.Code, took time.Duration) 
 func (s *Stats) Handler() http.Handler {
 	return promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{DisableCompression: true})
 }
+
+// LetIn counts a request that came to the door.
+func (s *Stats) LetIn(caller, outcome string) { s.admissions.WithLabelValues(caller, outcome).Inc() }

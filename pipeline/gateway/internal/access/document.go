@@ -1,0 +1,189 @@
+// Package access knows callers, what each may do, and how much of it.
+package access
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Document is the section `access` of config.yml, as JSON: pipeline/config/access.py.
+type Document struct {
+	CallersFile string `json:"callers_file"` // "": there are none
+	Anonymous   []Role `json:"anonymous"`    // of who shows no credential
+	Limits      Limits `json:"limits"`       // of callers that have none of their own
+	AuditFile   string `json:"audit_file"`   // "": none
+}
+
+// Limits are those of one caller; 0: none.
+type Limits struct {
+	RequestsPerS float64 `json:"requests_per_s"`
+	Burst        int     `json:"burst"` // that may come at once; 0: those of a second
+	InFlight     int     `json:"in_flight"`
+}
+
+// Role is a part of what may be done.
+type Role string
+
+// The roles; each is for itself.
+const (
+	Open    Role = ""        // for everybody: health
+	Infer   Role = "infer"   // inference, and what its callers need to know
+	Observe Role = "observe" // the page, metrics, statistics
+	Admin   Role = "admin"   // models, traces, shared memory
+)
+
+// callersDocument is the file of callers.
+type callersDocument struct {
+	Callers []struct {
+		Name         string   `json:"name"`
+		Roles        []Role   `json:"roles"`
+		Tokens       []string `json:"tokens"`
+		Certificates []string `json:"certificates"`
+		Limits       *Limits  `json:"limits"`
+	} `json:"callers"`
+}
+
+// Caller is somebody whom the file names, or Anonymous.
+type Caller struct {
+	Name   string
+	roles  []Role
+	limits Limits
+}
+
+// May says whether the caller has a role.
+func (c *Caller) May(role Role) bool { return role == Open || slices.Contains(c.roles, role) }
+
+// digest is that of a token.
+type digest [sha256.Size]byte
+
+// book is what the file of callers says. It is made once and never changed.
+type book struct {
+	byToken       map[digest]*Caller
+	byCertificate map[string]*Caller
+}
+
+const (
+	tokenPrefix = "sha256:"
+	mostFile    = 16 << 20
+)
+
+// ReadDocument returns what a file with the section says.
+func ReadDocument(path string) (found Document, err error) {
+	if err := readJSON(path, &found); err != nil {
+		return found, fmt.Errorf("--access: %w", err)
+	}
+	if err := checkRoles(found.Anonymous); err != nil {
+		return found, fmt.Errorf("--access %s: anonymous: %w", path, err)
+	}
+	if err := found.Limits.check(); err != nil {
+		return found, fmt.Errorf("--access %s: limits: %w", path, err)
+	}
+	return found, nil
+}
+
+// readBook returns what a file of callers says; limits are of those that have none there.
+func readBook(path string, limits Limits) (*book, error) {
+	var said callersDocument
+	if err := readJSON(path, &said); err != nil {
+		return nil, fmt.Errorf("callers_file: %w", err)
+	}
+	found := &book{map[digest]*Caller{}, map[string]*Caller{}}
+	names := map[string]bool{}
+	for _, each := range said.Callers {
+		caller := &Caller{Name: each.Name, roles: each.Roles, limits: limits}
+		if each.Limits != nil {
+			caller.limits = *each.Limits
+		}
+		err := errors.Join(checkName(each.Name, names), checkRoles(each.Roles), caller.limits.check())
+		for _, text := range each.Tokens {
+			err = errors.Join(err, found.addToken(text, caller))
+		}
+		for _, name := range each.Certificates {
+			if found.byCertificate[name] != nil {
+				err = errors.Join(err, fmt.Errorf("certificate %q is another caller's, too", name))
+			}
+			found.byCertificate[name] = caller
+		}
+		if err != nil {
+			return nil, fmt.Errorf("callers_file %s: caller %q: %w", path, each.Name, err)
+		}
+	}
+	return found, nil
+}
+
+func (b *book) addToken(text string, caller *Caller) error {
+	var sum digest
+	hexed, isKnown := strings.CutPrefix(text, tokenPrefix)
+	if size, err := hex.Decode(sum[:], []byte(hexed)[:min(len(hexed), 2*len(sum))]); err != nil || !isKnown || size != len(sum) || len(hexed) != 2*len(sum) {
+		return errors.New("a token is no sha256: and 64 hexadecimal digits; `python -m pipeline callers add` writes them")
+	}
+	if b.byToken[sum] != nil {
+		return errors.New("a token is there twice")
+	}
+	b.byToken[sum] = caller
+	return nil
+}
+
+func checkName(name string, taken map[string]bool) error {
+	switch {
+	case name == "" || len(name) > 256 || name == anonymousName || !isPrintable(name):
+		return errors.New("this cannot be a name")
+	case taken[name]:
+		return errors.New("it is there twice")
+	}
+	taken[name] = true
+	return nil
+}
+
+func isPrintable(text string) bool {
+	return strings.IndexFunc(text, func(r rune) bool { return r <= ' ' || r > '~' }) < 0
+}
+
+func checkRoles(roles []Role) error {
+	for _, role := range roles {
+		if role != Infer && role != Observe && role != Admin {
+			return fmt.Errorf("%q is no role: infer, observe and admin are", role)
+		}
+	}
+	return nil
+}
+
+func (l Limits) check() error {
+	if !(l.RequestsPerS >= 0) || l.Burst < 0 || l.InFlight < 0 {
+		return errors.New("limits must not be negative; 0: none")
+	}
+	return nil
+}
+
+// readJSON reads a file, of which it takes no field that is not there.
+func readJSON(path string, into any) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, mostFile+1))
+	if err != nil {
+		return err
+	}
+	if len(data) > mostFile {
+		return fmt.Errorf("%s is larger than %d bytes", path, mostFile)
+	}
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(into); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if decoder.More() {
+		return fmt.Errorf("%s: there is more behind the JSON", path)
+	}
+	return nil
+}

@@ -1,0 +1,71 @@
+package grpcedge
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+
+	"pipeline/gateway/internal/access"
+)
+
+// gateOf returns a gate for root, who may do all.
+func gateOf(t *testing.T) *access.Gate {
+	t.Helper()
+	folder := t.TempDir()
+	file, document := filepath.Join(folder, "callers.json"), filepath.Join(folder, "access.json")
+	text := fmt.Sprintf(`{"callers": [{"name": "root", "roles": ["admin"], "tokens": ["sha256:%x"]}]}`, sha256.Sum256([]byte("r-token")))
+	for path, text := range map[string]string{file: text, document: `{"callers_file": "` + file + `"}`} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gate, err := access.New(document, slog.New(slog.NewTextHandler(io.Discard, nil)), func(string, string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return gate
+}
+
+func TestACallNeedsACallerWhoMay(t *testing.T) {
+	said := greeting()
+	said.Headers = true
+	b := start(t, said, func(config *Config, _ *fixed) { config.Gate = gateOf(t) })
+	refused := <-b.call(t.Context(), ask, "hello")
+	if refused.code != codes.Unauthenticated || refused.trailers.Get(errNoKey)[0] != "3010" {
+		t.Errorf("%v", refused)
+	}
+	root := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer r-token", callerKey, "alice")
+	ended := b.call(root, ask, "hello")
+	asked := b.peer.AskedBytes()
+	names := []string{}
+	for at := 0; at < len(asked.Headers); at += 2 {
+		if asked.Headers[at] == callerKey {
+			names = append(names, asked.Headers[at+1])
+		}
+	}
+	if len(names) != 1 || names[0] != "root" {
+		t.Errorf("the server was told %q", names)
+	}
+	b.peer.AnswerBytes(asked.ID, []byte("well"))
+	(<-ended).wants(t, codes.OK, "")
+}
+
+func TestHealthIsForEverybody(t *testing.T) {
+	b := start(t, greeting(), func(config *Config, _ *fixed) { config.Gate = gateOf(t) })
+	for method, code := range map[string]codes.Code{
+		"/grpc.health.v1.Health/Check": codes.OK,
+		"/grpc.health.v1.Health/List":  codes.OK,
+		"/any.Other/Call":              codes.Unauthenticated,
+	} {
+		if got := <-b.call(t.Context(), method, ""); got.code != code {
+			t.Errorf("%s: %v", method, got)
+		}
+	}
+}
