@@ -15,6 +15,7 @@ usage: python -m pipeline run SCRIPT [ARGUMENT ...]
        python -m pipeline analyse --serve --load FILE [FLAG ...] SCRIPT [ARGUMENT ...]
        python -m pipeline graph [--format text|mermaid|dot] SCRIPT [ARGUMENT ...]
        python -m pipeline check [--strict] FILE ...
+       python -m pipeline callers [--file FILE] add|list|remove [NAME]
        python -m pipeline repository --model-repository=DIR [FLAG ...]
 
 run: run a script written for Paddle Serving's pipeline, unmodified, on this library: imports of
@@ -27,9 +28,10 @@ analyse: say where the time went, from what a server with `dag.use_profile: true
 With --serve: try other workers and batch sizes of a script's Ops under a load; write the best.
 graph: print the graph of Ops that a script serves, without serving it.
 check: check config.yml files without starting anything.
+callers: keep the file of who may ask a server, and for what; makes tokens.
 repository: serve model repositories, with the flags of Triton's server.
 
-  -h, --help  show this text; after analyse, graph, check or repository: their own
+  -h, --help  show this text; after analyse, graph, check, callers or repository: their own
 
 docs/migration.md tells what differs. To serve a single model: python -m pipeline.serve --help
 """
@@ -61,6 +63,12 @@ def _check(arguments: Sequence[str]) -> int:
     return check(arguments)
 
 
+def _callers(arguments: Sequence[str]) -> int:
+    from pipeline.cli.callers import callers
+
+    return callers(arguments)
+
+
 def _repository(arguments: Sequence[str]) -> int:
     # Its processes are fresh interpreters, and gRPC's own handlers of forks only warn.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -74,6 +82,7 @@ _COMMANDS = {
     "analyse": analyse,
     "graph": _graph,
     "check": _check,
+    "callers": _callers,
     "repository": _repository,
 }
 

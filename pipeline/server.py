@@ -18,7 +18,7 @@ from pipeline.engine.hooks import check_hooks
 from pipeline.errors import ConfigError, GraphError, InitError
 from pipeline.frontends.api.pipelines import check_name
 from pipeline.frontends.registry import pipeline_frontends
-from pipeline.gateway.ingress import Gateway, taken_by_gateway
+from pipeline.gateway.ingress import Gateway, check_access, taken_by_gateway
 from pipeline.op import ResponseOp, configure_op
 from pipeline.runtime.base import Exposure, Runtime
 from pipeline.runtime.model_services import ModelServices
@@ -186,6 +186,7 @@ def exposure_of(
     A repository serves callers while some of its models are not ready.
     """
     taken = taken_by_gateway(config)
+    check_access(config, taken)
     if not taken:
         return Exposure()
     gateway = Gateway(config, taken, waits=not is_repository)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from pipeline.config.access import AccessConfig, TlsConfig
 from pipeline.config.batching import DynamicBatchingConfig, fault_of_batching
 from pipeline.config.controls import controls_of
 from pipeline.config.default_host import LOOPBACK, default_host
@@ -420,6 +421,8 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     restricted_apis: Annotated[
         RestrictionsConfig, "Parts of the v2 protocol for those who know a header's value."
     ] = RestrictionsConfig()
+    access: Annotated[AccessConfig, "Who may do what, with edge: gateway."] = AccessConfig()
+    tls: Annotated[TlsConfig, "Certificates of the ports, with edge: gateway."] = TlsConfig()
     metrics: Annotated[MetricsConfig, "Families of /metrics."] = MetricsConfig()
     request_traces: Annotated[
         RequestTracesConfig, "Traces of single requests by v2, in files of Triton's form."

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipeline.config.access import ROLES, AccessConfig, document_of, fault_of_access
 from pipeline.config.schema import ServiceConfig
-from pipeline.errors import InitError
+from pipeline.errors import ConfigError, InitError
 from pipeline.frontends.link.frames import VERSION
 from pipeline.frontends.link.places import make_secret, socket_paths
-from pipeline.frontends.listen import address_of, bind, check_unix_path, port_of
+from pipeline.frontends.listen import address_of, bind, check_unix_path, is_loopback, port_of
 from pipeline.gateway.binary import cannot_run, check_link, find_binary, has_binary
 from pipeline.runtime.base import Ingress
 from pipeline.runtime.sidecar import SidecarSpec, SidecarSupervisor, end_all
 from pipeline.system.temp_dir import TempDir
+
+_LOGGER = logging.getLogger(__name__)
 
 _FLAGS = {"HTTP": "--listen-fd", "gRPC": "--grpc-listen-fd"}  # of inherited sockets
 _EXTRA_GRACE_S = 1.0  # for answers that are on their way out when the grace period is over
@@ -37,6 +41,20 @@ def taken_by_gateway(config: ServiceConfig) -> frozenset[str]:
     return frozenset(
         name for name, (port, taker) in wanted.items() if port is not None and taker == "gateway"
     )
+
+
+def check_access(config: ServiceConfig, taken: frozenset[str]) -> None:
+    """Raise ConfigError where `access` or `tls` is wrong, or nobody sees to it."""
+    ports = {"gRPC": config.rpc_port, "HTTP": config.http_port}
+    asked = {name for name, port in ports.items() if port is not None}
+    fault = fault_of_access(config.access, config.tls, asked <= taken)
+    if fault:
+        raise ConfigError(f"{config.source}: {fault}")
+    hosts = (config.rpc_host or config.host, config.http_host or config.host)
+    if not all(map(is_loopback, hosts)) and config.access.anonymous == ROLES:
+        _LOGGER.warning(
+            "%s: whoever reaches this server may do anything: see docs/security.md", config.source
+        )
 
 
 class Gateway(Ingress):
@@ -175,7 +193,22 @@ class Gateway(Ingress):
             *(f"--{name}={value}" for name, value in settings.items()),
             "--backend-metrics",
             *([] if self._waits else ["--connected-is-up"]),
+            *self._security(folder),
         ]
+
+    def _security(self, folder: Path) -> list[str]:
+        """Return the flags of `access`, in a file of this user's, and of `tls`."""
+        config, flags = self._config, []
+        if config.access != AccessConfig():
+            document = folder / "access.json"
+            document.write_bytes(document_of(config.access))
+            flags.append(f"--access={document}")
+        tls = {
+            "tls-cert": config.tls.certificate,
+            "tls-key": config.tls.key,
+            "tls-client-ca": config.tls.client_ca,
+        }
+        return [*flags, *(f"--{name}={value}" for name, value in tls.items() if value)]
 
 
 def _duration(seconds: float) -> str:

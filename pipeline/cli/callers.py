@@ -1,0 +1,134 @@
+"""`python -m pipeline callers`: keeps the file of callers, and makes their tokens."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from pipeline.config.access import ROLES, CallerEntry, CallersFile
+from pipeline.errors import ConfigError
+
+_FAILED = 1
+_TOKEN_BYTES = 32
+
+
+def callers(arguments: Sequence[str]) -> int:
+    """Run `callers add|list|remove`; the exit status."""
+    given = _parser().parse_args(list(arguments))
+    path = Path(given.file)
+    try:
+        found = read_callers(path)
+        status: int = given.work(given, found, path)
+    except (ConfigError, OSError) as error:
+        sys.stderr.write(f"python -m pipeline callers: {error}\n")
+        return _FAILED
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline callers",
+        description="Keep the file of callers that `access.callers_file` names. The gateway reads "
+        "it again whenever it changes. Tokens are not in it: only their digests are.",
+    )
+    parser.add_argument("--file", default="callers.json", help="default: callers.json")
+    commands = parser.add_subparsers(required=True, metavar="add|list|remove")
+    add = commands.add_parser("add", help="add a caller, or another token of one; prints the token")
+    add.add_argument("name")
+    add.add_argument("--roles", help=f"of {','.join(ROLES)}, with commas; default: infer")
+    add.add_argument("--certificate", help="name in its certificate, in the place of a token")
+    add.set_defaults(work=_add)
+    show = commands.add_parser("list", help="list the callers and their roles")
+    show.set_defaults(work=_list)
+    remove = commands.add_parser("remove", help="remove a caller with all of its tokens")
+    remove.add_argument("name")
+    remove.set_defaults(work=_remove)
+    return parser
+
+
+def read_callers(path: Path) -> CallersFile:
+    """Return what a file of callers says; one that is not there says nothing.
+
+    Raises:
+        ConfigError: it is no such file.
+        OSError: it cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return CallersFile()
+    try:
+        return msgspec.json.decode(data, type=CallersFile)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def write_callers(path: Path, found: CallersFile) -> None:
+    """Write the file of callers, for this user alone: who reads it sees the old one or the new."""
+    data = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def digest_of(token: str) -> str:
+    """Return a token as the file has it."""
+    return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
+
+
+def _add(given: argparse.Namespace, found: CallersFile, path: Path) -> int:
+    if not given.name.isascii() or not given.name.isprintable() or " " in given.name:
+        raise ConfigError(f"{given.name!r} cannot be a name: visible ASCII is")
+    if given.name == "anonymous":
+        raise ConfigError("anonymous: these are all who show no credential; choose another name")
+    wanted = given.roles.split(",") if given.roles is not None else []
+    unknown = [role for role in wanted if role not in ROLES]
+    if unknown:
+        raise ConfigError(f"{unknown[0]!r} is no role: {', '.join(ROLES)} are")
+    caller = next((each for each in found.callers if each.name == given.name), None)
+    if caller is None:
+        caller = CallerEntry(name=given.name, roles=wanted or ["infer"])
+        found.callers.append(caller)
+    elif given.roles is not None:
+        caller.roles = wanted
+    token = ""
+    if given.certificate is not None:
+        caller.certificates.append(given.certificate)
+    else:
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        caller.tokens.append(digest_of(token))
+    write_callers(path, found)
+    if token:
+        sys.stdout.write(f"{token}\n")
+        sys.stderr.write("this token is shown once: give it to its caller\n")
+    return 0
+
+
+def _list(given: argparse.Namespace, found: CallersFile, path: Path) -> int:
+    for each in found.callers:
+        known = f"{len(each.tokens)} tokens, {len(each.certificates)} certificates"
+        sys.stdout.write(f"{each.name}: {','.join(each.roles) or 'no role'} ({known})\n")
+    return 0
+
+
+def _remove(given: argparse.Namespace, found: CallersFile, path: Path) -> int:
+    left = [each for each in found.callers if each.name != given.name]
+    if len(left) == len(found.callers):
+        raise ConfigError(f"{path}: there is no caller {given.name!r}")
+    write_callers(path, CallersFile(callers=left))
+    return 0
