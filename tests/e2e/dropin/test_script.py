@@ -230,8 +230,9 @@ def test_a_service_of_the_predecessor_runs_unmodified(tmp_path, arguments):
     with nothing_more():
         done = run(tmp_path, "inner/service.py", *arguments)
     assert done.stdout == "ABC![0.5, 0.25]25358 5000\n"
-    (warning,) = done.stderr.splitlines()
+    warning, is_open = done.stderr.splitlines()
     assert warning.startswith("warning: `import pipeline` in the script is the library, not ")
+    assert is_open.startswith("yml_dict: whoever reaches this server may do anything")
 
 
 BENCHMARK = """

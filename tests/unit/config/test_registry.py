@@ -292,9 +292,9 @@ def test_a_broken_plug_in_is_told_where_it_is_named(install):
 
 
 def test_an_unknown_option_is_a_warning(toys):
-    config = load_config(yml_dict={"rpc_port": 0, "sinks": {"toy": {"limit": 1, "limits": 2}}})
+    config = load_config(yml_dict={"rpc_port": 0, "sinks": {"toy": {"limit": 1, "limitt": 2}}})
     assert config.warnings == (
-        "yml_dict: sinks.toy.limits: unknown key, ignored; did you mean limit?",
+        "yml_dict: sinks.toy.limitt: unknown key, ignored; did you mean limit?",
     )
 
 
