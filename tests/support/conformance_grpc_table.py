@@ -336,8 +336,8 @@ V2_CASES = (
     Case(
         "SystemSharedMemoryRegister",
         _v2("SystemSharedMemoryRegister"),
-        status=Status.UNIMPLEMENTED,
-        text="Client shared memory is disabled.*",
+        status=Status.INVALID_ARGUMENT,
+        text="cannot register shared memory region '' - invalid shm key ''",
     ),
     Case("TraceSetting", _v2("TraceSetting")),
     Case("ModelInfer", _v2("ModelInfer"), infer(1, 2, request_id="7"), check=_infers("7", 1, 2)),

@@ -10,6 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from pipeline.config import default_host
 from pipeline.dropin import import_hook as finder
 from pipeline.dropin.client import HttpClient
 
@@ -20,9 +21,11 @@ def _imported() -> set[str]:
 
 @pytest.fixture
 def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Import hooks, imported packages of the predecessor and numpy's names are as before."""
+    """Import hooks, imported packages of the predecessor, numpy's names and the address that servers
+    listen on are as before."""
     names = dict(vars(np))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(default_host, "_hosts", [default_host.LOOPBACK])
     assert not _imported()
     yield
     for name in _imported():
