@@ -21,7 +21,7 @@ def _imported() -> set[str]:
 
 @pytest.fixture
 def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Import hooks, imported packages of the predecessor, numpy's names and the address that servers
+    """Import hooks, imported packages of the predecessor, numpy's names and the host that servers
     listen on are as before."""
     names = dict(vars(np))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
