@@ -1,4 +1,4 @@
-"""`python -m pipeline analyse --serve`: tries other settings of a service, writes the best."""
+"""`pipeline analyse --serve`: tries other settings of a service, writes the best."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pipeline.cli.parsing import command_parser, fails
 from pipeline.config.yaml_edit import OpChange, with_ops_changed
 from pipeline.errors import ConfigError
 from pipeline.tuning.load import read_load
@@ -17,7 +18,6 @@ from pipeline.tuning.search import Search
 from pipeline.tuning.settings import Goal, OpSettings, OpSpace, Settings, Space, Trial
 from pipeline.tuning.tried_server import Bench, Script, TrialError, TriedOp, TriedService, keys_of
 
-_FAILED = 1
 _CLIENTS = 64  # requests at a time where no recording tells
 _CLIENT_CORES = 0.5  # of this process, which asks
 
@@ -30,14 +30,14 @@ def advise(arguments: Sequence[str]) -> int:
         requests = read_load(given.load)
         service = script.describe()
     except (ConfigError, TrialError) as error:
-        return _fails(str(error))
+        return fails("analyse --serve", str(error))
     for op in service.ops:
         if op.held:
             _say(f"note: {op.name} stays as it is: {op.held}")
     clients = given.clients or max(request.at_once for request in requests) or _CLIENTS
     space, start = space_of(service, clients, given.most_workers, given.most_batch)
     if space.size == 1:
-        return _fails("no Op has settings that may be tried")
+        return fails("analyse --serve", "no Op has settings that may be tried")
     names = tuple(op.name for op in service.ops)
     bench = Bench(script, names, requests, clients, seconds=given.seconds)
     goal = Goal(given.objective == "latency", given.latency_p99_ms, given.memory_mb)
@@ -49,7 +49,9 @@ def advise(arguments: Sequence[str]) -> int:
             told = _line(search.trials[-1], names)
             _say(f"{len(search.trials):>3}  {told}  ({search.why})")
     if search.best is None:
-        return _fails("no settings that were tried are within the limits, or all failed")
+        return fails(
+            "analyse --serve", "no settings that were tried are within the limits, or all failed"
+        )
     _say(f"best: {_line(search.best, names)}")
     for op in service.ops:
         if op.said:
@@ -104,7 +106,7 @@ def advised(service: TriedService, before: Trial, best: Trial) -> str:
         if different:
             had = ", ".join(f"{key} {was[key]}" for key in different)
             changes[op.name] = OpChange(different, f"was {had}")
-    head = f"# python -m pipeline analyse --serve: {_figures(best)}; before: {_figures(before)}\n"
+    head = f"# pipeline analyse --serve: {_figures(best)}; before: {_figures(before)} "
     return head + (with_ops_changed(text, changes) if changes else text)
 
 
@@ -126,10 +128,11 @@ def _figures(trial: Trial) -> str:
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline analyse --serve",
-        description="Try other workers, batch sizes and waits of a script's Ops, each in a server "
-        "of its own under a recorded load, and write the best as a config.yml.",
+    parser = command_parser(
+        "analyse --serve",
+        "Try other workers, batch sizes and waits of a script's Ops, each in a server of its own "
+        "under a recorded load, and write the best as a config.yml.",
+        "pipeline analyse --serve --load requests.jsonl web_server.py",
     )
     parser.add_argument("--load", required=True, metavar="FILE", help="requests, as JSON lines")
     parser.add_argument(
@@ -170,8 +173,3 @@ def _amount(text: str) -> float:
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-
-
-def _fails(text: str) -> int:
-    sys.stderr.write(f"python -m pipeline analyse --serve: {text}\n")
-    return _FAILED

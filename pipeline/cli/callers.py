@@ -1,4 +1,4 @@
-"""`python -m pipeline callers`: keeps the file of callers, and makes their tokens."""
+"""`pipeline callers`: keeps the file of callers, and makes their tokens."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from pathlib import Path
 
 import msgspec
 
+from pipeline.cli.parsing import command_parser, fails
 from pipeline.config.access import ROLES, CallerEntry, CallersFile
 from pipeline.errors import ConfigError
 
-_FAILED = 1
 _TOKEN_BYTES = 32
 
 
 def callers(arguments: Sequence[str]) -> int:
     """Run `callers add|list|remove`; the exit status."""
-    given = _parser().parse_args(list(arguments))
+    given = callers_parser().parse_args(list(arguments))
     path = Path(given.file)
     try:
         found = read_callers(path)
         status: int = given.work(given, found, path)
     except (ConfigError, OSError) as error:
-        sys.stderr.write(f"python -m pipeline callers: {error}\n")
-        return _FAILED
+        return fails("callers", str(error))
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline callers",
-        description="Keep the file of callers that `access.callers_file` names. The gateway reads "
-        "it again whenever it changes. Tokens are not in it: only their digests are.",
+def callers_parser() -> argparse.ArgumentParser:
+    """Return the parser of `pipeline callers`."""
+    parser = command_parser(
+        "callers",
+        "Keep the file of callers that `access.callers_file` names. The gateway reads it again "
+        "whenever it changes. Tokens are not in it: only their digests are.",
+        "pipeline callers add alice --roles infer,observe",
     )
     parser.add_argument("--file", default="callers.json", help="default: callers.json")
     commands = parser.add_subparsers(required=True, metavar="add|list|remove")
@@ -73,7 +74,7 @@ def read_callers(path: Path) -> CallersFile:
 
 def write_callers(path: Path, found: CallersFile) -> None:
     """Write the file of callers, for this user alone: who reads it sees the old one or the new."""
-    data = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+    data = msgspec.json.format(msgspec.json.encode(found), indent=2) + b" "
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,4 +1,4 @@
-"""The subcommands of `python -m pipeline`: each takes its arguments and gives an exit status."""
+"""`pipeline run` and `pipeline analyse`."""
 
 from __future__ import annotations
 
@@ -7,24 +7,48 @@ import math
 import sys
 from collections.abc import Sequence
 
+from pipeline.cli.parsing import FAILED, WRONG_USAGE, command_parser, fails
 from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
-
-WRONG_USAGE = 2
-_FAILED = 1
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run `run SCRIPT ...` or `run -m MODULE ...`; the script may end with a status of its own."""
-    given = list(arguments)
+    parser = run_parser()
+    given = parser.parse_args(list(arguments))
+    if given.script is None and not given.module:
+        parser.error("a script is missing, or -m MODULE")
     try:
-        if given[0] == "-m":
-            run_module(given[1], given[2:])
+        if given.module:
+            run_module(given.module[0], given.module[1:])
         else:
-            run_script(given[0], given[1:])
+            run_script(given.script, given.arguments)
     except ScriptNotFoundError as error:
-        sys.stderr.write(f"python -m pipeline run: {error}\n")
-        return WRONG_USAGE
+        return fails("run", str(error), WRONG_USAGE)
     return 0
+
+
+def run_parser() -> argparse.ArgumentParser:
+    """Return the parser of `pipeline run`."""
+    parser = command_parser(
+        "run",
+        "Run a script written for Paddle Serving's pipeline, unmodified, on this library: imports "
+        "of paddle_serving_server, paddle_serving_server_gpu and paddle_serving_client are "
+        "answered by `pipeline`, whether or not those packages are installed. Otherwise as "
+        "`python SCRIPT`. docs/migration.md tells what differs.",
+        "pipeline run web_service.py",
+    )
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE",
+        help="run a module that can be imported, as `python -m MODULE` does",
+    )
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="a Python file")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="given to the script"
+    )
+    return parser
 
 
 def analyse(arguments: Sequence[str]) -> int:
@@ -37,7 +61,7 @@ def analyse(arguments: Sequence[str]) -> int:
     from pipeline.observe.analysis.analyst import Analyst
     from pipeline.observe.analysis.report import report_json, report_text
 
-    given = _analyse_arguments(arguments)
+    given = analyse_parser().parse_args(arguments)
     analyst = Analyst(given.file)
     try:
         figures = analyst.figures
@@ -45,21 +69,24 @@ def analyse(arguments: Sequence[str]) -> int:
         if given.trace is not None:
             analyst.save_trace(given.trace)
     except OSError as error:
-        sys.stderr.write(f"python -m pipeline analyse: {error.filename}: {error.strerror}\n")
-        return _FAILED
+        return fails("analyse", f"{error.filename}: {error.strerror}")
     if given.json:
         sys.stdout.write(report_json(figures, advice).decode())
     else:
         sys.stdout.write(report_text(given.file, figures, advice, analyst.profile.damaged))
-    return 0 if figures.requests else _FAILED
+    return 0 if figures.requests else FAILED
 
 
-def _analyse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline analyse",
-        description="Read what a server with `dag.use_profile: true` wrote to stderr: print what "
-        "each Op takes and which one holds the others up, and advise on concurrency and "
-        "batch_size.",
+def analyse_parser() -> argparse.ArgumentParser:
+    """Return the parser of `pipeline analyse`, without those of `--serve`."""
+    parser = command_parser(
+        "analyse",
+        "Read what a server with `dag.use_profile: true` wrote to stderr: print what each Op takes "
+        "and which one holds the others up, and advise on concurrency and batch_size. "
+        "With --serve: try other workers and batch sizes of a script's Ops under a load, and write "
+        "the best; see pipeline analyse --serve --help.",
+        "pipeline analyse server.stderr --qps 200\n"
+        "pipeline analyse --serve --load requests.jsonl web_server.py",
     )
     parser.add_argument("file", help="the server's stderr, of Paddle Serving's too")
     parser.add_argument(
@@ -69,7 +96,7 @@ def _analyse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         "--trace", metavar="OUT", help="also write a trace for chrome://tracing, ui.perfetto.dev"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def _rate(text: str) -> float:

@@ -1,7 +1,8 @@
-"""`python -m pipeline graph SCRIPT` and `... check FILE`: a look at what is not started."""
+"""`pipeline graph SCRIPT` and `pipeline check FILE`: a look at what is not started."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from pipeline.cli.drawing import FORMATS, drawing_of
 from pipeline.cli.fused import fused
+from pipeline.cli.parsing import FAILED, WRONG_USAGE, command_parser, fails
 from pipeline.config import schema as configuration
 from pipeline.config.schema import (
     REQUEST_OP,
@@ -30,37 +32,8 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.runtime.predictor_loader import resolve_path
 from pipeline.server import PipelineServer
 
-GRAPH_USAGE = """\
-usage: python -m pipeline graph [--format text|mermaid|dot] SCRIPT [ARGUMENT ...]
-       python -m pipeline graph [--format text|mermaid|dot] -m MODULE [ARGUMENT ...]
-
-Print the graph of the server that a script runs. The script is executed as by `python -m pipeline
-run` up to where its server would start: no worker, no model and no port is opened. What it prints
-goes to stderr. The option may also stand behind SCRIPT; behind `--` everything is the script's.
-
-Below the Ops stands which of them run in one go while they are quick, and why others never do.
-
-  --format F  text (the default), mermaid, or dot for Graphviz
-  -m MODULE   a module that can be imported, as `python -m MODULE` runs it
-  -h, --help  show this text
-"""
-CHECK_USAGE = """\
-usage: python -m pipeline check [--strict] FILE ...
-
-Check configuration files without starting a server. Everything that is wrong is printed, a line
-for each mistake; the exit status is 1 if there is any. What is merely odd is a warning: unknown
-keys, model files that are not there, batches that can never be full.
-
-  --strict    exit with 1 if there are warnings
-  -h, --help  show this text
-
-Constructor arguments of Ops, and which Ops there are, stand in the script: see
-`python -m pipeline graph`.
-"""
 _START_TIMEOUT_S = 10.0  # for a thread of the script to run its server
 _POLL_INTERVAL_S = 0.01
-_WRONG = 1
-_WRONG_USAGE = 2
 
 
 # graph ------------------------------------------------------------------------------------
@@ -74,14 +47,8 @@ class _GraphArguments(NamedTuple):
 
 
 def graph(arguments: Sequence[str]) -> int:
-    """Run `python -m pipeline graph` with these arguments; the exit status."""
-    if list(arguments[:1]) in (["-h"], ["--help"]):
-        sys.stdout.write(GRAPH_USAGE)
-        return 0
+    """Run `pipeline graph` with these arguments; the exit status."""
     given = _graph_arguments(arguments)
-    if given is None:
-        sys.stderr.write(GRAPH_USAGE)
-        return _WRONG_USAGE
     before = _threads()
     status = _draw(given)
     if _threads() - before:  # the script's: Python would wait for them
@@ -94,13 +61,14 @@ def _draw(given: _GraphArguments) -> int:
     try:
         server = server_of(given.is_module, given.script, given.arguments)
     except ScriptNotFoundError as error:
-        return _graph_fails(str(error), _WRONG_USAGE)
+        return fails("graph", str(error), WRONG_USAGE)
     except PipelineError as error:
-        return _graph_fails(f"{_place(error)}{type(error).__name__}: {error}")
+        return fails("graph", f"{_place(error)}{type(error).__name__}: {error}")
     if server is None or (graph := server._graph) is None or (config := server._config) is None:
-        return _graph_fails(
+        return fails(
+            "graph",
             f"{given.script} ended without running a server. Its last call must be run_server() "
-            "of a PipelineServer, or run_service() of a WebService."
+            "of a PipelineServer, or run_service() of a WebService.",
         )
     drawing = drawing_of(graph, server.name or given.script, fused(graph, config.dag))
     sys.stdout.write(FORMATS[given.format](drawing))
@@ -111,25 +79,52 @@ def _draw(given: _GraphArguments) -> int:
     return 0
 
 
-def _graph_arguments(arguments: Sequence[str]) -> _GraphArguments | None:
-    """Read the arguments; None: they are wrong."""
-    rest, form, words = list(arguments), "text", []
+def graph_parser() -> argparse.ArgumentParser:
+    """Return the parser of `pipeline graph`."""
+    parser = command_parser(
+        "graph",
+        "Print the graph of the server that a script runs. The script is executed as by `pipeline "
+        "run` up to where its server would start: no worker, no model and no port is opened. What "
+        "it prints goes to stderr. Below the Ops stands which of them run in one go while they are "
+        "quick, and why others never do.",
+        "pipeline graph --format mermaid web_server.py",
+    )
+    parser.add_argument(
+        "--format",
+        choices=tuple(FORMATS),
+        default="text",
+        help="text (the default), mermaid, or dot for Graphviz; may also stand behind SCRIPT",
+    )
+    parser.add_argument(
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="SCRIPT is a module that can be imported, as `python -m SCRIPT` runs it",
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="a Python file that runs a server")
+    parser.add_argument(
+        "arguments", nargs="*", metavar="ARGUMENT", help="the script's; all that is behind -- is"
+    )
+    return parser
+
+
+def _graph_arguments(arguments: Sequence[str]) -> _GraphArguments:
+    """Read the arguments: those of the script may look like options, in any order."""
+    rest, ours, words = list(arguments), list[str](), list[str]()
     while rest:
         word = rest.pop(0)
         if word == "--":
             words += rest
             break
-        if word == "--format":
-            form = rest.pop(0) if rest else ""
-        elif word.startswith("--format="):
-            form = word.removeprefix("--format=")
+        if word == "--format" or (not words and word in ("-h", "--help", "-m")):
+            ours += [word, *rest[:1]] if word == "--format" else [word]
+            del rest[: word == "--format"]
+        elif word.startswith("--format=") or (not words and word.startswith("-")):
+            ours.append(word)
         else:
             words.append(word)
-    is_module = words[:1] == ["-m"]
-    words = words[is_module:]
-    if form not in FORMATS or not words or words[0].startswith("-"):
-        return None
-    return _GraphArguments(form, is_module, words[0], words[1:])
+    given = graph_parser().parse_args([*words[:1], *ours])
+    return _GraphArguments(given.format, given.is_module, given.script, words[1:])
 
 
 def server_of(is_module: bool, script: str, arguments: Sequence[str]) -> PipelineServer | None:
@@ -171,11 +166,6 @@ def _nothing_starts() -> Iterator[list[PipelineServer]]:
         setattr(PipelineServer, name, original)
 
 
-def _graph_fails(text: str, status: int = _WRONG) -> int:
-    sys.stderr.write(f"python -m pipeline graph: {text}\n")
-    return status
-
-
 def _place(error: BaseException) -> str:
     """Return `web_server.py:12: ` of the line outside this library that led to an error."""
     ours = f"{Path(__file__).resolve().parents[1]}{os.sep}"
@@ -189,16 +179,25 @@ def _place(error: BaseException) -> str:
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Run `python -m pipeline check` with these arguments; the exit status."""
-    if list(arguments[:1]) in (["-h"], ["--help"]):
-        sys.stdout.write(CHECK_USAGE)
-        return 0
-    files = [word for word in arguments if word != "--strict"]
-    if not files or any(word.startswith("-") for word in files):
-        sys.stderr.write(CHECK_USAGE)
-        return _WRONG_USAGE
-    is_strict = len(files) < len(arguments)
-    return max(_check_file(file, is_strict) for file in files)
+    """Run `pipeline check` with these arguments; the exit status."""
+    given = check_parser().parse_args(list(arguments))
+    return max(_check_file(file, given.strict) for file in given.files)
+
+
+def check_parser() -> argparse.ArgumentParser:
+    """Return the parser of `pipeline check`."""
+    parser = command_parser(
+        "check",
+        "Check configuration files without starting a server. Everything that is wrong is printed, "
+        "a line for each mistake; the exit status is 1 if there is any. What is merely odd is a "
+        "warning: unknown keys, model files that are not there, batches that can never be full. "
+        "Constructor arguments of Ops, and which Ops there are, stand in the script: see `pipeline "
+        "graph`.",
+        "pipeline check --strict config.yml",
+    )
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if there are warnings")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a config.yml")
+    return parser
 
 
 def _check_file(file: str, is_strict: bool) -> int:
@@ -214,7 +213,7 @@ def _check_file(file: str, is_strict: bool) -> int:
     counts = [_count(len(errors), "error")] * bool(errors)
     counts += [_count(len(warnings), "warning")] * bool(warnings)
     sys.stdout.write("\n".join([*lines, f"{file}: {', '.join(counts) or 'ok'}", ""]))
-    return _WRONG if errors or (warnings and is_strict) else 0
+    return FAILED if errors or (warnings and is_strict) else 0
 
 
 def _count(number: int, what: str) -> str:

@@ -1,4 +1,4 @@
-"""`python -m pipeline repository`: serves model repositories, with the flags of Triton's server."""
+"""`pipeline repository`: serves model repositories, with the flags of Triton's server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pipeline.cli.observing_flags import metrics_of, traces_of
+from pipeline.cli.parsing import command_parser
 from pipeline.cli.resource_flags import cache_settings, resource_of
 from pipeline.config.restrictions import Api
 from pipeline.config.schema import Edge
@@ -80,7 +81,7 @@ _REFUSED = {
 
 def repository(arguments: Sequence[str]) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code: 0; 1: it could not start."""
-    parser = _parser()
+    parser = repository_parser()
     given, others = parser.parse_known_args(arguments)
     left = [each for each in others if not _is_unused(each)]
     refused = [name for name in map(_name, left) if name in _REFUSED]
@@ -110,16 +111,15 @@ def _collision(given: argparse.Namespace, error: PortInUseError) -> str:
     return f"failed to start {name} service: {text}"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline repository",
-        description="Serve the models of repositories by the v2 protocol, over HTTP and gRPC. The "
-        "flags are those of Triton's server, as --name=value or --name value.",
-        epilog="Read, and without effect here: "
-        + ", ".join(f"--{name}" for name in _UNUSED)
-        + ". Not here, and refused: "
-        + "; ".join(f"--{name} ({why})" for name, why in _REFUSED.items()),
-        allow_abbrev=False,
+def repository_parser() -> argparse.ArgumentParser:
+    """Return the parser of `pipeline repository`."""
+    refused = "; ".join(f"--{name} ({why})" for name, why in _REFUSED.items())
+    parser = command_parser(
+        "repository",
+        "Serve the models of repositories by the v2 protocol, over HTTP and gRPC. The flags are "
+        "those of Triton's server, as --name=value or --name value. Read, and without effect here: "
+        f"{', '.join(f'--{name}' for name in _UNUSED)}. Not here, and refused: {refused}.",
+        "pipeline repository --model-repository=models --http-port=8000",
     )
     add = parser.add_argument
     add(

@@ -1,0 +1,131 @@
+"""The shell command `pipeline`, which `python -m pipeline` is, too: finds and runs sub-commands."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from pipeline.cli.parsing import PROGRAM, WRONG_USAGE
+from pipeline.config.registry import did_you_mean
+
+
+class Command(NamedTuple):
+    """A sub-command. Its places, "module:function", are imported when it is asked for.
+
+    `run` takes the arguments behind the command's name, and returns the exit status; `parser`
+    makes the parser that has its options, for its help and for completion by shells. `environment`
+    is set before the import, unless it is set already.
+    """
+
+    summary: str
+    run: str
+    parser: str
+    environment: Mapping[str, str] = {}
+
+
+COMMANDS: Mapping[str, Command] = {
+    "run": Command(
+        "run a script written for Paddle Serving, unmodified",
+        "pipeline.cli.commands:run",
+        "pipeline.cli.commands:run_parser",
+    ),
+    "graph": Command(
+        "print the graph of Ops that a script serves, without serving it",
+        "pipeline.cli.graph:graph",
+        "pipeline.cli.graph:graph_parser",
+    ),
+    "check": Command(
+        "check config.yml files without starting anything",
+        "pipeline.cli.graph:check",
+        "pipeline.cli.graph:check_parser",
+    ),
+    "analyse": Command(
+        "say where the time goes; --serve: try other settings, write the best",
+        "pipeline.cli.commands:analyse",
+        "pipeline.cli.commands:analyse_parser",
+    ),
+    "callers": Command(
+        "keep the file of who may ask a server, and for what; makes tokens",
+        "pipeline.cli.callers:callers",
+        "pipeline.cli.callers:callers_parser",
+    ),
+    "repository": Command(
+        "serve model repositories, with the flags of Triton's server",
+        "pipeline.cli.repository:repository",
+        "pipeline.cli.repository:repository_parser",
+        # Its processes are fresh interpreters, and gRPC's own handlers of forks only warn.
+        {"GRPC_ENABLE_FORK_SUPPORT": "0"},
+    ),
+    "completion": Command(
+        "print what makes a shell complete this command's words",
+        "pipeline.cli.completion:completion",
+        "pipeline.cli.completion:completion_parser",
+    ),
+}
+"""All sub-commands, in the order in which the help has them."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status, if the script does not end with one of its own.
+
+    As argparse has it, SystemExit ends it where a sub-command prints its help or is given wrong
+    options.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] in (["-h"], ["--help"], ["help"]):
+        sys.stdout.write(usage())
+        return 0
+    if given[:1] in (["-V"], ["--version"]):
+        library = importlib.import_module(__name__.partition(".")[0])
+        python = f"{platform.python_implementation()} {platform.python_version()}"
+        sys.stdout.write(f"{PROGRAM} {library.__version__} ({python})\n")
+        return 0
+    if not given:
+        sys.stderr.write(usage())
+        return WRONG_USAGE
+    command = COMMANDS.get(given[0])
+    if command is None:
+        hint = did_you_mean(given[0], COMMANDS) or f"; {PROGRAM} --help lists them"
+        sys.stderr.write(f"{PROGRAM}: there is no command {given[0]!r}{hint}\nusage: {_LINE}\n")
+        return WRONG_USAGE
+    for variable, value in command.environment.items():
+        os.environ.setdefault(variable, value)
+    run: Callable[[Sequence[str]], int] = pkgutil.resolve_name(command.run)
+    return run(given[1:])
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a sub-command."""
+    make: Callable[[], argparse.ArgumentParser] = pkgutil.resolve_name(COMMANDS[name].parser)
+    return make()
+
+
+def usage() -> str:
+    """Return the help of the command as a whole."""
+    width = max(map(len, COMMANDS))
+    lines = "".join(f"  {name:<{width}}  {each.summary}\n" for name, each in COMMANDS.items())
+    return _HELP.format(line=_LINE, program=PROGRAM, commands=lines)
+
+
+_HELP = """\
+usage: {line}
+
+Serve graphs of models over gRPC and HTTP. Also as python -m {program}. To serve a single model:
+python -m {program}.serve --help
+
+commands:
+{commands}
+options:
+  -h, --help     show this text; behind a command: its own
+  -V, --version  show the version
+
+example:
+  {program} graph web_server.py
+"""
+_LINE = f"{PROGRAM} COMMAND [ARGUMENT ...]"

@@ -1,0 +1,59 @@
+"""Parsers of sub-commands: one form for their help, each with an example."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NoReturn
+
+from pipeline.config.registry import did_you_mean
+
+PROGRAM = "pipeline"
+FAILED, WRONG_USAGE = 1, 2
+"""Exit statuses: it did not go well; it was asked in a wrong way."""
+
+
+_EXAMPLE = "example:"
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """A formatter that wraps sentences, and leaves the example as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith(_EXAMPLE):
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that names the known word next to one that it does not know."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and what is wrong, with the option that may be meant; ends with 2."""
+        word = message.removeprefix("unrecognized arguments: ").split(" ")[0].split("=")[0]
+        hint = did_you_mean(word, self._option_string_actions) if word.startswith("-") else ""
+        super().error(f"{message}{hint}")
+
+
+def command_parser(command: str, description: str, example: str) -> CommandParser:
+    """Return the parser of a sub-command, whose options are to be added.
+
+    Args:
+        command: its words behind the program's name, such as "config show".
+        description: what it does, in sentences.
+        example: command lines, one a line, that are shown below the options.
+    """
+    lines = "".join(f"\n  {line}" for line in example.splitlines())
+    return CommandParser(
+        prog=f"{PROGRAM} {command}",
+        description=description,
+        epilog=f"{_EXAMPLE}{lines}",
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+
+
+def fails(command: str, text: str, status: int = FAILED) -> int:
+    """Say on stderr why a sub-command did not do its work; returns the exit status."""
+    sys.stderr.write(f"{PROGRAM} {command}: {text}\n")
+    return status
