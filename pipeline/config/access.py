@@ -28,6 +28,35 @@ class CallerLimits(Struct, frozen=True, kw_only=True):
     ] = 0
 
 
+_OF_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+SIGNATURES = (*_OF_RSA, "ES256", "ES384", "ES512", "EdDSA")
+"""Algorithms of signed tokens of which the key that checks cannot sign."""
+
+
+class JwtConfig(Struct, frozen=True, kw_only=True):
+    """`access.jwt`: tokens that somebody else signs."""
+
+    jwks_file: Annotated[
+        str, 'JSON Web Key Set with the keys of an issuer; "": signed tokens are not taken.'
+    ] = ""
+    issuer: Annotated[str, "What their claim `iss` has to be."] = ""
+    audience: Annotated[str, "What their claim `aud` has to be, or one of its values."] = ""
+    algorithms: Annotated[
+        tuple[str, ...], f"Those that are taken, of {' '.join(SIGNATURES)}; none: all of them."
+    ] = ()
+    name_claim: Annotated[str, "Claim that is the caller's name."] = "sub"
+    roles_claim: Annotated[
+        str, 'Claim with roles, a list or words; with dots one that lies deeper; "": none has any.'
+    ] = "roles"
+    roles: Annotated[
+        dict[str, tuple[Role, ...]],
+        "Roles by a value of that claim; empty: the values are infer, observe, admin themselves.",
+    ] = {}
+    leeway_s: Annotated[
+        float, Meta(ge=0, le=3600), "Seconds by which clocks may differ for `exp` and `nbf`."
+    ] = 30.0
+
+
 class AccessConfig(Struct, frozen=True, kw_only=True):
     """`access`: who may do what."""
 
@@ -40,6 +69,7 @@ class AccessConfig(Struct, frozen=True, kw_only=True):
     limits: Annotated[CallerLimits, "Limits of callers that have none of their own."] = (
         CallerLimits()
     )
+    jwt: Annotated[JwtConfig, "Tokens that somebody else signs."] = JwtConfig()
     audit_file: Annotated[
         str, 'File that refusals, and what admins do, are written to as JSON lines; "": none.'
     ] = ""
@@ -61,6 +91,7 @@ class CallerEntry(Struct, kw_only=True, omit_defaults=True):
     Attributes:
         tokens: `sha256:` and the digest of each, in hexadecimal digits.
         certificates: names in those that it shows: DNS, URI, e-mail or common name.
+        subjects: its names in tokens that somebody else signs.
         limits: None: those of `access.limits`.
     """
 
@@ -68,6 +99,7 @@ class CallerEntry(Struct, kw_only=True, omit_defaults=True):
     roles: list[Role] = []
     tokens: list[str] = []
     certificates: list[str] = []
+    subjects: list[str] = []
     limits: CallerLimits | None = None
 
 
@@ -86,8 +118,24 @@ def fault_of_access(access: AccessConfig, tls: TlsConfig, is_all_the_gateways: b
     asked = [name for name, given in (("access", access), ("tls", tls)) if given != type(given)()]
     if asked and not is_all_the_gateways:
         return f"{asked[0]}: it is the gateway's to see to: set edge: gateway, for all ports"
-    if not access.callers_file and access.anonymous != ROLES and not tls.client_ca:
+    if (
+        not access.callers_file
+        and not access.jwt.jwks_file
+        and access.anonymous != ROLES
+        and not tls.client_ca
+    ):
         return "access.anonymous: nobody else is known: name a callers_file"
+    return _fault_of_jwt(access.jwt)
+
+
+def _fault_of_jwt(jwt: JwtConfig) -> str:
+    unknown = [name for name in jwt.algorithms if name not in SIGNATURES]
+    if unknown:
+        return f"access.jwt.algorithms: {unknown[0]!r} is none of {', '.join(SIGNATURES)}"
+    if jwt.jwks_file and not (jwt.issuer and jwt.audience):
+        return "access.jwt: issuer and audience say which tokens are for this server: give both"
+    if not jwt.jwks_file and jwt != JwtConfig():
+        return "access.jwt: name the jwks_file"
     return ""
 
 

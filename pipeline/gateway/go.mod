@@ -9,6 +9,7 @@ tool (
 )
 
 require (
+	github.com/go-jose/go-jose/v4 v4.1.9
 	github.com/grpc-ecosystem/grpc-gateway/v2 v2.32.0
 	github.com/prometheus/client_golang v1.25.0
 	golang.org/x/net v0.61.0

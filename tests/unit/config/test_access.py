@@ -11,6 +11,7 @@ from pipeline.config.access import (
     ROLES,
     AccessConfig,
     CallerLimits,
+    JwtConfig,
     TlsConfig,
     document_of,
     fault_of_access,
@@ -20,6 +21,7 @@ from pipeline.config.schema import load_config
 from pipeline.frontends.v2.restrictions import api_of
 
 NOBODY = AccessConfig(callers_file="callers.json", anonymous=())
+SIGNED = JwtConfig(jwks_file="k", issuer="i", audience="a", roles={"ops": ("admin",)})
 SECURE = TlsConfig(certificate="c", key="k")
 
 
@@ -33,6 +35,10 @@ SECURE = TlsConfig(certificate="c", key="k")
         (AccessConfig(), TlsConfig(certificate="c"), True, "belong together"),
         (AccessConfig(), TlsConfig(client_ca="c"), True, "needs a certificate"),
         (AccessConfig(anonymous=("infer",)), TlsConfig(), True, "name a callers_file"),
+        (AccessConfig(anonymous=(), jwt=SIGNED), TlsConfig(), True, ""),
+        (AccessConfig(jwt=JwtConfig(jwks_file="k")), TlsConfig(), True, "give both"),
+        (AccessConfig(jwt=JwtConfig(issuer="i")), TlsConfig(), True, "name the jwks_file"),
+        (AccessConfig(jwt=JwtConfig(algorithms=("HS256",))), TlsConfig(), True, "is none of RS256"),
     ],
 )
 def test_faults(access: AccessConfig, tls: TlsConfig, is_gateway: bool, text: str) -> None:
@@ -42,12 +48,20 @@ def test_faults(access: AccessConfig, tls: TlsConfig, is_gateway: bool, text: st
 
 
 def test_the_gateway_is_told_all_of_it() -> None:
-    access = AccessConfig(callers_file="f", limits=CallerLimits(requests_per_s=2.5), audit_file="a")
-    assert json.loads(document_of(access)) == {
-        "callers_file": "f",
-        "anonymous": list(ROLES),
-        "limits": {"requests_per_s": 2.5, "burst": 0, "in_flight": 0},
-        "audit_file": "a",
+    limits = CallerLimits(requests_per_s=2.5)
+    access = AccessConfig(callers_file="f", limits=limits, audit_file="a", jwt=SIGNED)
+    told = json.loads(document_of(access))
+    assert told["limits"] == {"requests_per_s": 2.5, "burst": 0, "in_flight": 0}
+    assert (told["callers_file"], told["anonymous"], told["audit_file"]) == ("f", list(ROLES), "a")
+    assert told["jwt"] == {
+        "jwks_file": "k",
+        "issuer": "i",
+        "audience": "a",
+        "algorithms": [],
+        "name_claim": "sub",
+        "roles_claim": "roles",
+        "roles": {"ops": ["admin"]},
+        "leeway_s": 30.0,
     }
 
 

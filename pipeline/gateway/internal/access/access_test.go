@@ -196,7 +196,7 @@ func TestARefusedRequestTakesNoPlace(t *testing.T) {
 
 func TestAnonymousCallersAreTheirNetworks(t *testing.T) {
 	all := newMeters()
-	caller := &Caller{anonymousName, nil, Limits{InFlight: 1}}
+	caller := &Caller{Name: anonymousName, limits: Limits{InFlight: 1}}
 	of := func(address string) *meter { return all.of(caller, netip.MustParseAddr(address)) }
 	if of("2001:db8::1") != of("2001:db8::2") {
 		t.Error("two addresses of one /64 are two callers")
@@ -249,7 +249,7 @@ func TestTheAuditHasRefusalsAndAdminsAndNoSecret(t *testing.T) {
 	var first, second auditLine
 	_ = json.Unmarshal([]byte(lines[0]), &first)
 	_ = json.Unmarshal([]byte(lines[1]), &second)
-	if first.Caller != "root" || first.Outcome != "let in" || second.Caller != unknownName || second.Status != 401 {
+	if first.Caller != "root" || first.Outcome != "let in" || second.Caller != unknownCaller.Name || second.Status != 401 {
 		t.Errorf("%v\n%v", first, second)
 	}
 	for _, secret := range []string{"a-token", "r-token", "wrong-secret", "sha256"} {

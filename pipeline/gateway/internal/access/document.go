@@ -20,6 +20,7 @@ type Document struct {
 	Anonymous   []Role `json:"anonymous"`    // of who shows no credential
 	Limits      Limits `json:"limits"`       // of callers that have none of their own
 	AuditFile   string `json:"audit_file"`   // "": none
+	JWT         JWT    `json:"jwt"`
 }
 
 // Limits are those of one caller; 0: none.
@@ -47,6 +48,7 @@ type callersDocument struct {
 		Roles        []Role   `json:"roles"`
 		Tokens       []string `json:"tokens"`
 		Certificates []string `json:"certificates"`
+		Subjects     []string `json:"subjects"` // of signed tokens
 		Limits       *Limits  `json:"limits"`
 	} `json:"callers"`
 }
@@ -54,12 +56,21 @@ type callersDocument struct {
 // Caller is somebody whom the file names, or Anonymous.
 type Caller struct {
 	Name   string
+	label  string // in the metrics; "": its name
 	roles  []Role
 	limits Limits
 }
 
 // May says whether the caller has a role.
 func (c *Caller) May(role Role) bool { return role == Open || slices.Contains(c.roles, role) }
+
+// inMetrics returns what the metrics call the caller: those whom no file names have one name there, as they may be many.
+func (c *Caller) inMetrics() string {
+	if c.label != "" {
+		return c.label
+	}
+	return c.Name
+}
 
 // digest is that of a token.
 type digest [sha256.Size]byte
@@ -68,11 +79,13 @@ type digest [sha256.Size]byte
 type book struct {
 	byToken       map[digest]*Caller
 	byCertificate map[string]*Caller
+	bySubject     map[string]*Caller
 }
 
 const (
 	tokenPrefix = "sha256:"
 	mostFile    = 16 << 20
+	mostName    = 256
 )
 
 // ReadDocument returns what a file with the section says.
@@ -95,7 +108,7 @@ func readBook(path string, limits Limits) (*book, error) {
 	if err := readJSON(path, &said); err != nil {
 		return nil, fmt.Errorf("callers_file: %w", err)
 	}
-	found := &book{map[digest]*Caller{}, map[string]*Caller{}}
+	found := &book{map[digest]*Caller{}, map[string]*Caller{}, map[string]*Caller{}}
 	names := map[string]bool{}
 	for _, each := range said.Callers {
 		caller := &Caller{Name: each.Name, roles: each.Roles, limits: limits}
@@ -106,17 +119,23 @@ func readBook(path string, limits Limits) (*book, error) {
 		for _, text := range each.Tokens {
 			err = errors.Join(err, found.addToken(text, caller))
 		}
-		for _, name := range each.Certificates {
-			if found.byCertificate[name] != nil {
-				err = errors.Join(err, fmt.Errorf("certificate %q is another caller's, too", name))
-			}
-			found.byCertificate[name] = caller
-		}
+		err = errors.Join(err, addNames(found.byCertificate, "certificate", each.Certificates, caller))
+		err = errors.Join(err, addNames(found.bySubject, "subject", each.Subjects, caller))
 		if err != nil {
 			return nil, fmt.Errorf("callers_file %s: caller %q: %w", path, each.Name, err)
 		}
 	}
 	return found, nil
+}
+
+func addNames(to map[string]*Caller, what string, names []string, caller *Caller) error {
+	for _, name := range names {
+		if to[name] != nil {
+			return fmt.Errorf("%s %q is there twice, or another caller's, too", what, name)
+		}
+		to[name] = caller
+	}
+	return nil
 }
 
 func (b *book) addToken(text string, caller *Caller) error {
@@ -134,7 +153,7 @@ func (b *book) addToken(text string, caller *Caller) error {
 
 func checkName(name string, taken map[string]bool) error {
 	switch {
-	case name == "" || len(name) > 256 || name == anonymousName || !isPrintable(name):
+	case name == "" || len(name) > mostName || name == anonymousName || strings.HasPrefix(name, jwtPrefix) || !isPrintable(name):
 		return errors.New("this cannot be a name")
 	case taken[name]:
 		return errors.New("it is there twice")
@@ -165,17 +184,9 @@ func (l Limits) check() error {
 
 // readJSON reads a file, of which it takes no field that is not there.
 func readJSON(path string, into any) error {
-	file, err := os.Open(path)
+	data, err := readFile(path)
 	if err != nil {
 		return err
-	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, mostFile+1))
-	if err != nil {
-		return err
-	}
-	if len(data) > mostFile {
-		return fmt.Errorf("%s is larger than %d bytes", path, mostFile)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
@@ -186,4 +197,17 @@ func readJSON(path string, into any) error {
 		return fmt.Errorf("%s: there is more behind the JSON", path)
 	}
 	return nil
+}
+
+func readFile(path string) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, mostFile+1))
+	if err == nil && len(data) > mostFile {
+		err = fmt.Errorf("%s is larger than %d bytes", path, mostFile)
+	}
+	return data, err
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
 	"net/http"
 	"net/netip"
-	"os"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -22,10 +22,12 @@ const CallerHeader = "X-Pipeline-Caller"
 
 const (
 	anonymousName = "anonymous"
-	unknownName   = "unknown" // of who shows what nobody has
 	bearer        = "bearer "
 	lookEvery     = time.Second
 )
+
+// unknownCaller is who shows what nobody has.
+var unknownCaller = &Caller{Name: "unknown"}
 
 // Asked is a request, as far as it says who asks for what.
 type Asked struct {
@@ -41,11 +43,13 @@ type Gate struct {
 	said      Document
 	anonymous *Caller
 	book      atomic.Pointer[book]
+	issuer    *issuer // nil: no signed tokens
 	meters    *meters
 	audit     *audit
 	observe   func(caller, outcome string)
 	log       *slog.Logger
-	seen      os.FileInfo
+	files     []*followed
+	now       func() time.Time
 }
 
 // New returns a gate that does as a document says; nil for none.
@@ -57,36 +61,43 @@ func New(path string, log *slog.Logger, observe func(caller, outcome string)) (*
 	if err != nil {
 		return nil, err
 	}
-	g := &Gate{said: said, meters: newMeters(), observe: observe, log: log}
-	g.anonymous = &Caller{anonymousName, said.Anonymous, said.Limits}
+	g := &Gate{said: said, meters: newMeters(), observe: observe, log: log, now: time.Now}
+	g.anonymous = &Caller{Name: anonymousName, roles: said.Anonymous, limits: said.Limits}
 	g.book.Store(&book{})
+	if g.issuer, err = newIssuer(said.JWT, said.Limits); err != nil {
+		return nil, fmt.Errorf("--access %s: %w", path, err)
+	}
+	if g.issuer != nil {
+		err = errors.Join(err, g.follow("keys", said.JWT.JWKSFile, g.issuer.read))
+	}
 	if said.CallersFile != "" {
-		if err := g.read(); err != nil {
-			return nil, err
-		}
+		err = errors.Join(err, g.follow("callers", said.CallersFile, g.readCallers))
+	}
+	if err != nil {
+		return nil, err
 	}
 	g.audit, err = newAudit(said.AuditFile)
 	return g, err
 }
 
-// read reads the file of callers.
-func (g *Gate) read() error {
-	seen, err := os.Stat(g.said.CallersFile)
-	if err != nil {
-		return fmt.Errorf("callers_file: %w", err)
-	}
-	g.seen = seen
-	found, err := readBook(g.said.CallersFile, g.said.Limits)
-	if err != nil {
-		return err
-	}
-	g.book.Store(found)
-	return nil
+func (g *Gate) follow(what, path string, read func() error) error {
+	found, err := follow(what, path, read)
+	g.files = append(g.files, found)
+	return err
 }
 
-// Follow reads the file of callers again whenever it has changed. One that cannot be read changes nothing.
+// readCallers reads the file of callers.
+func (g *Gate) readCallers() error {
+	found, err := readBook(g.said.CallersFile, g.said.Limits)
+	if err == nil {
+		g.book.Store(found)
+	}
+	return err
+}
+
+// Follow reads files again whenever they have changed. One that cannot be read changes nothing.
 func (g *Gate) Follow(ctx context.Context) {
-	if g == nil || g.said.CallersFile == "" {
+	if g == nil || len(g.files) == 0 {
 		return
 	}
 	ticks := time.NewTicker(lookEvery)
@@ -101,20 +112,16 @@ func (g *Gate) Follow(ctx context.Context) {
 	}
 }
 
-// look reads the file of callers if it is another one than before.
+// look reads the files that are others than before.
 func (g *Gate) look() {
-	now, err := os.Stat(g.said.CallersFile)
-	if err == nil && os.SameFile(now, g.seen) && now.ModTime().Equal(g.seen.ModTime()) && now.Size() == g.seen.Size() {
-		return
+	for _, each := range g.files {
+		isRead, err := each.look()
+		if err != nil {
+			g.log.Error(fmt.Sprintf("the %s stay as they were: %v", each.what, err))
+		} else if isRead {
+			g.log.Info(fmt.Sprintf("the file of %s was read again", each.what))
+		}
 	}
-	if err == nil {
-		err = g.read()
-	}
-	if err != nil {
-		g.log.Error(fmt.Sprintf("the callers stay as they were: %v", err))
-		return
-	}
-	g.log.Info("the file of callers was read again")
 }
 
 // Let lets a request in, until done is called, and says whose it is. Or it refuses it.
@@ -122,16 +129,16 @@ func (g *Gate) Let(asked *Asked) (caller *Caller, done func(), refused *failure.
 	caller, refused = g.identify(asked)
 	switch {
 	case refused != nil:
-		g.note(asked, unknownName, "unauthenticated", refused)
+		g.note(asked, unknownCaller, "unauthenticated", refused)
 		return nil, nil, refused
 	case !caller.May(asked.Role) && caller == g.anonymous:
 		refused = unauthenticated("this is for callers that say who they are: send `authorization: Bearer TOKEN` or `x-api-key: TOKEN`")
-		g.note(asked, caller.Name, "unauthenticated", refused)
+		g.note(asked, caller, "unauthenticated", refused)
 		return nil, nil, refused
 	case !caller.May(asked.Role):
 		text := fmt.Sprintf("caller %s may not do this: it takes the role %s", caller.Name, asked.Role)
 		refused = &failure.Error{Status: http.StatusForbidden, ErrNo: failure.CodeForbidden, Text: text}
-		g.note(asked, caller.Name, "forbidden", refused)
+		g.note(asked, caller, "forbidden", refused)
 		return nil, nil, refused
 	}
 	done = func() {}
@@ -139,12 +146,12 @@ func (g *Gate) Let(asked *Asked) (caller *Caller, done func(), refused *failure.
 		wait, isIn := meter.take(time.Now())
 		if !isIn {
 			refused = tooMuch(caller, wait)
-			g.note(asked, caller.Name, "limited", refused)
+			g.note(asked, caller, "limited", refused)
 			return nil, nil, refused
 		}
 		done = meter.done
 	}
-	g.note(asked, caller.Name, "let in", nil)
+	g.note(asked, caller, "let in", nil)
 	return caller, done, nil
 }
 
@@ -159,6 +166,9 @@ func (g *Gate) identify(asked *Asked) (*Caller, *failure.Error) {
 		if caller := known.byToken[sha256.Sum256([]byte(token))]; caller != nil && token != "" {
 			return caller, nil
 		}
+		if g.issuer.isToken(token) {
+			return g.identifySigned(token, known)
+		}
 		return nil, unauthenticated("nobody has the token that was sent")
 	}
 	if len(asked.Certificates) > 0 {
@@ -171,11 +181,23 @@ func (g *Gate) identify(asked *Asked) (*Caller, *failure.Error) {
 	return g.anonymous, nil
 }
 
+// identifySigned finds out who shows a signed token: a caller whom the file names, or one by its claims alone.
+func (g *Gate) identifySigned(token string, known *book) (*Caller, *failure.Error) {
+	found, err := g.issuer.claimedBy(token, g.now())
+	if err != nil {
+		return nil, unauthenticated(err.Error())
+	}
+	if caller := known.bySubject[found.subject]; caller != nil {
+		return caller, nil
+	}
+	return found.caller, nil
+}
+
 // note counts what became of a request, and writes down refusals and what admins do.
-func (g *Gate) note(asked *Asked, caller, outcome string, refused *failure.Error) {
-	g.observe(caller, outcome)
+func (g *Gate) note(asked *Asked, caller *Caller, outcome string, refused *failure.Error) {
+	g.observe(caller.inMetrics(), outcome)
 	if refused != nil || asked.Role == Admin {
-		g.audit.write(asked, caller, outcome, refused)
+		g.audit.write(asked, caller.Name, outcome, refused)
 	}
 }
 

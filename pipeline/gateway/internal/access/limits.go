@@ -10,7 +10,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// mostAddresses bounds the meters of anonymous callers: of twice as many the older half is forgotten.
+// mostAddresses bounds the meters of callers whom no file names: of twice as many the older half is forgotten.
 const mostAddresses = 32768
 
 // meter counts what one caller does.
@@ -57,15 +57,21 @@ func (m *meter) done() {
 	}
 }
 
-// meters are those of all callers, by their names, and of anonymous ones by their networks.
+// who is a caller to the meters: a name, and of anonymous callers a network.
+type who struct {
+	name    string
+	network netip.Prefix
+}
+
+// meters are those of all callers: by the names that the file has, and of others as long as they are not too many.
 type meters struct {
 	lock         sync.Mutex
 	named        map[string]*meter
-	young, older map[netip.Prefix]*meter
+	young, older map[who]*meter
 }
 
 func newMeters() *meters {
-	return &meters{named: map[string]*meter{}, young: map[netip.Prefix]*meter{}}
+	return &meters{named: map[string]*meter{}, young: map[who]*meter{}}
 }
 
 // of returns the meter of a caller; nil: there are no limits.
@@ -75,7 +81,7 @@ func (m *meters) of(caller *Caller, address netip.Addr) *meter {
 	}
 	m.lock.Lock()
 	defer m.lock.Unlock()
-	if caller.Name != anonymousName {
+	if caller.Name != anonymousName && caller.label == "" {
 		found := m.named[caller.Name]
 		if found == nil || found.limits != caller.limits { // the file was changed
 			found = newMeter(caller.limits)
@@ -83,14 +89,17 @@ func (m *meters) of(caller *Caller, address netip.Addr) *meter {
 		}
 		return found
 	}
-	key := networkOf(address)
+	key := who{name: caller.Name}
+	if caller.Name == anonymousName {
+		key.network = networkOf(address)
+	}
 	found := m.young[key]
 	if found == nil {
 		if found = m.older[key]; found == nil {
 			found = newMeter(caller.limits)
 		}
 		if len(m.young) >= mostAddresses {
-			m.young, m.older = map[netip.Prefix]*meter{}, m.young
+			m.young, m.older = map[who]*meter{}, m.young
 		}
 		m.young[key] = found
 	}
