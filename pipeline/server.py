@@ -20,6 +20,7 @@ from pipeline.frontends.api.pipelines import check_name
 from pipeline.frontends.registry import pipeline_frontends
 from pipeline.gateway.ingress import Gateway, check_access, taken_by_gateway
 from pipeline.op import ResponseOp, configure_op
+from pipeline.predictors.base import Predictor
 from pipeline.runtime.base import Exposure, Runtime
 from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.predictor_loader import PredictorLoader
@@ -49,6 +50,7 @@ class PipelineServer:
         self._base_dir = Path.cwd()
         self._service: Runtime | None = None
         self._thread: LoopThread | None = None
+        self._predictors: Mapping[str, Predictor] = {}  # by Op, in the place of its model
 
     def set_response_op(self, response_op: ResponseOp) -> None:
         """Set the end of the graph; GraphError says what is wrong with the graph."""
@@ -143,17 +145,22 @@ class PipelineServer:
         check_hooks(self._graph.all_ops)
         kind = Replicas if self._config.build_dag_each_worker else Service
         with contextlib.ExitStack() as undo:
-            exposure = exposure_of(self._config, undo)
-            models = ModelServices(self._graph.ops, self._base_dir)
+            exposure = self._exposure(self._config, undo)
+            given = self._predictors
+            asked = [op for op in self._graph.ops if op.name not in given]
+            models = ModelServices(asked, self._base_dir)
             undo.callback(models.close)
             models.open()
-            loader = PredictorLoader(self._base_dir, models.addresses)
+            loader = PredictorLoader(self._base_dir, models.addresses, given=given)
             service = kind(
                 self.name, self._graph, self._config, loader, sidecar=models, exposure=exposure
             )
             service.fork()
             undo.pop_all()
         return service
+
+    def _exposure(self, config: ServiceConfig, undo: contextlib.ExitStack) -> Exposure:
+        return exposure_of(config, undo)
 
     # What is known of a running server --------------------------------------------------
 

@@ -131,7 +131,7 @@ def server_of(is_module: bool, script: str, arguments: Sequence[str]) -> Pipelin
     """Return the first server that the script would run; what it raises goes through."""
     run = run_module if is_module else run_script
     before = _threads()
-    with _nothing_starts() as servers, contextlib.redirect_stdout(sys.stderr):
+    with nothing_starts() as servers, contextlib.redirect_stdout(sys.stderr):
         try:
             run(script, arguments)
         except SystemExit as end:
@@ -149,7 +149,7 @@ def _threads() -> set[threading.Thread]:
 
 
 @contextlib.contextmanager
-def _nothing_starts() -> Iterator[list[PipelineServer]]:
+def nothing_starts() -> Iterator[list[PipelineServer]]:
     """Note down servers that would start, instead of starting them."""
     servers: list[PipelineServer] = []
 

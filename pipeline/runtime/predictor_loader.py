@@ -34,13 +34,15 @@ class PredictorLoader:
     """A loader that sets `op.client`; called where the Op's workers run, maybe another process.
 
     Relative paths are looked up in `base_dir` first, then where we run. `services` are those that
-    this server has started, by the Op's name. `load` is for the worker of a number.
+    this server has started, by the Op's name. `load` is for the worker of a number. What is `given`
+    for an Op stands in the place of its model.
     """
 
     base_dir: Path
     services: Mapping[str, ModelServiceAddress] = field(default_factory=dict)
     load: Callable[[LocalModel, int], Predictor] = load_local_predictor
     connect: Callable[[RemoteModel], Predictor] = connect_remote_predictor
+    given: Mapping[str, Predictor] = field(default_factory=dict)
 
     def __call__(self, op: Op, worker: int) -> None:
         """Connect `op`; the cards of `devices` are given to the workers in turn.
@@ -55,6 +57,8 @@ class PredictorLoader:
 
     def _predictor(self, op: Op, worker: int) -> Predictor | None:
         config = op.pipeline_config
+        if op.name in self.given:
+            return _complete(self.given[op.name])
         if config.use_encryption_model or config.encryption_key:
             raise InitError(
                 f"op.{op.name}.use_encryption_model: encrypted models cannot be run: decrypt the "

@@ -187,6 +187,19 @@ def test_the_web_service_of_the_guide_serves(place):
             assert b'"value":["ABC"]' in reply.read()
 
 
+def test_the_tests_of_the_docs_pass(place):
+    """They are run as a user runs them: pytest, beside the service of the README."""
+    names = ["test_shares.py", "test_label.py"]
+    for name in ("web_server.py", "config.yml", *names):
+        place.put(name)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *names]
+    done = subprocess.run(
+        command, cwd=place.folder, env=_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout
+    assert "6 passed" in done.stdout
+
+
 @needs_curl
 def test_the_service_that_declares_tensors_answers_as_printed(place):
     with place.serving("tensors_server.py"):
@@ -237,7 +250,7 @@ def test_every_named_file_is_run_by_a_test_here():
         "crash.py",
     }
     run |= {"paddle_service.py", "paddle_config.yml", "paddle_ask.sh", "paddle_client.py"}
-    run |= {"between_models.py"}
+    run |= {"between_models.py", "test_shares.py", "test_label.py"}
     run |= {"paddle_embedded.py", "tensors_server.py", "v2.sh", "look.sh", "graph.sh"}
     names = {block.name for page in RUN for block in blocks(page) if block.name}
     assert {name for name in names if not name.endswith(" prints")} == run

@@ -15,6 +15,7 @@ PROCESSES = ROOT / "docs" / "processes.md"
 MIGRATION = ROOT / "docs" / "migration.md"
 TRITON = ROOT / "docs" / "triton.md"
 OBSERVABILITY = ROOT / "docs" / "observability.md"
+TESTING = ROOT / "docs" / "testing.md"
 RUN = (
     README,
     GUIDE,
@@ -22,6 +23,7 @@ RUN = (
     MIGRATION,
     TRITON,
     OBSERVABILITY,
+    TESTING,
 )  # the pages whose examples are run
 IN_CHINESE = {page: page.with_suffix(".zh-CN.md") for page in (README, MIGRATION)}
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])

@@ -54,6 +54,7 @@ PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
     "pipeline.proto.messages": ("CallOptions", "PipelineResponse", "request_from_feed"),
     "pipeline.serve": ("main",),
     "pipeline.server": ("PipelineServer",),
+    "pipeline.testing": (),
     "pipeline.tracing": (
         *("TraceContext", "call_trace", "child", "format_traceparent"),
         *("parse_traceparent", "set_call_trace"),

@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runtime", "gateway", "repository", "tuning"),
     ("server", "web_service"),
     ("serve", "repository.server"),
-    ("dropin", "cli", "__main__"),
+    ("dropin", "cli", "testing", "__main__"),
 )
 # Rules that are stricter than the layers: nothing of the package but this.
 ONLY: dict[str, set[str]] = {
