@@ -24,6 +24,15 @@ type Backend struct {
 	HTTP   *sockets.Endpoint // nil: not known
 }
 
+// ParseRemote reads a backend of a list, `host:rpc_port[/http_port]` or `unix:GRPC_SOCKET[,HTTP_SOCKET]`. A link is a server's
+// own, and its gateway's from the start.
+func ParseRemote(text string) (Backend, error) {
+	if strings.HasPrefix(text, LinkScheme) {
+		return Backend{}, fmt.Errorf("%q: a link is given by --backend only", text)
+	}
+	return parseBackend(text)
+}
+
 // parseBackend reads `host:rpc_port[/http_port]`, `unix:GRPC_SOCKET[,HTTP_SOCKET]` or
 // `link:SOCKET[,HTTP_SOCKET]`.
 func parseBackend(text string) (Backend, error) {

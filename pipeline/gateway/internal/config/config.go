@@ -18,6 +18,7 @@ import (
 // Config is what the command line says. It is made once and never changed.
 type Config struct {
 	Backends        []Backend
+	BackendsFile    string // names more of them, and is looked at again; "": none
 	HTTP            Socket
 	GRPC            Socket // gRPC is taken only where it says so
 	HasParent       bool   // stdin is the life line to it
@@ -98,6 +99,7 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags := flag.NewFlagSet("pipeline-gateway", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	flags.Var(backends, "backend", "`address` of a pipeline server: host:rpc_port[/http_port], unix:GRPC_SOCKET[,HTTP_SOCKET], or link:SOCKET[,HTTP_SOCKET] as the server starts it; repeatable")
+	flags.StringVar(&cfg.BackendsFile, "backends-file", "", "`file` of more backends, one address a line or JSON; it is looked at again twice a second")
 	flags.StringVar(&cfg.HTTP.Address, "listen", DefaultListen, "host:port to listen on; port 0 is any free one; empty: no HTTP is taken")
 	flags.IntVar(&cfg.HTTP.FD, "listen-fd", NoFD, "number of an inherited listening socket, instead of --listen")
 	flags.StringVar(&cfg.GRPC.Address, "grpc-listen", "", "host:port to take gRPC on, for link: backends; default: nowhere")
@@ -169,8 +171,8 @@ func Parse(args []string) (Config, error) {
 // check returns what is wrong with options that are readable each.
 func (c *Config) check() error {
 	switch {
-	case len(c.Backends) == 0:
-		return errors.New("no backend: give --backend host:rpc_port[/http_port] at least once")
+	case len(c.Backends) == 0 && c.BackendsFile == "":
+		return errors.New("no backend: give --backend host:rpc_port[/http_port] at least once, or --backends-file")
 	case c.MaxMessageBytes < 1 || c.MaxMessageBytes > math.MaxInt32:
 		return fmt.Errorf("--max-message-bytes %d is not in 1..%d", c.MaxMessageBytes, math.MaxInt32)
 	case c.MaxJSONBytes < 1 || c.MaxJSONBytes > math.MaxInt32:
@@ -191,7 +193,7 @@ func (c *Config) check() error {
 		return fmt.Errorf("--grpc-listen-fd %d is no descriptor", c.GRPC.FD)
 	case !c.HTTP.IsAsked() && !c.GRPC.IsAsked():
 		return errors.New("nothing to listen on: give --listen or --grpc-listen")
-	case c.GRPC.IsAsked() && slices.ContainsFunc(c.Backends, func(each Backend) bool { return !each.IsLink }):
+	case c.GRPC.IsAsked() && (c.BackendsFile != "" || slices.ContainsFunc(c.Backends, func(each Backend) bool { return !each.IsLink })):
 		return errors.New("--grpc-listen: gRPC is taken for link: backends only")
 	case c.GzipMinBytes < 0:
 		return fmt.Errorf("--gzip-min-bytes %d must not be negative", c.GzipMinBytes)

@@ -92,14 +92,7 @@ func (p *passthrough) serve(x *exchange, r *http.Request) {
 }
 
 // isUnknown says whether no backend's HTTP port is known.
-func (p *passthrough) isUnknown() bool {
-	for _, each := range p.pool.Backends {
-		if each.Web != nil {
-			return false
-		}
-	}
-	return true
-}
+func (p *passthrough) isUnknown() bool { return !p.pool.Candidates.Load().HasWeb }
 
 // noSuchPath answers what only an HTTP port has, or could judge.
 func noSuchPath(r *http.Request) *failure.Error {
@@ -174,13 +167,45 @@ func (p *passthrough) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, p.pool.Nobody()
 		}
 		x.backend = chosen.Name
-		response, err := chosen.Web.RoundTrip(attempt(r, chosen))
+		response, err := askWeb(chosen, attempt(r, chosen))
 		var network *net.OpError
 		if err == nil || !errors.As(err, &network) || network.Op != "dial" {
 			return response, err
 		}
 		asked = append(asked, chosen)
 	}
+}
+
+// askWeb asks the HTTP port of a backend. The request is over when its answer's body is closed.
+func askWeb(chosen *upstream.Backend, r *http.Request) (*http.Response, error) {
+	ctx, breakOff := context.WithCancel(r.Context())
+	stop := context.AfterFunc(chosen.Gone(), breakOff)
+	chosen.Begin()
+	end := sync.OnceFunc(func() {
+		stop()
+		breakOff()
+		chosen.End()
+	})
+	response, err := chosen.Web.RoundTrip(r.WithContext(ctx))
+	if err != nil {
+		end()
+		return nil, err
+	}
+	response.Body = &countedBody{response.Body, end}
+	return response, nil
+}
+
+// countedBody is an answer's body whose end is the request's.
+type countedBody struct {
+	io.ReadCloser
+	end func()
+}
+
+// Close ends it.
+func (b *countedBody) Close() error {
+	err := b.ReadCloser.Close()
+	b.end()
+	return err
 }
 
 // attempt returns the request for one backend, whose failure leaves the body for the next.

@@ -13,6 +13,7 @@ import (
 
 	"pipeline/gateway/internal/access"
 	"pipeline/gateway/internal/config"
+	"pipeline/gateway/internal/discovery"
 	"pipeline/gateway/internal/edge"
 	"pipeline/gateway/internal/grpcedge"
 	"pipeline/gateway/internal/metrics"
@@ -74,9 +75,14 @@ func Serve(cfg config.Config, log *slog.Logger, self process) error {
 	if err != nil {
 		return err
 	}
-	backends.Start()
 	sweeping, endSweeping := context.WithCancel(context.Background())
 	defer endSweeping()
+	lists := discovery.New(cfg, log, backends.Set)
+	if err := lists.Start(sweeping); err != nil {
+		return err
+	}
+	backends.Start()
+	go lists.Follow(sweeping)
 	go handler.Budget.Sweep(sweeping)
 	go gate.Follow(sweeping)
 	go procs.Follow(sweeping)
@@ -87,7 +93,7 @@ func Serve(cfg config.Config, log *slog.Logger, self process) error {
 			go func() { ended <- each.serve() }()
 		}
 	}()
-	log.Info(fmt.Sprintf("gateway %s listens on %s, %d backends", version.Version, open.addresses(), len(backends.Backends)))
+	log.Info(fmt.Sprintf("gateway %s listens on %s, %d backends", version.Version, open.addresses(), len(backends.Backends())))
 	watching, endWatching := context.WithCancel(context.Background())
 	defer endWatching()
 	goodbye := make(chan farewell)

@@ -22,7 +22,7 @@ func TestALinkThatIsNotReadHoldsNothingOfWhoHasLeft(t *testing.T) {
 		g.post(t, body, "Grpc-Timeout", "1m").isRefusal(t, 504, 6000, "deadline")
 	}
 	gatewaytest.WaitUntil(t, "nothing is held", func() bool { return g.Budget.Held.Load() == 0 })
-	if calls, messages := g.Pool.Backends[0].Upstream.(*upstream.Link).Held(); calls != 0 || messages > 8 { // words to the server
+	if calls, messages := g.Pool.Backends()[0].Upstream.(*upstream.Link).Held(); calls != 0 || messages > 8 { // words to the server
 		t.Errorf("%d calls, %d messages", calls, messages)
 	}
 }

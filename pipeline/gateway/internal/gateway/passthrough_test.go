@@ -128,7 +128,7 @@ func (c noted) Write(data []byte) (int, error) {
 func TestASmallBodyIsSentInOnePieceWithItsHead(t *testing.T) {
 	first := make(chan string, 1)
 	g := startBoth(t, told, nil)
-	web := g.Pool.Backends[0].Web
+	web := g.Pool.Backends()[0].Web
 	dial := web.DialContext
 	web.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)

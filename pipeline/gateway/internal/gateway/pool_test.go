@@ -219,7 +219,7 @@ func TestNobodyIsLetInBeforeEveryBackendIsKnown(t *testing.T) {
 			return false
 		}
 	}
-	one, other := backends.Backends[0], backends.Backends[1]
+	one, other := backends.Backends()[0], backends.Backends()[1]
 	backends.Update(one, upstream.Health{State: upstream.StateDown, Reason: "refused"})
 	backends.Update(one, upstream.Health{State: upstream.StateServing})
 	if isKnown() {

@@ -104,7 +104,7 @@ func TestNothingIsLeftAfterAStorm(t *testing.T) {
 		if held := g.Budget.Held.Load(); held != 0 {
 			t.Errorf("%d bytes are held", held)
 		}
-		for _, each := range g.Pool.Backends {
+		for _, each := range g.Pool.Backends() {
 			if linked, isLink := each.Upstream.(*upstream.Link); isLink {
 				gatewaytest.WaitUntil(t, "nothing is queued", func() bool {
 					calls, messages := linked.Held()

@@ -27,7 +27,6 @@ type Stats struct {
 	requests           *prometheus.CounterVec
 	durations          *prometheus.HistogramVec
 	InFlight           prometheus.Gauge
-	BackendUp          *prometheus.GaugeVec
 	Connections        prometheus.Gauge
 	RefusedConnections prometheus.Counter
 	Fallbacks          *prometheus.CounterVec
@@ -62,9 +61,6 @@ func New() *Stats {
 		InFlight: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "requests_in_flight", Help: "Requests that are not answered yet.",
 		}),
-		BackendUp: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "backend_up", Help: "1 for a backend that serves, else 0.",
-		}, []string{"backend"}),
 		Connections: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "connections", Help: "Callers' connections that are open.",
 		}),
@@ -86,7 +82,7 @@ func New() *Stats {
 	info.Set(1)
 	ours := prometheus.WrapRegistererWithPrefix(MetricPrefix, s.registry)
 	ours.MustRegister(
-		s.Connections, s.RefusedConnections, s.requests, s.durations, s.rpcs, s.rpcDurations, s.InFlight, s.BackendUp, s.Fallbacks, s.Retries, s.admissions, s.Received, s.sent,
+		s.Connections, s.RefusedConnections, s.requests, s.durations, s.rpcs, s.rpcDurations, s.InFlight, s.Fallbacks, s.Retries, s.admissions, s.Received, s.sent,
 		info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	return s

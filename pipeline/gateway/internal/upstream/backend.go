@@ -1,7 +1,9 @@
 package upstream
 
 import (
+	"context"
 	"net/http"
+	"sync/atomic"
 
 	"pipeline/gateway/internal/config"
 )
@@ -26,9 +28,14 @@ type Health struct {
 // Backend is one pipeline server.
 type Backend struct {
 	Upstream
-	Name   string
-	Web    *http.Transport // to its HTTP port; nil: that is not known
-	health Health          // the pool's: read and written under its lock
+	Name    string
+	Web     *http.Transport // to its HTTP port; nil: that is not known
+	pending atomic.Int64    // requests that it was asked and that are not over
+	health  Health          // the pool's: read and written under its lock
+
+	stopWatching context.CancelFunc // nil: it is not watched yet
+	gone         context.Context    // it is let go: what is still in flight there is broken off
+	letGo        context.CancelFunc
 }
 
 // Connect prepares the connection to a backend.
@@ -40,16 +47,34 @@ func newBackend(address config.Backend, security *config.BackendTLS, connect Con
 	if err != nil {
 		return nil, err
 	}
-	return &Backend{
+	each := &Backend{
 		Upstream: made,
 		Name:     address.Name,
 		Web:      newWebTransport(address, security),
 		health:   Health{StateDown, notConnectedYet},
-	}, nil
+	}
+	each.gone, each.letGo = context.WithCancel(context.Background())
+	return each, nil
 }
+
+// Pending returns how many requests it was asked that are not over.
+func (b *Backend) Pending() int64 { return b.pending.Load() }
+
+// Gone ends when the backend is let go.
+func (b *Backend) Gone() context.Context { return b.gone }
+
+// Begin counts a request that it is asked.
+func (b *Backend) Begin() { b.pending.Add(1) }
+
+// End counts a request off that has begun.
+func (b *Backend) End() { b.pending.Add(-1) }
 
 // hangUp ends all connections to the backend.
 func (b *Backend) hangUp() {
+	b.letGo()
+	if b.stopWatching != nil {
+		b.stopWatching()
+	}
 	b.Close()
 	if b.Web != nil {
 		b.Web.CloseIdleConnections()

@@ -56,7 +56,7 @@ func (c *grpcConn) Unary(ctx context.Context, call *Call) ([]byte, error) {
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
-	case seenBy.Addr == nil && status.Code(err) == codes.Unavailable:
+	case seenBy.Addr == nil && (status.Code(err) == codes.Unavailable || status.Code(err) == codes.Canceled): // Canceled: it was let go
 		return nil, ErrNeverLeft
 	case status.Code(err) == codes.DeadlineExceeded && len(trailer.Get(ErrNoKey)) == 0:
 		return nil, context.DeadlineExceeded // the backend's gRPC has a clock, too

@@ -16,20 +16,27 @@ import (
 	"pipeline/gateway/internal/metrics"
 )
 
-// Pool is all backends. Who is asked next is read without a lock; the lists change only with the
-// health of a backend.
+// Pool is all backends. Who is asked next is read without a lock; the lists change only with the list of backends, and the
+// health of one.
 type Pool struct {
-	Backends []*Backend
 	log      *slog.Logger
 	stats    *metrics.Stats
+	security *config.BackendTLS
+	connect  Connect
+	grace    time.Duration // for the requests of a backend that is out of the list
 
-	lock         sync.Mutex
-	Serving      chan struct{} // closed as soon as the first backend serves
-	hasServed    bool
-	Known        chan struct{} // closed as soon as something is known of every backend
-	Reached      chan struct{} // closed as soon as the first backend is connected
-	wasReached   bool
-	unknown      int
+	lock       sync.Mutex
+	members    []*Backend
+	retired    []*Backend      // out of the list, and not let go yet
+	watching   context.Context // nil: not started
+	isClosed   bool
+	Serving    chan struct{} // closed as soon as the first backend serves
+	hasServed  bool
+	Known      chan struct{} // closed as soon as something is known of every backend
+	isKnown    bool
+	Reached    chan struct{} // closed as soon as the first backend is connected
+	wasReached bool
+
 	Candidates   atomic.Pointer[candidates]
 	Turns        turns
 	StopWatching context.CancelFunc
@@ -48,50 +55,50 @@ type candidates struct {
 	Web     []*Backend     // those of them whose HTTP port is known
 	Links   []*link.Client // those of them that are reached by one
 	IsReady bool
+	HasWeb  bool // any backend that there is has an HTTP port, be it down
 
 	WantHeaders bool // one of them is told all headers
 	AllLocal    bool // see Traits
 	AllTakeJSON bool
 }
 
-// NewPool prepares all backends; `start` connects to them.
+// NewPool prepares the backends of a command line; Set says which there are from then on, Start connects to them.
 func NewPool(cfg config.Config, connect Connect, log *slog.Logger, stats *metrics.Stats) (*Pool, error) {
 	security, err := config.LoadBackendTLS(cfg.BackendTLS)
 	if err != nil {
 		return nil, err
 	}
-	p := &Pool{log: log, stats: stats, Serving: make(chan struct{}), Known: make(chan struct{}), Reached: make(chan struct{})}
-	for _, address := range cfg.Backends {
-		each, err := newBackend(address, security, connect)
-		if err != nil {
-			p.Close()
-			return nil, err
-		}
-		p.Backends = append(p.Backends, each)
-		stats.BackendUp.WithLabelValues(each.Name).Set(0)
+	p := &Pool{
+		log: log, stats: stats, security: security, connect: connect, grace: cfg.Grace,
+		Serving: make(chan struct{}), Known: make(chan struct{}), Reached: make(chan struct{}),
 	}
-	p.unknown = len(p.Backends)
 	p.Candidates.Store(&candidates{})
+	p.Set(cfg.Backends)
+	stats.WatchBackends(p.Figures)
 	return p, nil
 }
 
 // Start watches every backend until `close`.
 func (p *Pool) Start() {
-	ctx, cancel := context.WithCancel(context.Background())
-	p.StopWatching = cancel
-	for _, each := range p.Backends {
-		p.Watchers.Go(func() {
-			each.Watch(ctx, func(now Health) { p.Update(each, now) })
-		})
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	p.watching, p.StopWatching = context.WithCancel(context.Background())
+	for _, each := range p.members {
+		p.watch(each)
 	}
+	p.tellKnown()
 }
 
 // Close ends the watchers and all connections.
 func (p *Pool) Close() {
+	p.lock.Lock()
+	p.isClosed = true
 	if p.StopWatching != nil {
 		p.StopWatching()
 	}
-	for _, each := range p.Backends {
+	all := slices.Concat(p.members, p.retired)
+	p.lock.Unlock()
+	for _, each := range all {
 		each.hangUp()
 	}
 	p.Watchers.Wait()
@@ -103,11 +110,10 @@ func (p *Pool) Update(changed *Backend, now Health) {
 	defer p.lock.Unlock()
 	before := changed.health
 	changed.health = now
-	chosen := p.choose()
-	p.Candidates.Store(chosen)
-	if p.OnChange != nil {
-		p.OnChange(chosen.IsReady)
+	if !slices.Contains(p.members, changed) { // it is let go
+		return
 	}
+	p.rechoose()
 	if now.State != StateDown && !p.wasReached {
 		p.wasReached = true
 		close(p.Reached)
@@ -116,28 +122,40 @@ func (p *Pool) Update(changed *Backend, now Health) {
 		p.hasServed = true
 		close(p.Serving)
 	}
-	if before.Reason == notConnectedYet && now.Reason != notConnectedYet {
-		if p.unknown--; p.unknown == 0 {
-			close(p.Known)
-		}
-	}
-	if before.State == now.State && before.Reason != notConnectedYet {
-		return
-	}
-	if now.State == StateServing {
-		p.stats.BackendUp.WithLabelValues(changed.Name).Set(1)
+	p.tellKnown()
+	switch {
+	case before.State == now.State && before.Reason != notConnectedYet:
+	case now.State == StateServing:
 		p.log.Info("backend " + changed.Name + " serves")
+	default:
+		p.log.Warn("backend " + changed.Name + " gets no requests: " + now.Reason)
+	}
+}
+
+// tellKnown tells those who wait when something is known of every backend; the lock is held.
+func (p *Pool) tellKnown() {
+	if p.isKnown || slices.ContainsFunc(p.members, func(each *Backend) bool { return each.health.Reason == notConnectedYet }) {
 		return
 	}
-	p.stats.BackendUp.WithLabelValues(changed.Name).Set(0)
-	p.log.Warn("backend " + changed.Name + " gets no requests: " + now.Reason)
+	p.isKnown = true
+	close(p.Known)
+}
+
+// rechoose makes the list of those to ask anew; the lock is held.
+func (p *Pool) rechoose() {
+	chosen := p.choose()
+	chosen.HasWeb = slices.ContainsFunc(p.members, func(each *Backend) bool { return each.Web != nil })
+	p.Candidates.Store(chosen)
+	if p.OnChange != nil {
+		p.OnChange(chosen.IsReady)
+	}
 }
 
 // choose returns the backends to ask; the lock is held.
 func (p *Pool) choose() *candidates {
 	chosen := candidates{AllLocal: true, AllTakeJSON: true}
 	for _, wanted := range []State{StateServing, StateConnected} {
-		for _, each := range p.Backends {
+		for _, each := range p.members {
 			if each.health.State != wanted {
 				continue
 			}
@@ -182,7 +200,9 @@ func (p *Pool) Unary(ctx context.Context, call *Call) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
+		chosen.Begin()
 		answer, err := chosen.Unary(ctx, call)
+		chosen.End()
 		if !errors.Is(err, ErrNeverLeft) || ctx.Err() != nil {
 			return answer, err
 		}
@@ -233,8 +253,11 @@ func Pick(list []*Backend, next *atomic.Uint64, asked []*Backend) *Backend {
 func (p *Pool) Nobody() *failure.Error {
 	p.lock.Lock()
 	defer p.lock.Unlock()
-	reasons := make([]string, 0, len(p.Backends))
-	for _, each := range p.Backends {
+	if len(p.members) == 0 {
+		return failure.Unavailable("there is no backend: the list of them is empty")
+	}
+	reasons := make([]string, 0, len(p.members))
+	for _, each := range p.members {
 		if each.health.State != StateServing {
 			reasons = append(reasons, each.Name+": "+each.health.Reason)
 		}

@@ -1,0 +1,140 @@
+"""Several servers, each a process, behind one gateway whose list of them changes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+from conformance_gateway import Gateway, gateway_before
+from doubles import wait_until
+from served import PATIENCE_S, Served, unique
+
+pytestmark = pytest.mark.timeout(180)
+
+CALLERS = 8
+SCRIPT = """
+import os
+import sys
+from pathlib import Path
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+
+class Who(Op):
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        return {"pid": str(os.getpid())}, None, ""
+
+
+server = PipelineServer("svc")
+server.set_response_op(ResponseOp([Who("who", [RequestOp()], concurrency=2)]))
+server.prepare_server(f"{sys.argv[1]}/config.yml")
+server.run_server()
+"""
+
+
+@contextlib.contextmanager
+def served(folder: Path, count: int) -> Iterator[list[Served]]:
+    """So many servers that are ready."""
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for _ in range(count):
+            own = folder / next(unique)
+            own.mkdir()
+            servers.append(stack.enter_context(contextlib.closing(Served(own, SCRIPT, {}))))
+        yield [server.wait_until_ready() for server in servers]
+
+
+def address_of(server: Served) -> str:
+    return f"127.0.0.1:{server.rpc_port}/{server.http_port}"
+
+
+def put(path: Path, servers: list[Served]) -> None:
+    """Write a list of backends as it is to be written: at once."""
+    new = path.with_suffix(".new")
+    new.write_text("".join(f"{address_of(server)}\n" for server in servers))
+    new.rename(path)
+
+
+class Load:
+    """Callers that ask, one request after the other, until they are told to stop.
+
+    Attributes:
+        answers: how often each process has answered.
+        failures: what else came.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.answers: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self._port = gateway.port
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._callers = ThreadPoolExecutor(CALLERS)
+
+    def __enter__(self) -> Self:
+        self._asking = [self._callers.submit(self._ask) for _ in range(CALLERS)]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_over.set()
+        self._callers.shutdown()
+
+    def _ask(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        with contextlib.closing(connection):
+            while not self._is_over.is_set():
+                connection.request("POST", "/svc/prediction", '{"key":["a"],"value":["1"]}')
+                answer = connection.getresponse()
+                self._note(answer.status, answer.read())
+
+    def _note(self, status: int, body: bytes) -> None:
+        said = json.loads(body)
+        with self._lock:
+            if status == 200 and said["err_no"] == 0:
+                self.answers[dict(zip(said["key"], said["value"], strict=True))["pid"]] += 1
+            else:
+                self.failures.append(f"{status} {said}")
+
+    def wait_for(self, *servers: Served) -> None:
+        """Wait until each of these has answered from now on."""
+        with self._lock:
+            before = self.answers.copy()
+        pids = [str(server.process.pid) for server in servers]
+        wait_until(lambda: self.failures or all(self.answers[pid] > before[pid] for pid in pids))
+
+
+def test_servers_come_and_go_under_load_without_a_failed_request(tmp_path, gateway_binary):
+    listed = tmp_path / "backends"
+    with served(tmp_path, 3) as (first, second, third):
+        put(listed, [first, second])
+        flags = ("--backends-file", str(listed))
+        with gateway_before(gateway_binary, flags=flags) as gateway:
+            gateway.wait_until_ready(2)
+            with Load(gateway) as load:
+                load.wait_for(first, second)
+                assert not load.answers[str(third.process.pid)]
+                put(listed, [first, second, third])
+                load.wait_for(third)
+                put(listed, [second, third])
+                wait_until(lambda: f"{address_of(first)} is let go" in gateway.said)
+                os.kill(first.process.pid, signal.SIGTERM)
+                assert first.ends() == 0
+                load.wait_for(second, third)
+            assert load.failures == []
+            assert len(load.answers) == 3
