@@ -15,6 +15,7 @@ from pipeline.config.access import AccessConfig, TlsConfig
 from pipeline.config.batching import DynamicBatchingConfig, fault_of_batching
 from pipeline.config.controls import controls_of
 from pipeline.config.default_host import LOOPBACK, default_host
+from pipeline.config.elastic import ElasticConfig, fault_of_bounds
 from pipeline.config.fields import (
     Alias,
     Chosen,
@@ -257,6 +258,13 @@ class OpConfig(Struct, frozen=True, kw_only=True):
     """`op.<name>`: one Op. `resolve_op` adds what the Op's constructor and `dag` say."""
 
     concurrency: Annotated[Count, "Workers, each with one batch at a time."] = 1
+    min_workers: Annotated[
+        Size | None, "Fewest workers, where their number follows the load; 0: none while idle."
+    ] = None
+    max_workers: Annotated[
+        Count | None, "Most workers, where their number follows the load; absent: concurrency."
+    ] = None
+    elastic: Annotated[ElasticConfig, "When workers are added and taken away."] = ElasticConfig()
     timeout_s: Annotated[Millis | None, "Limit of one attempt of process(), ms; <= 0: none."] = None
     retry: Annotated[Count, "Attempts of process(); 1: no second one."] = 1
     batch_size: Annotated[Count, "Most requests in a batch."] = 1
@@ -509,6 +517,8 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
     if op.sequence != SequenceConfig():
         _check_sequence(name, op, config)
     _check_batching(name, op, config)
+    if fault := fault_of_bounds(op):
+        raise ConfigError(f"{config.source}: op.{name}.{fault}")
     _check_ragged(name, op, config)
     if op.response_cache and (op.sequence != SequenceConfig() or op.batching == "iterative"):
         place = f"{config.source}: op.{name}.response_cache"

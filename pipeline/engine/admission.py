@@ -29,7 +29,8 @@ _MAX_OVER_S = 60.0  # nobody is told to come back later than that: nothing is kn
 
 def places_for(ops: Iterable[OpConfig]) -> int:
     """Return how many requests a graph of such Ops takes: for each worker a batch and the next."""
-    return max(_DEFAULT_CAP, 2 * sum(op.concurrency * op.batch_size for op in ops))
+    most = sum(max(op.concurrency, op.max_workers or 0) * op.batch_size for op in ops)
+    return max(_DEFAULT_CAP, 2 * most)
 
 
 class AdmissionController:

@@ -140,7 +140,7 @@ class OpDispatcher:
         """Have a request wait for its turn."""
         refusal = self.scheduler.add(item, self._router.loop.time())
         if refusal is not None:
-            self._fail([item], refusal, outcome_of(refusal))
+            self.fail([item], refusal, outcome_of(refusal))
         if not self.is_dirty:
             self._router.mark_dirty(self)
 
@@ -171,10 +171,10 @@ class OpDispatcher:
         if dropped:
             self.spans.unfinished(dropped, Outcome.OTHER)
         if self.room.size and (self.room.release_request(request) or dropped):
-            self._places_freed()
+            self.places_freed()
         return len(dropped)
 
-    def _places_freed(self) -> None:
+    def places_freed(self) -> None:
         """Let go on who waited for a place: at this Op, in front of it, and at the frontends.
 
         Whatever takes an item out of the scheduler, or ends the wait for an answer that has been
@@ -222,7 +222,7 @@ class OpDispatcher:
             try:
                 batch = scheduler.next(load, now)
             except SchedulerError as failed:
-                self._fail(failed.items, failed.error, Outcome.OTHER)
+                self.fail(failed.items, failed.error, Outcome.OTHER)
                 batch = None
             if isinstance(batch, Refusal):
                 if batch.outcome is not None:
@@ -236,7 +236,7 @@ class OpDispatcher:
                 run = self.run_type(batch.items, batch.worker, places=batch.places)
                 runs.append(self.count(run))
             if room.size:
-                self._places_freed()
+                self.places_freed()
             left = len(scheduler)
             if not left:
                 break
@@ -250,9 +250,9 @@ class OpDispatcher:
         if not left:
             return False
         if (outage := self.workers.outage) is not None:
-            self._fail(scheduler.clear(), outage, Outcome.OTHER)
+            self.fail(scheduler.clear(), outage, Outcome.OTHER)
             if room.size:
-                self._places_freed()
+                self.places_freed()
         return True
 
     def count(self, run: BatchRun) -> BatchRun:
@@ -341,7 +341,7 @@ class OpDispatcher:
             return
         self.release(run)
         error = DeadlineError(f"[{self.name}] the worker hangs and cannot be replaced.")
-        self._fail(run.items, error, Outcome.OTHER)
+        self.fail(run.items, error, Outcome.OTHER)
         self._router.mark_dirty(self)
 
     def _start_over(self, job: BatchRun, error: PipelineError) -> None:
@@ -352,7 +352,7 @@ class OpDispatcher:
             self._submit(runs)
         else:
             is_timeout = isinstance(error, DeadlineError)
-            self._fail(job.items, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
+            self.fail(job.items, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
         self._router.mark_dirty(self)
 
     def release(self, run: BatchRun | LoneRun) -> None:
@@ -363,9 +363,9 @@ class OpDispatcher:
             self.scheduler.done(run, self._router.loop.time())
         if self.room.size:
             self.room.release(run.items)
-            self._places_freed()
+            self.places_freed()
 
-    def _fail(self, items: Sequence[Item], error: PipelineError, outcome: Outcome) -> None:
+    def fail(self, items: Sequence[Item], error: PipelineError, outcome: Outcome) -> None:
         """End items that no worker has an answer for."""
         self.spans.unfinished(items, outcome)
         for item in items:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from pipeline.config.elastic import bounds_of
 from pipeline.engine.hosting import go_along_in_process, is_hosted
 from pipeline.engine.walk_api import Hosting, Lender
 from pipeline.op import Op, runs_process
@@ -56,6 +57,8 @@ def obstacle(node: OpDispatcher, nodes: Iterable[OpDispatcher]) -> str | None:
         return "fuse is false"
     if node.goes_alone:
         return node.goes_alone
+    if bounds_of(config) is not None:
+        return "its workers come and go"
     if config.sequence.strategy is not None:
         return "its sequences stay with its workers"
     if not isinstance(node.workers, Lender | Hosting):

@@ -104,16 +104,16 @@ class SequenceDispatcher(OpDispatcher):
         self._dismiss_vacant()
         book = self.sequences.book
         if book.queued and (outage := self.workers.outage) is not None:
-            self._fail(self.turnstile.clear(), outage, Outcome.OTHER)
+            self.fail(self.turnstile.clear(), outage, Outcome.OTHER)
         if book.refused:
             for _ in range(min(len(book.refused), _MOST_TOLD)):
                 item, error = book.refused.popleft()
                 is_cancelled = isinstance(error, RequestCancelledError)
-                self._fail([item], error, Outcome.CANCELED if is_cancelled else Outcome.OTHER)
+                self.fail([item], error, Outcome.CANCELED if is_cancelled else Outcome.OTHER)
             if book.refused:  # others have their turn before them
                 self._router.loop.call_soon(self._wake)
             if self.room.size:
-                self._places_freed()
+                self.places_freed()
         self._watch_idle()
         return is_left
 
@@ -187,7 +187,7 @@ class SequenceDispatcher(OpDispatcher):
             failed = book.again(job.items, error, self.op.pipeline_config.retry)
         self.release(job)
         is_timeout = isinstance(error, DeadlineError)
-        self._fail(failed, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
+        self.fail(failed, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
         self._wake()
 
 

@@ -127,7 +127,14 @@ class Lasting(Protocol):
 
 @runtime_checkable
 class Resizable(Protocol):
-    """Workers that may become more, or fewer, while they work. On the loop."""
+    """Workers that may become more, or fewer, while they work. On the loop.
+
+    Attributes:
+        may_be_none: whether all of them may go, and what they had loaded with them.
+    """
+
+    @property
+    def may_be_none(self) -> bool: ...
 
     @property
     def numbers(self) -> Collection[int]:

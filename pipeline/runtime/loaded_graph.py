@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pipeline.config import registry
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.cached_dispatcher import ModelCache
+from pipeline.engine.elastic import Elasticity
 from pipeline.engine.engine import Engine
 from pipeline.engine.filters import NameCheck, configured
 from pipeline.engine.graph import Graph
@@ -93,6 +94,7 @@ class LoadedGraph:
             graph, config, load_predictor, _EDGE_WORKERS if is_asked else 1, processes
         )
         self._engine: Engine | None = None
+        self._elasticity: Elasticity | None = None
         self._share = share or Share()
 
     @property
@@ -135,7 +137,10 @@ class LoadedGraph:
 
     async def load(self) -> None:
         """Initialise the Ops and start the engine. InitError names the Op that failed."""
-        await self.engine.start()
+        engine = self.engine
+        self._elasticity = Elasticity(engine.executor.nodes.values())
+        await engine.start()
+        self._elasticity.start()
 
     async def resize(self, op: Op, count: int) -> None:
         """Have an Op worked on by so many workers, see `engine.resizing`; or raise why not."""
@@ -163,6 +168,8 @@ class LoadedGraph:
 
     async def unload(self, grace_s: float) -> None:
         """Let the engine finish what it has, for so long, and end all workers."""
+        if self._elasticity is not None:
+            await self._elasticity.close()
         if self._engine is not None:
             left = await self._engine.stop(grace_s)
             if left:

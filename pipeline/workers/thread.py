@@ -87,6 +87,7 @@ class ThreadWorkers:
         self.memory_domain: MemoryDomain = LOCAL
         self.keeps_progress: bool = True
         self.addressable: bool = True
+        self.may_be_none: bool = False  # the model stays
         self.runs_slices: bool = True
         self.replaced: int = 0
         self.note: ModelMetadata | None = None

@@ -234,7 +234,7 @@ def a_state_of_another_request() -> Iterator[None]:
 @mutant
 def a_full_channel_wakes_nobody() -> Iterator[None]:
     """Who waits for a place in a channel is not told when there is one."""
-    with mock.patch.object(OpDispatcher, "_places_freed", return_value=None):
+    with mock.patch.object(OpDispatcher, "places_freed", return_value=None):
         yield
 
 

@@ -256,9 +256,9 @@ class StreamDispatcher(OpDispatcher):
         if runs:
             self._submit(runs)
         elif job.ended:
-            self._fail([job.items[place] for place in job.live()], error, outcome_of(error))
+            self.fail([job.items[place] for place in job.live()], error, outcome_of(error))
         else:
-            self._fail(live, error, outcome_of(error))
+            self.fail(live, error, outcome_of(error))
         self._router.mark_dirty(self)
 
     # Out ----------------------------------------------------------------------------------------

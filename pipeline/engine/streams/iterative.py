@@ -155,7 +155,7 @@ class IterativeDispatcher(StreamDispatcher):
         self.load.items -= 1
         if self.room.size:
             self.room.release([item])
-            self._places_freed()
+            self.places_freed()
         elif len(self.scheduler):
             self._router.mark_dirty(self)
 

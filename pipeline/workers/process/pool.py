@@ -65,6 +65,7 @@ class ProcessWorkers:
         self.memory_domain: MemoryDomain = processes.memory
         self.keeps_progress: bool = False
         self.addressable: bool = True
+        self.may_be_none: bool = True
         self.runs_slices: bool = True
         sends = isinstance(op, SendingOp) and processes.models is not None
         self.stream_type: type[StreamRun] = SentStream if sends else StreamRun
@@ -100,7 +101,8 @@ class ProcessWorkers:
     @property
     def is_ready(self) -> bool:
         is_looping = any(slot.is_looping for slot in self._slots)
-        return self._is_started and bool(self._up) and not is_looping
+        is_up = bool(self._up) or not self._slots  # all may have gone for now
+        return self._is_started and is_up and not is_looping
 
     def state(self) -> WorkersState:
         return WorkersState(
@@ -113,7 +115,7 @@ class ProcessWorkers:
 
     @property
     def outage(self) -> PipelineError | None:
-        if self._up or not all(slot.is_hopeless for slot in self._slots):
+        if self._up or not self._slots or not all(slot.is_hopeless for slot in self._slots):
             return None
         return InitError(
             f"[{self.name}] all its worker processes end again and again; the last one "
