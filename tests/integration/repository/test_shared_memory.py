@@ -153,7 +153,7 @@ def test_more_than_a_message_may_have_is_not_read(tmp_path, memory):
 @pytest.mark.parametrize("allow", [None, False])
 def test_it_is_off_at_an_open_address(tmp_path, allow):
     add_identity(tmp_path, "same", 1)
-    settings = {"client_shared_memory": {"allow": allow}}
+    settings = {"client_shared_memory": {"allow": allow}, "host": "::"}
     with serving(tmp_path, mode="none", server=settings) as server:
         path = "/v2/systemsharedmemory/region/mine/register"
         status, _, answer = http(server, "POST", path, {"key": "x", "byte_size": 8})
