@@ -5,6 +5,7 @@ Both are the gateway's to see to: `edge: gateway`.
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from typing import Annotated, Literal
 
 import msgspec
@@ -70,6 +71,14 @@ class AccessConfig(Struct, frozen=True, kw_only=True):
         CallerLimits()
     )
     jwt: Annotated[JwtConfig, "Tokens that somebody else signs."] = JwtConfig()
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        "Addresses or networks of proxies whose X-Forwarded-* say who asks.",
+    ] = ()
+    metadata: Annotated[
+        tuple[str, ...],
+        "Headers and metadata that callers may set, beside those of the protocols; empty: any.",
+    ] = ()
     audit_file: Annotated[
         str, 'File that refusals, and what admins do, are written to as JSON lines; "": none.'
     ] = ""
@@ -125,7 +134,16 @@ def fault_of_access(access: AccessConfig, tls: TlsConfig, is_all_the_gateways: b
         and not tls.client_ca
     ):
         return "access.anonymous: nobody else is known: name a callers_file"
-    return _fault_of_jwt(access.jwt)
+    return _fault_of_proxies(access.trusted_proxies) or _fault_of_jwt(access.jwt)
+
+
+def _fault_of_proxies(proxies: tuple[str, ...]) -> str:
+    for each in proxies:
+        try:
+            ip_network(each, strict=False)
+        except ValueError:
+            return f"access.trusted_proxies: {each!r} is no address and no network"
+    return ""
 
 
 def _fault_of_jwt(jwt: JwtConfig) -> str:

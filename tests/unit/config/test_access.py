@@ -36,6 +36,8 @@ SECURE = TlsConfig(certificate="c", key="k")
         (AccessConfig(), TlsConfig(client_ca="c"), True, "needs a certificate"),
         (AccessConfig(anonymous=("infer",)), TlsConfig(), True, "name a callers_file"),
         (AccessConfig(anonymous=(), jwt=SIGNED), TlsConfig(), True, ""),
+        (AccessConfig(trusted_proxies=("10.0.0.0/8", "::1")), TlsConfig(), True, ""),
+        (AccessConfig(trusted_proxies=("proxy",)), TlsConfig(), True, "'proxy' is no address"),
         (AccessConfig(jwt=JwtConfig(jwks_file="k")), TlsConfig(), True, "give both"),
         (AccessConfig(jwt=JwtConfig(issuer="i")), TlsConfig(), True, "name the jwks_file"),
         (AccessConfig(jwt=JwtConfig(algorithms=("HS256",))), TlsConfig(), True, "is none of RS256"),

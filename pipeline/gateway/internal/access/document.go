@@ -21,6 +21,9 @@ type Document struct {
 	Limits      Limits `json:"limits"`       // of callers that have none of their own
 	AuditFile   string `json:"audit_file"`   // "": none
 	JWT         JWT    `json:"jwt"`
+
+	TrustedProxies []string `json:"trusted_proxies"` // for config.Trust, as the next one
+	Metadata       []string `json:"metadata"`
 }
 
 // Limits are those of one caller; 0: none.

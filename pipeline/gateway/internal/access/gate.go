@@ -86,6 +86,14 @@ func (g *Gate) follow(what, path string, read func() error) error {
 	return err
 }
 
+// Said returns the document; of no gate one that says nothing.
+func (g *Gate) Said() Document {
+	if g == nil {
+		return Document{}
+	}
+	return g.said
+}
+
 // readCallers reads the file of callers.
 func (g *Gate) readCallers() error {
 	found, err := readBook(g.said.CallersFile, g.said.Limits)
@@ -224,15 +232,6 @@ func TokensOf(values func(name string) []string) []string {
 		tokens = append(tokens, value)
 	}
 	return tokens
-}
-
-// AddressOf returns the address of a peer; the zero one is that of all whose address is not known.
-func AddressOf(peer string) netip.Addr {
-	found, err := netip.ParseAddrPort(peer)
-	if err != nil {
-		return netip.IPv6Unspecified()
-	}
-	return found.Addr()
 }
 
 func unauthenticated(text string) *failure.Error {

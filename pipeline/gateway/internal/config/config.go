@@ -36,7 +36,7 @@ type Config struct {
 	AccessLogSample uint64 // 0: nothing is logged
 	BackendMetrics  bool
 	Access          string // file that says who may do what; "": everybody everything
-	trustedProxies  proxyList
+	Trust           Trust
 	Patience        time.Duration // for a request to arrive, from its first byte to its last
 	HeadPatience    time.Duration // for its head
 
@@ -129,7 +129,8 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.Uint64Var(&cfg.AccessLogSample, "access-log-sample", 0, "log every n-th request; 0: none")
 	flags.BoolVar(&cfg.BackendMetrics, "backend-metrics", false, "append a backend's /metrics to ours")
 	flags.StringVar(&cfg.Access, "access", "", "JSON `file` that says who may do what, as the section access of config.yml; empty: everybody everything")
-	flags.Var(&cfg.trustedProxies, "trusted-proxy", "`address` or network of a proxy whose X-Forwarded-* are believed; repeatable")
+	flags.Var(&cfg.Trust.proxies, "trusted-proxy", "`address` or network of a proxy whose X-Forwarded-* are believed; repeatable")
+	flags.Var(&cfg.Trust.metadata, "allow-metadata", "`name` of a header that callers may set, beside those of the protocols; repeatable; none: any")
 	flags.BoolVar(wantsVersion, "version", false, "print the version")
 	return flags
 }

@@ -31,8 +31,8 @@ func TestFlagsAreRead(t *testing.T) {
 		"--trusted-proxy", "10.0.0.1", "--trusted-proxy", "fd00::/8")
 	if len(cfg.Backends) != 2 || cfg.HTTP.FD != 3 || !cfg.HasParent || cfg.MaxMessageBytes != 1000 ||
 		cfg.Timeout != 2*time.Second || cfg.Slack != time.Millisecond || cfg.Grace != 5*time.Second ||
-		!cfg.Trusts("10.0.0.1:5") || !cfg.Trusts("[::ffff:10.0.0.1]:5") || !cfg.Trusts("[fd00::1%eth0]:5") ||
-		cfg.Trusts("10.0.0.2:5") || cfg.Trusts("") ||
+		!cfg.Trust.Proxy("10.0.0.1:5") || !cfg.Trust.Proxy("[::ffff:10.0.0.1]:5") || !cfg.Trust.Proxy("[fd00::1%eth0]:5") ||
+		cfg.Trust.Proxy("10.0.0.2:5") || cfg.Trust.Proxy("") ||
 		!cfg.H2C || !cfg.ConnectedIsUp || cfg.GzipMinBytes != 10 || cfg.AccessLogSample != 7 || !cfg.BackendMetrics {
 		t.Errorf("got %+v", cfg)
 	}

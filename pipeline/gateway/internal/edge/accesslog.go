@@ -25,7 +25,7 @@ func (a *accessLog) answered(x *exchange, took time.Duration) {
 		backend = "-"
 	}
 	r := x.request
-	a.log.Info(fmt.Sprintf("%s %q %d %dB %.2fms %s", r.RemoteAddr, r.Method+" "+loggedPath(r)+" "+r.Proto,
+	a.log.Info(fmt.Sprintf("%s %q %d %dB %.2fms %s", x.caller, r.Method+" "+loggedPath(r)+" "+r.Proto,
 		x.status, x.sent, float64(took)/float64(time.Millisecond), backend))
 }
 

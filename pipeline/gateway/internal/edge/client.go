@@ -63,7 +63,7 @@ func (b *balancer) ask(ctx context.Context, asking *call, request *pipelinepb.Re
 func (c *call) to(method string) *upstream.Call {
 	x := c.exchange
 	return &upstream.Call{
-		Method: method, Limit: c.deadline, Started: x.started, Caller: x.request.RemoteAddr, Headers: x, Share: &x.share,
+		Method: method, Limit: c.deadline, Started: x.started, Caller: x.caller, Headers: x, Share: &x.share,
 	}
 }
 

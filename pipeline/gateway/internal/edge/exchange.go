@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -45,9 +46,11 @@ type exchange struct {
 	request  *http.Request
 	started  time.Time
 	route    route
-	backend  string // who was asked last; "": nobody
-	status   int    // 0: not answered yet
-	sent     int64  // bytes of the answer's body
+	caller   string     // who asks, as far as it is known: an address, and a port
+	from     netip.Addr // that address
+	backend  string     // who was asked last; "": nobody
+	status   int        // 0: not answered yet
+	sent     int64      // bytes of the answer's body
 
 	share      memory.Share
 	head       atomic.Int32 // of the answer that a backend's HTTP port is asked for

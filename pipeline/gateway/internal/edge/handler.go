@@ -79,6 +79,8 @@ func (g *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	found, name, method := routeOf(r, !g.web.isUnknown())
 	x := &exchange{ResponseWriter: w, cfg: &g.cfg, draining: &g.Draining, request: r, started: time.Now(), route: found}
 	x.share.Of = g.Budget
+	x.caller, x.from = origin(r, &g.cfg.Trust)
+	delete(r.Header, access.CallerHeader)
 	g.stats.InFlight.Inc()
 	defer g.answered(x)
 	if g.gate != nil && found != routeNowhere {
@@ -88,6 +90,7 @@ func (g *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		defer done()
 	}
+	dropForbidden(r.Header, &g.cfg.Trust)
 	switch found {
 	case routeHealth:
 		g.health(x, method)

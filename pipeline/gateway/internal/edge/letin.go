@@ -15,13 +15,12 @@ func (g *Handler) letIn(x *exchange) (done func(), isIn bool) {
 	asked := &access.Asked{
 		Role:    access.OfRequest(r.Method, targetOf(r), x.route == routeInference),
 		Action:  r.Method + " " + r.URL.Path,
-		Address: access.AddressOf(r.RemoteAddr),
+		Address: x.from,
 		Tokens:  access.TokensOf(func(name string) []string { return r.Header.Values(name) }),
 	}
 	if r.TLS != nil {
 		asked.Certificates = r.TLS.PeerCertificates
 	}
-	r.Header.Del(access.CallerHeader)
 	caller, done, refused := g.gate.Let(asked)
 	if refused != nil {
 		if refused.Status == http.StatusUnauthorized {
@@ -32,6 +31,7 @@ func (g *Handler) letIn(x *exchange) (done func(), isIn bool) {
 		return nil, false
 	}
 	r.Header.Set(access.CallerHeader, caller.Name)
+	dropCredentials(r.Header, &g.cfg.Trust)
 	return done, true
 }
 

@@ -135,7 +135,7 @@ func sayWhoAsks(request *httputil.ProxyRequest, cfg *config.Config) {
 			delete(out.Header, name)
 		}
 	}
-	isTrusted := cfg.Trusts(in.RemoteAddr)
+	isTrusted := cfg.Trust.Proxy(in.RemoteAddr)
 	if isTrusted {
 		out.Header["X-Forwarded-For"] = in.Header["X-Forwarded-For"]
 	}

@@ -20,13 +20,13 @@ const callers = `{"callers": [
 func hashOf(token string) string { return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(token))) }
 
 // guarded runs a gateway that lets in who the file names.
-func guarded(t *testing.T) (*running, <-chan *http.Request) {
+func guarded(t *testing.T, more ...string) (*running, <-chan *http.Request) {
 	t.Helper()
 	folder := t.TempDir()
 	file := filepath.Join(folder, "callers.json")
 	text := strings.NewReplacer(`"A"`, `"`+hashOf("a-token")+`"`, `"R"`, `"`+hashOf("r-token")+`"`).Replace(callers)
 	document := filepath.Join(folder, "access.json")
-	said := `{"callers_file": "` + file + `", "anonymous": []}`
+	said := `{"callers_file": "` + file + `", "anonymous": [], "metadata": ["x-user"]}`
 	for path, text := range map[string]string{file: text, document: said} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -35,7 +35,8 @@ func guarded(t *testing.T) (*running, <-chan *http.Request) {
 	asked := make(chan *http.Request, 99)
 	web := gatewaytest.StartWeb(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { asked <- r }))
 	backend := gatewaytest.StartDouble(t, gatewaytest.Echo, gatewaytest.DoubleOptions{})
-	return startReady(t, "--access", document, "--backend", backend.Address+"/"+web[strings.LastIndex(web, ":")+1:]), asked
+	more = append(more, "--access", document, "--backend", backend.Address+"/"+web[strings.LastIndex(web, ":")+1:])
+	return startReady(t, more...), asked
 }
 
 func TestOnlyCallersThatAreNamedComeIn(t *testing.T) {
@@ -78,6 +79,38 @@ func TestAServerIsToldWhoAsks(t *testing.T) {
 	g.ask(t, "GET", "/v2", "", "X-Api-Key", "r-token", "X-Pipeline-Caller", "alice")
 	if got := (<-asked).Header.Values("X-Pipeline-Caller"); len(got) != 1 || got[0] != "root" {
 		t.Errorf("%q", got)
+	}
+}
+
+func TestAServerIsToldWhatCallersMaySet(t *testing.T) {
+	for _, each := range []struct {
+		more []string
+		want string
+	}{{nil, "carol   application/json"}, {[]string{"--allow-metadata", "X-Api-Key"}, "carol r-token  application/json"}} {
+		g, asked := guarded(t, each.more...)
+		g.ask(t, "GET", "/v2", "", "X-Api-Key", "r-token", "X-User", "carol", "X-Admin", "1", "Accept", "application/json")
+		got := (<-asked).Header
+		if said := strings.Join([]string{got.Get("X-User"), got.Get("X-Api-Key"), got.Get("X-Admin"), got.Get("Accept")}, " "); said != each.want {
+			t.Errorf("%q, not %q", said, each.want)
+		}
+	}
+}
+
+func TestCallersBehindAProxyAreTheirAddresses(t *testing.T) {
+	document := filepath.Join(t.TempDir(), "access.json")
+	said := `{"anonymous": ["infer"], "limits": {"requests_per_s": 0.000001, "burst": 1}, "trusted_proxies": ["127.0.0.1"]}`
+	if err := os.WriteFile(document, []byte(said), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	backend := gatewaytest.StartDouble(t, gatewaytest.Echo, gatewaytest.DoubleOptions{})
+	g := startReady(t, "--access", document, "--backend", backend.Address)
+	for _, each := range []struct {
+		forwarded string
+		status    int
+	}{{"192.0.2.1", 200}, {"192.0.2.1", 429}, {"192.0.2.2", 200}, {"192.0.2.9, 192.0.2.1", 429}} {
+		if got := g.post(t, gatewaytest.Pair, "X-Forwarded-For", each.forwarded); got.status != each.status {
+			t.Errorf("%s: %d", each.forwarded, got.status)
+		}
 	}
 }
 

@@ -67,6 +67,9 @@ func Serve(cfg config.Config, log *slog.Logger, self process) error {
 	if err != nil {
 		return err
 	}
+	if err := cfg.Trust.Add(gate.Said().TrustedProxies, gate.Said().Metadata); err != nil {
+		return fmt.Errorf("--access %s: %w", cfg.Access, err)
+	}
 	handler, err := edge.NewHandler(cfg, log, backends, stats, gate)
 	if err != nil {
 		return err
@@ -135,7 +138,7 @@ func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backe
 		}
 		server := grpcedge.New(grpcedge.Config{
 			Services: services, MaxMessageBytes: int(cfg.MaxMessageBytes), MaxConnections: cfg.MaxConnections,
-			HandshakeTimeout: cfg.HandshakeTimeout, TLS: security, Budget: handler.Budget, Gate: gate, Observe: stats.AnsweredRPC,
+			HandshakeTimeout: cfg.HandshakeTimeout, TLS: security, Budget: handler.Budget, Gate: gate, Trust: cfg.Trust, Observe: stats.AnsweredRPC,
 		}, backends)
 		backends.OnChange = server.SetReady
 		open = append(open, &grpcPort{listener, server, backends.Reached})

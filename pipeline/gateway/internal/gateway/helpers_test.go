@@ -60,7 +60,11 @@ func startWith(t *testing.T, cfg config.Config, connect upstream.Connect) *runni
 	if err != nil {
 		t.Fatal(err)
 	}
-	handler, err := edge.NewHandler(cfg, log, backends, stats, gateFor(t, cfg, log, stats))
+	gate := gateFor(t, cfg, log, stats)
+	if err := cfg.Trust.Add(gate.Said().TrustedProxies, gate.Said().Metadata); err != nil {
+		t.Fatal(err)
+	}
+	handler, err := edge.NewHandler(cfg, log, backends, stats, gate)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,6 +24,7 @@ const (
 	timeoutKey   = "pipeline-timeout" // when a server has to answer, beside the deadline of the call
 	authorityKey = ":authority"
 	typeKey      = "content-type"
+	forwardedKey = "x-forwarded-for"
 )
 
 // handle answers a call of any method.
@@ -42,7 +43,7 @@ func (s *Server) handle(_ any, stream grpc.ServerStream) (err error) {
 			return status.Error(codes.Unimplemented, textNoMethod)
 		}
 		known = method
-		call, err := callOf(stream, method, said)
+		call, err := s.callOf(stream, method, said)
 		if err != nil {
 			return err
 		}
@@ -55,17 +56,17 @@ func (s *Server) handle(_ any, stream grpc.ServerStream) (err error) {
 }
 
 // callOf returns what a server is told beside the messages.
-func callOf(stream grpc.ServerStream, method string, said *link.Peer) (*link.Call, error) {
+func (s *Server) callOf(stream grpc.ServerStream, method string, said *link.Peer) (*link.Call, error) {
 	ctx := stream.Context()
 	call := &link.Call{Method: method}
 	call.Deadline, _ = ctx.Deadline()
-	if from, ok := peer.FromContext(ctx); ok {
-		call.Caller = from.Addr.String()
-	}
 	told, _ := metadata.FromIncomingContext(ctx)
+	if from, ok := peer.FromContext(ctx); ok {
+		call.Caller, _ = s.config.Trust.Origin(from.Addr.String(), told.Get(forwardedKey))
+	}
 	size := 0
 	for name, values := range told {
-		isTold := said.WantsHeaders && name != authorityKey && name != typeKey
+		isTold := said.WantsHeaders && name != authorityKey && name != typeKey && s.mayTell(name)
 		isTold = isTold || name == timeoutKey || (name == traceKey && said.WantsTrace)
 		for _, value := range values {
 			if size += len(name) + len(value); isTold {
@@ -77,6 +78,14 @@ func callOf(stream grpc.ServerStream, method string, said *link.Peer) (*link.Cal
 		return nil, status.Errorf(codes.ResourceExhausted, "received metadata size exceeds hard limit (%d vs. %d)", size, mostMetadata)
 	}
 	return call, nil
+}
+
+// mayTell says whether a server is told what a caller says under a name; who asks is the gate's to say.
+func (s *Server) mayTell(name string) bool {
+	if name == callerKey {
+		return s.config.Gate != nil
+	}
+	return s.config.Trust.Allows(name)
 }
 
 // unary answers one message with one.

@@ -17,18 +17,21 @@ import (
 
 var callerKey = strings.ToLower(access.CallerHeader)
 
+// credentialKeys are for the gate alone to read, unless callers may set them.
+var credentialKeys = []string{"authorization", "x-api-key"}
+
 // letIn is where streams, and all calls that go on to a server, come in.
 func (s *Server) letIn(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	if s.config.Gate == nil {
 		return next(service, stream)
 	}
-	caller, done, refused := s.config.Gate.Let(askedOf(stream.Context(), info.FullMethod))
+	caller, done, refused := s.config.Gate.Let(s.askedOf(stream.Context(), info.FullMethod))
 	if refused != nil {
 		stream.SetTrailer(trailersOf(refused))
 		return status.Error(refused.GRPC(), short(refused.Text))
 	}
 	defer done()
-	return next(service, &namedStream{stream, withCaller(stream.Context(), caller.Name)})
+	return next(service, &namedStream{stream, s.withCaller(stream.Context(), caller.Name)})
 }
 
 // letInUnary is letIn for what is answered here.
@@ -36,7 +39,7 @@ func (s *Server) letInUnary(ctx context.Context, request any, info *grpc.UnarySe
 	if s.config.Gate == nil {
 		return next(ctx, request)
 	}
-	_, done, refused := s.config.Gate.Let(askedOf(ctx, info.FullMethod))
+	_, done, refused := s.config.Gate.Let(s.askedOf(ctx, info.FullMethod))
 	if refused != nil {
 		_ = grpc.SetTrailer(ctx, trailersOf(refused))
 		return nil, status.Error(refused.GRPC(), short(refused.Text))
@@ -45,11 +48,11 @@ func (s *Server) letInUnary(ctx context.Context, request any, info *grpc.UnarySe
 	return next(ctx, request)
 }
 
-func askedOf(ctx context.Context, method string) *access.Asked {
+func (s *Server) askedOf(ctx context.Context, method string) *access.Asked {
 	told, _ := metadata.FromIncomingContext(ctx)
 	asked := &access.Asked{Role: access.OfMethod(method), Action: method, Tokens: access.TokensOf(told.Get)}
 	if from, ok := peer.FromContext(ctx); ok {
-		asked.Address = access.AddressOf(from.Addr.String())
+		_, asked.Address = s.config.Trust.Origin(from.Addr.String(), told.Get(forwardedKey))
 		if secured, ok := from.AuthInfo.(credentials.TLSInfo); ok {
 			asked.Certificates = secured.State.PeerCertificates
 		}
@@ -57,11 +60,16 @@ func askedOf(ctx context.Context, method string) *access.Asked {
 	return asked
 }
 
-// withCaller returns a context whose metadata say who asks.
-func withCaller(ctx context.Context, name string) context.Context {
+// withCaller returns a context whose metadata say who asks, and have no credential any more.
+func (s *Server) withCaller(ctx context.Context, name string) context.Context {
 	told, _ := metadata.FromIncomingContext(ctx)
 	told = told.Copy()
 	told.Set(callerKey, name)
+	for _, name := range credentialKeys {
+		if !s.config.Trust.Names(name) {
+			told.Delete(name)
+		}
+	}
 	return metadata.NewIncomingContext(ctx, told)
 }
 

@@ -57,6 +57,32 @@ func TestACallNeedsACallerWhoMay(t *testing.T) {
 	(<-ended).wants(t, codes.OK, "")
 }
 
+func TestAServerIsToldWhatCallersMaySet(t *testing.T) {
+	said := greeting()
+	said.Headers = true
+	b := start(t, said, func(config *Config, _ *fixed) {
+		config.Gate = gateOf(t)
+		if err := config.Trust.Add([]string{"127.0.0.1"}, []string{"x-user"}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	root := metadata.AppendToOutgoingContext(t.Context(), "x-api-key", "r-token", "x-user", "carol", "x-admin", "1", "x-forwarded-for", "192.0.2.1")
+	ended := b.call(root, ask, "hello")
+	asked := b.peer.AskedBytes()
+	told := map[string]string{}
+	for at := 0; at < len(asked.Headers); at += 2 {
+		told[asked.Headers[at]] = asked.Headers[at+1]
+	}
+	if told["x-user"] != "carol" || told["x-admin"] != "" || told["x-api-key"] != "" || told[callerKey] != "root" {
+		t.Errorf("%v", told)
+	}
+	if asked.Caller != "192.0.2.1" {
+		t.Errorf("%q", asked.Caller)
+	}
+	b.peer.AnswerBytes(asked.ID, []byte("well"))
+	(<-ended).wants(t, codes.OK, "")
+}
+
 func TestHealthIsForEverybody(t *testing.T) {
 	b := start(t, greeting(), func(config *Config, _ *fixed) { config.Gate = gateOf(t) })
 	for method, code := range map[string]codes.Code{

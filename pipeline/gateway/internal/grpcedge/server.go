@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"pipeline/gateway/internal/access"
+	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/link"
 	"pipeline/gateway/internal/memory"
 )
@@ -42,6 +43,7 @@ type Config struct {
 	TLS              *tls.Config   // nil: none
 	Budget           *memory.Budget
 	Gate             *access.Gate // nil: everybody may come in
+	Trust            config.Trust
 
 	// Observe is told of each call that is over; the method is "" if there is none of that name.
 	Observe func(method string, code codes.Code, took time.Duration)
