@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from pipeline.config.layers import layers_here
 from pipeline.config.schema import ServiceConfig, load_config, resolve_op
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph, build_graph
@@ -64,12 +65,14 @@ class PipelineServer:
     ) -> None:
         """Read the configuration, from a file or a mapping, and give it to the Ops.
 
+        The environment may add to it and change it, see docs/configuration.md.
+
         Raises:
             ConfigError: file, line and key of everything that is wrong; the name cannot be one.
         """
         if self._graph is None:
             raise GraphError("no graph yet: call set_response_op before prepare_server.")
-        config = load_config(yml_file, yml_dict)
+        config = load_config(yml_file, yml_dict, layers_here())
         if config.http_port is not None:
             check_name(self.name)
         self._base_dir = Path(yml_file).resolve().parent if yml_file else Path.cwd()

@@ -16,17 +16,18 @@ from typing import NamedTuple
 
 from pipeline.cli.drawing import FORMATS, drawing_of
 from pipeline.cli.fused import fused
-from pipeline.cli.parsing import FAILED, WRONG_USAGE, command_parser, fails
+from pipeline.cli.parsing import FAILED, WRONG_USAGE, add_layers, command_parser, fails
 from pipeline.config import schema as configuration
+from pipeline.config.layers import layers_here, read_layers, use
 from pipeline.config.schema import (
     REQUEST_OP,
     ServiceConfig,
     batch_fill_warnings,
-    load_config,
+    config_of,
     resolve_op,
     unknown_ops,
 )
-from pipeline.config.yaml import KeyPath, read_yaml
+from pipeline.config.yaml import KeyPath, Source
 from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.runtime.predictor_loader import resolve_path
@@ -181,6 +182,7 @@ def _place(error: BaseException) -> str:
 def check(arguments: Sequence[str]) -> int:
     """Run `pipeline check` with these arguments; the exit status."""
     given = check_parser().parse_args(list(arguments))
+    use(given.profile, given.set)
     return max(_check_file(file, given.strict) for file in given.files)
 
 
@@ -188,7 +190,8 @@ def check_parser() -> argparse.ArgumentParser:
     """Return the parser of `pipeline check`."""
     parser = command_parser(
         "check",
-        "Check configuration files without starting a server. Everything that is wrong is printed, "
+        "Check configuration files as a server here would read them, with the environment and "
+        "profiles, without starting one. Everything that is wrong is printed, "
         "a line for each mistake; the exit status is 1 if there is any. What is merely odd is a "
         "warning: unknown keys, model files that are not there, batches that can never be full. "
         "Constructor arguments of Ops, and which Ops there are, stand in the script: see `pipeline "
@@ -196,6 +199,7 @@ def check_parser() -> argparse.ArgumentParser:
         "pipeline check --strict config.yml",
     )
     parser.add_argument("--strict", action="store_true", help="exit with 1 if there are warnings")
+    add_layers(parser)
     parser.add_argument("files", nargs="+", metavar="FILE", help="a config.yml")
     return parser
 
@@ -204,11 +208,12 @@ def _check_file(file: str, is_strict: bool) -> int:
     errors: list[str] = []
     with _warnings_of_the_configuration() as warnings:
         try:
-            config = load_config(file)
+            source, overrides = read_layers(ServiceConfig, file, None, layers_here())
+            config = config_of(source, overrides)
         except ConfigError as error:
             errors = str(error).split("\n")
         else:
-            warnings += _warnings_about(config, file)
+            warnings += _warnings_about(config, source, Path(file).resolve().parent)
     lines = [f"error: {line}" for line in errors] + [f"warning: {line}" for line in warnings]
     counts = [_count(len(errors), "error")] * bool(errors)
     counts += [_count(len(warnings), "warning")] * bool(warnings)
@@ -240,11 +245,10 @@ def _warnings_of_the_configuration() -> Iterator[list[str]]:
         logger.removeHandler(collector)
 
 
-def _warnings_about(config: ServiceConfig, file: str) -> Iterator[str]:
+def _warnings_about(config: ServiceConfig, source: Source, folder: Path) -> Iterator[str]:
     """Yield what a server would find when it starts."""
     ops = {name: resolve_op(name, {}, config) for name in config.op if name != REQUEST_OP}
     yield from batch_fill_warnings(config, ops)
-    source, folder = read_yaml(file), Path(file).resolve().parent
     for path, named in _files_named(config):
         if not resolve_path(folder, named).exists():
             yield f"{source.place(path)}: no such file or folder: {named}"

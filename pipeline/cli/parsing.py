@@ -53,6 +53,23 @@ def command_parser(command: str, description: str, example: str) -> CommandParse
     )
 
 
+def add_layers(parser: argparse.ArgumentParser) -> None:
+    """Add the options that change a configuration from outside of its file."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a key of config.yml and its value, such as op.bow.concurrency=4; may be repeated",
+    )
+    parser.add_argument(
+        "--profile",
+        action="append",
+        metavar="NAME",
+        help="lay config.NAME.yml over config.yml; may be repeated; default: PIPELINE_PROFILE",
+    )
+
+
 def fails(command: str, text: str, status: int = FAILED) -> int:
     """Say on stderr why a sub-command did not do its work; returns the exit status."""
     sys.stderr.write(f"{PROGRAM} {command}: {text}\n")

@@ -14,8 +14,8 @@ import msgspec
 
 import pipeline.server
 from pipeline.cli.graph import server_of
-from pipeline.config.schema import OpConfig, ServiceConfig, load_config, resolve_op
-from pipeline.config.yaml import read_yaml
+from pipeline.config.layers import Layers, read_layers
+from pipeline.config.schema import OpConfig, ServiceConfig, config_of, resolve_op
 from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
 from pipeline.engine.streams.plan import plan_streams
 from pipeline.errors import ConfigError, PipelineError
@@ -116,8 +116,12 @@ def tried_op(op: Op, streams: bool) -> TriedOp:
 def _change(ops: Mapping[str, OpValues]) -> None:
     """Have this process' servers read other values of these Ops, which win over constructors'."""
 
-    def load(yml_file: str | None, yml_dict: Mapping[str, Any] | None) -> ServiceConfig:
-        return load_config(None, changed(read_yaml(yml_file).data if yml_file else yml_dict, ops))
+    def load(
+        yml_file: str | None, yml_dict: Mapping[str, Any] | None, layers: Layers
+    ) -> ServiceConfig:
+        source, overrides = read_layers(ServiceConfig, yml_file, yml_dict, layers)
+        data = changed(source.data, ops)
+        return config_of(msgspec.structs.replace(source, data=data), overrides)
 
     def resolve(name: str, given: Mapping[str, object], config: ServiceConfig) -> OpConfig:
         others = {key: value for key, value in given.items() if key not in ops.get(name, {})}

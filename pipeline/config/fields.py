@@ -237,7 +237,7 @@ class Reader:
 
     def __init__(self, source: Source, root: type[msgspec.Struct]) -> None:
         self.problems: list[str] = list(source.problems)
-        self.warnings: list[str] = []
+        self.warnings: list[str] = list(source.warnings)
         self._source = source
         self._root = root
 
@@ -252,10 +252,11 @@ class Reader:
         values: dict[str, Any] = {}
         for key, value in given.items():
             setting = settings.get(key) or aliases.get(key)  # type: ignore[call-overload]
+            here = (*path, key)
             if setting is None:
-                self._unknown(struct, settings, key, (*path, key))
-            elif value is not None:
-                self._read_into(values, setting, value, (*path, key))
+                self._unknown(struct, settings, key, here)
+            elif (meant := self._as_meant(setting, value, here)) is not None:
+                self._read_into(values, setting, meant, here)
         for key, setting in settings.items():
             if setting.is_required and given.get(key) is None and struct is not self._root:
                 self.problem((*path, key), f"expected {setting.expected}, found nothing")
@@ -285,12 +286,36 @@ class Reader:
         try:
             result = self._value(setting, value, path)
         except Mismatch as mismatch:
-            self.problem(path, str(mismatch))
+            self._mismatched(path, setting, mismatch)
             return
         if setting.kept_in is not None:
             values = values.setdefault(setting.kept_in, {})
         if values.setdefault(setting.field, result) != result:
             self.problem(path, f"{setting.key} and {setting.alias} differ; keep {setting.key} only")
+
+    def _mismatched(self, path: KeyPath, setting: Setting, mismatch: Mismatch) -> None:
+        """Note that a value does not fit; one that is secret is not shown."""
+        text = self._source.texts.get(path)
+        written = f", which is {text.written}" if text is not None and text.written else ""
+        is_secret = self._source.is_secret(path)
+        said = f"expected {setting.expected}, found a secret" if is_secret else str(mismatch)
+        self.problem(path, f"{said}{written}")
+
+    def _as_meant(self, setting: Setting, value: object, path: KeyPath) -> object:
+        """Return the text that a value was given as, where its key holds text."""
+        texts = self._source.texts
+        if not texts or setting.section is not None or setting.chosen is not None:
+            return value
+        info = inspect.type_info(setting.value_type)
+        if path in texts:
+            return texts[path].text if isinstance(info, _TEXT) else value
+        if isinstance(value, list) and isinstance(getattr(info, "item_type", None), _TEXT):
+            items = ((texts.get((*path, index)), item) for index, item in enumerate(value))
+            return [item if text is None else text.text for text, item in items]
+        if isinstance(value, dict) and isinstance(getattr(info, "value_type", None), _TEXT):
+            values = ((key, texts.get((*path, key)), item) for key, item in value.items())
+            return {key: item if text is None else text.text for key, text, item in values}
+        return value
 
     def _value(self, setting: Setting, value: object, path: KeyPath) -> object:
         if setting.section is None and setting.chosen is None:
@@ -347,7 +372,8 @@ class Reader:
         if raw is None:
             return {}
         if not isinstance(raw, Mapping):
-            self.problem(path, f"expected a mapping (key: value), found {found(raw)}")
+            it = "a secret" if self._source.is_secret(path) else found(raw)
+            self.problem(path, f"expected a mapping (key: value), found {it}")
             return {}
         return raw
 
@@ -373,6 +399,7 @@ def found(value: object) -> str:
 
 
 _NUMBER = (inspect.IntType, inspect.FloatType)
+_TEXT = (inspect.StrType, inspect.LiteralType)
 
 
 def _is_huge(value: object) -> bool:

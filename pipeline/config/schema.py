@@ -28,12 +28,13 @@ from pipeline.config.fields import (
     found,
     settings_of,
 )
+from pipeline.config.layers import NO_LAYERS, Layers, read_layers
 from pipeline.config.ragged import BatchInputConfig, BatchOutputConfig, fault_of_ragged
 from pipeline.config.rate_limits import NeedsConfig, RateLimitConfig
 from pipeline.config.registry import did_you_mean
 from pipeline.config.restrictions import RestrictionsConfig
 from pipeline.config.sequences import ControlConfig, StateConfig, fault_of_states
-from pipeline.config.yaml import Source, read_yaml
+from pipeline.config.yaml import KeyPath, Source, dotted
 from pipeline.errors import ConfigError
 from pipeline.proto.slices import Limits
 
@@ -338,7 +339,11 @@ Edge = Literal["embedded", "gateway", "auto"]
 
 
 class ServiceConfig(Struct, frozen=True, kw_only=True):
-    """The whole configuration. `source` names the file; `warnings` were logged when it was read."""
+    """The whole configuration.
+
+    `source` names the file; `warnings` were logged when it was read; `places` says for each name
+    under `op` where it stands, and `overrides` which of its keys the environment and `--set` gave.
+    """
 
     ignored_keys: ClassVar[Names] = ("grpc_gateway_port",)
 
@@ -439,6 +444,8 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
 
     source: str = "yml_dict"
     warnings: Names = ()
+    places: Mapping[str, str] = {}
+    overrides: Mapping[str, Names] = {}
 
     @property
     def limits(self) -> Limits:
@@ -459,14 +466,19 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
 def load_config(
     yml_file: str | os.PathLike[str] | None = None,
     yml_dict: Mapping[str, Any] | None = None,
+    layers: Layers = NO_LAYERS,
 ) -> ServiceConfig:
     """Read and check a configuration, from a YAML file or from a dict of the same form.
 
     Raises ConfigError with a line for each mistake: file, line, key, expected, found. What is
     merely odd, such as an unknown key, is logged and kept in `warnings`. `yml_dict` is not
-    changed.
+    changed. `layers` are laid over it.
     """
-    source = _source(yml_file, yml_dict)
+    return config_of(*read_layers(ServiceConfig, yml_file, yml_dict, layers))
+
+
+def config_of(source: Source, overrides: Collection[KeyPath] = ()) -> ServiceConfig:
+    """Check what `read_layers` returns, as `load_config` does."""
     reader = Reader(source, ServiceConfig)
     values = reader.fields(ServiceConfig, source.data, ())
     _settle_ports(values, source.data, reader)
@@ -477,12 +489,29 @@ def load_config(
         logging.getLogger(__name__).warning("%s", warning)
     if reader.problems:
         raise ConfigError("\n".join(reader.problems))
-    return ServiceConfig(**values, source=source.name, warnings=tuple(reader.warnings))
+    return ServiceConfig(
+        **values,
+        source=source.name,
+        warnings=tuple(reader.warnings),
+        places={name: source.place(("op", name)) for name in values.get("op", ())},
+        overrides=_of_ops(overrides),
+    )
+
+
+def _of_ops(paths: Collection[KeyPath]) -> dict[str, Names]:
+    """Return keys of Ops by the Op's name: `concurrency` of `op.bow.concurrency`."""
+    keys: dict[str, Names] = {}
+    for path in paths:
+        if path[0] == "op" and len(path) > 2:
+            name = str(path[1])
+            keys[name] = (*keys.get(name, ()), dotted(path[2:]))
+    return keys
 
 
 def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) -> OpConfig:
     """Return the Op's settings: the constructor's argument, else the YAML's, else the default.
 
+    What the environment or `--set` gave wins over the constructor: it is said at the start.
     `given` holds constructor arguments by name, in the constructor's units (timeouts are ms and
     may be floats); None, and a `retry` of 0, stand for not given. `workers` and
     `channel_recv_first_arrive`, where absent, are taken from `dag`. Raises ConfigError.
@@ -490,18 +519,18 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
     arguments = settings_of(OpConfig)
     values: dict[str, Any] = {}
     problems = []
-    given = dict(given)
+    given = _without_overrides(name, given, config)
     handler = given.pop("local_service_handler", None)
     if handler is not None:
         values["local_service_conf"] = _local_service_of(name, handler)
     sequence = given.pop("sequence", None)
     if sequence is not None:
-        said = {"strategy": sequence} if isinstance(sequence, str) else sequence
-        values["sequence"] = _section_of(name, "sequence", SequenceConfig, said)
+        section = {"strategy": sequence} if isinstance(sequence, str) else sequence
+        values["sequence"] = _section_of(name, "sequence", SequenceConfig, section)
     dynamic = given.pop("dynamic_batching", None)
     if dynamic is not None:
-        section = _section_of(name, "dynamic_batching", DynamicBatchingConfig, dynamic)
-        values |= {"dynamic_batching": section, "batching": "dynamic"}
+        batching = _section_of(name, "dynamic_batching", DynamicBatchingConfig, dynamic)
+        values |= {"dynamic_batching": batching, "batching": "dynamic"}
     for argument, value in given.items():
         setting = arguments.get(argument)
         if setting is None or setting.section is not None:
@@ -524,6 +553,30 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
         place = f"{config.source}: op.{name}.response_cache"
         raise ConfigError(f"{place}: answers of steps of a sequence are not kept, leave it out")
     return _with_dag(op, config.dag)
+
+
+def _without_overrides(
+    name: str, given: Mapping[str, object], config: ServiceConfig
+) -> dict[str, object]:
+    """Return constructor arguments of an Op without those in whose place others were given.
+
+    Raises ConfigError: only a part of what an argument says was given.
+    """
+    said = {argument: value for argument, value in given.items() if value is not None}
+    for key in config.overrides.get(name, ()):
+        section, _, within = key.partition(".")
+        argument = _ARGUMENT_OF.get(section, section)
+        if within and argument in said:
+            raise ConfigError(
+                f"op.{name}.{key} is given by the environment or --set, but the script's Op "
+                f"{name!r} has the argument {argument}, which says all of {section}: give it there"
+            )
+        said.pop(argument, None)
+    return said
+
+
+_ARGUMENT_OF = {"local_service_conf": "local_service_handler"}
+"""Arguments of an Op's constructor with other names than their keys."""
 
 
 def _local_service_of(name: str, handler: object) -> LocalServiceConfig:
@@ -612,7 +665,7 @@ def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:
 def unknown_ops(config: ServiceConfig, op_names: Collection[str]) -> list[str]:
     """Return a warning for each name under `op:` that no Op of the graph has."""
     return [
-        f"{config.source}: op.{name}: no Op of the graph has this name, ignored"
+        f"{config.places[name]}: no Op of the graph has this name, ignored"
         f"{did_you_mean(name, op_names)}"
         for name in config.op
         if name not in op_names and name != REQUEST_OP
@@ -638,16 +691,6 @@ def _is_pattern(text: str) -> bool:
     except re.error:
         return False
     return True
-
-
-def _source(yml_file: str | os.PathLike[str] | None, yml_dict: object) -> Source:
-    if yml_file is not None and yml_dict is not None:
-        raise ConfigError("yml_file and yml_dict are both given; give one of them")
-    if yml_file is not None:
-        return read_yaml(yml_file)
-    if yml_dict is None:
-        raise ConfigError("no configuration: give yml_file or yml_dict")
-    return Source("yml_dict", yml_dict)
 
 
 def _settle_ports(values: dict[str, Any], raw: object, reader: Reader) -> None:

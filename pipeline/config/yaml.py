@@ -6,10 +6,12 @@ import os
 import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 
+from pipeline.config.expressions import ExpressionError, Expressions
 from pipeline.errors import ConfigError
 
 KeyPath = tuple[object, ...]
@@ -29,29 +31,62 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 _SCALAR_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
+class Text(NamedTuple):
+    """A value as text, and as it was written where that has expressions: `${N}`."""
+
+    text: str
+    written: str = ""
+
+
 class Source(msgspec.Struct, frozen=True):
     """Plain values, with the name and, when they come from a file, the lines of their keys.
 
-    `problems` are mistakes that the values cannot show any more, such as a key given twice.
+    Attributes:
+        problems: mistakes that the values cannot show any more, such as a key given twice.
+        warnings: what is merely odd, and not to be seen in the values.
+        origins: where values come from that another source gave: `config.prod.yml:3`.
+        texts: values that were written as text, with expressions or in another source than a
+            file, and have the type that YAML makes of it: "4", in `data` 4.
+        secrets: values that no message may show.
     """
 
     name: str
     data: object
     lines: Mapping[KeyPath, int] = {}
     problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    origins: Mapping[KeyPath, str] = {}
+    texts: Mapping[KeyPath, Text] = {}
+    secrets: frozenset[KeyPath] = frozenset()
 
     def place(self, path: KeyPath) -> str:
         """Return `config.yml:12: op.bow.timeout`, to open a message about the value at `path`.
 
         What is missing has the line of what it is missing in.
         """
-        known = (path[:length] for length in range(len(path), 0, -1))
-        line = next((self.lines[key] for key in known if key in self.lines), None)
-        return _place(self.name, line, path)
+        origin, key = self.origin(path), dotted(path)
+        return f"{origin}: {key}" if key else origin
+
+    def origin(self, path: KeyPath) -> str:
+        """Return where the value at `path` comes from: `config.yml:12`."""
+        for length in range(len(path), 0, -1):
+            known = path[:length]
+            if known in self.origins:
+                return self.origins[known]
+            if known in self.lines:
+                return f"{self.name}:{self.lines[known]}"
+        return self.name
+
+    def is_secret(self, path: KeyPath) -> bool:
+        """Return whether the value at `path`, or a part of it, is for nobody's eyes."""
+        return any(secret[: len(path)] == path for secret in self.secrets)
 
 
-def read_yaml(file: str | os.PathLike[str]) -> Source:
-    """Read one YAML document; ConfigError when it cannot be read, or is not YAML."""
+def read_yaml(file: str | os.PathLike[str], expressions: Expressions | None = None) -> Source:
+    """Read one YAML document; ConfigError when it cannot be read, or is not YAML.
+
+    With `expressions` those in values are replaced by what they stand for.
+    """
     name = os.fspath(file)
     try:
         text = Path(file).read_bytes()
@@ -59,7 +94,7 @@ def read_yaml(file: str | os.PathLike[str]) -> Source:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{name}: {reason} (current folder: {Path.cwd()})") from error
     try:
-        return _parse(text, name)
+        return parse_yaml(text, name, expressions)
     except yaml.YAMLError as error:
         raise ConfigError(_syntax_error(name, error)) from error
 
@@ -72,16 +107,35 @@ def shown(value: object) -> str:
         return "what cannot be shown"
 
 
-def _parse(text: bytes, name: str) -> Source:
+def value_of(text: str, name: str) -> object:
+    """Return what YAML makes of a value that is given outside of files; the text if it is none.
+
+    Raises ConfigError: it is too large.
+    """
+    try:
+        return parse_yaml(text.encode("utf-8", "surrogateescape"), name).data
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+def parse_yaml(text: bytes, name: str, expressions: Expressions | None = None) -> Source:
+    """Return one YAML document; raises yaml.YAMLError, and ConfigError if it is too large."""
     _check_size(text, name)
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
-        walk = _YamlWalk(name, loader)
+        walk = _YamlWalk(name, loader, expressions)
         data = None if root is None else walk.value(root, (), 0)
     finally:
         loader.dispose()
-    return Source(name, data, walk.lines, tuple(walk.problems))
+    return Source(
+        name,
+        data,
+        walk.lines,
+        tuple(walk.problems),
+        texts=walk.texts,
+        secrets=frozenset(walk.secrets),
+    )
 
 
 def _check_size(text: bytes, name: str) -> None:
@@ -105,8 +159,13 @@ def _check_limits(depth: int, nodes: int, place: str) -> None:
 class _YamlWalk:
     """Turns a tree of YAML nodes into plain values, and notes lines and problems on the way."""
 
-    def __init__(self, name: str, loader: yaml.SafeLoader) -> None:
+    def __init__(
+        self, name: str, loader: yaml.SafeLoader, expressions: Expressions | None = None
+    ) -> None:
         self.lines: dict[KeyPath, int] = {}
+        self.texts: dict[KeyPath, Text] = {}
+        self.secrets: set[KeyPath] = set()
+        self._expressions = expressions
         # A dict for its order and its keys: an alias leads to the same problem again.
         self.problems: dict[str, None] = {}
         self._name = name
@@ -117,7 +176,7 @@ class _YamlWalk:
         self._nodes += 1
         _check_limits(depth, self._nodes, _place(self._name, _line(node), path))
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, path)
+            return self._expanded(node, path, self._scalar(node, path))
         if node.tag == "tag:yaml.org,2002:map" and isinstance(node, yaml.MappingNode):
             return self._mapping(node, path, depth)
         if node.tag == "tag:yaml.org,2002:seq" and isinstance(node, yaml.SequenceNode):
@@ -133,6 +192,28 @@ class _YamlWalk:
             reason = getattr(error, "problem", None) or error
             self._problem(node, path, f"{node.value[:60]!r} cannot be read: {reason}")
             return None
+
+    def _expanded(self, node: yaml.ScalarNode, path: KeyPath, value: object) -> object:
+        """Return a value without its expressions, as YAML reads what they stand for."""
+        if self._expressions is None or not isinstance(value, str):
+            return value
+        try:
+            expanded = self._expressions.expand(value)
+        except ExpressionError as error:
+            self._problem(node, path, str(error))
+            return None
+        if expanded is None:
+            return value
+        self.texts[path] = Text(expanded.text, value)
+        if expanded.is_secret:
+            self.secrets.add(path)
+        # A scalar only: what is in the environment adds no keys.
+        resolve: Any = self._loader.resolve
+        tag = resolve(yaml.ScalarNode, expanded.text, (True, False))
+        try:
+            return self._loader.construct_object(yaml.ScalarNode(tag, expanded.text))
+        except _SCALAR_ERRORS:
+            return expanded.text
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath, depth: int) -> dict[object, object]:
         values: dict[object, object] = {}
@@ -177,10 +258,14 @@ def _line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
 
 
-def _place(name: str, line: int | None, path: KeyPath) -> str:
-    file = name if line is None else f"{name}:{line}"
-    key = ".".join(_key_text(part) for part in path)
-    return f"{file}: {key}" if key else file
+def _place(name: str, line: int, path: KeyPath) -> str:
+    key = dotted(path)
+    return f"{name}:{line}: {key}" if key else f"{name}:{line}"
+
+
+def dotted(path: KeyPath) -> str:
+    """Return `op.bow.timeout`."""
+    return ".".join(_key_text(part) for part in path)
 
 
 def _key_text(key: object) -> str:

@@ -99,7 +99,7 @@ def test_a_web_service_of_the_predecessor_and_its_warnings(tmp_path):
     assert done.stdout.startswith('digraph "old" {\n')
     assert '[label="only\\n1 thread\\nbatch up to 8"]' in done.stdout
     first, second = done.stderr.splitlines()
-    assert first.startswith("warning: config.yml: op.another: no Op of the graph has this name")
+    assert first.startswith("warning: config.yml:6: op.another: no Op of the graph has this name")
     assert second.startswith("warning: config.yml: worker_num: 4 requests at once never fill")
 
 
