@@ -27,8 +27,8 @@ class OverrideFiles:
         self._number += 1
         folder = self._root.make() / str(self._number) / name
         for path, content in overrides.files.items():
-            place = PurePosixPath(path)
-            if place.is_absolute() or ".." in place.parts or not place.parts:
+            place = PurePosixPath(path.lstrip("/"))  # as clients of Triton write, too
+            if ".." in place.parts or not place.parts:
                 raise ConfigError(f"file:{path} is no path below the folder of the model")
             file = folder.joinpath(*place.parts)
             file.parent.mkdir(parents=True, exist_ok=True)

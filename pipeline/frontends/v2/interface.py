@@ -48,11 +48,13 @@ class ModelInterface(msgspec.Struct, frozen=True):
         outputs: None: whatever the model answers.
         max_batch_size: 0: what comes is one sample; else the first dimension of every input and
             output is the batch.
+        checks_shapes: of outputs; False: they go out in those that the model gives them.
     """
 
     inputs: tuple[Slot, ...] | None = None
     outputs: tuple[Slot, ...] | None = None
     max_batch_size: int = 0
+    checks_shapes: bool = True
 
     @property
     def batches(self) -> bool:
@@ -177,6 +179,7 @@ def interface_of_config(config: ModelConfig) -> ModelInterface:
         tuple(_slot_of_config(each, each.optional) for each in config.input),
         tuple(map(_slot_of_config, config.output)),
         config.max_batch_size,
+        config.backend != "python",  # whose models are written against a server that does not
     )
 
 

@@ -22,9 +22,8 @@ from pipeline.repository.backends.python.requests import (
     FLAG_START,
     InferenceResponse,
     TritonError,
-    TritonModelException,
 )
-from pipeline.repository.backends.python.tensors import NamedTensor
+from pipeline.repository.backends.python.tensors import NamedTensor, TritonModelException
 from pipeline.tracing.context import call_trace
 
 _CODES = {
@@ -82,6 +81,7 @@ class InferenceRequest:
 
     Raises:
         TritonModelException: an argument has no meaning.
+        TypeError: it is of another type.
     """
 
     def __init__(
@@ -98,11 +98,16 @@ class InferenceRequest:
         trace: Any = None,
         parameters: Mapping[str, Any] | str | None = None,
     ) -> None:
+        for number in (model_version, flags, timeout):
+            if not isinstance(number, int):
+                raise TypeError(f"expected a whole number, found {type(number).__name__}")
         about = f"for request with id '{request_id}' and model name '{model_name}' should not be"
         if any(tensor is None for tensor in inputs):
             raise TritonModelException(f"Input tensor {about} empty.")
         if "" in requested_output_names:
             raise TritonModelException(f"Requested output name {about} empty.")
+        if correlation_id is None:
+            raise TypeError("correlation_id cannot be None")
         if isinstance(correlation_id, bool) or not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
         self._name = _text(model_name)
@@ -339,7 +344,9 @@ def _change(change: ModelChange) -> ModelPart:
 
 
 def _text(name: str | bytes) -> str:
-    """Return a name, which may come right out of a text tensor."""
+    """Return a name, which may come right out of a text tensor. TypeError: it is no text."""
+    if not isinstance(name, str | bytes):
+        raise TypeError(f"expected a text, found {type(name).__name__}")
     return name.decode() if isinstance(name, bytes) else name
 
 

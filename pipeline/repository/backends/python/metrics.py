@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.engine.model_calls import MetricUse, ModelCaller, ModelPart
 from pipeline.errors import PipelineError
 from pipeline.repository.backends.python.calls import ServerAccess
-from pipeline.repository.backends.python.requests import TritonModelException
+from pipeline.repository.backends.python.tensors import TritonModelException
 
 _NUMBERS = itertools.count(1)
 _KINDS = ("counter", "gauge", "histogram")

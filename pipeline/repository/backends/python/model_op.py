@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import inspect
+import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,8 @@ from pipeline.repository.backends.python.calls import ServerAccess
 from pipeline.repository.backends.python.requests import IncomingRequest
 from pipeline.repository.backends.reshape import Reshaping
 from pipeline.system.event_loop import LoopThread
+
+_LOGGER = logging.getLogger(__name__)
 
 MODEL_CLASS = "TritonPythonModel"
 
@@ -345,9 +348,10 @@ class DecoupledModelOp(PythonModelOp):
 
 
 def _fail(requests: Sequence[IncomingRequest], error: UserCodeError) -> None:
-    """End those of some requests with an error that have not ended."""
-    for request in requests:
-        request.sender.fail(error)
+    """End those of some requests with an error that have not ended; if none has, log it."""
+    told = [request.sender.fail(error) for request in requests]
+    if not any(told):
+        _LOGGER.error("%s", error)
 
 
 def made_op(argument: bytes) -> PythonModelOp:

@@ -23,7 +23,7 @@ from pipeline.errors import (
     UnspecifiedError,
     UserCodeError,
 )
-from pipeline.repository.backends.python.tensors import NamedTensor
+from pipeline.repository.backends.python.tensors import NamedTensor, TritonModelException
 
 FLAG_START = 1
 """Flag of the first request of a sequence."""
@@ -68,10 +68,6 @@ class TritonError(Exception):
     def code(self) -> int:
         """Return the code."""
         return self._code
-
-
-class TritonModelException(Exception):
-    """An error of a model, raised by these functions."""
 
 
 _ERRORS: Mapping[int, type[PipelineError]] = {
@@ -241,12 +237,14 @@ class ResponseSender:
         """Return whether nobody waits for the responses any more."""
         return self._is_cancelled()
 
-    def fail(self, error: PipelineError) -> None:
-        """End with an error; nothing if the last response was sent."""
+    def fail(self, error: PipelineError) -> bool:
+        """End with an error; return False, and do nothing, if the last response was sent."""
         with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._put(error)
+            if self._is_closed:
+                return False
+            self._is_closed = True
+            self._put(error)
+            return True
 
     def next(self) -> Any:
         """Return the next response, or the error in its place; None: there is no other.

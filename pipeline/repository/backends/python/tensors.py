@@ -27,16 +27,22 @@ _NUMBERS = (
 """Names of data types by their numbers in a configuration."""
 
 
+class TritonModelException(Exception):
+    """An error of a model, raised by these functions."""
+
+
 class NamedTensor:
     """A tensor of a request or a response, called `name`.
 
     Raises:
-        ValueError: `array` is no ndarray.
+        TypeError: `name` is no text, or `array` no ndarray.
     """
 
     def __init__(self, name: str, array: Any) -> None:
+        if not isinstance(name, str | bytes):
+            raise TypeError(f"expected a text as a tensor's name, found {type(name)}")
         if not isinstance(array, np.ndarray):
-            raise ValueError(f"expected a numpy array for tensor {name!r}, found {type(array)}")
+            raise TypeError(f"expected a numpy array for tensor {name!r}, found {type(array)}")
         self._name = name
         self._array = _of_bytes(array) if array.dtype.kind in "OSU" else array
 
@@ -62,10 +68,19 @@ class NamedTensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> NamedTensor:
-        """Return a tensor of what has `__dlpack__`, on the host."""
-        return NamedTensor(
-            name, np.from_dlpack(tensor if hasattr(tensor, "__dlpack__") else _Held(tensor))
-        )
+        """Return a tensor of what has `__dlpack__`, on the host.
+
+        TritonModelException: it has not, and is no capsule.
+        """
+        if not name:
+            raise TritonModelException("Tensor name cannot be an empty string.")
+        has_own = hasattr(tensor, "__dlpack__")
+        if not has_own and type(tensor).__name__ != "PyCapsule":
+            raise TritonModelException(
+                "DLPack capsule is not valid. Make sure that the first argument of from_dlpack is "
+                "a tensor's name, and the second one a DLPack capsule."
+            )
+        return NamedTensor(name, np.from_dlpack(tensor if has_own else _Held(tensor)))
 
     def to_dlpack(self) -> Any:
         """Return the tensor as a DLPack capsule, which others read without a copy."""

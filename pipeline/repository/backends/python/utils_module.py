@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import sys
 import types
@@ -21,23 +22,39 @@ from pipeline.repository.backends.python.metrics import MetricFamily
 NAME = "triton_python_backend_utils"
 """The name that models import."""
 
+_COMPILED = "c_python_backend_utils"  # the part of it that is C++ in Triton, which some import
+
+_CPU, _GPU = 0, 2  # TRITONSERVER_MEMORY_
+
 _LOGGER = logging.getLogger("pipeline.model")
 
 
+class LogLevel(enum.Enum):
+    """A level of Triton's log, as Python's."""
+
+    INFO = logging.INFO
+    WARNING = logging.WARNING
+    ERROR = logging.ERROR
+    VERBOSE = logging.DEBUG
+
+
 class Logger:
-    """The server's log, at the levels of Triton's."""
+    """The server's log. What is neither text nor level raises TypeError."""
 
-    INFO = 0
-    WARNING = 1
-    ERROR = 2
-    VERBOSE = 3
-
-    _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+    INFO = LogLevel.INFO
+    WARNING = LogLevel.WARNING
+    ERROR = LogLevel.ERROR
+    VERBOSE = LogLevel.VERBOSE
 
     @classmethod
-    def log(cls, message: str, level: int = INFO) -> None:
+    def log(cls, message: str, level: LogLevel = LogLevel.INFO) -> None:
         """Log at one of the levels."""
-        _LOGGER.log(cls._LEVELS[level], "%s", message)
+        if not isinstance(message, str) or not isinstance(level, LogLevel):
+            raise TypeError(
+                f"expected a text and a level of Logger, found {type(message).__name__} and "
+                f"{type(level).__name__}"
+            )
+        _LOGGER.log(level.value, "%s", message)
 
     @classmethod
     def log_info(cls, message: str) -> None:
@@ -60,6 +77,14 @@ class Logger:
         cls.log(message, cls.VERBOSE)
 
 
+class PreferredMemory:
+    """The memory in which a request to another model wants its outputs: always the host's here."""
+
+    def __init__(self, preferred_memory_type: int = _CPU, preferred_device_id: int = 0) -> None:
+        self.type = preferred_memory_type
+        self.device_id = preferred_device_id
+
+
 def install() -> types.ModuleType:
     """Put the module where an import finds it, and return it."""
     module = types.ModuleType(NAME, __doc__)
@@ -68,10 +93,11 @@ def install() -> types.ModuleType:
         *("numpy_to_triton_type", "serialize_byte_tensor", "deserialize_bytes_tensor"),
     ):
         setattr(module, name, getattr(tensors, name))
-    for name in ("InferenceResponse", "TritonError", "TritonModelException"):
+    for name in ("InferenceResponse", "TritonError"):
         setattr(module, name, getattr(requests, name))
+    module.TritonModelException = tensors.TritonModelException  # type: ignore[attr-defined]
     module.Tensor = tensors.NamedTensor  # type: ignore[attr-defined]
-    for kind in (InferenceRequest, Logger, MetricFamily):
+    for kind in (InferenceRequest, Logger, MetricFamily, PreferredMemory):
         setattr(module, kind.__name__, kind)
     for function in (
         get_input_tensor_by_name,
@@ -92,12 +118,13 @@ def install() -> types.ModuleType:
         "TRITONSERVER_RESPONSE_COMPLETE_FINAL": requests.COMPLETE_FINAL,
         "TRITONSERVER_REQUEST_RELEASE_ALL": requests.RELEASE_ALL,
         "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE": requests.RELEASE_RESCHEDULE,
-        "TRITONSERVER_MEMORY_CPU": 0,
-        "TRITONSERVER_MEMORY_GPU": 2,
+        "TRITONSERVER_MEMORY_CPU": _CPU,
+        "TRITONSERVER_MEMORY_GPU": _GPU,
     }
     for name, value in constants.items():
         setattr(module, name, value)
-    sys.modules[NAME] = module
+    for name in (NAME, _COMPILED):
+        sys.modules[name] = module
     return module
 
 

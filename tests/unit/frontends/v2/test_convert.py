@@ -226,6 +226,14 @@ def test_an_answer_that_is_not_what_its_op_declares_is_an_error(value, datatype,
     assert caught.value.kind is V2Status.INTERNAL
 
 
+def test_a_model_whose_shapes_are_not_checked_answers_in_any():
+    interface = ModelInterface(None, (Slot("y", "FP32", (2,)),), 4, checks_shapes=False)
+    (array,) = arrays_of({"y": np.zeros(3, np.float32)}, interface, "m", []).values()
+    assert array.shape == (3,)
+    with pytest.raises(V2Error, match="it is BYTES"):
+        arrays_of({"y": "a"}, interface, "m", [])
+
+
 def test_declared_shapes_are_without_the_batch():
     assert fitted(np.zeros((3, 2), np.float32), "FP32", (2,), batch=4).shape == (3, 2)
     with pytest.raises(V2Error, match=r"\[2\], but \[-1, 2\]"):

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from pipeline.frontends.v2 import V2Error, V2Status
-from pipeline.frontends.v2.interface import ModelInterface, Slot, fits, interface_of
+from pipeline.frontends.v2.interface import (
+    ModelInterface,
+    Slot,
+    fits,
+    interface_of,
+    interface_of_config,
+)
 from pipeline.predictors.metadata import ModelMetadata, TensorMetadata
+from pipeline.proto.inference_v2_pb2 import ModelConfig
 
 PLAIN = ModelInterface(
     (Slot("a", "FP32", (2, -1)), Slot("b", "INT64", (1,))), (Slot("y", "FP32", (1,)),)
@@ -167,3 +174,8 @@ def test_an_optional_input_may_be_missing():
         "['a','c'], but missing required input(s) ['b']. Please provide all required input(s)."
     )
     assert refusal(some, **both, d=floats(2)) == "unexpected inference input 'd' for model 'm'"
+
+
+@pytest.mark.parametrize(("backend", "checks"), [("python", False), ("onnxruntime", True)])
+def test_shapes_that_python_models_answer_with_are_their_own(backend, checks):
+    assert interface_of_config(ModelConfig(backend=backend)).checks_shapes is checks

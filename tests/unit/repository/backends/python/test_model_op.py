@@ -28,9 +28,9 @@ from pipeline.repository.backends.python.model_op import (
     ModelSpec,
     PythonModelOp,
 )
-from pipeline.repository.backends.python.requests import TritonModelException
 from pipeline.repository.backends.python.tensors import (
     NamedTensor,
+    TritonModelException,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
     serialize_byte_tensor,
@@ -257,6 +257,19 @@ sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
     assert good["OUTPUT0"].tolist() == [1]
 
 
+def test_what_a_decoupled_model_raises_behind_its_last_response_is_logged(model, caplog):
+    op = model(
+        """
+requests[0].get_response_sender().send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+raise ValueError("too late")
+""",
+        DecoupledModelOp,
+    )
+    assert parts(op) == []
+    op.executor.shutdown()  # which waits for `execute`
+    assert "ValueError: too late" in caplog.text
+
+
 def test_a_decoupled_model_whose_caller_left_ends(model):
     op = model("requests[0].get_response_sender()", DecoupledModelOp)
     assert parts(op, asked(is_over=lambda: True)) == []
@@ -343,7 +356,7 @@ def test_tensors():
     assert (numbers.shape(), numbers.triton_dtype(), numbers.is_cpu()) == ([4], 8, True)
     assert NamedTensor.from_dlpack("y", numbers).as_numpy().tolist() == [0, 1, 2, 3]
     assert NamedTensor.from_dlpack("y", numbers.to_dlpack()).as_numpy().tolist() == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="expected a numpy array"):
+    with pytest.raises(TypeError, match="expected a numpy array"):
         NamedTensor("x", [1])
 
 
@@ -356,6 +369,49 @@ def test_types_and_bytes():
     assert deserialize_bytes_tensor(packed).tolist() == [b"a", b"bc"]
     assert serialize_byte_tensor(np.array([], object)) == ()
     assert serialize_byte_tensor(np.array([1])) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ("pb.Tensor(None, np.zeros(1))", TypeError),
+        ("pb.Tensor('x', None)", TypeError),
+        ("pb.Tensor.from_dlpack('', np.zeros(1))", TritonModelException),
+        ("pb.Tensor.from_dlpack('x', None)", TritonModelException),
+        ("pb.InferenceRequest(model_name=None)", TypeError),
+        ("pb.InferenceRequest(model_name='m', flags=None)", TypeError),
+        ("pb.InferenceRequest(model_name='m', model_version=None)", TypeError),
+        ("pb.InferenceRequest(model_name='m', correlation_id=None)", TypeError),
+        ("pb.InferenceRequest(model_name='m', requested_output_names=[None])", TypeError),
+        ("pb.Logger.log('x', None)", TypeError),
+        ("pb.Logger.log('x', 1)", TypeError),
+        ("pb.Logger.log_info(None)", TypeError),
+    ],
+)
+def test_arguments_of_another_type(model, wrong, error):
+    op = model(
+        f"""
+try:
+    {wrong}
+except Exception as error:
+    self.raised = type(error)
+return [answer([1])]
+"""
+    )
+    run(op, np.zeros(1))
+    assert op.model.raised is error
+
+
+def test_the_module_has_the_name_of_its_compiled_part_too(model):
+    op = model(
+        """
+import c_python_backend_utils
+self.found = c_python_backend_utils is pb, pb.PreferredMemory(pb.TRITONSERVER_MEMORY_CPU).type
+return [answer([1])]
+"""
+    )
+    run(op, np.zeros(1))
+    assert op.model.found == (True, 0)
 
 
 def test_errors_have_codes():
