@@ -37,7 +37,8 @@ type Config struct {
 	BackendMetrics  bool
 	Access          string // file that says who may do what; "": everybody everything
 	Trust           Trust
-	Patience        time.Duration // for a request to arrive, from its first byte to its last
+	Patience        time.Duration // for a request's body to arrive, beside what its bytes earn it
+	MinUploadRate   int64         // bytes a second that earn it more
 	HeadPatience    time.Duration // for its head
 
 	MaxConnections   int
@@ -57,6 +58,7 @@ const (
 	defaultMaxConnections  = 8192
 	defaultWriteTimeout    = 30 * time.Second
 	defaultStallTimeout    = 2 * time.Second
+	defaultMinUploadRate   = 1 << 10
 	leastStallTimeout      = 100 * time.Millisecond
 	patience               = 60 * time.Second
 	headPatience           = 10 * time.Second
@@ -111,6 +113,7 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.Int64Var(&cfg.MaxBufferedBytes, "max-buffered-bytes", 0, "bytes of requests and answers to hold at once; 0: 512 MiB or 12 times --max-json-bytes, and at most half of what the control group allows")
 	flags.IntVar(&cfg.MaxConnections, "max-connections", defaultMaxConnections, "callers' connections at once, at most half of the open files that are allowed")
 	flags.DurationVar(&cfg.WriteTimeout, "write-timeout", defaultWriteTimeout, "a caller that takes nothing of its answer for so long is given up")
+	flags.Int64Var(&cfg.MinUploadRate, "min-upload-rate", defaultMinUploadRate, "bytes a second with which a request's body has to come, if it takes longer than a minute")
 	flags.DurationVar(&cfg.Timeout, "timeout", 0, "deadline of a request without Grpc-Timeout; 0: none")
 	flags.DurationVar(&cfg.StallTimeout, "stall-timeout", defaultStallTimeout, "a backend that answers no heartbeat for so long is given up, and gets nothing new after half of it")
 	flags.DurationVar(&cfg.Slack, "slack", defaultSlack, "wait beyond a deadline for the backend's own answer to it")
@@ -184,6 +187,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("--max-connections %d is less than 1", c.MaxConnections)
 	case c.WriteTimeout <= 0:
 		return errors.New("--write-timeout must be positive")
+	case c.MinUploadRate < 1:
+		return fmt.Errorf("--min-upload-rate %d is less than 1", c.MinUploadRate)
 	case c.StallTimeout < leastStallTimeout:
 		return fmt.Errorf("--stall-timeout %v is less than %v", c.StallTimeout, leastStallTimeout)
 	case c.Timeout < 0 || c.Slack < 0 || c.Grace < 0 || c.DrainDelay < 0:

@@ -89,8 +89,7 @@ func (x *exchange) bodyFault(err error) error {
 	var network *net.OpError
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		text := fmt.Sprintf("the request's body did not arrive within %g s", x.cfg.Patience.Seconds())
-		return &failure.Error{Status: http.StatusRequestTimeout, ErrNo: failure.CodeTimeout, Text: text, MustClose: true}
+		return tooSlow(x.cfg)
 	case x.request.Context().Err() != nil, errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &network):
 		return errCallerLeft
 	case strings.Contains(err.Error(), "long trailer"): // package http has no name for it

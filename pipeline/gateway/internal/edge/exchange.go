@@ -54,6 +54,8 @@ type exchange struct {
 
 	share      memory.Share
 	head       atomic.Int32 // of the answer that a backend's HTTP port is asked for
+	pace       *pace        // of the body; nil: there is none
+	unsafe     string       // what is wrong with the request's head
 	stream     *stream      // not nil: the body is passed on as it comes
 	mustLinger bool         // the caller still sends, though it has its answer
 	body       []byte       // of a refusal in another form than ours
@@ -138,7 +140,7 @@ func (x *exchange) control() *http.ResponseController {
 }
 
 // hasArrived takes the caller's time limit off: from here on it is we who take time.
-func (x *exchange) hasArrived() { _ = x.control().SetReadDeadline(time.Time{}) }
+func (x *exchange) hasArrived() { x.pace.end() }
 
 // json answers with a JSON object.
 func (x *exchange) json(status int, body []byte) {
@@ -201,9 +203,10 @@ func (x *exchange) isUnwantedHere() bool {
 	if x.request.Header.Get("Expect") != "" { // it waits for our word and is spared the body
 		return false
 	}
+	x.pace.end()
 	_ = x.control().SetReadDeadline(time.Now().Add(UnwantedWait))
 	_, err := io.CopyN(io.Discard, x.request.Body, unwantedBytes)
-	x.hasArrived()
+	_ = x.control().SetReadDeadline(time.Time{})
 	return err == io.EOF
 }
 

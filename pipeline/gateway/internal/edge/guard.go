@@ -62,6 +62,9 @@ func (g *Guard) Accept() (net.Conn, error) {
 	}
 }
 
+// HandshakeTimeout is what a connection has for TLS.
+func (g *Guard) HandshakeTimeout() time.Duration { return g.cfg.HandshakeTimeout }
+
 // enter says whether there is a place for one more.
 func (g *Guard) enter() bool {
 	g.lock.Lock()

@@ -79,11 +79,18 @@ func (g *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	found, name, method := routeOf(r, !g.web.isUnknown())
 	x := &exchange{ResponseWriter: w, cfg: &g.cfg, draining: &g.Draining, request: r, started: time.Now(), route: found}
 	x.share.Of = g.Budget
+	if x.unsafe = unsafeHead(r); x.unsafe != "" {
+		x.route = routeNowhere
+	}
+	if r.ContentLength != 0 {
+		x.pace = newPace(x)
+		r.Body = x.pace
+	}
 	x.caller, x.from = origin(r, &g.cfg.Trust)
 	delete(r.Header, access.CallerHeader)
 	g.stats.InFlight.Inc()
 	defer g.answered(x)
-	if g.gate != nil && found != routeNowhere {
+	if g.gate != nil && x.route != routeNowhere {
 		done, isIn := g.letIn(x)
 		if !isIn {
 			return
@@ -91,7 +98,7 @@ func (g *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer done()
 	}
 	dropForbidden(r.Header, &g.cfg.Trust)
-	switch found {
+	switch x.route {
 	case routeHealth:
 		g.health(x, method)
 	case routeMetrics:
@@ -128,6 +135,10 @@ func (g *Handler) refuseNowhere(x *exchange) {
 	if x.request.Method == http.MethodConnect {
 		text := "method CONNECT: this is no proxy"
 		x.refuse(&failure.Error{Status: http.StatusMethodNotAllowed, ErrNo: failure.CodePackage, Text: text, MustClose: true})
+		return
+	}
+	if x.unsafe != "" {
+		x.refuseEarly(notHTTP(x.unsafe))
 		return
 	}
 	if reason := whyNoHTTP2(x.request); reason != "" {

@@ -36,12 +36,7 @@ func (x *exchange) timeToBegin() (limit time.Duration, isLimited bool) {
 // of its own to come; beyond that it is the backend that does not take it.
 func (x *exchange) awaitHead(ctx context.Context, limit time.Duration, breakOff context.CancelFunc) {
 	if x.stream != nil {
-		select {
-		case <-x.stream.ended:
-		case <-time.After(x.cfg.Patience):
-		case <-ctx.Done():
-			return
-		}
+		x.stream.await(ctx, x.cfg.Patience)
 	}
 	if clock.Sleep(ctx, limit) && x.head.CompareAndSwap(headAwaited, headLate) {
 		breakOff()

@@ -3,6 +3,7 @@ package edge
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"log/slog"
@@ -72,6 +73,32 @@ type shapedConn struct {
 	net.Conn
 	hasRead    bool
 	hasRefused bool // both by the goroutine that serves the connection, which also closes it
+	framing    framing
+	requests   int64 // that the handler was given
+}
+
+// secureConn is a shaped one over TLS.
+type secureConn struct {
+	*shapedConn
+	secure *tls.Conn
+}
+
+// ConnectionState tells package http of TLS.
+func (c secureConn) ConnectionState() tls.ConnectionState { return c.secure.ConnectionState() }
+
+// unsafeHead returns what is wrong with the head of a request that package http has taken; "": nothing.
+func unsafeHead(r *http.Request) string {
+	conn, isFramed := r.Context().Value(connKey{}).(interface{ nextFault() string })
+	if !isFramed || r.ProtoMajor != 1 {
+		return ""
+	}
+	return conn.nextFault()
+}
+
+// nextFault returns what is wrong with the head of the next request that the handler is given.
+func (c *shapedConn) nextFault() string {
+	c.requests++
+	return c.framing.whyNot(c.requests)
 }
 
 var (
@@ -85,13 +112,15 @@ const tlsHandshake = 0x16
 // Read reads, and refuses a connection that begins with TLS.
 func (c *shapedConn) Read(buffer []byte) (int, error) {
 	n, err := c.Conn.Read(buffer)
-	if c.hasRead || n == 0 {
+	if n == 0 {
+		return n, err
+	}
+	c.framing.feed(buffer[:n])
+	if c.hasRead || buffer[0] != tlsHandshake {
+		c.hasRead = true
 		return n, err
 	}
 	c.hasRead = true
-	if buffer[0] != tlsHandshake {
-		return n, err
-	}
 	c.hasRefused = true
 	_, _ = c.Conn.Write(shaped([]byte("400 this port speaks no TLS")))
 	return 0, io.EOF
@@ -164,8 +193,7 @@ func NewServer(cfg config.Config, handler http.Handler, log *slog.Logger) *http.
 	return &http.Server{
 		Handler:                      handler,
 		Protocols:                    &protocols,
-		ReadTimeout:                  cfg.Patience, // until `exchange.hasArrived` takes it off
-		ReadHeaderTimeout:            min(cfg.HeadPatience, cfg.Patience),
+		ReadHeaderTimeout:            min(cfg.HeadPatience, cfg.Patience), // for bodies see `pace`
 		IdleTimeout:                  keepAlive,
 		MaxHeaderBytes:               maxHeadBytes - headTolerance,
 		DisableGeneralOptionsHandler: true, // `OPTIONS *` is the door's to answer

@@ -1,9 +1,11 @@
 package edge
 
 import (
+	"context"
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -12,6 +14,7 @@ type stream struct {
 	exchange *exchange
 	source   io.ReadCloser
 	ended    chan struct{} // closed when all of it was read
+	read     atomic.Int64  // bytes
 
 	lock   sync.Mutex
 	failed error
@@ -36,6 +39,7 @@ func (s *stream) Read(buffer []byte) (int, error) {
 		return 0, errShut
 	}
 	n, err := s.source.Read(buffer)
+	s.read.Add(int64(n))
 	if err == nil {
 		return n, nil
 	}
@@ -47,6 +51,24 @@ func (s *stream) Read(buffer []byte) (int, error) {
 	s.failed = err
 	s.lock.Unlock()
 	return n, err
+}
+
+// await waits until all was read, or a backend has taken nothing of it for a patience.
+func (s *stream) await(ctx context.Context, patience time.Duration) {
+	for before := int64(-1); ; {
+		now := s.read.Load()
+		if now == before {
+			return
+		}
+		before = now
+		select {
+		case <-s.ended:
+			return
+		case <-time.After(patience):
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // Close keeps the source from being read any more. It does not close that: the server does, and

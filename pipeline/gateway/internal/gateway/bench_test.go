@@ -89,7 +89,7 @@ func benchmarkServer(b *testing.B, handler http.Handler, cfg config.Config, stat
 		go func() { _ = server.Serve(listener) }()
 	} else {
 		server = edge.NewServer(cfg, handler, slog.New(slog.DiscardHandler))
-		go func() { _ = serveOn(server, edge.NewGuard(listener, &cfg, stats)) }()
+		go func() { _ = serveOn(server, edge.NewGuard(listener, &cfg, stats), slog.New(slog.DiscardHandler)) }()
 	}
 	defer server.Close()
 	body := gatewaytest.Pair

@@ -164,3 +164,40 @@ func TestWhatUnpacksToNothingIsTaken(t *testing.T) {
 		}
 	}
 }
+
+func TestHeadsThatServersReadInTwoWaysAreRefused(t *testing.T) {
+	trusted := newAuthority(t)
+	cert, key := trusted.pair(t, "gateway")
+	plain, backend := startEcho(t, nil)
+	secure, _ := startEcho(t, nil, "--tls-cert", cert, "--tls-key", key)
+	head := "POST /svc/p HTTP/1.1\r\nHost: h\r\n"
+	length := fmt.Sprintf("Content-Length: %d\r\n", len(gatewaytest.Pair))
+	for what, bad := range map[string]string{
+		"it has a Content-Length beside chunks": "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+		"it has two Content-Lengths":            length + length + "\r\n" + gatewaytest.Pair,
+		"a header field has two lines":          length + "A: b\r\n c\r\n\r\n" + gatewaytest.Pair,
+		"a line of its head ends without CR":    length + "A: b\n\r\n" + gatewaytest.Pair,
+	} {
+		for _, ask := range []func(string) string{
+			func(sent string) string { return plain.raw(t, sent) },
+			func(sent string) string { return secure.rawTLS(t, trusted, sent) },
+		} {
+			got := ask(head + length + "\r\n" + gatewaytest.Pair + head + bad) // behind a good one
+			if strings.Count(got, "HTTP/1.1 200 ") != 1 || strings.Count(got, "HTTP/1.1 400 ") != 1 {
+				t.Errorf("%s: %q", what, got)
+			}
+			gatewaytest.WantIn(t, got, "this is no valid HTTP/1.1 request: "+what, "Connection: close\r\n")
+		}
+	}
+	if calls := backend.Calls.Load(); calls != 4 {
+		t.Errorf("%d calls", calls)
+	}
+}
+
+func TestHTTPIsNotSpokenWhereTLSIs(t *testing.T) {
+	trusted := newAuthority(t)
+	cert, key := trusted.pair(t, "gateway")
+	g, _ := startEcho(t, nil, "--tls-cert", cert, "--tls-key", key)
+	gatewaytest.WantIn(t, g.raw(t, "GET / HTTP/1.1\r\nHost: h\r\n\r\n"), "HTTP/1.1 400 ", "this port speaks TLS")
+	gatewaytest.WantIn(t, g.rawTLS(t, trusted, "garbage\r\n\r\n"), "HTTP/1.1 400 ", `"err_no":8000`)
+}

@@ -129,7 +129,7 @@ func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backe
 		}
 		server := edge.NewServer(cfg, handler, log)
 		server.TLSConfig = security
-		open = append(open, &httpPort{edge.NewGuard(listener, &cfg, stats), server, handler})
+		open = append(open, &httpPort{edge.NewGuard(listener, &cfg, stats), server, handler, log})
 	}
 	if cfg.GRPC.IsAsked() {
 		listener, err := edge.Listen("grpc-listen", cfg.GRPC)

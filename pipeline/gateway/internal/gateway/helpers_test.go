@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -77,7 +78,7 @@ func startWith(t *testing.T, cfg config.Config, connect upstream.Connect) *runni
 		t.Fatal(err)
 	}
 	backends.Start()
-	go func() { _ = serveOn(server, edge.NewGuard(listener, &cfg, stats)) }()
+	go func() { _ = serveOn(server, edge.NewGuard(listener, &cfg, stats), log) }()
 	t.Cleanup(func() {
 		_ = server.Close()
 		backends.Close()
@@ -216,4 +217,23 @@ func gateFor(t *testing.T, cfg config.Config, log *slog.Logger, stats *metrics.S
 		t.Fatal(err)
 	}
 	return gate
+}
+
+// rawTLS is raw over TLS with HTTP/1.1.
+func (r *running) rawTLS(t *testing.T, trusted *authority, sent string) string {
+	t.Helper()
+	conn, err := tls.Dial("tcp", r.address, &tls.Config{RootCAs: trusted.pool, ServerName: "backend.test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(gatewaytest.Patience))
+	if _, err := io.WriteString(conn, sent); err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(conn)
+	if err != nil {
+		t.Fatalf("after %q: %v", got, err)
+	}
+	return string(got)
 }

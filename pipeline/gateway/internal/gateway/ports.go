@@ -35,19 +35,19 @@ type httpPort struct {
 	*edge.Guard
 	server *http.Server
 	notes  *edge.Handler
+	log    *slog.Logger
 }
 
-func (p *httpPort) serve() error { return serveOn(p.server, p.Guard) }
+func (p *httpPort) serve() error { return serveOn(p.server, p.Guard, p.log) }
 
 // serveOn accepts connections until the server is shut down.
-func serveOn(server *http.Server, guarded *edge.Guard) error {
+func serveOn(server *http.Server, guarded *edge.Guard, log *slog.Logger) error {
 	server.ConnState = guarded.Note
-	var err error
+	var open net.Listener = edge.ShapedListener{Listener: guarded}
 	if server.TLSConfig != nil {
-		err = server.ServeTLS(guarded, "", "")
-	} else {
-		err = server.Serve(edge.ShapedListener{Listener: guarded})
+		open = edge.NewSecureListener(guarded, server.TLSConfig, guarded.HandshakeTimeout(), log)
 	}
+	err := server.Serve(open)
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}

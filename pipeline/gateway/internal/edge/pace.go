@@ -1,0 +1,80 @@
+package edge
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"pipeline/gateway/internal/config"
+	"pipeline/gateway/internal/failure"
+)
+
+// pace is the body of a request, which has to come: for it there is a patience, and as much more as it has brought
+// at the least rate; and never may it pause for as long as the patience. So a large body may take hours, and one
+// that trickles in, to hold what it is held with, does not.
+type pace struct {
+	io.ReadCloser
+	control  *http.ResponseController
+	cfg      *config.Config
+	started  time.Time
+	limit    time.Time // as it was set last
+	received int64
+	isOff    bool
+}
+
+// paceStep is by how much the limit has to grow to be set again: what sets it costs, over HTTP/2, a switch of goroutines.
+const paceStep = 8 // of the patience
+
+func newPace(x *exchange) *pace {
+	p := &pace{ReadCloser: x.request.Body, control: x.control(), cfg: x.cfg, started: x.started}
+	p.extend(x.started)
+	return p
+}
+
+// Read reads on.
+func (p *pace) Read(buffer []byte) (int, error) {
+	if !p.isOff && p.received > 0 {
+		p.extend(time.Now())
+	}
+	n, err := p.ReadCloser.Read(buffer)
+	p.received += int64(n)
+	if err == io.EOF {
+		p.end()
+	}
+	return n, err
+}
+
+// extend sets the limit for what is read next.
+func (p *pace) extend(now time.Time) {
+	limit := p.limitAt(now)
+	if limit.Sub(p.limit) < p.cfg.Patience/paceStep {
+		return
+	}
+	p.limit = limit
+	_ = p.control.SetReadDeadline(limit)
+}
+
+func (p *pace) limitAt(now time.Time) time.Time {
+	limit := now.Add(p.cfg.Patience)
+	earned := float64(p.received) / float64(p.cfg.MinUploadRate) // seconds
+	if due := p.started.Add(p.cfg.Patience); earned < now.Sub(p.started).Seconds() {
+		limit = due.Add(time.Duration(earned * float64(time.Second)))
+	}
+	return limit
+}
+
+// end takes the limit off: from here on it is we who take time, or somebody else sets one.
+func (p *pace) end() {
+	if p != nil && !p.isOff {
+		p.isOff = true
+		_ = p.control.SetReadDeadline(time.Time{})
+	}
+}
+
+// tooSlow answers a body that does not come.
+func tooSlow(cfg *config.Config) *failure.Error {
+	text := fmt.Sprintf("the request's body did not arrive within %g s and a second for each %d bytes of it (--min-upload-rate)",
+		cfg.Patience.Seconds(), cfg.MinUploadRate)
+	return &failure.Error{Status: http.StatusRequestTimeout, ErrNo: failure.CodeTimeout, Text: text, MustClose: true}
+}

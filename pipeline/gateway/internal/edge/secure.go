@@ -1,0 +1,108 @@
+package edge
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+)
+
+// plainText is what a caller is told that speaks HTTP where TLS is spoken.
+const plainText = "400 this port speaks TLS: ask https://"
+
+// SecureListener accepts connections that have shaken hands: those of HTTP/1 as shaped ones, those of HTTP/2 as package
+// http knows them. ServeTLS would hide from us what is read.
+type SecureListener struct {
+	net.Listener
+	security *tls.Config
+	within   time.Duration
+	log      *slog.Logger
+
+	ready  chan net.Conn
+	closed context.Context
+	close  context.CancelFunc
+	failed chan error
+	start  sync.Once
+}
+
+// NewSecureListener returns one of connections that have so long to shake hands.
+func NewSecureListener(listener net.Listener, security *tls.Config, within time.Duration, log *slog.Logger) *SecureListener {
+	l := &SecureListener{Listener: listener, security: security, within: within, log: log}
+	l.ready, l.failed = make(chan net.Conn), make(chan error, 1)
+	l.closed, l.close = context.WithCancel(context.Background())
+	return l
+}
+
+// Accept waits for the next connection that has shaken hands.
+func (l *SecureListener) Accept() (net.Conn, error) {
+	l.start.Do(func() { go l.accept() })
+	select {
+	case conn := <-l.ready:
+		return conn, nil
+	case err := <-l.failed:
+		l.failed <- err // for who asks again
+		return nil, err
+	}
+}
+
+func (l *SecureListener) accept() {
+	for {
+		raw, err := l.Listener.Accept()
+		var network net.Error
+		switch {
+		case err == nil:
+			go l.shake(raw)
+		case errors.As(err, &network) && network.Timeout(): // nobody sets one
+		default:
+			l.failed <- err
+			return
+		}
+	}
+}
+
+// shake shakes hands.
+func (l *SecureListener) shake(raw net.Conn) {
+	ctx, cancel := context.WithTimeout(l.closed, l.within)
+	defer cancel()
+	conn := tls.Server(raw, l.security)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		l.refuse(raw, err)
+		return
+	}
+	_ = raw.SetReadDeadline(time.Time{})
+	found := net.Conn(conn)
+	if conn.ConnectionState().NegotiatedProtocol != "h2" {
+		found = secureConn{&shapedConn{Conn: conn, hasRead: true}, conn}
+	}
+	select {
+	case l.ready <- found:
+	case <-l.closed.Done():
+		_ = conn.Close()
+	}
+}
+
+// refuse hangs up, and says why to who does not speak TLS.
+func (l *SecureListener) refuse(raw net.Conn, err error) {
+	defer raw.Close()
+	var header tls.RecordHeaderError
+	if errors.As(err, &header) && header.Conn != nil && header.RecordHeader[0] >= 'A' && header.RecordHeader[0] <= 'Z' {
+		_ = raw.SetDeadline(time.Now().Add(refusedFor))
+		_, _ = raw.Write(shaped([]byte(plainText)))
+		hangUpGently(raw, refusedFor)
+		return
+	}
+	if !errors.Is(err, io.EOF) { // who only looks whether the port is open
+		l.log.Warn(fmt.Sprintf("TLS: the handshake with %s failed: %v", raw.RemoteAddr(), err))
+	}
+}
+
+// Close ends accepting, and handshakes.
+func (l *SecureListener) Close() error {
+	l.close()
+	return l.Listener.Close()
+}
