@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from pipeline.config.fields import Masked
 from pipeline.errors import InitError
 
 _PREFIX = b"pipeline:"
@@ -31,7 +32,9 @@ class RedisOptions(Struct, frozen=True, kw_only=True):
         str | None, "Who logs in; absent: TRITONCACHE_REDIS_USERNAME, or nobody by name."
     ] = None
     password: Annotated[
-        str | None, "Better in TRITONCACHE_REDIS_PASSWORD, which counts where this is absent."
+        str | None,
+        Masked(),
+        "Better in TRITONCACHE_REDIS_PASSWORD, which counts where this is absent.",
     ] = None
     db: Annotated[int, Meta(ge=0), "Number of the database."] = 0
     timeout_ms: Annotated[

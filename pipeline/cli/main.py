@@ -45,6 +45,11 @@ COMMANDS: Mapping[str, Command] = {
         "pipeline.cli.graph:check",
         "pipeline.cli.graph:check_parser",
     ),
+    "config": Command(
+        "show: print the configuration and where it came from; schema: its JSON Schema",
+        "pipeline.cli.config:config",
+        "pipeline.cli.config:config_parser",
+    ),
     "analyse": Command(
         "say where the time goes; --serve: try other settings, write the best",
         "pipeline.cli.commands:analyse",

@@ -112,6 +112,11 @@ class Alias:
     key: str
 
 
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """The value is shown to nobody."""
+
+
 class Mismatch(ValueError):
     """A value does not fit its key. The text says what was expected and what was found."""
 
@@ -138,6 +143,7 @@ class Setting:
     alias: str | None = None
     kept_in: str | None = None
     is_required: bool = False
+    is_secret: bool = False
     section: type[msgspec.Struct] | None = None
     many: bool = False
     listed: bool = False
@@ -223,6 +229,21 @@ def _options_of(struct: type[msgspec.Struct]) -> Mapping[str, OptionsOf]:
     return {field: note for field, note in notes.items() if note is not None}
 
 
+def chosen_by(
+    struct: type[msgspec.Struct],
+) -> tuple[tuple[str, registry.Kind, tuple[str, ...]], ...]:
+    """Return the keys that name implementations which may bring keys of their own.
+
+    Each with the kind, and the names that are known beside those of the registry.
+    """
+    settings, found_keys = settings_of(struct), []
+    for options in _options_of(struct).values():
+        rule = settings[options.chosen_by].rule
+        also = rule.also if isinstance(rule, OneOf) else ()
+        found_keys.append((options.chosen_by, options.kind, also))
+    return tuple(found_keys)
+
+
 def known_keys(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Setting]]:
     """Yield every key of a Struct and its sections: `dag.retry`, `op.<name>.timeout`."""
     for key, setting in settings_of(struct).items():
@@ -255,7 +276,7 @@ class Reader:
             here = (*path, key)
             if setting is None:
                 self._unknown(struct, settings, key, here)
-            elif (meant := self._as_meant(setting, value, here)) is not None:
+            elif (meant := as_meant(self._source, setting, value, here)) is not None:
                 self._read_into(values, setting, meant, here)
         for key, setting in settings.items():
             if setting.is_required and given.get(key) is None and struct is not self._root:
@@ -297,25 +318,9 @@ class Reader:
         """Note that a value does not fit; one that is secret is not shown."""
         text = self._source.texts.get(path)
         written = f", which is {text.written}" if text is not None and text.written else ""
-        is_secret = self._source.is_secret(path)
+        is_secret = setting.is_secret or self._source.is_secret(path)
         said = f"expected {setting.expected}, found a secret" if is_secret else str(mismatch)
         self.problem(path, f"{said}{written}")
-
-    def _as_meant(self, setting: Setting, value: object, path: KeyPath) -> object:
-        """Return the text that a value was given as, where its key holds text."""
-        texts = self._source.texts
-        if not texts or setting.section is not None or setting.chosen is not None:
-            return value
-        info = inspect.type_info(setting.value_type)
-        if path in texts:
-            return texts[path].text if isinstance(info, _TEXT) else value
-        if isinstance(value, list) and isinstance(getattr(info, "item_type", None), _TEXT):
-            items = ((texts.get((*path, index)), item) for index, item in enumerate(value))
-            return [item if text is None else text.text for text, item in items]
-        if isinstance(value, dict) and isinstance(getattr(info, "value_type", None), _TEXT):
-            values = ((key, texts.get((*path, key)), item) for key, item in value.items())
-            return {key: item if text is None else text.text for key, text, item in values}
-        return value
 
     def _value(self, setting: Setting, value: object, path: KeyPath) -> object:
         if setting.section is None and setting.chosen is None:
@@ -393,6 +398,23 @@ class Reader:
         self.warnings.append(f"{self._source.place(path)}: unknown key, ignored{hint}")
 
 
+def as_meant(source: Source, setting: Setting, value: object, path: KeyPath) -> object:
+    """Return a value of `source`: the text that it was given as, where its key holds text."""
+    texts = source.texts
+    if not texts or setting.section is not None or setting.chosen is not None:
+        return value
+    info = inspect.type_info(setting.value_type)
+    if path in texts:
+        return texts[path].text if isinstance(info, _TEXT) else value
+    if isinstance(value, list) and isinstance(getattr(info, "item_type", None), _TEXT):
+        items = ((texts.get((*path, index)), item) for index, item in enumerate(value))
+        return [item if text is None else text.text for text, item in items]
+    if isinstance(value, dict) and isinstance(getattr(info, "value_type", None), _TEXT):
+        values = ((key, texts.get((*path, key)), item) for key, item in value.items())
+        return {key: item if text is None else text.text for key, text, item in values}
+    return value
+
+
 def found(value: object) -> str:
     """Return `'abc' (str)`, cut to a line."""
     return f"{shown(value)} ({type(value).__name__})"
@@ -427,6 +449,7 @@ def _setting(
         rule=_first((Rule, OneOf), notes),
         chosen=_first(Chosen, notes),
         is_required=field.required,
+        is_secret=_first(Masked, notes) is not None,
         alias=alias.key if alias else None,
         section=section,
         many=many,

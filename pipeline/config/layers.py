@@ -146,7 +146,11 @@ class _Merging:
         self.texts = {**_not_below(self.texts, path), **_below(over.texts, path)}
         self.secrets = set(_not_below(dict.fromkeys(self.secrets), path))
         self.secrets |= set(_below(dict.fromkeys(over.secrets), path))
-        self.origins = {**_not_below(self.origins, path), **_below(self._from, path)}
+        self.origins = {
+            **_not_below(self.origins, path),
+            **_below(self._from, path),
+            path: self._over.origin(path),
+        }
 
 
 def _origins(source: Source) -> dict[KeyPath, str]:

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
+from pipeline.config.fields import Masked
+
 Api = Literal[
     "health",
     "metadata",
@@ -25,7 +27,7 @@ class RestrictionConfig(Struct, frozen=True, kw_only=True):
 
     apis: Annotated[tuple[Api, ...], "Parts of the v2 protocol, each in one entry at most."]
     header: Annotated[str, "Name of the header."]
-    value: Annotated[str, "What its callers know."]
+    value: Annotated[str, Masked(), "What its callers know."]
 
 
 class RestrictionsConfig(Struct, frozen=True, kw_only=True):

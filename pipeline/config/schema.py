@@ -20,6 +20,7 @@ from pipeline.config.fields import (
     Alias,
     Chosen,
     Duration,
+    Masked,
     Mismatch,
     OneOf,
     OptionsOf,
@@ -330,7 +331,7 @@ class OpConfig(Struct, frozen=True, kw_only=True):
         Names | None, "Outputs that are fetched; absent: as local_service_conf says."
     ] = None
     use_encryption_model: Annotated[bool, "Encrypted models are refused at the start."] = False
-    encryption_key: Annotated[str, "Read for the predecessor's sake."] = ""
+    encryption_key: Annotated[str, Masked(), "Read for the predecessor's sake."] = ""
     local_service_conf: Annotated[LocalServiceConfig, "The Op's own model."] = LocalServiceConfig()
 
 

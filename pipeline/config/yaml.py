@@ -118,6 +118,14 @@ def value_of(text: str, name: str) -> object:
         return text
 
 
+def flow(value: object) -> str:
+    """Return a plain value as YAML in one line."""
+    text = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31
+    )
+    return text.removesuffix("...\n").rstrip("\n")
+
+
 def parse_yaml(text: bytes, name: str, expressions: Expressions | None = None) -> Source:
     """Return one YAML document; raises yaml.YAMLError, and ConfigError if it is too large."""
     _check_size(text, name)

@@ -1,0 +1,90 @@
+"""`pipeline config show` and `pipeline config schema`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from pipeline.cli.parsing import FAILED, add_layers, command_parser, fails
+from pipeline.config.json_schema import config_schema, encoded
+from pipeline.config.layers import layers_here, read_layers, use
+from pipeline.config.rows import ConfigRow, rows_of, without_defaults
+from pipeline.config.schema import ServiceConfig, config_of
+from pipeline.config.yaml import dotted, flow
+from pipeline.errors import ConfigError
+
+_COLUMN = 40  # at which comments begin
+_INDENT = 2
+
+
+def config(arguments: Sequence[str]) -> int:
+    """Run `pipeline config show|schema`; the exit status."""
+    given = config_parser().parse_args(list(arguments))
+    status: int = given.work(given)
+    return status
+
+
+def config_parser() -> argparse.ArgumentParser:
+    """Return the parser of `pipeline config`."""
+    parser = command_parser(
+        "config",
+        "Show a configuration as a server here would read it, or the JSON Schema of all keys.",
+        "pipeline config show config.yml --profile prod --set op.bow.concurrency=4\n"
+        "pipeline config schema > .config.schema.json",
+    )
+    commands = parser.add_subparsers(required=True, metavar="show|schema")
+    show = commands.add_parser("show", help="print every key, its value and where that came from")
+    show.add_argument("file", nargs="?", default="config.yml", help="default: config.yml")
+    show.add_argument("--given", action="store_true", help="without keys that have their default")
+    show.add_argument("--json", action="store_true", help="print JSON, an object for each key")
+    add_layers(show)
+    show.set_defaults(work=_show)
+    schema = commands.add_parser("schema", help="print the JSON Schema of config.yml, for editors")
+    schema.set_defaults(work=_schema)
+    return parser
+
+
+def _schema(given: argparse.Namespace) -> int:
+    sys.stdout.write(encoded(config_schema()).decode())
+    return 0
+
+
+def _show(given: argparse.Namespace) -> int:
+    use(given.profile, given.set)
+    try:
+        source, overrides = read_layers(ServiceConfig, given.file, None, layers_here())
+    except ConfigError as error:
+        return fails("config show", str(error))
+    rows = rows_of(source, ServiceConfig)
+    shown = without_defaults(rows) if given.given else list(rows)
+    sys.stdout.write(_json(shown) if given.json else "".join(map(_line, shown)))
+    try:
+        config_of(source, overrides)
+    except ConfigError as error:
+        sys.stdout.flush()
+        for line in str(error).splitlines():
+            fails("config show", line)
+        return FAILED
+    return 0
+
+
+def _line(row: ConfigRow) -> str:
+    """Return a row as a line of YAML, with its origin as a comment."""
+    indent = " " * _INDENT * (len(row.path) - 1)
+    text = f"{indent}{flow(row.path[-1])}:"
+    if row.is_section:
+        return f"{text}\n"
+    text += f" {flow(row.value)}"
+    return f"{text:<{_COLUMN}}  # {row.origin}\n"
+
+
+def _json(rows: Iterable[ConfigRow]) -> str:
+    objects = [
+        {"key": dotted(row.path), "value": row.value, "origin": row.origin}
+        for row in rows
+        if not row.is_section
+    ]
+    return msgspec.json.format(msgspec.json.encode(objects), indent=2).decode() + "\n"

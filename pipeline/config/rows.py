@@ -1,0 +1,115 @@
+"""Rows of a configuration as it is: every key, its value, and where that came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from typing import Any
+
+import msgspec
+
+from pipeline.config import registry
+from pipeline.config.default_host import default_host
+from pipeline.config.fields import Setting, as_meant, settings_of
+from pipeline.config.yaml import KeyPath, Source
+from pipeline.errors import ConfigError
+
+DEFAULT = "default"
+MASK = "***"
+"""Stands for values that are shown to nobody."""
+
+
+class ConfigRow(msgspec.Struct, frozen=True):
+    """One key. A section has the value None and rows of its own behind it."""
+
+    path: KeyPath
+    value: object
+    origin: str
+    is_section: bool = False
+
+    @property
+    def is_default(self) -> bool:
+        return self.origin == DEFAULT
+
+
+def rows_of(source: Source, root: type[msgspec.Struct]) -> Iterator[ConfigRow]:
+    """Yield a row for each key of a configuration, those of the file and all others."""
+    yield from _of_struct(source, root, source.data, ())
+
+
+def without_defaults(rows: Iterator[ConfigRow]) -> list[ConfigRow]:
+    """Return the rows that something said, and the sections that they are in."""
+    listed = list(rows)
+    said = {row.path for row in listed if not row.is_default and not row.is_section}
+    above = {path[:length] for path in said for length in range(1, len(path))}
+    return [row for row in listed if row.path in said or row.path in above]
+
+
+def _of_struct(
+    source: Source, struct: type[msgspec.Struct], data: object, path: KeyPath
+) -> Iterator[ConfigRow]:
+    given: Mapping[Any, Any] = data if isinstance(data, Mapping) else {}
+    settings = settings_of(struct)
+    for key, setting in settings.items():
+        spelt = setting.alias if setting.alias in given and key not in given else key
+        yield from _of_setting(source, setting, given.get(spelt), (*path, spelt))
+    for key in given:
+        if key not in settings and key not in {each.alias for each in settings.values()}:
+            here = (*path, key)  # of a plug-in, or unknown
+            yield ConfigRow(
+                here, _masked(source, given[key], here, _SECRET_KEYS), source.origin(here)
+            )
+
+
+def _of_setting(
+    source: Source, setting: Setting, value: object, path: KeyPath
+) -> Iterator[ConfigRow]:
+    if setting.listed or (setting.section is None and setting.chosen is None):
+        yield _leaf(source, setting, value, path)
+        return
+    origin = DEFAULT if value is None else source.origin(path)
+    yield ConfigRow(path, None, origin, is_section=True)
+    if setting.section is not None and not setting.many:
+        yield from _of_struct(source, setting.section, value, path)
+        return
+    for name, inner in value.items() if isinstance(value, Mapping) else ():
+        here = (*path, name)
+        yield ConfigRow(here, None, source.origin(here), is_section=True)
+        yield from _of_struct(source, _struct_of(setting, name), inner, here)
+
+
+def _struct_of(setting: Setting, name: object) -> type[msgspec.Struct]:
+    if setting.section is not None:
+        return setting.section
+    assert setting.chosen is not None
+    try:
+        return registry.options_of(setting.chosen.kind, str(name)) or msgspec.Struct
+    except ConfigError:  # what reads the values says so
+        return msgspec.Struct
+
+
+def _leaf(source: Source, setting: Setting, value: object, path: KeyPath) -> ConfigRow:
+    meant = as_meant(source, setting, value, path)
+    if meant is None:
+        default = default_host() if path == ("host",) else setting.default
+        return ConfigRow(path, default, DEFAULT)
+    if setting.is_secret and meant:
+        return ConfigRow(path, MASK, source.origin(path))
+    inner = settings_of(setting.section) if setting.section is not None else {}
+    secret = _SECRET_KEYS | {key for key, each in inner.items() if each.is_secret}
+    return ConfigRow(path, _masked(source, meant, path, secret), source.origin(path))
+
+
+def _masked(source: Source, value: object, path: KeyPath, secret: Set[str]) -> object:
+    """Return a value without what is secret in it, by where it came from or by its key."""
+    if isinstance(value, Mapping):
+        return {
+            key: MASK if key in secret else _masked(source, inner, (*path, key), secret)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_masked(source, inner, (*path, at), secret) for at, inner in enumerate(value)]
+    return MASK if source.is_secret(path) or path[-1] in _SECRET_KEYS else value
+
+
+_SECRET_KEYS = frozenset(("password", "secret", "token"))
+"""Keys of plug-ins that are known to be secret, though no Struct here says so."""
