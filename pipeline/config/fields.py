@@ -508,6 +508,8 @@ def _words(info: inspect.Type) -> str:
             return f"list of {_words(item)}"
         case inspect.DictType(value_type=inspect.StrType()):
             return "mapping of str to str"
+        case inspect.DictType(value_type=inspect.FloatType()):
+            return "mapping of str to number"
         case inspect.IntType(ge=least, le=most):
             return f"int{_range(least, most)}"
         case inspect.FloatType(ge=least, le=most):

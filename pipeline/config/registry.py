@@ -53,6 +53,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "thread": "pipeline.workers.thread:ThreadKind",
         "process": "pipeline.workers.process.kind:ProcessKind",
         "model": "pipeline.workers.model:ModelKind",
+        "ray": "pipeline.workers.ray.kind:RayKind",
     },
     "schedulers": {
         "full": "pipeline.engine.schedulers.dynamic:FullScheduler",

@@ -32,6 +32,7 @@ from pipeline.config.fields import (
 from pipeline.config.layers import NO_LAYERS, Layers, read_layers
 from pipeline.config.ragged import BatchInputConfig, BatchOutputConfig, fault_of_ragged
 from pipeline.config.rate_limits import NeedsConfig, RateLimitConfig
+from pipeline.config.ray import RayConfig, RayOpConfig
 from pipeline.config.registry import did_you_mean
 from pipeline.config.restrictions import RestrictionsConfig
 from pipeline.config.sequences import ControlConfig, StateConfig, fault_of_states
@@ -137,6 +138,13 @@ class DagConfig(Struct, frozen=True, kw_only=True):
     """`dag`: what all Ops have in common."""
 
     is_thread_op: Annotated[bool, "True: workers are threads; False: processes."] = True
+    workers: Annotated[
+        str | None, OneOf("workers"), "Workers of the Ops that are slow; absent: as of the others."
+    ] = None
+    slow_from_s: Annotated[
+        Millis, "An Op is slow if its usual_time is at least this, ms; dag.workers is for these."
+    ] = 0.005
+    ray: Annotated[RayConfig, "The cluster of Ops with workers: ray."] = RayConfig()
     start_method: Annotated[
         Literal["fork", "spawn"],
         "How processes start: fork: as copies of the script; spawn: anew, for CUDA at import.",
@@ -300,8 +308,12 @@ class OpConfig(Struct, frozen=True, kw_only=True):
         tuple[NeedsConfig, ...], "Resources that its workers share with others, see rate_limit."
     ] = ()
     workers: Annotated[
-        str | None, OneOf("workers"), "thread or process; absent: as dag.is_thread_op says."
+        str | None, OneOf("workers"), "thread, process or ray; absent: as dag says."
     ] = None
+    usual_time_s: Annotated[
+        Millis | None, "What a batch usually takes, ms, so that dag.workers knows who is slow."
+    ] = None
+    ray: Annotated[RayOpConfig, "Actors of workers: ray."] = RayOpConfig()
     worker_options: Annotated[Options, OptionsOf("workers", "workers")] = {}
     fuse: Annotated[
         bool, "False: the Op always runs on its own thread, as what is bound to a thread needs."
@@ -720,12 +732,19 @@ def _names(raw: object, key: str) -> bool:
     return raw.get(key) is not None if isinstance(raw, Mapping) else raw is not None
 
 
+def _workers_of(op: OpConfig, dag: DagConfig) -> str:
+    """Return the workers of an Op that names none."""
+    if dag.workers is not None and (op.usual_time_s or 0.0) >= dag.slow_from_s:
+        return dag.workers
+    return "thread" if dag.is_thread_op else "process"
+
+
 def _with_dag(op: OpConfig, dag: DagConfig) -> OpConfig:
     """Return the Op with what it leaves to `dag` filled in."""
     first_arrive = op.channel_recv_first_arrive
     return msgspec.structs.replace(
         op,
-        workers=op.workers or ("thread" if dag.is_thread_op else "process"),
+        workers=op.workers or _workers_of(op, dag),
         channel_recv_first_arrive=(
             dag.channel_recv_first_arrive if first_arrive is None else first_arrive
         ),

@@ -69,7 +69,8 @@ class OpDispatcher:
         most = max_batch_size_of(op)
         # Samples that one execution may get: before the model is loaded, and after.
         limits = (most if declares(op) else 0, announced_batch(most, config.batch_size))
-        self.load: Load = Load(rows_limits=limits)
+        ahead = getattr(self.workers, "ahead", 0)
+        self.load: Load = Load(rows_limits=limits, ahead=ahead)
         self.pace: Pace = Pace()
         self.links: Links = Links()
         self.room: Room = Room(channel_size, self.scheduler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from pipeline.config.schema import ServiceConfig
@@ -189,6 +190,7 @@ class WorkerContext:
         on_record: takes such a record, in the server.
         processes: what workers are forked from that come while the server runs, if it has that.
         models: that an Op may ask, of a server that has some.
+        base_dir: where files that the configuration names are looked for first.
     """
 
     config: ServiceConfig
@@ -197,6 +199,7 @@ class WorkerContext:
     on_record: Callable[[bytes], None] = lambda record: None
     processes: Any = None
     models: ModelHost | None = None
+    base_dir: Path = Path()
 
 
 class WorkerKind(Protocol):

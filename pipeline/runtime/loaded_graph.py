@@ -192,7 +192,9 @@ class _WorkerKinds:
         self._edge_workers = edge_workers
         logs = LogsHome(config.log.level)
         models = None if processes is None else processes.models
-        self._context = WorkerContext(config, load, logs, replay_bytes, processes, models)
+        self._context = WorkerContext(
+            config, load, logs, replay_bytes, processes, models, load.base_dir
+        )
         self._edge_kind = ThreadKind((), self._context)
         self._by_name: dict[str, WorkerKind] = {}
 

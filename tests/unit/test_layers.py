@@ -94,7 +94,7 @@ AT_HOME: dict[str, set[str]] = {
     "yaml": {"config.yaml", "config.yaml_edit"},
     "onnxruntime": {"predictors.onnx.predictor"},
     "paddle": {"predictors.paddle.predictor"},
-    "ray": {"workers.ray"},
+    "ray": {"workers.ray.cluster"},
     "dill": {"workers.shm.pickling", "workers.zygote.spawn"},
     "redis": {"caches.redis"},
     "torch": set(),

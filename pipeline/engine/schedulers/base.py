@@ -64,6 +64,7 @@ class Load(msgspec.Struct, eq=False):
         rows_limits: what that is before the model is loaded, and after.
         max_items: requests that may begin now, for there is room behind for their answers.
         is_full: no more requests come until some have begun.
+        ahead: whole batches that each busy worker is to have, as its next one is long on its way.
     """
 
     workers: int = 0
@@ -75,6 +76,7 @@ class Load(msgspec.Struct, eq=False):
     rows_limits: tuple[int, int] = (0, 0)
     max_items: int = sys.maxsize
     is_full: bool = False
+    ahead: int = 0
 
     def served(self, seconds: float) -> None:
         """Take down how long a batch took."""

@@ -56,7 +56,7 @@ class FullScheduler(ReadyQueue):
         return self._batch_size
 
     def _may_queue_ahead(self, load: Load) -> bool:
-        ahead = batches_ahead(load.service_s, self._batch_size, load.workers)
+        ahead = batches_ahead(load, self._batch_size)
         return load.workers > 0 and load.running < load.workers + ahead
 
 
@@ -87,14 +87,15 @@ class AdaptiveScheduler(FullScheduler):
         return max(1, min(size, math.ceil(min(arrivals, size) * _HEADROOM)))
 
 
-def batches_ahead(service_s: float, batch_size: int, workers: int) -> int:
+def batches_ahead(load: Load, batch_size: int) -> int:
     """Return how many full batches may be queued at busy workers.
 
     About a millisecond's worth, which hides the way to the loop and back for quick Ops; a slow
     Op gets one a worker, and only where batches are merged: where each request is a batch of
-    its own the oldest one still goes first.
+    its own the oldest one still goes first, unless the way to a worker is long.
     """
+    service_s, workers = load.service_s, load.workers
     if service_s <= 0:
-        return 0
-    floor = workers if batch_size > 1 else 0
+        return load.ahead * workers
+    floor = workers * max(load.ahead, int(batch_size > 1))
     return max(floor, min(_MAX_AHEAD, int(_AHEAD_S / service_s)))

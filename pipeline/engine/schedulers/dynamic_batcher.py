@@ -123,7 +123,7 @@ class DynamicBatcher:
             return load.max_items > 0
         if not (self._may_be_ahead and load.workers and len(self._at) >= self._batch_size):
             return False
-        ahead = batches_ahead(load.service_s, self._batch_size, load.workers)
+        ahead = batches_ahead(load, self._batch_size)
         return load.running < load.workers + ahead
 
     def _drafted(self, load: Load) -> Draft:

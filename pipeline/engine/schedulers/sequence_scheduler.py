@@ -86,7 +86,7 @@ class SequenceScheduler:
         batches = len(self._at.get(worker, ()))
         if not batches or ready < self._whole:
             return not batches
-        ahead = batches_ahead(load.service_s, self._batch_size, load.workers)
+        ahead = batches_ahead(load, self._batch_size)
         return batches * max(1, load.workers) <= ahead
 
     def _count(self, ready: Sequence[Ready], load: Load, now: float) -> int:

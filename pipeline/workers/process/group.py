@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.walk import Step, Walk, WalkPlan
@@ -41,7 +41,13 @@ class MemberWorkers(ProcessWorkers):
     def host(self, plan: WalkPlan, owner: WalkOwner) -> GroupWorkers:
         """Start the processes of a group that this Op leads."""
         group = GroupWorkers(
-            plan, self.loop, self._processes, self._owner, self._schedule, owner, len(self._slots)
+            plan,
+            self.loop,
+            cast(ProcessContext, self._processes),
+            self._owner,
+            self._schedule,
+            owner,
+            len(self._slots),
         )
         self.hosts.append(group)
         group.begin()
@@ -204,7 +210,7 @@ class GroupWorkers(ProcessWorkers):
         return [pool for pool in pools if isinstance(pool, MemberWorkers)]
 
     def steps(self) -> list[WireStep]:
-        numbers = self._processes.entry_points
+        numbers = cast(ProcessContext, self._processes).entry_points
         return [
             WireStep(numbers[op], step.name, step.producers, step.readers)
             for op, step in zip(self.group, self._plan.steps, strict=True)

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
@@ -87,6 +87,43 @@ class ProcessContext:
     forgotten: int = 0
 
 
+class PayloadStore(Protocol):
+    """Memory that payloads lie in on their ways to workers and back."""
+
+    def serialize(self, payload: Any) -> SharedPayload: ...
+    def payload(self, serialized: SerializedPayload, maker: str = "") -> SharedPayload: ...
+
+
+class JobLink(Protocol):
+    """The server's end of the way to one worker."""
+
+    def send(self, frame: bytes) -> None: ...
+    def close(self) -> None: ...
+    def drain(self) -> None: ...
+
+
+class Life(Protocol):
+    """A worker's process, as far as it is seen from here; see `zygote.link.Child`."""
+
+    pid: int | None
+    ending: str
+
+    @property
+    def state(self) -> str: ...
+    def kill(self) -> None: ...
+
+
+class Commons(Protocol):
+    """Things that all workers of a kind share, as far as what one is sent needs them."""
+
+    @property
+    def memory(self) -> PayloadStore: ...
+    @property
+    def on_record(self) -> Callable[[bytes], None]: ...
+    @property
+    def models(self) -> ModelHost | None: ...
+
+
 class ProcessWorker:
     """One worker process.
 
@@ -108,9 +145,7 @@ class ProcessWorker:
         OSError: its memory cannot be mapped.
     """
 
-    def __init__(
-        self, pool: ProcessWorkers, slot: RestartSlot, processes: ProcessContext, op: Op
-    ) -> None:
+    def __init__(self, pool: ProcessWorkers, slot: RestartSlot, commons: Commons, op: Op) -> None:
         self.number: int = slot.number
         self.life: int = next(_LIVES)  # its process may be ready before its pid is known
         self.slot = slot
@@ -129,35 +164,42 @@ class ProcessWorker:
         members = group or (op,)
         self._asks_context = any(asking(each) or feeds_sequences(each) for each in members)
         self._pool = pool
-        self._memory = processes.memory
-        self._on_record = processes.on_record
+        self._memory = commons.memory
+        self._on_record = commons.on_record
         self._unsent: list[WireJob] = []
         self._slices: list[WireSlice] = []
         self._last_number = 0
         self._head_since = 0.0
+        self._calls: CallHost | None = None
+        self._connect(commons, op)
+
+    def _connect(self, commons: Commons, op: Op) -> None:
+        """Have its process started, and tell that what it is to be."""
+        processes = cast(ProcessContext, commons)
+        pool, slot, self._shared = self._pool, self.slot, processes.memory
         self._region = processes.memory.open_region()
         try:
             self.status: StatusPage = StatusPage(processes.memory.arena.view(self._region))
-            self.child: Child = processes.zygotes.start(
+            child = processes.zygotes.start(
                 processes.entry_points.get(op, 0), slot.number, self._changed
             )
+            self.child: Life = child
         except BaseException:
             processes.memory.close_region(self._region)
             raise
         # Once it closes its socket it is about to end; that it has ended is told separately.
         exiting = functools.partial(pool.on_exiting, self)
-        self._link = Link(self.child.sock, pool.loop, WorkerReport, self._reported, exiting)
+        self._link: JobLink = Link(child.sock, pool.loop, WorkerReport, self._reported, exiting)
         init = Init(self._region, processes.forgotten, pool.steps(), pool.entries)
         if op not in processes.entry_points:
             init.spec, init.config = op.pipeline_spec, op.pipeline_config
             init.warm_up = tuple(op.pipeline_warm_up)
-        self._calls: CallHost | None = None
         if init.spec is not None and processes.models is not None:
             self._calls = CallHost(
                 processes.models, processes.memory, pool.loop, op.name, self._take_sent
             )
             init.calls_region = self._calls.region
-            self._calls.send_init(self.child.sock, framed(init))
+            self._calls.send_init(child.sock, framed(init))
         else:
             self._link.send(framed(init))
 
@@ -331,7 +373,7 @@ class ProcessWorker:
     def flush(self) -> None:
         """Send what was given: one frame."""
         if self._unsent or self._slices:
-            work = Jobs(self._unsent, self._memory.take_freed(self._region), self._slices)
+            work = Jobs(self._unsent, self._shared.take_freed(self._region), self._slices)
             self._unsent, self._slices = [], []
             self._link.send(framed(work))
 
@@ -490,7 +532,11 @@ class ProcessWorker:
             self._pool.on_stopped_or_continued(self)
             return
         self._pool.on_ended(self)  # reads the status page: before the region is closed
-        self._memory.close_region(self._region)
+        self._release()
+
+    def _release(self) -> None:
+        """Give back what it had, as it has ended."""
+        self._shared.close_region(self._region)
         if self._calls is not None:
             self._calls.close()
 

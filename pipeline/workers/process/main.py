@@ -12,7 +12,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,6 +22,7 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.init_op import end_op, run_init_op
 from pipeline.engine.streams.plan import is_iterative
 from pipeline.engine.warm_up import warm_up
+from pipeline.engine.worker_api import SetUp
 from pipeline.errors import (
     PayloadTypeError,
     described,
@@ -51,7 +52,7 @@ from pipeline.workers.process.wire import (
     WorkerReport,
 )
 from pipeline.workers.shm.arena import Arena, RegionAllocator
-from pipeline.workers.shm.payload import deserialize
+from pipeline.workers.shm.payload import BlockReader, PayloadMemory, deserialize
 
 SendRecord = Callable[[bytes], None]
 
@@ -109,7 +110,7 @@ class WorkerMain:
     op: Op | None
     arena: Arena
     begin: Callable[[SendRecord], None]
-    set_up: Callable[[Op, int], None]
+    set_up: SetUp
     ops: tuple[Op, ...] = ()
 
     def __call__(self, sock: socket.socket, number: int) -> None:
@@ -132,7 +133,7 @@ class WorkerMain:
                     return
                 note = metadata_of(predictor_of(bound.op))
                 link.send(WorkerReport(is_ready=True, note=note, counted=LEDGER.take()))
-                _Worker(link, bound, self.arena, init, walker).run()
+                ServedWorker(link, bound, _place_of(init, self.arena), walker).run()
 
     def _walker(self, number: int, stack: contextlib.ExitStack, init: Init) -> Walker:
         """Initialise every Op of a group, each in a context of its own."""
@@ -146,39 +147,67 @@ class WorkerMain:
         return Walker(members, init)
 
     def _initialise(self, op: Op, number: int, stack: contextlib.ExitStack) -> BoundOp:
-        op.concurrency_idx = number
-        loop = None
-        if any(_is_async(getattr(op, name)) for name in _STAGES):
-            thread = LoopThread()  # for these methods
-            stack.callback(thread.close)
-            loop = thread.loop
-        self.set_up(op, number)
-        run_init_op(op, loop)
-        stack.callback(end_op, op)
-        bound = BoundOp(op, number, loop)
-        warm_up(bound, number)
-        return bound
+        return initialised(op, number, self.set_up, stack)
 
 
-class _Worker:
+def initialised(op: Op, number: int, set_up: SetUp, stack: contextlib.ExitStack) -> BoundOp:
+    """Return a worker's Op, ready to work; `stack` ends it."""
+    op.concurrency_idx = number
+    loop = None
+    if any(_is_async(getattr(op, name)) for name in _STAGES):
+        thread = LoopThread()  # for these methods
+        stack.callback(thread.close)
+        loop = thread.loop
+    set_up(op, number)
+    run_init_op(op, loop)
+    stack.callback(end_op, op)
+    bound = BoundOp(op, number, loop)
+    warm_up(bound, number)
+    return bound
+
+
+class ReportLink(Protocol):
+    """The worker's end of its way to the server."""
+
+    def next(self) -> Jobs: ...
+    def next_if_there(self) -> Jobs | None: ...
+    def send(self, report: WorkerReport) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Memory that a worker has: what it reads, where it writes, and what both sides look at."""
+
+    blocks: BlockReader
+    memory: PayloadMemory
+    status: StatusPage
+    forgotten: ForgottenRequests
+
+
+def _place_of(init: Init, arena: Arena) -> WorkerPlace:
+    """Return the place of a process that shares memory with its server."""
+    view = arena.view(init.region)
+    forgotten = ForgottenRequests(arena.view(init.server_region))
+    return WorkerPlace(arena, RegionAllocator(view, init.region), StatusPage(view), forgotten)
+
+
+class ServedWorker:
     """Takes jobs from the link, runs them, sends back what became of them."""
 
     def __init__(
         self,
-        link: WorkerLink,
+        link: ReportLink,
         op: BoundOp,
-        arena: Arena,
-        init: Init,
+        place: WorkerPlace,
         walker: Walker | None = None,
     ) -> None:
-        region = init.region
         self._link = link
         self._op = op
         self._walker = walker
-        self._arena = arena
-        self._memory = RegionAllocator(arena.view(region), region)
-        self._status = StatusPage(arena.view(region))
-        self._forgotten = ForgottenRequests(arena.view(init.server_region))
+        self._arena = place.blocks
+        self._memory = place.memory
+        self._status = place.status
+        self._forgotten = place.forgotten
         self._jobs: deque[WireJob] = deque()
         self._pieces: deque[WireSlice] = deque()  # which have turns with the jobs
         self._ran_piece = False
@@ -202,7 +231,21 @@ class _Worker:
                 self._take()
                 self._run_next()
         finally:
-            self._slices.close()
+            self.close()
+
+    def work_on(self, work: Jobs) -> None:
+        """Run what has come, and report all of it."""
+        self._queue(work)
+        if self._slices.runs:
+            self._look()
+        while self._jobs or self._pieces:
+            self._run_next()
+        self._report()
+        self._status.ends()
+
+    def close(self) -> None:
+        """Close the generators that are left."""
+        self._slices.close()
 
     def _run_next(self) -> None:
         self._ran_piece = bool(self._pieces) and not (self._ran_piece and self._jobs)

@@ -7,12 +7,11 @@ from typing import Any
 from pipeline.errors import OverloadedError, PayloadTypeError, PipelineError, error_to_fields
 from pipeline.routes import Answer, Goto, Routed
 from pipeline.workers.process.wire import ErrorFields, ItemOutcome
-from pipeline.workers.shm.arena import Arena
-from pipeline.workers.shm.payload import PayloadMemory, serialize
+from pipeline.workers.shm.payload import BlockReader, PayloadMemory, serialize
 
 
 def outcome_of(
-    outcome: Any, maker: str, memory: PayloadMemory, arena: Arena, place: int = -1
+    outcome: Any, maker: str, memory: PayloadMemory, arena: BlockReader, place: int = -1
 ) -> ItemOutcome:
     """Return an answer of the Op `maker`, or an error, as it goes over the wire.
 

@@ -22,7 +22,7 @@ from pipeline.engine.worker_api import Owner, StreamOwner, Worker
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
-from pipeline.workers.process.handle import ProcessContext, ProcessWorker
+from pipeline.workers.process.handle import Commons, ProcessContext, ProcessWorker
 from pipeline.workers.process.pages import ForgottenRequests
 from pipeline.workers.process.sending import SendingOp, SentStream
 from pipeline.workers.process.sent import unsent_of
@@ -45,10 +45,12 @@ class ProcessWorkers:
         schedule: called when a worker's report is taken in: what it made ready can go on at once.
 
     Attributes:
+        kind: what they are called.
         group: the Ops of which each process has a copy, if its jobs are walks through them.
         entries: see `WalkPlan`.
     """
 
+    kind: str = "process"
     group: tuple[Op, ...] = ()
     entries: tuple[int, ...] = ()
 
@@ -57,12 +59,12 @@ class ProcessWorkers:
         op: Op,
         count: int,
         loop: asyncio.AbstractEventLoop,
-        processes: ProcessContext,
+        processes: Commons,
         owner: Owner,
         schedule: Callable[[], None] = lambda: None,
     ) -> None:
         self.name: str = op.name
-        self.memory_domain: MemoryDomain = processes.memory
+        self.memory_domain: MemoryDomain = cast(MemoryDomain, processes.memory)
         self.keeps_progress: bool = False
         self.addressable: bool = True
         self.may_be_none: bool = True
@@ -106,7 +108,7 @@ class ProcessWorkers:
 
     def state(self) -> WorkersState:
         return WorkersState(
-            kind="process",
+            kind=self.kind,
             wanted=len(self._slots),
             up=len(self._up),
             busy=sum(bool(worker.sent) for worker in self._up),
@@ -225,8 +227,9 @@ class ProcessWorkers:
         return True
 
     def forget(self, data_id: int) -> None:
-        arena = self._processes.memory.arena
-        ForgottenRequests(arena.view(self._processes.forgotten)).add(data_id)
+        processes = cast(ProcessContext, self._processes)
+        arena = processes.memory.arena
+        ForgottenRequests(arena.view(processes.forgotten)).add(data_id)
 
     async def stop(self, timeout_s: float) -> int:
         self._is_stopped = True
@@ -379,10 +382,14 @@ class ProcessWorkers:
 
     # Supervision ----------------------------------------------------------------------------
 
+    def _make(self, slot: RestartSlot) -> ProcessWorker:
+        """Return a worker for a place, whose start has begun."""
+        return ProcessWorker(self, slot, self._processes, self._op)
+
     def _launch(self, slot: RestartSlot) -> None:
         slot.set_timer(None)
         try:
-            worker = ProcessWorker(self, slot, self._processes, self._op)
+            worker = self._make(slot)
         except (InitError, OSError) as error:
             if not self._is_started or slot in self._joining:
                 raise

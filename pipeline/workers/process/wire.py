@@ -244,6 +244,11 @@ Message = TypeVar("Message", bound=msgspec.Struct)
 _encoder = msgspec.msgpack.Encoder()
 
 
+def encoded(message: msgspec.Struct) -> bytes:
+    """Return one message without a frame, for a way that keeps messages apart."""
+    return _encoder.encode(message)
+
+
 def framed(message: msgspec.Struct) -> bytes:
     """Return the frame of one message."""
     body = bytearray(_LENGTH.size)

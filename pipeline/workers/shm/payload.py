@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.engine.payload import Payload
 from pipeline.errors import OverloadedError, PayloadTypeError
-from pipeline.workers.shm.arena import Arena, Block
+from pipeline.workers.shm.arena import Block
 from pipeline.workers.shm.pickling import (
     PROTOCOL,
     NotDataError,
@@ -61,6 +61,12 @@ class SerializedPayload(msgspec.Struct, array_like=True, gc=False):
     arrays: list[PlainArray] | None = None
 
 
+class BlockReader(Protocol):
+    """Place of blocks, where they can be read; an Arena is one."""
+
+    def read(self, block: Block) -> memoryview: ...
+
+
 class PayloadMemory(Protocol):
     """Memory that `serialize` puts what is large in; `RegionAllocator` is one."""
 
@@ -70,7 +76,7 @@ class PayloadMemory(Protocol):
 
 
 def serialize(
-    payload: Any, memory: PayloadMemory, arena: Arena, threshold: int = THRESHOLD
+    payload: Any, memory: PayloadMemory, arena: BlockReader, threshold: int = THRESHOLD
 ) -> SerializedPayload:
     """Pickle `payload`; what has `threshold` bytes or more goes into blocks of `memory`.
 
@@ -99,7 +105,7 @@ def serialize(
 
 
 def _serialize(
-    payload: Any, memory: PayloadMemory, arena: Arena, threshold: int
+    payload: Any, memory: PayloadMemory, arena: BlockReader, threshold: int
 ) -> SerializedPayload:
     try:
         arrays = plain_arrays(payload, threshold)
@@ -137,7 +143,7 @@ class _Serializer:
     to pickle, which offers their memory to `_keeps_in_band`.
     """
 
-    def __init__(self, memory: PayloadMemory, arena: Arena, threshold: int) -> None:
+    def __init__(self, memory: PayloadMemory, arena: BlockReader, threshold: int) -> None:
         self._memory = memory
         self._arena = arena
         self._threshold = threshold
@@ -256,7 +262,10 @@ def _may_hold_large(value: Any) -> bool:
 
 
 def deserialize(
-    serialized: SerializedPayload, arena: Arena, copy: bool = True, loads: Loads = pickle.loads
+    serialized: SerializedPayload,
+    arena: BlockReader,
+    copy: bool = True,
+    loads: Loads = pickle.loads,
 ) -> Any:
     """Return the payload: a new one with each call, which shares nothing with any other.
 
@@ -291,7 +300,7 @@ def deserialize(
         ) from error
 
 
-def _filled(serialized: SerializedPayload, arena: Arena, copy: bool, loads: Loads) -> Any:
+def _filled(serialized: SerializedPayload, arena: BlockReader, copy: bool, loads: Loads) -> Any:
     """Unpickle, and put back what had been taken out."""
     views = map(arena.read, serialized.buffers)
     rest, out_of_band, tuples, is_dict = loads(serialized.data, buffers=_for_pickle(views, copy))
@@ -335,7 +344,7 @@ class SharedPayload(Payload):
     def __init__(
         self,
         serialized: SerializedPayload,
-        arena: Arena,
+        arena: BlockReader,
         release: Callable[[list[Block]], object],
         loads: Loads = pickle.loads,
         maker: str = "",
@@ -376,7 +385,7 @@ class _BlockLease:
 
 
 def _serialize_odd(
-    payload: Any, memory: PayloadMemory, arena: Arena, threshold: int
+    payload: Any, memory: PayloadMemory, arena: BlockReader, threshold: int
 ) -> SerializedPayload:
     """Serialize a payload that pickle refused: those of its values that it refuses go by dill."""
     if type(payload) is dict:

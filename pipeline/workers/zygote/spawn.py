@@ -57,7 +57,7 @@ def pack(entry_points: Sequence[EntryPoint], preload: Sequence[str] = ()) -> int
     Raises:
         InitError: a main refers to something that cannot be shipped; says to what.
     """
-    classes = _classes_of_script()
+    classes = classes_of_script()
     try:
         data = _dump((list(entry_points), classes))
     except Exception as error:
@@ -122,7 +122,7 @@ def _save_module(pickler: Any, module: types.ModuleType) -> None:
         type(pickler).dispatch[types.ModuleType](pickler, module)
 
 
-def _classes_of_script() -> dict[str, type]:
+def classes_of_script() -> dict[str, type]:
     """Return the classes that the script itself defines.
 
     They go along by value, so that a payload of such a class can be pickled by name.

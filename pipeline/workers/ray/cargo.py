@@ -1,0 +1,49 @@
+"""Cargo: what an actor is made of; pickled by Ray, classes of the script by value."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pipeline.engine.worker_api import SetUp
+from pipeline.op import Op
+
+KeepLogs = Callable[[Callable[[bytes], None]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """Things that an actor is made with.
+
+    Args:
+        op: configured, and of the graph around it no more than the names.
+        number: of the worker.
+        set_up: gives the Op its predictor.
+        keep_logs: has log records sent to the server.
+        boot_id: of the server's machine.
+        where: returns the id of the node, there.
+        look_s: how often it tells what it is at, if that takes long; 0: never.
+        classes: those of the script, so that a payload of such a class can be pickled by name.
+        model_files: names of the files of its model, which come with `begin`.
+    """
+
+    op: Op
+    number: int
+    set_up: SetUp
+    keep_logs: KeepLogs
+    boot_id: str
+    where: Callable[[], str]
+    look_s: float = 0.0
+    classes: Mapping[str, type] = field(default_factory=dict)
+    model_files: tuple[str, ...] = ()
+
+
+def for_transport(op: Op) -> Op:
+    """Return a copy of an Op with names in place of its neighbours, which stay here."""
+    alone = copy.copy(op)
+    alone.pipeline_consumers = weakref.WeakSet()
+    alone._input_ops = [Op(name=producer.name) for producer in op.get_input_ops()]
+    alone._jump_to_ops = [Op(name=target.name) for target in op.get_jump_to_ops()]
+    return alone

@@ -1,0 +1,164 @@
+"""RayCluster: the RayApi of Ray itself. The only place that imports it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipeline.config.ray import RayConfig
+from pipeline.errors import InitError, described
+from pipeline.workers.ray.api import ActorGoneError, Demands, ObjectGoneError, Told
+
+_MISSING = "`workers: ray` needs Ray: pip install 'pipeline-serving[ray]'"
+_CONTROL = "control"  # the group of threads for methods that do not wait for batches
+_CONTROL_METHODS = ("poll", "tell", "revoke", "forget")
+_CONTROL_THREADS = 4
+
+
+class RayCluster:
+    """See `RayApi`. A connection that the script has made already is used, and left alone."""
+
+    def __init__(self) -> None:
+        self.where: Callable[[], str] = node_id
+        self._is_own = False
+        self._classes: dict[type, Any] = {}
+
+    def connect(self, config: RayConfig) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            import ray
+        except ImportError as error:
+            raise InitError(_MISSING) from error
+        if ray.is_initialized():
+            return
+        try:
+            self._init(ray, config)
+        except Exception as error:  # of many kinds
+            where = f"dag.ray.address {config.address!r}"
+            raise InitError(f"{where}: no connection to Ray: {described(error)}") from error
+        self._is_own = True
+
+    def _init(self, ray: Any, config: RayConfig) -> None:
+        common: dict[str, Any] = {"logging_level": "warning"}
+        if config.working_dir is not None:
+            common["runtime_env"] = {"working_dir": config.working_dir}
+        if config.address not in ("auto", "local"):
+            ray.init(address=config.address, **common)
+            return
+        if config.address == "auto":
+            try:
+                ray.init(address="auto", **common)
+            except ConnectionError:  # there is none here
+                pass
+            else:
+                return
+        own: dict[str, Any] = {"include_dashboard": False, "num_cpus": config.num_cpus}
+        if config.object_store_mib is not None:
+            own["object_store_memory"] = config.object_store_mib * 2**20
+        ray.init(address="local", **own, **common)
+
+    def start(self, actor: type, cargo: Any, demands: Demands, name: str) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy: Any = "SPREAD" if demands.spreads else "DEFAULT"
+        if demands.node is not None:
+            strategy = NodeAffinitySchedulingStrategy(demands.node, soft=True)
+        made = self._remote(actor).options(
+            num_cpus=demands.num_cpus,
+            num_gpus=demands.num_gpus,
+            resources=dict(demands.resources),
+            scheduling_strategy=strategy,
+            max_restarts=0,  # we start another one, and know which is which
+        )
+        return made.remote(cargo)
+
+    def _remote(self, actor: type) -> Any:
+        import ray
+
+        made = self._classes.get(actor)
+        if made is None:
+            for method in _CONTROL_METHODS:
+                mark = ray.method(concurrency_group=_CONTROL)
+                mark(getattr(actor, method))
+            groups = {_CONTROL: _CONTROL_THREADS}
+            made = self._classes[actor] = ray.remote(concurrency_groups=groups)(actor)
+        return made
+
+    def call(self, actor: Any, method: str, args: Sequence[Any], returns: int) -> list[Any]:
+        refs = getattr(actor, method).options(num_returns=returns).remote(*args)
+        return refs if returns > 1 else [refs]
+
+    def put(self, value: Any) -> Any:
+        import ray
+
+        return ray.put(value)
+
+    def get(self, ref: Any, timeout_s: float) -> Any:
+        import ray
+
+        try:
+            return ray.get(ref, timeout=timeout_s)
+        except Exception as error:
+            raise ObjectGoneError(described(error)) from error
+
+    def when_done(self, ref: Any, told: Told) -> None:
+        def pass_on(future: Any) -> None:
+            error = future.exception()
+            told(None if error else future.result(), error and _ours(error))
+
+        ref.future().add_done_callback(pass_on)
+
+    def kill(self, actor: Any) -> None:
+        import ray
+
+        ray.kill(actor)
+
+    def describe_room(self) -> str:
+        import ray
+
+        nodes = [node for node in ray.nodes() if node.get("Alive")]
+        rooms = [
+            ", ".join(
+                f"{name} {amount:g}"
+                for name, amount in sorted(node["Resources"].items())
+                if not name.startswith(("node:", "memory", "object_store"))
+            )
+            for node in nodes
+        ]
+        return f"{len(nodes)} nodes: {'; '.join(rooms)}"
+
+    def close(self) -> None:
+        import ray
+
+        if self._is_own:
+            self._is_own = False
+            ray.shutdown()
+
+
+def node_id() -> str:
+    """Return the id of the node that this runs on."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _ours(error: BaseException) -> Exception:
+    """Return what an error of Ray means to us."""
+    from ray import exceptions as theirs
+
+    text = _first_line(error)
+    if isinstance(error, theirs.RayActorError | theirs.NodeDiedError | theirs.WorkerCrashedError):
+        return ActorGoneError(text)
+    cause = getattr(error, "cause", None)  # of what could not be fetched for a call
+    lost = theirs.ObjectLostError | theirs.ObjectStoreFullError | theirs.OutOfDiskError
+    if isinstance(error, lost) or isinstance(cause, lost):
+        return ObjectGoneError(text)
+    return error if isinstance(error, Exception) else RuntimeError(text)
+
+
+def _first_line(error: BaseException) -> str:
+    """Return what an error says, without what Ray adds for those who look for its files."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = next((line for line in lines if line.startswith("The actor is dead because")), None)
+    return (reason or (lines[0] if lines else type(error).__name__))[:300]

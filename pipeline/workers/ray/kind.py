@@ -1,0 +1,136 @@
+"""The kind of workers that are actors of a Ray cluster: what all of a server's have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.ray import RayConfig, RayOpConfig
+from pipeline.engine.worker_api import Owner, WorkerContext
+from pipeline.errors import ConfigError
+from pipeline.op import Op
+from pipeline.workers.inbox import LoopInbox
+from pipeline.workers.ray.api import RayApi
+from pipeline.workers.ray.cargo import Cargo, for_transport
+from pipeline.workers.ray.clock import boot_id
+from pipeline.workers.ray.cluster import RayCluster
+from pipeline.workers.ray.link import RayContext, Sender
+from pipeline.workers.ray.models import model_files
+from pipeline.workers.ray.objects import RayMemory
+from pipeline.workers.ray.pool import RayWorkers
+from pipeline.workers.zygote.spawn import classes_of_script
+
+
+class RayKind:
+    """Actors of one cluster, whose payloads are in its store; see `WorkerKind`.
+
+    Args:
+        api: plays Ray, in tests.
+    """
+
+    def __init__(
+        self, ops: Sequence[Op], context: WorkerContext, api: RayApi | None = None
+    ) -> None:
+        self._ops = list(ops)
+        self._context = context
+        self._config: RayConfig = context.config.dag.ray
+        self._api: RayApi = api or RayCluster()
+        self._pools: dict[str, RayWorkers] = {}
+        self._connected: asyncio.Task[None] | None = None
+        self._models: dict[str, tuple[str, ...]] = {}  # names of the files that are sent
+        self.start_timeout_s: float = self._config.start_timeout_s
+
+    def fork(self) -> None:
+        """Check who is to be near whom; nothing is forked."""
+        for op in self._ops:
+            _check_near(op, {each.name: each for each in self._ops})
+
+    def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
+        self._loop, self._schedule = loop, schedule
+        memory = RayMemory(self._api, self._context.config.dag.trust_workers)
+        inbox = LoopInbox(loop, after=schedule)
+        self._shared = RayContext(
+            self._api, memory, inbox, Sender("control"), self._context.on_record
+        )
+
+    def workers(self, op: Op, count: int, owner: Owner) -> RayWorkers:
+        ours = set(self._ops)
+        readers = list(op.pipeline_consumers)
+        passes_on = bool(readers) and ours.issuperset(readers)
+        pool = RayWorkers(
+            op, count, self._loop, self._shared, owner, self._schedule, self, passes_on
+        )
+        self._pools[op.name] = pool
+        return pool
+
+    async def close(self) -> None:
+        if self._connected is None:
+            return
+        await asyncio.wait([self._connected])
+        if self._shared.control.is_alive():
+            self._shared.control.close()
+            await asyncio.to_thread(self._shared.control.join)
+        await asyncio.to_thread(self._api.close)
+
+    # For the workers ----------------------------------------------------------------------------
+
+    async def prepare(self, op: Op) -> Sequence[Any]:
+        if self._connected is None:
+            self._connected = self._loop.create_task(self._connect())
+        await asyncio.shield(self._connected)
+        near = op.pipeline_config.ray.near
+        if near is not None:
+            await self._pools[near].has_started.wait()
+        return await asyncio.to_thread(self._put_model, op)
+
+    async def _connect(self) -> None:
+        await asyncio.to_thread(self._api.connect, self._config)
+        self._shared.control.start()
+
+    def _put_model(self, op: Op) -> Sequence[Any]:
+        """Put a model into the store, if it is to be sent. Not on the loop."""
+        path = op.pipeline_config.local_service_conf.model_config
+        if path is None or op.pipeline_config.ray.model_from != "store":
+            return []
+        beside = self._context.base_dir / path
+        files = model_files(op, beside if beside.exists() else Path(path))
+        self._models[op.name] = tuple(files)
+        return [self._api.put(data) for data in files.values()]
+
+    def cargo(self, op: Op, number: int, look_s: float) -> Cargo:
+        context = self._context
+        return Cargo(
+            for_transport(op),
+            number,
+            context.set_up,
+            context.keep_logs,
+            boot_id(),
+            self._api.where,
+            look_s,
+            classes_of_script(),
+            self._models.get(op.name, ()),
+        )
+
+    def node_for(self, op: Op, number: int) -> str | None:
+        wanted: RayOpConfig = op.pipeline_config.ray
+        if wanted.near is not None:
+            nodes = sorted(filter(None, self._pools[wanted.near].nodes))
+            return nodes[number % len(nodes)] if nodes else None
+        if wanted.placement == "pack":
+            return next(filter(None, self._pools[op.name].nodes), None)
+        return None
+
+    async def describe_room(self) -> str:
+        return await asyncio.to_thread(self._api.describe_room)
+
+
+def _check_near(op: Op, others: Mapping[str, Op]) -> None:
+    """Raise ConfigError if an Op waits for one that is no actor, or waits for it."""
+    seen = [op.name]
+    while (near := others[seen[-1]].pipeline_config.ray.near) is not None:
+        if near not in others or near in seen:
+            why = "they wait for each other" if near in seen else "there are no actors of that name"
+            raise ConfigError(f"op.{op.name}.ray.near: {' near '.join([*seen, near])}: {why}")
+        seen.append(near)

@@ -1,0 +1,349 @@
+"""ActorLink: the server's end of the way to one actor; and the threads that call into Ray.
+
+A call takes a good part of a millisecond of the thread that makes it, and one that puts what is
+large longer: none is made on the event loop. What comes back is posted to it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from pipeline.errors import described
+from pipeline.workers.inbox import LoopInbox
+from pipeline.workers.process.wire import Jobs, WorkerReport, encoded
+from pipeline.workers.ray.actor import RayActor
+from pipeline.workers.ray.api import ActorGoneError, Demands, ObjectGoneError, RayApi
+from pipeline.workers.ray.cargo import Cargo
+from pipeline.workers.ray.objects import (
+    ActorReply,
+    RayMemory,
+    decode_reply,
+    numbers_in,
+    objects_in,
+    renumber,
+)
+
+_LOGGER = logging.getLogger(__name__)
+
+Call = Callable[[], object]
+
+
+class Sender(threading.Thread):
+    """A thread that makes calls into Ray, one after the other."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=f"pipeline-ray-{name}", daemon=True)
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+
+    def do(self, call: Call) -> None:
+        """Have something called; it handles what it raises."""
+        self._calls.put(call)
+
+    def close(self) -> None:
+        """End when all calls so far are made."""
+        self._calls.put(None)
+
+    def run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except Exception:  # a defect of ours: who waits for it has a deadline
+                _LOGGER.exception("a call into Ray failed")
+
+
+@dataclass(frozen=True, slots=True)
+class RayContext:
+    """Things that all actors of a server share.
+
+    `control` makes the calls that no batch waits for, so that those get through when an Op's own
+    sender puts something large.
+    """
+
+    api: RayApi
+    memory: RayMemory
+    inbox: LoopInbox
+    control: Sender
+    on_record: Callable[[bytes], None]
+    models: None = None
+
+
+class LinkOwner(Protocol):
+    """Listener to an actor, on the loop: its worker."""
+
+    def opens(self, report: WorkerReport) -> list[int]:
+        """Return the numbers of the objects in a report that the server itself will read."""
+
+    def on_began(self, node: str, pid: int) -> None: ...
+    def on_report(self, report: WorkerReport) -> None: ...
+    def on_running(self, job: int, age_s: float, call_age_s: float) -> None: ...
+    def on_job_lost(self, number: int, why: str) -> None: ...
+    def on_end(self, why: str) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Arrived:
+    """A report in its place; it is passed on when nothing of it is on its way any more."""
+
+    report: WorkerReport
+    numbers: list[int]
+    missing: int = 0
+    lost: str = ""
+
+
+class ActorLink:
+    """The way to one actor. On the loop, but for what says that it is a sender's."""
+
+    def __init__(
+        self, context: RayContext, sender: Sender, owner: LinkOwner, cargo: Cargo, name: str
+    ) -> None:
+        self._api = context.api
+        self._memory = context.memory
+        self._inbox = context.inbox
+        self._control = context.control
+        self._sender = sender
+        self._owner = owner
+        self._cargo = cargo
+        self._name = name
+        self._actor: Any = None
+        self._next = 1  # the number of the report that is to be passed on next
+        self._arrived: dict[int, _Arrived] = {}
+        self._is_open = True
+        self._ended = ""
+        self.objects: int = 1  # that a reply may bring
+
+    # To the actor -------------------------------------------------------------------------------
+
+    def start(self, demands: Demands, model_files: Sequence[Any]) -> None:
+        """Have the actor made."""
+        self._control.do(functools.partial(self._start, demands, model_files))
+
+    def _start(self, demands: Demands, model_files: Sequence[Any]) -> None:
+        """A sender's."""
+        api = self._api
+        try:
+            self._actor = api.start(RayActor, self._cargo, demands, self._name)
+            (began,) = api.call(self._actor, "begin", model_files, 1)
+        except Exception as error:  # what cannot be pickled, a connection that is gone
+            self._inbox.post(self._end, f"could not be started: {described(error)}", None)
+            return
+        api.when_done(began, functools.partial(self._inbox.post, self._began))
+        self._poll()
+
+    def work(self, work: Jobs, number: int) -> None:
+        """Send one batch, or slice, which is the job of this number."""
+        if self._is_open:
+            call = functools.partial(self._work, encoded(work), numbers_in(work), number)
+            self._sender.do(functools.partial(call, max(1, self.objects)))
+
+    def _work(self, frame: bytes, numbers: Sequence[int], number: int, count: int) -> None:
+        """A sender's."""
+        lost = functools.partial(self._inbox.post, self._job_lost, number)
+        try:
+            refs = [self._memory.ref(each) for each in numbers]
+            args = (frame, time.monotonic_ns(), numbers, count, *refs)
+            reply, *objects = self._api.call(self._actor, "work", args, 1 + count)
+        except Exception as error:
+            lost(error)
+            return
+        done = functools.partial(self._worked, number, objects)
+        self._api.when_done(reply, functools.partial(self._post_result, done))
+
+    def _post_result(self, done: Callable[..., None], value: Any, error: Any) -> None:
+        """Any thread's."""
+        self._inbox.post(done, value, error)
+
+    def tell(self, work: Jobs) -> None:
+        """Send what a run that is under way is to know."""
+        if self._is_open:
+            call = functools.partial(self._tell, encoded(work), numbers_in(work))
+            self._sender.do(call)
+
+    def _tell(self, frame: bytes, numbers: Sequence[int]) -> None:
+        """A sender's."""
+        try:
+            refs = [self._memory.ref(each) for each in numbers]
+            self._api.call(self._actor, "tell", (frame, time.monotonic_ns(), numbers, *refs), 1)
+        except Exception as error:
+            self._inbox.post(self._failed, error, None)
+
+    def revoke(self, number: int, told: Callable[[int], None]) -> None:
+        """Call back all jobs up to this one; `told` of the last that was begun."""
+
+        def answered(begun: Any, error: Any) -> None:
+            if error is None and self._is_open:
+                told(begun)
+
+        def ask() -> None:
+            if self._actor is None:  # it has ended
+                return
+            (ref,) = self._api.call(self._actor, "revoke", (number,), 1)
+            self._api.when_done(ref, functools.partial(self._inbox.post, answered))
+
+        self._control.do(ask)
+
+    def forget(self, data_ids: Sequence[int]) -> None:
+        """Tell it that nobody waits for these requests any more."""
+        if self._is_open and self._actor is not None:
+            args = (self._actor, "forget", (data_ids,), 1)
+            self._control.do(functools.partial(self._api.call, *args))
+
+    def close(self) -> None:
+        """Let it end when it is done with what it has."""
+        if self._is_open:
+            self._is_open = False
+            self._sender.do(self._close)
+
+    def _close(self) -> None:
+        """A sender's."""
+
+        def ended(value: Any, error: Any) -> None:
+            self._control.do(self._kill)
+
+        if self._actor is None:
+            self._inbox.post(self._end, "was stopped", None)
+            return
+        (ref,) = self._api.call(self._actor, "end", (), 1)
+        self._api.when_done(ref, ended)
+
+    def kill(self) -> None:
+        """End it at once. What it does from now on is nobody's."""
+        self._is_open = False
+        self._control.do(self._kill)
+
+    def _kill(self) -> None:
+        """A sender's. Who cannot be reached is told by Ray as soon as it can."""
+        try:
+            if self._actor is not None:
+                self._api.kill(self._actor)
+        finally:
+            self._inbox.post(self._end, "was killed", None)
+
+    def send(self, frame: bytes) -> None:
+        """Refuse: frames are for sockets."""
+        raise NotImplementedError
+
+    def drain(self) -> None:
+        """Pass on what has come; nothing more will."""
+        for serial in sorted(self._arrived):
+            arrived = self._arrived.pop(serial)
+            if arrived.missing:
+                arrived.report = WorkerReport()  # its jobs are started over
+            self._pass_on(arrived)
+
+    # From the actor -----------------------------------------------------------------------------
+
+    def _began(self, frame: Any, error: Any) -> None:
+        if error is not None:
+            self._failed(error, None)
+            return
+        reply = decode_reply(frame)
+        if self._is_open:
+            self._owner.on_began(reply.node, reply.pid)
+        self._take(reply)
+
+    def _worked(self, number: int, objects: Sequence[Any], frame: Any, error: Any) -> None:
+        if error is None:
+            self._take(decode_reply(frame), objects)
+        elif isinstance(error, ObjectGoneError):
+            self._job_lost(number, error)
+        else:
+            self._failed(error, None)
+
+    def _poll(self) -> None:
+        """Have the actor tell what it has to, when it has. A sender's."""
+        reply, objects = self._api.call(self._actor, "poll", (), 2)
+        polled = functools.partial(self._polled, [objects])
+        self._api.when_done(reply, functools.partial(self._post_result, polled))
+
+    def _polled(self, objects: Sequence[Any], frame: Any, error: Any) -> None:
+        if error is not None:
+            self._failed(error, None)
+            return
+        reply = decode_reply(frame)
+        if self._is_open:
+            self._control.do(self._poll_again)
+            if reply.running is not None:
+                self._owner.on_running(*reply.running)
+        self._take(reply, objects)
+
+    def _poll_again(self) -> None:
+        """A sender's."""
+        try:
+            self._poll()
+        except Exception as error:
+            self._inbox.post(self._failed, error, None)
+
+    def _job_lost(self, number: int, error: Exception) -> None:
+        if self._is_open:
+            self._owner.on_job_lost(number, described(error))
+
+    def _failed(self, error: Exception, _: object) -> None:
+        """An actor that cannot be called has ended, or is to."""
+        if isinstance(error, ActorGoneError):
+            self._end(f"ended: {error}", None)
+            return
+        if self._is_open:
+            _LOGGER.error("[%s] an actor failed and is replaced: %s", self._name, described(error))
+        self.kill()
+
+    def _end(self, why: str, _: object) -> None:
+        if not self._ended:
+            self._is_open, self._ended = False, why
+            self._owner.on_end(why)
+            if self._actor is not None:
+                self._control.do(self._forget_actor)
+
+    def _forget_actor(self) -> None:
+        """A sender's: a handle that goes may take the actor along, which takes a while."""
+        self._actor = None
+
+    # Reports, in order --------------------------------------------------------------------------
+
+    def _take(self, reply: ActorReply, objects: Sequence[Any] = ()) -> None:
+        """Take a reply: its objects, and its reports in their places."""
+        used = sorted({number for _, report in reply.reports for number in objects_in(report)})
+        numbers = dict(zip(used, self._memory.adopt([objects[at] for at in used]), strict=True))
+        for serial, report in reply.reports:
+            renumber(report, numbers)
+            self._arrived[serial] = arrived = _Arrived(report, objects_in(report))
+            for number in arrived.numbers:
+                self._memory.hold(number)
+            self._fetch(arrived)
+            self.objects = max(self.objects, len(arrived.numbers))
+        self._pass_on_ready()
+
+    def _fetch(self, arrived: _Arrived) -> None:
+        """Have those objects fetched that the server itself will read."""
+        for number in self._owner.opens(arrived.report):
+            if not self._memory.is_here(number):
+                arrived.missing += 1
+                here = functools.partial(self._inbox.post, self._fetched, arrived)
+                self._memory.when_here(number, here)
+
+    def _fetched(self, arrived: _Arrived, error: Exception | None) -> None:
+        arrived.missing -= 1
+        if error is not None:
+            arrived.lost = described(error)
+        self._pass_on_ready()
+
+    def _pass_on_ready(self) -> None:
+        while (arrived := self._arrived.get(self._next)) is not None and not arrived.missing:
+            del self._arrived[self._next]
+            self._next += 1
+            self._pass_on(arrived)
+
+    def _pass_on(self, arrived: _Arrived) -> None:
+        if arrived.lost and arrived.report.results:
+            for result in arrived.report.results:
+                self._owner.on_job_lost(result.number, arrived.lost)
+        else:
+            self._owner.on_report(arrived.report)
+        for number in arrived.numbers:
+            self._memory.release(number)

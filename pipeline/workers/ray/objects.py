@@ -1,0 +1,271 @@
+"""Objects in Ray's store: where the blocks of payloads lie that go by reference.
+
+An object is a list of byte arrays. On its way a Block has its number in place of a region, the
+place in the list in place of an offset.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pipeline.engine.payload import MemoryDomain
+from pipeline.errors import PayloadTypeError
+from pipeline.workers.process.wire import ItemOutcome, Jobs, WorkerReport
+from pipeline.workers.ray.api import ObjectGoneError, RayApi
+from pipeline.workers.ray.clock import items_of
+from pipeline.workers.shm.arena import Block
+from pipeline.workers.shm.payload import (
+    Loads,
+    SerializedPayload,
+    SharedPayload,
+    serialize,
+)
+from pipeline.workers.shm.pickling import anything_of, data_of
+
+MIN_BYTES = 100 * 1024
+"""What has less goes with the message: Ray does no other with what a call returns."""
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_MADE = -1  # the region of a block that is in no object yet
+_GET_TIMEOUT_S = 10.0
+
+
+class ActorReply(msgspec.Struct, array_like=True):
+    """What an actor tells: reports with their running numbers.
+
+    `running` is (number of its job, its age, that of its call of `process` or -1), in seconds.
+    """
+
+    reports: list[tuple[int, WorkerReport]]
+    running: tuple[int, float, float] | None = None
+    node: str = ""
+    pid: int = 0
+
+
+decode_reply = msgspec.msgpack.Decoder(ActorReply).decode
+
+
+def outcomes_of(report: WorkerReport) -> Iterator[ItemOutcome]:
+    """Yield all outcomes in a report: answers, parts of streams, states of sequences."""
+    for result in report.results:
+        yield from result.outcomes
+        yield from (result.kept or {}).values()
+    for parts in report.parts:
+        for _, outcome in parts.entries:
+            yield outcome
+
+
+def objects_in(report: WorkerReport) -> list[int]:
+    """Return the numbers of all objects that a report refers to."""
+    payloads = (outcome.payload for outcome in outcomes_of(report))
+    return sorted({block.region for each in payloads if each for block in each.buffers})
+
+
+def renumber(report: WorkerReport, numbers: Mapping[int, int]) -> None:
+    """Put other numbers in the place of those of its objects."""
+    for outcome in outcomes_of(report):
+        payload = outcome.payload
+        if payload is not None and payload.buffers:
+            payload.buffers = [
+                Block(numbers[block.region], block.offset, block.size) for block in payload.buffers
+            ]
+
+
+def numbers_in(work: Jobs) -> list[int]:
+    """Return the numbers of all objects that something sent refers to."""
+    payloads: list[SerializedPayload] = []
+    for item in items_of(work):
+        payloads += item.inputs.values()
+        for parts in item.gathered.values():
+            payloads += parts
+    for job in work.jobs:
+        payloads += (job.given or {}).values()
+    return sorted({block.region for payload in payloads for block in payload.buffers})
+
+
+class ActorMemory:
+    """An actor's side: what came with the call that runs, and what is to go back."""
+
+    def __init__(self) -> None:
+        self.objects: dict[int, Sequence[Bytes]] = {}
+        self._made: dict[int, Bytes] = {}
+        self._count = 0
+
+    def alloc(self, size: int) -> Block | None:
+        """Return a block to write to; None: it is small."""
+        if size < MIN_BYTES:
+            return None
+        self._count += 1
+        self._made[self._count] = np.empty(size, np.uint8)
+        return Block(_MADE, self._count, size)
+
+    def free(self, block: Block) -> None:
+        """Give back a block that came to nothing."""
+        self._made.pop(block.offset, None)
+
+    def read(self, block: Block) -> memoryview:
+        """Return the bytes of a block."""
+        if block.region == _MADE:
+            return self._made[block.offset].data
+        return self.objects[block.region][block.offset].data
+
+    def pack(self, reply: ActorReply, count: int) -> tuple[Any, ...]:
+        """Return a reply as it is sent, and `count` objects with what is large in it."""
+        objects: list[list[Bytes]] = [[] for _ in range(count)]
+        place = 0
+        for _, report in reply.reports:
+            for outcome in outcomes_of(report):
+                payload = outcome.payload
+                if payload is not None and payload.buffers:
+                    into = objects[place % count]
+                    payload.buffers = [self._moved(b, place % count, into) for b in payload.buffers]
+                    place += 1
+        return msgspec.msgpack.encode(reply), *(each or None for each in objects)
+
+    def _moved(self, block: Block, number: int, into: list[Bytes]) -> Block:
+        into.append(self._made.pop(block.offset))
+        return Block(number, len(into) - 1, block.size)
+
+
+@dataclass(slots=True, eq=False)
+class _Stored:
+    """An object: a reference, or what is to be put, or both; and how many blocks are in use."""
+
+    ref: Any
+    value: Sequence[Bytes] | None
+    used: int = 0
+
+
+class RayMemory(MemoryDomain):
+    """The server's side: the memory domain of actors. On the loop, if nothing else is said.
+
+    It holds a reference of each object as long as a payload needs it.
+
+    Args:
+        api: knows the store.
+        trusts_workers: whether what an actor has serialized is opened here whatever is in it.
+    """
+
+    def __init__(self, api: RayApi, trusts_workers: bool = False) -> None:
+        self._api = api
+        self._loads: Loads = anything_of if trusts_workers else data_of
+        self._objects: dict[int, _Stored] = {}
+        self._released: deque[Block] = deque()
+        self._last = 0
+        self._writing: list[Bytes] = []
+
+    @property
+    def count(self) -> int:
+        """Return how many objects are held."""
+        self._settle()
+        return len(self._objects)
+
+    # Payloads -----------------------------------------------------------------------------------
+
+    def serialize(self, payload: Any) -> SharedPayload:
+        """Serialize a payload that is to leave this process. Raises as `payload.serialize` does."""
+        self._settle()
+        self._writing = []
+        serialized = serialize(payload, self, self, MIN_BYTES)
+        if serialized.buffers:
+            self._last += 1
+            self._objects[self._last] = _Stored(None, self._writing)
+            serialized.buffers = [
+                Block(self._last, block.offset, block.size) for block in serialized.buffers
+            ]
+        return self._payload(serialized, anything_of, "")
+
+    def payload(self, serialized: SerializedPayload, maker: str = "") -> SharedPayload:
+        """Take charge of what was serialized by an actor of the Op `maker`."""
+        return self._payload(serialized, self._loads, maker)
+
+    def _payload(self, serialized: SerializedPayload, loads: Loads, maker: str) -> SharedPayload:
+        for block in serialized.buffers:
+            self._objects[block.region].used += 1
+        return SharedPayload(serialized, self, self._released.extend, loads, maker)
+
+    def alloc(self, size: int) -> Block | None:
+        """Return a block of the object that is being written."""
+        self._writing.append(np.empty(size, np.uint8))
+        return Block(_MADE, len(self._writing) - 1, size)
+
+    def free(self, block: Block) -> None:
+        """Give back a block that came to nothing."""
+
+    def read(self, block: Block) -> memoryview:
+        """Return the bytes of a block; in any thread. It should be here: else it is waited for."""
+        if block.region == _MADE:
+            return self._writing[block.offset].data
+        stored = self._objects[block.region]
+        value = stored.value
+        if value is None:
+            try:
+                value = stored.value = self._api.get(stored.ref, _GET_TIMEOUT_S)
+            except ObjectGoneError as error:
+                raise PayloadTypeError(f"an answer is lost: {error}") from error
+        assert value is not None, "there is a value, or an error"
+        return value[block.offset].data
+
+    # Objects ------------------------------------------------------------------------------------
+
+    def adopt(self, refs: Sequence[Any]) -> list[int]:
+        """Take charge of what came with a reply; return the numbers: each is to be held."""
+        self._settle()
+        numbers = []
+        for ref in refs:
+            self._last += 1
+            self._objects[self._last] = _Stored(ref, None)
+            numbers.append(self._last)
+        return numbers
+
+    def hold(self, number: int) -> None:
+        """Keep an object until `release`, whatever payloads need it meanwhile."""
+        self._objects[number].used += 1
+
+    def release(self, number: int) -> None:
+        """Need an object no more."""
+        stored = self._objects.get(number)
+        if stored is not None:
+            stored.used -= 1
+            if not stored.used:
+                del self._objects[number]
+
+    def ref(self, number: int) -> Any:
+        """Return a reference, for which an object may have to be put. In a sender's thread.
+
+        Raises:
+            ObjectGoneError: it is not held any more.
+        """
+        stored = self._objects.get(number)
+        if stored is None:
+            raise ObjectGoneError("nobody waits for it any more")
+        if stored.ref is None:
+            stored.ref = self._api.put(stored.value)
+        return stored.ref
+
+    def is_here(self, number: int) -> bool:
+        """Return whether an object can be read without a wait."""
+        stored = self._objects.get(number)
+        return stored is None or stored.value is not None
+
+    def when_here(self, number: int, told: Callable[[Exception | None], None]) -> None:
+        """Have an object fetched, and `told` called then, in whatever thread."""
+        stored = self._objects[number]
+
+        def keep(value: Any, error: Exception | None) -> None:
+            stored.value = value
+            told(error)
+
+        self._api.when_done(stored.ref, keep)
+
+    def _settle(self) -> None:
+        """SharedPayloads die in any thread: what they held is looked at here, on the loop."""
+        while self._released:
+            self.release(self._released.popleft().region)

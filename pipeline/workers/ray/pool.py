@@ -1,0 +1,155 @@
+"""RayWorkers: the workers of one Op, which are actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from pipeline.config.ray import RayOpConfig
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.hooks import asking
+from pipeline.engine.worker_api import Owner
+from pipeline.errors import InitError
+from pipeline.op import Op
+from pipeline.workers.process.handle import ProcessWorker
+from pipeline.workers.process.pool import ProcessWorkers
+from pipeline.workers.ray.api import Demands
+from pipeline.workers.ray.cargo import Cargo
+from pipeline.workers.ray.handle import RayWorker
+from pipeline.workers.ray.link import RayContext, Sender
+from pipeline.workers.restart_policy import RestartSlot
+
+_LOGGER = logging.getLogger(__name__)
+
+_LOOKS = 4  # of an actor at its call within the Op's timeout
+_LEAST_LOOK_S = 0.05
+
+
+class ActorMaker(Protocol):
+    """The kind, as far as the workers of an Op need it."""
+
+    start_timeout_s: float
+
+    async def prepare(self, op: Op) -> Sequence[Any]:
+        """Be connected, and wait for what is to be there before; return the model's files."""
+
+    def cargo(self, op: Op, number: int, look_s: float) -> Cargo:
+        """Return what an actor of an Op is made of."""
+
+    def node_for(self, op: Op, number: int) -> str | None:
+        """Return where an actor is put if there is room; None: anywhere."""
+
+    async def describe_room(self) -> str:
+        """Return what the nodes have."""
+
+
+class RayWorkers(ProcessWorkers):
+    """The actors of one Op; see `Workers`.
+
+    They are supervised as processes are: what differs is how they are started and reached.
+
+    Args:
+        maker: starts them.
+        passes_on: whether all that read the Op's answers are actors, too.
+
+    Attributes:
+        ahead: batches that each gets while it is busy, so that it never waits for the next one.
+        sender: makes the calls that have batches.
+        model_refs: the files of its model, if they are sent.
+        look_s: how often an actor tells what it is at.
+        has_started: set when all of them are up for the first time.
+    """
+
+    kind: str = "ray"
+    ahead: int = 1
+
+    def __init__(
+        self,
+        op: Op,
+        count: int,
+        loop: asyncio.AbstractEventLoop,
+        context: RayContext,
+        owner: Owner,
+        schedule: Callable[[], None],
+        maker: ActorMaker,
+        passes_on: bool,
+    ) -> None:
+        super().__init__(op, count, loop, context, owner, schedule)
+        self.passes_on: bool = passes_on
+        self.sender: Sender = Sender(op.name)
+        self.model_refs: Sequence[Any] = ()
+        timeout_s = op.pipeline_config.timeout_s
+        self.look_s: float = max(_LEAST_LOOK_S, timeout_s / _LOOKS) if timeout_s else 0.0
+        self.has_started: asyncio.Event = asyncio.Event()
+        self._context = context
+        self._maker = maker
+        self._asks = asking(op)
+
+    @property
+    def nodes(self) -> list[str]:
+        """Return the ids of the nodes that its actors are on."""
+        return [worker.node for worker in self._alive if isinstance(worker, RayWorker)]
+
+    def cargo(self, number: int) -> Cargo:
+        return self._maker.cargo(self._op, number, self.look_s)
+
+    def demands(self, node: str | None) -> Demands:
+        """Return what an actor needs."""
+        wanted: RayOpConfig = self._op.pipeline_config.ray
+        spreads = wanted.placement == "spread"
+        return Demands(wanted.num_cpus, wanted.num_gpus, wanted.resources, spreads, node)
+
+    async def start(self) -> None:
+        self.model_refs = await self._maker.prepare(self._op)
+        self.sender.start()
+        try:
+            async with asyncio.timeout(self._maker.start_timeout_s):
+                await super().start()
+        except TimeoutError:
+            room = await self._maker.describe_room()
+            demands = self.demands(None)
+            raise InitError(
+                f"Op {self.name!r} failed to start: {self.count} of {len(self._slots)} actors are "
+                f"up after {self._maker.start_timeout_s:g} s; each needs {_wants(demands)}; "
+                f"there are {room}. See op.{self.name}.ray and dag.ray.start_timeout_s"
+            ) from None
+        self.has_started.set()
+
+    def _make(self, slot: RestartSlot) -> ProcessWorker:
+        node = self._maker.node_for(self._op, slot.number)
+        return RayWorker(self, slot, self._context, self._op, node)
+
+    def forget(self, data_id: int) -> None:
+        if not (self._asks or self._op_streams):
+            return
+        for worker in self._alive:
+            assert isinstance(worker, RayWorker), "it has no others"
+            if worker.sent or worker.streams:
+                worker.link.forget([data_id])
+
+    @property
+    def _op_streams(self) -> bool:
+        return any(worker.streams for worker in self._alive)
+
+    def on_exiting(self, worker: ProcessWorker) -> None:
+        """End an actor that could not begin: it does not by itself."""
+        super().on_exiting(worker)
+        worker.kill("failed to start")
+
+    def on_job_lost(self, worker: RayWorker, run: BatchRun, why: str) -> None:
+        """Take note that a batch came to nothing, though its actor lives."""
+        worker.streams.pop(run, None)
+        self._owner.lost(run, run.died(self.name, worker.number, f"lost its data: {why}"))
+        self.on_reported()
+
+    async def stop(self, timeout_s: float) -> int:
+        left = await super().stop(timeout_s)
+        self.sender.close()
+        return left
+
+
+def _wants(demands: Demands) -> str:
+    own = {"num_cpus": demands.num_cpus, "num_gpus": demands.num_gpus, **demands.resources}
+    return ", ".join(f"{name} {amount:g}" for name, amount in own.items() if amount)
