@@ -21,7 +21,7 @@ import msgspec
 
 from pipeline.engine.bound_op import BoundOp
 from pipeline.errors import described, utf8_text
-from pipeline.metrics import LEDGER
+from pipeline.metrics import LEDGER, Ledger
 from pipeline.op import predictor_of
 from pipeline.predictors.metadata import metadata_of
 from pipeline.workers.process.main import ServedWorker, WorkerPlace, initialised
@@ -127,10 +127,16 @@ class ActorLink:
 
 
 class RayActor:
-    """One worker. `begin`, `work` and `end` run one after the other, the others beside them."""
+    """One worker. `begin`, `work` and `end` run one after the other, the others beside them.
 
-    def __init__(self, cargo: Cargo) -> None:
+    Args:
+        cargo: what it is made of.
+        ledger: of what users' code counts; None: that of this process.
+    """
+
+    def __init__(self, cargo: Cargo, ledger: Ledger | None = None) -> None:
         self._cargo = cargo
+        self._ledger = ledger or LEDGER  # no default: Ray pickles those
         self._memory = ActorMemory()
         self._status = StatusPage(memoryview(bytearray(_PAGE_BYTES)))
         self._forgotten = ForgottenRequests(memoryview(bytearray(_PAGE_BYTES)))
@@ -145,7 +151,7 @@ class RayActor:
 
     def begin(self, *model_files: Bytes) -> bytes:
         """Initialise the Op; return the reply that says so, or why that failed."""
-        LEDGER.begin()
+        self._ledger.begin()
         self._cargo.keep_logs(self._outbox.add_record)
         vars(sys.modules["__main__"]).update(self._cargo.classes)
         try:
@@ -157,7 +163,7 @@ class RayActor:
             place = WorkerPlace(self._memory, self._memory, self._status, self._forgotten)
             self._worker = self._context.run(ServedWorker, self._link, bound, place)
             note = metadata_of(predictor_of(bound.op))
-            report = WorkerReport(is_ready=True, note=note, counted=LEDGER.take())
+            report = WorkerReport(is_ready=True, note=note, counted=self._ledger.take())
         self._outbox.add(report, is_urgent=False)
         reports = self._outbox.take()
         reply = ActorReply(reports, node=self._cargo.where(), pid=os.getpid())

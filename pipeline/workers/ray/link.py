@@ -63,7 +63,7 @@ class RayContext:
     """Things that all actors of a server share.
 
     `control` makes the calls that no batch waits for, so that those get through when an Op's own
-    sender puts something large.
+    sender, which `make_sender` makes, puts something large.
     """
 
     api: RayApi
@@ -72,6 +72,7 @@ class RayContext:
     control: Sender
     on_record: Callable[[bytes], None]
     models: None = None
+    make_sender: Callable[[str], Sender] = Sender
 
 
 class LinkOwner(Protocol):

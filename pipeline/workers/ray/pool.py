@@ -78,7 +78,7 @@ class RayWorkers(ProcessWorkers):
     ) -> None:
         super().__init__(op, count, loop, context, owner, schedule)
         self.passes_on: bool = passes_on
-        self.sender: Sender = Sender(op.name)
+        self.sender: Sender = context.make_sender(op.name)
         self.model_refs: Sequence[Any] = ()
         timeout_s = op.pipeline_config.timeout_s
         self.look_s: float = max(_LEAST_LOOK_S, timeout_s / _LOOKS) if timeout_s else 0.0
