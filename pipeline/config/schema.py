@@ -311,8 +311,8 @@ class OpConfig(Struct, frozen=True, kw_only=True):
         str | None, OneOf("workers"), "thread, process or ray; absent: as dag says."
     ] = None
     usual_time_s: Annotated[
-        Millis | None, "What a batch usually takes, ms, so that dag.workers knows who is slow."
-    ] = None
+        Millis, "Time that a batch usually takes, ms, so that dag.workers knows who is slow."
+    ] = 0.0
     ray: Annotated[RayOpConfig, "Actors of workers: ray."] = RayOpConfig()
     worker_options: Annotated[Options, OptionsOf("workers", "workers")] = {}
     fuse: Annotated[
@@ -734,7 +734,7 @@ def _names(raw: object, key: str) -> bool:
 
 def _workers_of(op: OpConfig, dag: DagConfig) -> str:
     """Return the workers of an Op that names none."""
-    if dag.workers is not None and (op.usual_time_s or 0.0) >= dag.slow_from_s:
+    if dag.workers is not None and op.usual_time_s >= dag.slow_from_s:
         return dag.workers
     return "thread" if dag.is_thread_op else "process"
 

@@ -107,12 +107,12 @@ class PlayedActor:
 
     def polls(self) -> None:
         """Have who polls told of what is due."""
-        while self._polls and self._made._outbox.wait(0.0):
+        while self._polls and self._made._box.wait(0.0):
             _settle(self._polls.pop(0), self._made.poll())
 
     def says_late(self, record: bytes) -> Callable[[], None]:
         """Log something that is fetched now; it arrives when what is returned is called."""
-        self._made._outbox.add_record(record)
+        self._made._box.add_record(record)
         refs, reply = self._polls.pop(0), self._made.poll()
         return lambda: _settle(refs, reply)
 
@@ -189,7 +189,7 @@ class PlayedRay:
 
 
 class PlayedMaker:
-    """What RayWorkers ask of their kind."""
+    """Double of the kind, as far as RayWorkers ask it."""
 
     start_timeout_s = 60.0
 

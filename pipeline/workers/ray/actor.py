@@ -41,7 +41,7 @@ _decode = msgspec.msgpack.Decoder(Jobs).decode
 Objects = Sequence[Sequence[Bytes]]
 
 
-class Outbox:
+class ReportBox:
     """Reports on their way home: with the result of the call that runs, or fetched by `poll`."""
 
     def __init__(self) -> None:
@@ -103,12 +103,12 @@ class Outbox:
             self._condition.notify_all()
 
 
-class ActorLink:
+class ActorEnd:
     """The worker's end: see `ReportLink`. What `tell` brought is looked for in between."""
 
-    def __init__(self, outbox: Outbox, memory: ActorMemory) -> None:
+    def __init__(self, box: ReportBox, memory: ActorMemory) -> None:
         self.told: deque[tuple[Jobs, dict[int, Sequence[Bytes]]]] = deque()
-        self._outbox = outbox
+        self._box = box
         self._memory = memory
 
     def next(self) -> Jobs:
@@ -123,7 +123,7 @@ class ActorLink:
         return work
 
     def send(self, report: WorkerReport) -> None:
-        self._outbox.add(report, is_urgent=not report.results)
+        self._box.add(report, is_urgent=not report.results)
 
 
 class RayActor:
@@ -141,8 +141,8 @@ class RayActor:
         self._status = StatusPage(memoryview(bytearray(_PAGE_BYTES)))
         self._forgotten = ForgottenRequests(memoryview(bytearray(_PAGE_BYTES)))
         self._clock = ServerClock(bool(cargo.boot_id) and cargo.boot_id == boot_id())
-        self._outbox = Outbox()
-        self._link = ActorLink(self._outbox, self._memory)
+        self._box = ReportBox()
+        self._link = ActorEnd(self._box, self._memory)
         self._ends = contextlib.ExitStack()
         self._context = contextvars.copy_context()
         self._worker: ServedWorker | None = None
@@ -152,7 +152,7 @@ class RayActor:
     def begin(self, *model_files: Bytes) -> bytes:
         """Initialise the Op; return the reply that says so, or why that failed."""
         self._ledger.begin()
-        self._cargo.keep_logs(self._outbox.add_record)
+        self._cargo.keep_logs(self._box.add_record)
         vars(sys.modules["__main__"]).update(self._cargo.classes)
         try:
             bound = self._context.run(self._initialise, model_files)
@@ -164,8 +164,8 @@ class RayActor:
             self._worker = self._context.run(ServedWorker, self._link, bound, place)
             note = metadata_of(predictor_of(bound.op))
             report = WorkerReport(is_ready=True, note=note, counted=self._ledger.take())
-        self._outbox.add(report, is_urgent=False)
-        reports = self._outbox.take()
+        self._box.add(report, is_urgent=False)
+        reports = self._box.take()
         reply = ActorReply(reports, node=self._cargo.where(), pid=os.getpid())
         return msgspec.msgpack.encode(reply)
 
@@ -191,7 +191,7 @@ class RayActor:
         if self._worker is not None:
             self._context.run(self._worker.close)
         self._context.run(self._ends.close)
-        self._outbox.close()
+        self._box.close()
 
     def _opened(self, frame: bytes, sent_ns: int) -> Jobs:
         work = _decode(frame)
@@ -200,7 +200,7 @@ class RayActor:
         return work
 
     def _reply(self, count: int) -> tuple[Any, ...]:
-        reports = self._outbox.take()
+        reports = self._box.take()
         for _, report in reports:
             self._clock.to_server(report)
         return self._memory.pack(ActorReply(reports, self._running()), count)
@@ -211,10 +211,10 @@ class RayActor:
         """Return what is to be told, waited for; or what it is at, if that takes long."""
         look_s = self._cargo.look_s or _LONGEST_POLL_S
         until = time.monotonic() + _LONGEST_POLL_S
-        while not self._outbox.wait(min(look_s, max(0.0, until - time.monotonic()))):
+        while not self._box.wait(min(look_s, max(0.0, until - time.monotonic()))):
             running = self._running()
             is_long = running is not None and running[1] >= look_s
-            if is_long or self._outbox.is_closed or time.monotonic() >= until:
+            if is_long or self._box.is_closed or time.monotonic() >= until:
                 break
         return self._reply(1)
 

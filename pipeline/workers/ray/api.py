@@ -22,7 +22,7 @@ class ObjectGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """What an actor needs of its node, and where it is put.
+    """Demands of an actor: what it needs of its node, and where it is put.
 
     `node` is the id of one where it is put if there is room; `spreads`: on one that has few.
     """

@@ -35,7 +35,7 @@ class Actor:
 
 
 class HeadStatus(StatusPage):
-    """What an actor is at, as far as it can be told from here: it takes what it has in order."""
+    """State of an actor, as far as it can be told from here: it takes what it has in order."""
 
     def __init__(self) -> None:
         super().__init__(memoryview(bytearray(4096)))

@@ -29,7 +29,7 @@ from pipeline.workers.shm.payload import (
 from pipeline.workers.shm.pickling import anything_of, data_of
 
 MIN_BYTES = 100 * 1024
-"""What has less goes with the message: Ray does no other with what a call returns."""
+"""Least size of an object: Ray itself sends less than that with what a call returns."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -38,7 +38,7 @@ _GET_TIMEOUT_S = 10.0
 
 
 class ActorReply(msgspec.Struct, array_like=True):
-    """What an actor tells: reports with their running numbers.
+    """Message of an actor: reports with their running numbers.
 
     `running` is (number of its job, its age, that of its call of `process` or -1), in seconds.
     """

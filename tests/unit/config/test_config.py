@@ -347,7 +347,10 @@ def test_a_bool_is_not_an_int() -> None:
             {"batching": 1},
             "batching: expected full or adaptive or dynamic or iterative, found 1 (int)",
         ),
-        ({"workers": True}, "workers: expected thread or process or model, found True (bool)"),
+        (
+            {"workers": True},
+            "workers: expected thread or process or model or ray, found True (bool)",
+        ),
         ({"fetch_list": "a"}, "fetch_list: expected list of str, found 'a' (str)"),
         ({"fetch_list": [1]}, "fetch_list: expected list of str, found [1] (list)"),
         ({"batch_size": 0}, "batch_size: expected int >= 1, found 0 (int)"),

@@ -218,8 +218,8 @@ def test_options_are_checked_as_other_keys_are(toys):
 
 def test_the_names_of_plug_ins_are_told_beside_ours(toys):
     assert refusal(op={"bow": {"workers": "tay"}}) == (
-        "yml_dict: op.bow.workers: expected thread or process or model or toy, found 'tay' (str)"
-        "; did you mean toy?"
+        "yml_dict: op.bow.workers: expected thread or process or model or ray or toy, found 'tay' "
+        "(str); did you mean toy?"
     )
 
 

@@ -126,7 +126,14 @@ def test_an_idle_hour_does_not_hide_the_rush_after_it():
     [(0.0, 1, 0), (0.000002, 1, 32), (0.0001, 1, 10), (0.005, 1, 0), (0.005, 8, 2)],
 )
 def test_only_quick_ops_and_full_batches_are_queued_ahead(service_s, batch_size, ahead):
-    assert batches_ahead(service_s, batch_size, workers=2) == ahead
+    assert batches_ahead(Load(workers=2, service_s=service_s), batch_size) == ahead
+
+
+@pytest.mark.parametrize(
+    ("service_s", "batch_size", "ahead"), [(0.0, 1, 2), (0.02, 1, 2), (0.02, 8, 2), (2e-06, 1, 32)]
+)
+def test_workers_that_are_far_away_have_their_next_batch_with_them(service_s, batch_size, ahead):
+    assert batches_ahead(Load(workers=2, service_s=service_s, ahead=1), batch_size) == ahead
 
 
 @pytest.mark.parametrize("batching", ["full", "adaptive"])
