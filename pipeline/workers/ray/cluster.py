@@ -40,7 +40,7 @@ class RayCluster:
         self._is_own = True
 
     def _init(self, ray: Any, config: RayConfig) -> None:
-        common: dict[str, Any] = {"logging_level": "warning"}
+        common: dict[str, Any] = {"logging_level": "error"}
         if config.working_dir is not None:
             common["runtime_env"] = {"working_dir": config.working_dir}
         if config.address not in ("auto", "local"):

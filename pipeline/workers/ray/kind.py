@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,7 +88,10 @@ class RayKind:
         return await asyncio.to_thread(self._put_model, op)
 
     async def _connect(self) -> None:
-        await asyncio.to_thread(self._api.connect, self._config)
+        try:
+            await asyncio.to_thread(self._api.connect, self._config)
+        finally:
+            _take_back_sigterm()
         self._shared.control.start()
 
     def _put_model(self, op: Op) -> Sequence[Any]:
@@ -124,6 +129,15 @@ class RayKind:
 
     async def describe_room(self) -> str:
         return await asyncio.to_thread(self._api.describe_room)
+
+
+def _take_back_sigterm() -> None:
+    """Have SIGTERM handled as before: Ray's native part has put a handler there that aborts."""
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is not None:  # else it is not Python's
+            signal.signal(signal.SIGTERM, handler)
+            signal.siginterrupt(signal.SIGTERM, False)
 
 
 def _check_near(op: Op, others: Mapping[str, Op]) -> None:
