@@ -21,6 +21,7 @@ from pipeline.routes import names_of_ops
 if TYPE_CHECKING:
     from pipeline.config.schema import OpConfig
     from pipeline.schema.bound import BoundSchema
+    from pipeline.tracing.running import Notes
 
 EXECUTOR_NAME = "@DAGExecutor"
 """The name of RequestOp and ResponseOp, and the key of a first Op's `input_dicts`."""
@@ -132,6 +133,7 @@ class Op:
     pipeline_merges: bool = (
         True  # False: `process` gets a list of feeds, and returns one of results
     )
+    pipeline_notes: Notes | None = None  # of requests, where logs say which one it is
     pipeline_packs_tensors: bool | None = None  # as `set_pack_tensor_format` was told
 
     def __init__(

@@ -347,6 +347,9 @@ class OpConfig(Struct, frozen=True, kw_only=True):
     local_service_conf: Annotated[LocalServiceConfig, "The Op's own model."] = LocalServiceConfig()
 
 
+Signal = Literal["traces", "logs", "metrics"]
+"""What OpenTelemetry's collectors take."""
+
 Edge = Literal["embedded", "gateway", "auto"]
 """Who takes HTTP and gRPC."""
 
@@ -423,7 +426,10 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         Names, "Names of this server for browsers, beside the machine's own; .a.b: all below a.b."
     ] = ()
     opentelemetry: Annotated[
-        bool, "Send traces, as the OTEL_* environment says; needs the extra otel."
+        bool | tuple[Signal, ...],
+        Rule("true (traces), false, or a list of traces, logs and metrics", lambda signals: True),
+        "Send traces, or a list of traces, logs, metrics, as the OTEL_* environment says; needs the"
+        " extra otel.",
     ] = False
     stop_grace_period_s: Annotated[
         Millis, "Time that a stopping server gives its requests, ms."
@@ -471,9 +477,30 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         return (self.worker_num or 1) if self.build_dag_each_worker else 0
 
     @property
+    def signals(self) -> frozenset[Signal]:
+        """Return what is sent to OpenTelemetry's collectors."""
+        chosen = self.opentelemetry
+        if isinstance(chosen, bool):
+            return _TRACES if chosen else frozenset()
+        return frozenset(chosen)
+
+    @property
+    def sends_traces(self) -> bool:
+        """Return whether requests have traces."""
+        return "traces" in self.signals
+
+    @property
+    def notes_requests(self) -> bool:
+        """Return whether logs say which request they are about: where programs read them."""
+        return self.log.format == "json" or "logs" in self.signals
+
+    @property
     def max_active(self) -> int | None:
         """Return the most requests that one graph works on at once; None: it chooses."""
         return None if self.build_dag_each_worker else self.worker_num
+
+
+_TRACES: frozenset[Signal] = frozenset({"traces"})
 
 
 def load_config(

@@ -295,6 +295,8 @@ class BatchRun(Batch, eq=False):
                 set_call_trace(child(trace, op.name, "process") if trace else "")
             if self.contexts:
                 op.context = tuple(self.contexts[index] for index in call.items)
+            if op.notes is not None:
+                op.notes.begin_call(op.name, "process", (self.items[i] for i in call.items))
             watch.call_begins()
             try:
                 self._call_process(call, op)

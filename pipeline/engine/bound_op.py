@@ -51,6 +51,7 @@ from pipeline.errors import (
 from pipeline.op import Op, overrides
 from pipeline.proto.slices import AbandonedError
 from pipeline.routes import Answer, Goto, Routed, checked
+from pipeline.tracing.running import Notes
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class BoundOp(OpFacts):
     Attributes:
         context: of what the worker is about to work on, for the hooks that ask for it: that of one
             request, or those of a call of `process`.
+        notes: takes notes of what it works on, for logs; None: nobody reads them.
         feeds: what its sequences add to what `process` is fed; None: nothing.
         users_preprocess: the method itself, with all its parameters; see `prepared`.
         users_process: the same; see `processed`.
@@ -100,9 +102,10 @@ class BoundOp(OpFacts):
             own = vars(self.op).get(name)
             if inspect.ismethod(own) and own.__self__ is op:
                 setattr(self.op, name, own.__func__.__get__(self.op))
-        self.users_preprocess: Callable[..., Any] = self._adapt(PREPROCESS)
+        self.notes: Notes | None = op.pipeline_notes
+        self.users_preprocess: Callable[..., Any] = self._noted(PREPROCESS)
         self.users_process: Callable[..., Any] = self._adapt(PROCESS)
-        self.users_postprocess: Callable[..., Any] = self._adapt(POSTPROCESS)
+        self.users_postprocess: Callable[..., Any] = self._noted(POSTPROCESS)
 
     def replacement(self) -> BoundOp:
         """Return a copy for the worker that takes over from one that is stuck, with its state."""
@@ -269,6 +272,19 @@ class BoundOp(OpFacts):
         if takes_context:
             method = self._in_context(method)
         return method if count == len(hook.most) else _adapted(hook, method, names[:count])
+
+    def _noted(self, hook: Hook) -> Callable[..., Any]:
+        """Return a hook of one request, which is noted first if anybody reads that."""
+        method, notes, name, stage = self._adapt(hook), self.notes, self.name, hook.name
+        if notes is None:
+            return method
+        begin = notes.begin
+
+        def call(*args: Any) -> Any:
+            begin(name, stage, args[-2], args[-1])
+            return method(*args)
+
+        return call
 
     def _in_context(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

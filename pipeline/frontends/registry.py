@@ -89,7 +89,7 @@ def v2(context: FrontendContext, options: None) -> None:
         traces=context.traces,
     )
     routes: Routes = InferenceRoutes(models, context.offload, config.limits)
-    service = inference_service(models, context.offload, config.limits, config.opentelemetry)
+    service = inference_service(models, context.offload, config.limits, config.sends_traces)
     lane: LaneService = InferLane(models, context.offload, config.limits, config.max_message_bytes)
     if over_http := secrets_of(config.restricted_apis.http):
         routes, lane = RestrictedRoutes(routes, over_http), RestrictedLane(lane, over_http)
@@ -111,7 +111,7 @@ def _shared_regions(config: ServiceConfig) -> SharedRegions:
 def api(context: FrontendContext, options: None) -> None:
     """Add plain JSON to the HTTP port."""
     config = context.config
-    pipelines = Pipelines(context.models, context.forwarding, config.opentelemetry)
+    pipelines = Pipelines(context.models, context.forwarding, config.sends_traces)
     writer = AnswerWriter(context.offload, config.limits)
     most = min(config.limits.json_bytes, config.max_message_bytes)
     paths = Description(context.name, pipelines, context.described).paths()
@@ -164,7 +164,7 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
     if context.sockets is None:
         return None
     paths = socket_paths(context.sockets, context.replica)
-    takes_trace, offload, forwarding = config.opentelemetry, context.offload, context.forwarding
+    takes_trace, offload, forwarding = config.sends_traces, context.offload, context.forwarding
     # The pipeline's unary method comes last, as the sink of its own answers.
     streams = [replace(service, methods={}) for service in _pipeline_services(context)]
     methods = [*service_methods([*streams, *context.services], offload)]
@@ -203,7 +203,7 @@ def _pipeline_services(context: FrontendContext) -> list[GrpcService]:
     """Return the service of the pipeline's own protocol, in a list; models have none."""
     if context.models.is_repository:
         return []
-    begin, takes_trace = context.models.begin, context.config.opentelemetry
+    begin, takes_trace = context.models.begin, context.config.sends_traces
     return [pipeline_service(begin, takes_trace, _wire(context), context.forwarding)]
 
 
@@ -233,7 +233,7 @@ def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
         config.max_message_bytes,
         is_shared=context.is_shared,
         routes=context.routes,
-        takes_trace=config.opentelemetry,
+        takes_trace=config.sends_traces,
         forwarding=context.forwarding,
         offload=context.offload,
         limits=config.limits,

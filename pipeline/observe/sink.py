@@ -25,7 +25,8 @@ class SinkHooks:
 
     `begin_trace` makes of (data id, the caller's traceparent or "") the request's own. `on_step` is
     told of a request that goes to a worker as a step of a sequence: its data id, the index of the
-    Op, the id of the sequence and its slot.
+    Op, the id of the sequence and its slot. `trace_of` returns what `begin_trace` made for a data
+    id, if that is recorded; it is asked in any thread.
     """
 
     def __init__(self) -> None:
@@ -36,6 +37,7 @@ class SinkHooks:
         self.snapshots: list[Callable[[Snapshot], None]] = []
         self.answers: dict[str, Answer] = {}
         self.begin_trace: Callable[[int, str], str] | None = None
+        self.trace_of: Callable[[int], str] | None = None
         self.on_step: Callable[[int, int, int | str, int], None] | None = None
 
 

@@ -32,6 +32,7 @@ from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_query import Ask, ServerView
 from pipeline.runtime.share import Share
 from pipeline.system.event_loop import waited
+from pipeline.tracing.running import Notes
 from pipeline.workers.process.shared import SharedProcesses
 from pipeline.workers.thread import ThreadKind
 
@@ -87,11 +88,21 @@ class LoadedGraph:
         )
         self.view: ServerView = ServerView(ask or self._ask_only_me)
         self.snapshots: AskAll = self.view.snapshots
+        notes = Notes() if config.notes_requests else None
+        if notes is not None:
+            notes.trace_of = self.observation.trace_of
+        for op in graph.ops:
+            op.pipeline_notes = notes
         self._name = name
         self._replica = replica
         is_asked = self.names[0] is not None  # else nothing goes by RequestOp and ResponseOp
         self._workers = _WorkerKinds(
-            graph, config, load_predictor, _EDGE_WORKERS if is_asked else 1, processes
+            graph,
+            config,
+            load_predictor,
+            _EDGE_WORKERS if is_asked else 1,
+            processes,
+            self.observation.trace_of,
         )
         self._engine: Engine | None = None
         self._elasticity: Elasticity | None = None
@@ -187,14 +198,14 @@ class _WorkerKinds:
         load: PredictorLoader,
         edge_workers: int,
         processes: SharedProcesses | None,
+        trace_of: Callable[[int], str],
     ) -> None:
         self._graph = graph
         self._edge_workers = edge_workers
         logs = LogsHome(config.log.level)
         models = None if processes is None else processes.models
-        self._context = WorkerContext(
-            config, load, logs, replay_bytes, processes, models, load.base_dir
-        )
+        replay = functools.partial(replay_bytes, trace_of=trace_of)
+        self._context = WorkerContext(config, load, logs, replay, processes, models, load.base_dir)
         self._edge_kind = ThreadKind((), self._context)
         self._by_name: dict[str, WorkerKind] = {}
 

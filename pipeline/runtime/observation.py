@@ -41,7 +41,7 @@ _SWITCHES: Mapping[str, Callable[[ServiceConfig], bool]] = {
     "recording": lambda config: config.statistics,
     "last_minute": lambda config: config.statistics,
     "profile": lambda config: config.dag.use_profile,
-    "opentelemetry": lambda config: config.opentelemetry,
+    "opentelemetry": lambda config: config.sends_traces,
     "tracer": lambda config: config.dag.tracer.interval_s is not None,
 }
 """Our own sinks, by keys of their own."""
@@ -109,12 +109,12 @@ class ObservabilityStack:
 
         def failed(request: RequestState, error: PipelineError) -> None:
             level = logging.INFO if request.outcome in BY_CALLERS else logging.ERROR
-            log.failed(request.data_id, request.log_id, error, level)
+            log.failed(request.data_id, request.log_id, error, level, request.trace)
             for tell in self._hooks.failures:
                 tell(request.data_id, request.log_id, error)
 
         def succeeded(request: RequestState) -> None:
-            log.succeeded(request.data_id, request.log_id)
+            log.succeeded(request.data_id, request.log_id, request.trace)
 
         def profile(request: RequestState) -> str:
             row = packed_request_of(request, PIPELINE)
@@ -160,6 +160,11 @@ class ObservabilityStack:
     def attach(self, executor: Engine) -> None:
         """Look at this engine from now on."""
         self._executor = executor
+
+    def trace_of(self, data_id: int) -> str:
+        """Return the `traceparent` of a request that is recorded; "" of others. In any thread."""
+        find = self._hooks.trace_of
+        return "" if find is None else find(data_id)
 
     def on_snapshot(self, tell: Callable[[bytes], object]) -> None:
         """Have the Snapshot told whenever something happened."""

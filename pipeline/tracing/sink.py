@@ -57,6 +57,7 @@ def open_telemetry(context: SinkContext, options: None) -> Telemetry | None:
         context.on_failure(telemetry.failed)
         context.hooks.begin_trace = telemetry.begin
         context.hooks.on_step = telemetry.step
+        context.hooks.trace_of = telemetry.trace_of
     return telemetry
 
 
@@ -80,7 +81,7 @@ def connect_telemetry(pipeline_name: str, names: Sequence[str]) -> Telemetry | N
 class Telemetry:
     """The sink that has spans made of the rows of recorded requests.
 
-    All but `close` is called on the event loop. The spans, 10 us each, are made on a thread: one
+    All but `close` and `trace_of` is called on the event loop. The spans, 10 us each, are made on a thread: one
     of its own, or `thread`, which `close` shuts down. `wall_ns` returns what is to be added to
     `time.monotonic_ns` for the time since the epoch.
     """
@@ -116,6 +117,11 @@ class Telemetry:
         text = format_traceparent(context)
         self._traced[data_id] = Traced(context, text, parent, self._wall_ns())
         return text
+
+    def trace_of(self, data_id: int) -> str:
+        """Return the `traceparent` of a request that is recorded; "" of others. In any thread."""
+        traced = self._traced.get(data_id)
+        return "" if traced is None else traced.traceparent
 
     def step(self, data_id: int, op: int, sequence_id: int | str, slot: int) -> None:
         """Note in which sequence, and slot, a request goes to a worker; see `SinkHooks`."""

@@ -246,6 +246,8 @@ class StreamRun(BatchRun, eq=False):
         trace = first_of(self.items[place].trace for place in call.items)
         if trace or call_trace():
             set_call_trace(child(trace, op.name, "process") if trace else "")
+        if op.notes is not None:
+            op.notes.begin_call(op.name, op.streams, (self.items[i] for i in call.items))
         watch.call_begins()
         try:
             value = pull.advance(op)

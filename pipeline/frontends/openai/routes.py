@@ -44,7 +44,7 @@ _FEW = 64  # choices that are written on the event loop, if they are short
 def openai(context: FrontendContext, options: OpenAIOptions) -> None:
     """Add OpenAI's API to the HTTP port. Raises ConfigError: a model's pipeline is not there."""
     config, offload = context.config, context.offload
-    pipelines = Pipelines(context.models, context.forwarding, config.opentelemetry)
+    pipelines = Pipelines(context.models, context.forwarding, config.sends_traces)
     models = Models(options.models, pipelines)
     context.described.append(described(models.options))
     kept = StreamLimits(config.dag.max_parts, config.limits.message_bytes)

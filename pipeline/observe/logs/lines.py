@@ -9,8 +9,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pipeline.errors import UNPRINTABLE, printable
+from pipeline.tracing.running import Running, running
 
 _FORMAT = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
+RUNNING = "pipeline_running"
+"""The attribute of a record that says what it is about, a `Running`; it may be given as `extra`."""
+
 _INDENT = "\n  "
 _MAX_TRACEBACK = 65536  # characters: an exception's own text may have any number
 
@@ -51,7 +55,7 @@ class JsonFormatter(logging.Formatter):
     """A record as a JSON object in one line, for programs that collect logs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {
+        fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
@@ -60,10 +64,24 @@ class JsonFormatter(logging.Formatter):
             "thread": record.threadName,
             "message": record.getMessage(),
         }
+        about = running_of(record)
+        if about is not None:
+            fields |= about.fields()
+            trace_id, span_id = about.span()
+            if trace_id:
+                fields |= {"trace_id": trace_id, "span_id": span_id}
         if trace := traceback_of(record):
             fields["traceback"] = trace
         text = json.dumps(fields, ensure_ascii=False)
         return UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def running_of(record: logging.LogRecord) -> Running | None:
+    """Return what the record was logged about: as it says, else what its thread works on."""
+    if RUNNING in vars(record):
+        about: Running | None = getattr(record, RUNNING)
+        return about
+    return running()
 
 
 _PLAIN = _Formatter()

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import msgspec
 
 from pipeline.errors import utf8_text
-from pipeline.observe.logs.lines import exception_text
+from pipeline.observe.logs.lines import RUNNING, exception_text, running_of
+from pipeline.tracing.running import Running
 
 _LOGGER = logging.getLogger("pipeline")
 
@@ -24,7 +25,8 @@ class SentRecord(msgspec.Struct, frozen=True, array_like=True):
     """A log record as it travels. All text is valid UTF-8: msgpack takes no other.
 
     `message` has the arguments in it, `trace` and `stack` are text ("" for none), `created` is
-    in seconds since the epoch. Attributes given by `extra=` stay behind.
+    in seconds since the epoch; `op` and what follows is what it is about, see `Running`. Other
+    attributes given by `extra=` stay behind.
     """
 
     name: str
@@ -38,6 +40,11 @@ class SentRecord(msgspec.Struct, frozen=True, array_like=True):
     created: float
     pid: int
     thread: str
+    op: str = ""
+    stage: str = ""
+    data_ids: tuple[int, ...] = ()
+    log_id: int = 0
+    traceparent: str = ""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -75,9 +82,15 @@ class LogsHome:
         keep_logs(level, lambda record: send(_encode(record)))
 
 
-def replay_bytes(data: bytes) -> None:
-    """Replay, in the parent, what a child's LogsHome has sent."""
-    replay(_decode(data))
+def replay_bytes(data: bytes, trace_of: Callable[[int], str] | None = None) -> None:
+    """Replay, in the parent, what a child's LogsHome has sent.
+
+    `trace_of` knows the `traceparent` of a data id, which the child may not know.
+    """
+    sent = _decode(data)
+    if trace_of is not None and sent.data_ids and not sent.traceparent:
+        sent = msgspec.structs.replace(sent, traceparent=trace_of(sent.data_ids[0]))
+    replay(sent)
 
 
 def replay(sent: SentRecord) -> None:
@@ -91,6 +104,8 @@ def replay(sent: SentRecord) -> None:
     record.created = sent.created
     record.msecs = sent.created % 1 * 1000 // 1
     record.process, record.threadName = sent.pid, sent.thread
+    about = Running(sent.op, sent.stage, sent.data_ids, sent.log_id, sent.traceparent)
+    setattr(record, RUNNING, about if any(about) else None)
     record.exc_text = sent.trace or None  # formatters write it under the line
     logger.handle(record)
 
@@ -138,6 +153,7 @@ def _loggers() -> Iterator[logging.Logger]:
 
 
 def _sent(record: logging.LogRecord) -> SentRecord:
+    about = running_of(record) or Running()
     return SentRecord(
         name=utf8_text(record.name),
         level=record.levelno,
@@ -150,4 +166,9 @@ def _sent(record: logging.LogRecord) -> SentRecord:
         created=record.created,
         pid=record.process or os.getpid(),
         thread=utf8_text(record.threadName or ""),
+        op=utf8_text(about.op),
+        stage=about.stage,
+        data_ids=about.data_ids,
+        log_id=about.log_id,
+        traceparent=about.traceparent,
     )

@@ -17,10 +17,12 @@ from pathlib import Path
 
 from pipeline.config.schema import LogConfig
 from pipeline.errors import printable
+from pipeline.observe.logs.lines import RUNNING
 from pipeline.observe.logs.sinks import FileSink, LogSink, StdoutSink
 from pipeline.observe.logs.switches import LogSwitches
 from pipeline.observe.logs.terminal import TOLD, StderrSink, is_shown, is_wanted
 from pipeline.observe.logs.writer import LogWriter, QueueingHandler
+from pipeline.tracing.running import Running
 
 FOLDER = "PipelineServingLogs"
 
@@ -216,18 +218,26 @@ class RequestLog:
         """True if `succeeded` may have anything to write."""
         return bool(self._stride)
 
-    def succeeded(self, data_id: int, log_id: int) -> None:
-        """Log that a request was answered."""
+    def succeeded(self, data_id: int, log_id: int, trace: str = "") -> None:
+        """Log that a request was answered; `trace` is its own `traceparent`."""
         if not self._stride or data_id % self._stride:
             return
         level = logging.DEBUG
         if self._sample and data_id % self._sample == 0:
             level = logging.INFO
         text = "(data_id=%s log_id=%s) Succ predict"
-        self._logger.log(level, text, data_id, log_id, stacklevel=2)
+        about = {RUNNING: Running("", "", (data_id,), log_id, trace)}
+        self._logger.log(level, text, data_id, log_id, extra=about, stacklevel=2)
 
-    def failed(self, data_id: int, log_id: int, error: object, level: int = logging.ERROR) -> None:
-        """Log that a request ended in `error`, an exception or a text.
+    def failed(
+        self,
+        data_id: int,
+        log_id: int,
+        error: object,
+        level: int = logging.ERROR,
+        trace: str = "",
+    ) -> None:
+        """Log that a request ended in `error`, an exception or a text; `trace` as above.
 
         An exception of the user's own code was logged where it was raised, with its traceback.
         """
@@ -242,7 +252,8 @@ class RequestLog:
         if len(shown) > _SHOWN_CHARACTERS:
             shown = shown[:_SHOWN_CHARACTERS] + "..."
         args = (data_id, log_id, printable(shown))
-        extra = TOLD if getattr(error, "was_logged", False) else None
+        about = Running(getattr(error, "op", None) or "", "", (data_id,), log_id, trace)
+        extra = {RUNNING: about, **(TOLD if getattr(error, "was_logged", False) else {})}
         text = "(data_id=%s log_id=%s) Failed to predict: %s"
         self._logger.log(level, text, *args, extra=extra, stacklevel=2)
 

@@ -11,6 +11,7 @@ import logging.handlers
 import queue
 import threading
 
+from pipeline.observe.logs.lines import RUNNING, running_of
 from pipeline.observe.logs.sinks import LogSink, own_record
 
 _QUEUE_LIMIT = 10_000  # records that wait for the disk
@@ -90,6 +91,7 @@ class QueueingHandler(logging.handlers.QueueHandler):
         """
         frozen = copy.copy(record)
         frozen.msg, frozen.args = record.getMessage(), None
+        setattr(frozen, RUNNING, running_of(record))  # known in this thread only
         return frozen
 
     def take_dropped(self) -> int:
