@@ -56,9 +56,14 @@ def as_openmetrics(text: bytes) -> bytes:
 
     There a counter has to end in _total: those of Triton, which do not, are of unknown type.
     """
-    families = text_string_to_metric_families(_UNSUFFIXED.sub(r"\1untyped", text.decode()))
+    families = families_of(_UNSUFFIXED.sub(rb"\1untyped", text))
     made: bytes = openmetrics.generate_latest(_Given(families))  # type: ignore[no-untyped-call]
     return made
+
+
+def families_of(text: bytes) -> Iterator[Metric]:
+    """Yield the families in Prometheus' text format."""
+    yield from text_string_to_metric_families(text.decode())
 
 
 def samples_of_process() -> list[MetricSamples]:
@@ -502,7 +507,7 @@ class _Given(Collector):
         return (metric for metric in self._metrics if metric.samples)
 
 
-_UNSUFFIXED = re.compile(r"^(# TYPE \S+(?<!_total) )counter$", re.MULTILINE)
+_UNSUFFIXED = re.compile(rb"^(# TYPE \S+(?<!_total) )counter$", re.MULTILINE)
 # The library ends the name of every counter in _total where it says what it is; Triton's do not.
 _SUFFIXED = re.compile(rb"^# (HELP|TYPE) (nv_\w+)_total ", re.MULTILINE)
 

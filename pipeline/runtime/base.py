@@ -19,7 +19,7 @@ from pipeline.engine.hooks import doubtful_names
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.frontends.base import OpenFrontends
 from pipeline.frontends.registry import pipeline_frontends
-from pipeline.observe.logs.setup import open_logs
+from pipeline.observe.logs.setup import open_logs, open_otel_logs
 from pipeline.observe.logs.terminal import TOLD
 from pipeline.runtime.model_services import ModelServices
 
@@ -138,10 +138,12 @@ class Runtime(ABC):
     def _answer_all(self) -> None:
         """Answer all requests at once."""
 
-    def _open_logs(self, graph: Graph | None) -> None:
+    def _open_logs(self, name: str | None, graph: Graph | None) -> None:
         """Log, until `_closing` is closed, beginning with what is odd about the configuration."""
         config = self._config
         self._closing.enter_context(self._exposure.logs(config.log))
+        if "logs" in config.signals:
+            self._closing.enter_context(open_otel_logs(name or "", config.log))
         for warning in config.warnings:
             _LOGGER.warning("%s", warning, extra=TOLD)  # when it was read
         if graph is None:

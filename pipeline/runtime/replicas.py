@@ -208,7 +208,7 @@ class Replicas(Runtime):
         self._loop = asyncio.get_running_loop()
         self._all_ended = asyncio.Event()
         self._started: asyncio.Future[None] = self._loop.create_future()
-        self._open_logs(self._main.graph)
+        self._open_logs(self._main.name, self._main.graph)
         ingress_ready = await self._start_beside()
         self._zygotes.attach(self._loop)
         for slot in self._slots:

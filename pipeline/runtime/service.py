@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
@@ -19,6 +19,8 @@ from pipeline.engine.offload import Offload
 from pipeline.errors import InitError
 from pipeline.frontends.base import Frontend, FrontendContext
 from pipeline.frontends.v2.control import RepositoryControl
+from pipeline.observe import otel
+from pipeline.observe.metrics import render
 from pipeline.observe.process_metrics import ProcessMetrics
 from pipeline.observe.snapshot import Snapshot, of_no_replica
 from pipeline.observe.traces.traces import traces_of
@@ -32,6 +34,9 @@ from pipeline.runtime.share import Share, share_of
 from pipeline.system.event_loop import waited
 from pipeline.system.file_limit import raise_file_limit
 from pipeline.workers.process.shared import SharedProcesses
+
+if TYPE_CHECKING:
+    from pipeline.observe.otel.metrics import OtelMetrics
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -109,6 +114,7 @@ class Service(Runtime):
         self._frontends = _Frontends()
         self._offload = Offload(config.timeout_s)
         self._process: ProcessMetrics | None = None
+        self._sent: OtelMetrics | None = None
         self._traces = traces_of(config, None if replica is None else replica.number)
 
     def add(self, graph: LoadedGraph) -> None:
@@ -157,7 +163,7 @@ class Service(Runtime):
     async def start(self) -> None:
         """Open the frontends, initialise the Ops, report ready."""
         if self._replica is None:
-            self._open_logs(None if self._graph is None else self._graph.graph)
+            self._open_logs(self._name, None if self._graph is None else self._graph.graph)
         raise_file_limit()
         ingress_ready = await self._start_beside()
         if (
@@ -172,6 +178,7 @@ class Service(Runtime):
         self._watch_process()
         for graph in self._graphs:
             graph.open(self._readiness_changed, is_first=graph is self._graph)
+        self._send_metrics()
         opens_late = self._replica is not None and self._replica.opens_late
         if not opens_late:
             await self._open_frontends()
@@ -196,6 +203,20 @@ class Service(Runtime):
         self._closing.callback(process.close)
         if self._graph is not None:
             self._graph.observation.add_families(process.families)
+
+    def _send_metrics(self) -> None:
+        """Send /metrics to OpenTelemetry's collectors, if that is wanted."""
+        if "metrics" in self._config.signals:
+            self._sent = otel.open_metrics(self._name or "", self._metrics_text)
+            if self._sent is not None:
+                self._sent.start()
+
+    async def _metrics_text(self) -> bytes:
+        """Return what /metrics says of this process."""
+        first, by_replica = self._graph, self._replica is not None
+        alone = await self._all_snapshots() if first is None else [first.observation.snapshot()]
+        text = await asyncio.to_thread(render, alone, by_replica, self._config.metrics)
+        return text + self._share.metrics.text()
 
     @property
     def _grace_s(self) -> float:
@@ -242,6 +263,8 @@ class Service(Runtime):
             self._exposure.ingress.cancel_grace()
         await self._exposure.ingress.stop(self._grace_s + _FRONTEND_GRACE_S)
         late.cancel()
+        if self._sent is not None:
+            await self._sent.close()
         if self._control is not None:
             await self._control.stop()
         await self.models.close(min(self._grace_s, max(0.0, ends - loop.time())))

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
 
-from opentelemetry.environment_variables import OTEL_TRACES_EXPORTER
-from opentelemetry.sdk.environment_variables import (
-    OTEL_EXPORTER_OTLP_PROTOCOL,
-    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL,
-    OTEL_SDK_DISABLED,
-    OTEL_TRACES_SAMPLER,
-)
-from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.environment_variables import OTEL_TRACES_SAMPLER
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -32,16 +23,19 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from pipeline.errors import InitError, one_line
+from pipeline.observe.otel.environment import (
+    CLOSE_S,
+    exporters_of,
+    impatience,
+    resource_of,
+    setting,
+)
 from pipeline.tracing.context import TraceContext
 from pipeline.tracing.spans import SpanRecord
 
 TRACES_A_SECOND = 10
 """The rate at which requests without a `traceparent` are recorded, if no sampler is configured."""
 
-_EXPORTERS = "opentelemetry_traces_exporter"  # the group of entry points
-_PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
-_CLOSE_S = 5.0
 _UNSET = Status(StatusCode.UNSET)
 _SCOPE = InstrumentationScope("pipeline")
 
@@ -109,7 +103,7 @@ class OtelRecorder:
         exporters: Sequence[SpanExporter],
         resource: Resource,
         choose: Choose,
-        close_s: float = _CLOSE_S,
+        close_s: float = CLOSE_S,
     ) -> None:
         self._exporters = exporters
         self._processors = [BatchSpanProcessor(exporter) for exporter in exporters]
@@ -144,21 +138,9 @@ class OtelRecorder:
 
     def close(self) -> None:
         """Export what waits; what a collector does not take in time is lost."""
-
-        def give_up() -> None:
-            for exporter in self._exporters:
-                exporter.shutdown()
-
-        impatience = threading.Timer(self._close_s, give_up)
-        impatience.daemon = True
-        impatience.name = "pipeline-otel-close"
-        impatience.start()
-        try:
+        with impatience(self._exporters, self._close_s):
             for processor in self._processors:
                 processor.shutdown()  # type: ignore[no-untyped-call]  # untyped in the SDK
-        finally:
-            impatience.cancel()
-            impatience.join()
 
 
 def connect(pipeline_name: str) -> OtelRecorder | None:
@@ -166,56 +148,16 @@ def connect(pipeline_name: str) -> OtelRecorder | None:
 
     InitError: an exporter or protocol that is not there, or that cannot be made.
     """
-    if _setting(OTEL_SDK_DISABLED).lower() == "true":
-        return None
-    names = (_setting(OTEL_TRACES_EXPORTER) or "otlp").split(",")
-    exporters = [_exporter(name.strip()) for name in names if name.strip() != "none"]
+    exporters = exporters_of("traces")
     if not exporters:
         return None
-    # The spans are of what the environment names, else of the pipeline.
-    named = OTELResourceDetector().detect().attributes
-    resource = Resource.create({"service.name": named.get("service.name") or pipeline_name})
+    resource = resource_of(pipeline_name)
     choose: Choose = RateLimit(TRACES_A_SECOND)
-    if _setting(OTEL_TRACES_SAMPLER):
+    if setting(OTEL_TRACES_SAMPLER):
         # The SDK reads this variable, and the argument's, where it makes a provider.
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         choose = BySampler(provider.sampler, pipeline_name)
     return OtelRecorder(exporters, resource, choose)
-
-
-def _setting(variable: str) -> str:
-    return os.environ.get(variable, "").strip()
-
-
-def _otlp() -> str:
-    """Return the exporter of the protocol that is set, for traces or for all signals."""
-    variables = (OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, OTEL_EXPORTER_OTLP_PROTOCOL)
-    protocol = next(filter(None, map(_setting, variables)), "grpc")
-    if protocol not in _PROTOCOLS:
-        raise InitError(
-            f"opentelemetry: {OTEL_EXPORTER_OTLP_PROTOCOL}: {protocol!r} is none of "
-            f"{', '.join(_PROTOCOLS)}"
-        )
-    return _PROTOCOLS[protocol]
-
-
-def _exporter(name: str) -> SpanExporter:
-    name = _otlp() if name == "otlp" else name
-    found = list(entry_points(group=_EXPORTERS, name=name))
-    if not found:
-        known = sorted({point.name for point in entry_points(group=_EXPORTERS)})
-        raise InitError(
-            f"opentelemetry: the exporter {name!r} is not installed, only {', '.join(known)}: "
-            f"install its package (opentelemetry-exporter-{name.replace('_', '-')}), or change "
-            f"{OTEL_TRACES_EXPORTER} or {OTEL_EXPORTER_OTLP_PROTOCOL}"
-        )
-    try:
-        exporter: SpanExporter = found[0].load()()
-    except Exception as error:  # another package's code, which reads the environment
-        raise InitError(
-            f"opentelemetry: the exporter {name!r} cannot be made: {one_line(str(error))}"
-        ) from error
-    return exporter
 
 
 def _span_context(context: TraceContext, is_remote: bool = False) -> SpanContext:

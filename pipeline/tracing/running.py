@@ -28,17 +28,18 @@ class Running(NamedTuple):
 
     def fields(self) -> dict[str, Any]:
         """Return what is known, by the names that logs have for it; of the trace see `span`."""
-        ids = self.data_ids
-        known = {
-            "op": self.op,
-            "stage": self.stage,
-            "data_id": ids[0] if len(ids) == 1 else None,
-            "data_ids": list(ids) if len(ids) > 1 else None,
-            "log_id": self.log_id,
-        }
-        return {
-            name: value for name, value in known.items() if value or value == 0 and name[0] == "d"
-        }
+        known: dict[str, Any] = {}
+        if self.op:
+            known["op"] = self.op
+        if self.stage:
+            known["stage"] = self.stage
+        if len(self.data_ids) == 1:
+            (known["data_id"],) = self.data_ids
+        elif self.data_ids:
+            known["data_ids"] = list(self.data_ids)
+        if self.log_id:
+            known["log_id"] = self.log_id
+        return known
 
     def span(self) -> tuple[str, str]:
         """Return the ids of the trace and of the span, as hex digits; "" for no trace.

@@ -19,7 +19,8 @@ from pipeline.engine.journal import (
     request_records,
     wall_offset_ns,
 )
-from pipeline.errors import InitError, one_line
+from pipeline.errors import one_line
+from pipeline.observe.otel import missing
 from pipeline.observe.sink import SinkContext
 from pipeline.observe.tables import Integers, Positions, batches, walks
 from pipeline.system.daemon_threads import DaemonThreads
@@ -70,10 +71,7 @@ def connect_telemetry(pipeline_name: str, names: Sequence[str]) -> Telemetry | N
     try:
         from pipeline.tracing.recorder import connect
     except ImportError as error:
-        raise InitError(
-            f"opentelemetry: it needs packages that are missing ({error}): "
-            "pip install 'pipeline-serving[otel]'"
-        ) from error
+        raise missing(error) from error
     recorder = connect(pipeline_name)
     return None if recorder is None else Telemetry(pipeline_name, names, recorder)
 
@@ -81,9 +79,9 @@ def connect_telemetry(pipeline_name: str, names: Sequence[str]) -> Telemetry | N
 class Telemetry:
     """The sink that has spans made of the rows of recorded requests.
 
-    All but `close` and `trace_of` is called on the event loop. The spans, 10 us each, are made on a thread: one
-    of its own, or `thread`, which `close` shuts down. `wall_ns` returns what is to be added to
-    `time.monotonic_ns` for the time since the epoch.
+    All but `close` and `trace_of` is called on the event loop. The spans, 10 us each, are made on a
+    thread: one of its own, or `thread`, which `close` shuts down. `wall_ns` returns what is to be
+    added to `time.monotonic_ns` for the time since the epoch.
     """
 
     def __init__(

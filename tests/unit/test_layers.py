@@ -84,7 +84,10 @@ AT_HOME: dict[str, set[str]] = {
         "proto.pipeline_service_pb2_grpc",
     },
     "grpc_health": {"frontends.grpc.server", "frontends.grpc.calls"},
-    "opentelemetry": {"tracing.recorder"},
+    "opentelemetry": {
+        "tracing.recorder",
+        *("observe.otel.environment", "observe.otel.logs", "observe.otel.metrics"),
+    },
     "prometheus_client": {"observe.metrics"},
     "grpc_reflection": {"frontends.grpc.server"},
     "uvicorn": {"frontends.http.ahead", "frontends.http.listener"},

@@ -5,6 +5,7 @@ The root logger, the user's loggers and their handlers are left as they are.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -12,11 +13,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.schema import LogConfig
 from pipeline.errors import printable
+from pipeline.observe import otel
 from pipeline.observe.logs.lines import RUNNING
 from pipeline.observe.logs.sinks import FileSink, LogSink, StdoutSink
 from pipeline.observe.logs.switches import LogSwitches
@@ -62,6 +65,20 @@ def open_logs(log: LogConfig, directory: str | Path | None = None) -> LogSession
             hint = min(str(path), os.path.relpath(path), key=len)
             destinations.append(Destination("stderr", level, lambda: StderrSink(hint), is_shown))
     session = LogSession(destinations)
+    _OPEN.add(session)
+    return session
+
+
+def open_otel_logs(pipeline_name: str, log: LogConfig) -> AbstractContextManager[object]:
+    """Begin to send what is logged to OpenTelemetry's collectors; InitError: see `otel.open_logs`.
+
+    Nothing, where the environment says so.
+    """
+    sink = otel.open_logs(pipeline_name)
+    if sink is None:
+        return contextlib.nullcontext()
+    level = logging.getLevelNamesMapping()[log.level]
+    session = LogSession([Destination(sink, level, lambda: sink)])
     _OPEN.add(session)
     return session
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import time
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pipeline.engine.span_recorder import executions
 from pipeline.errors import InputError, PipelineError, PredictorUnavailableError, UserCodeError
 from pipeline.op import configure_op, connect_op
 from pipeline.system.deadline import call_deadline
+from pipeline.tracing.running import Notes, Running, running
 
 
 @dataclass
@@ -96,6 +98,20 @@ def test_a_batch_is_one_call_and_everybody_gets_the_own_rows():
     outcomes = run(bound, samples(rows(1, 2), rows(3), rows(4)))
     assert [outcome["y"].tolist() for outcome in outcomes] == [[2, 4], [6], [8]]
     assert bound.op.calls == [4]
+
+
+def test_a_call_is_noted_with_all_its_requests_where_logs_say_so():
+    noted = []
+
+    class Looks(Model):
+        def process(self, feed_batch, typical_logid):
+            noted.append(running())
+            return super().process(feed_batch, typical_logid)
+
+    looks = Looks("m")
+    looks.pipeline_notes = Notes()
+    contextvars.Context().run(run, bind(looks), samples(rows(1), rows(2)))
+    assert noted == [Running("m", "process", (0, 1))]
 
 
 def test_samples_of_other_shapes_run_as_groups_and_nobody_fails():

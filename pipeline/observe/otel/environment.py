@@ -1,0 +1,94 @@
+"""What the OTEL_* environment says: exporters of a signal, and whose it is."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from typing import Any
+
+from opentelemetry.sdk.environment_variables import OTEL_EXPORTER_OTLP_PROTOCOL, OTEL_SDK_DISABLED
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+from pipeline.config.schema import Signal
+from pipeline.errors import InitError, one_line
+
+CLOSE_S = 5.0
+"""What a collector that does not answer gets when the server stops."""
+
+_PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+
+
+def exporters_of(signal: Signal) -> list[Any]:
+    """Return the exporters that the environment names, `otlp` if it names none.
+
+    []: it says that nothing is exported. InitError: an exporter or protocol that is not there, or
+    that cannot be made.
+    """
+    if setting(OTEL_SDK_DISABLED).lower() == "true":
+        return []
+    names = (setting(f"OTEL_{signal.upper()}_EXPORTER") or "otlp").split(",")
+    return [_exporter(signal, name.strip()) for name in names if name.strip() != "none"]
+
+
+def resource_of(pipeline_name: str) -> Resource:
+    """Return what signals come from: the service that the environment names, else the pipeline."""
+    named = OTELResourceDetector().detect().attributes
+    return Resource.create({"service.name": named.get("service.name") or pipeline_name})
+
+
+def setting(variable: str) -> str:
+    """Return a variable of the environment; "" if it is not set."""
+    return os.environ.get(variable, "").strip()
+
+
+@contextmanager
+def impatience(exporters: Sequence[Any], close_s: float) -> Iterator[None]:
+    """Shut exporters down if the block takes too long: a collector may never answer."""
+
+    def give_up() -> None:
+        for exporter in exporters:
+            exporter.shutdown()
+
+    timer = threading.Timer(close_s, give_up)
+    timer.daemon = True
+    timer.name = "pipeline-otel-close"
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _otlp(signal: Signal) -> str:
+    """Return the exporter of the protocol that is set, for the signal or for all of them."""
+    variables = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", OTEL_EXPORTER_OTLP_PROTOCOL)
+    protocol = next(filter(None, map(setting, variables)), "grpc")
+    if protocol not in _PROTOCOLS:
+        raise InitError(
+            f"opentelemetry: {OTEL_EXPORTER_OTLP_PROTOCOL}: {protocol!r} is none of "
+            f"{', '.join(_PROTOCOLS)}"
+        )
+    return _PROTOCOLS[protocol]
+
+
+def _exporter(signal: Signal, name: str) -> Any:
+    name = _otlp(signal) if name == "otlp" else name
+    group = f"opentelemetry_{signal}_exporter"
+    found = list(entry_points(group=group, name=name))
+    if not found:
+        known = sorted({point.name for point in entry_points(group=group)})
+        raise InitError(
+            f"opentelemetry: the exporter {name!r} is not installed, only {', '.join(known)}: "
+            f"install its package (opentelemetry-exporter-{name.replace('_', '-')}), or change "
+            f"OTEL_{signal.upper()}_EXPORTER or {OTEL_EXPORTER_OTLP_PROTOCOL}"
+        )
+    try:
+        return found[0].load()()
+    except Exception as error:  # another package's code, which reads the environment
+        raise InitError(
+            f"opentelemetry: the exporter {name!r} cannot be made: {one_line(str(error))}"
+        ) from error
