@@ -103,9 +103,9 @@ class BoundOp(OpFacts):
             if inspect.ismethod(own) and own.__self__ is op:
                 setattr(self.op, name, own.__func__.__get__(self.op))
         self.notes: Notes | None = op.pipeline_notes
-        self.users_preprocess: Callable[..., Any] = self._noted(PREPROCESS)
+        self.users_preprocess: Callable[..., Any] = self._adapt(PREPROCESS)
         self.users_process: Callable[..., Any] = self._adapt(PROCESS)
-        self.users_postprocess: Callable[..., Any] = self._noted(POSTPROCESS)
+        self.users_postprocess: Callable[..., Any] = self._adapt(POSTPROCESS)
 
     def replacement(self) -> BoundOp:
         """Return a copy for the worker that takes over from one that is stuck, with its state."""
@@ -271,20 +271,10 @@ class BoundOp(OpFacts):
             method = self._on_loop(method, hook.name)
         if takes_context:
             method = self._in_context(method)
-        return method if count == len(hook.most) else _adapted(hook, method, names[:count])
-
-    def _noted(self, hook: Hook) -> Callable[..., Any]:
-        """Return a hook of one request, which is noted first if anybody reads that."""
-        method, notes, name, stage = self._adapt(hook), self.notes, self.name, hook.name
-        if notes is None:
-            return method
-        begin = notes.begin
-
-        def call(*args: Any) -> Any:
-            begin(name, stage, args[-2], args[-1])
-            return method(*args)
-
-        return call
+        whole = method if count == len(hook.most) else _adapted(hook, method, names[:count])
+        if self.notes is None or hook is PROCESS:  # a call notes all of its requests
+            return whole
+        return self.notes.around(self.name, hook.name, whole)
 
     def _in_context(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

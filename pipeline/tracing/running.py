@@ -82,6 +82,15 @@ class Notes:
         """Note a request."""
         _running.set(Running(op, stage, (data_id,), log_id, self.trace_of(data_id)))
 
+    def around(self, op: str, stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method that notes its request, whose ids are its last two arguments."""
+
+        def call(*args: Any) -> Any:
+            self.begin(op, stage, args[-2], args[-1])
+            return method(*args)
+
+        return call
+
     def begin_call(self, op: str, stage: str, items: Iterable[Any]) -> None:
         """Note the requests of one call: they have data_id, log_id and trace."""
         listed = list(items)
