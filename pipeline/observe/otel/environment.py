@@ -1,4 +1,4 @@
-"""What the OTEL_* environment says: exporters of a signal, and whose it is."""
+"""Exporters of a signal, as the OTEL_* environment says, and the service that it is sent for."""
 
 from __future__ import annotations
 
