@@ -379,6 +379,12 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     ] = LOOPBACK
     rpc_host: Annotated[str | None, "Address of rpc_port; absent: host."] = None
     http_host: Annotated[str | None, "Address of http_port; absent: host."] = None
+    admin_port: Annotated[
+        Port | None,
+        "Port of the page, /metrics and administration, which the others do not know then, with "
+        "edge: gateway; absent: they are on the others.",
+    ] = None
+    admin_host: Annotated[str, "Address of admin_port."] = LOOPBACK
     worker_num: Annotated[
         Count | None, "Most requests worked on at once; absent: the server chooses."
     ] = None
@@ -747,9 +753,15 @@ def _settle_ports(values: dict[str, Any], raw: object, reader: Reader) -> None:
         values["rpc_port"] = rpc = http + 1 if http else 0  # 0: both are any free one
     dag = values.get("dag", DagConfig())
     metrics = dag.prometheus_port if dag.enable_prometheus else None
-    if rpc and rpc == http:
-        reader.problem(("http_port",), f"expected a port other than rpc_port, found {found(http)}")
-    if metrics and metrics in (rpc, http):
+    is_gateway = values.get("edge") == "gateway" and values.get("http_server") != "embedded"
+    if rpc and rpc == http and not is_gateway:
+        text = f"expected a port other than rpc_port, but with edge: gateway, found {found(http)}"
+        reader.problem(("http_port",), text)
+    admin = values.get("admin_port")
+    if admin and admin in (rpc, http):
+        text = f"expected a port other than rpc_port and http_port, found {found(admin)}"
+        reader.problem(("admin_port",), text)
+    if metrics and metrics in (rpc, http, admin):
         text = f"expected a port other than rpc_port and http_port, found {found(metrics)}"
         reader.problem(("dag", "prometheus_port"), text)
 

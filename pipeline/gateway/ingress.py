@@ -22,7 +22,8 @@ from pipeline.system.temp_dir import TempDir
 
 _LOGGER = logging.getLogger(__name__)
 
-_FLAGS = {"HTTP": "--listen-fd", "gRPC": "--grpc-listen-fd"}  # of inherited sockets
+_FLAGS = {"HTTP": "--listen-fd", "gRPC": "--grpc-listen-fd", "admin": "--admin-listen-fd"}
+"""Flags of inherited sockets."""
 _EXTRA_GRACE_S = 1.0  # for answers that are on their way out when the grace period is over
 _STALL_TIMEOUT_S = 2.0  # for a replica to answer a heartbeat; its requests then go to others
 _LONE_STALL_TIMEOUT_S = 10.0  # without replicas: user code that holds the GIL keeps it, too
@@ -48,9 +49,13 @@ def check_access(config: ServiceConfig, taken: frozenset[str]) -> None:
     ports = {"gRPC": config.rpc_port, "HTTP": config.http_port}
     asked = {name for name, port in ports.items() if port is not None}
     fault = fault_of_access(config.access, config.tls, asked <= taken)
+    if not fault and config.admin_port is not None and not asked <= taken:
+        fault = "admin_port: it is the gateway's to see to: set edge: gateway, for all ports"
     if fault:
         raise ConfigError(f"{config.source}: {fault}")
-    hosts = (config.rpc_host or config.host, config.http_host or config.host)
+    hosts = [config.rpc_host or config.host, config.http_host or config.host]
+    if config.admin_port is not None:
+        hosts.append(config.admin_host)
     if not all(map(is_loopback, hosts)) and config.access.anonymous == ROLES:
         _LOGGER.warning(
             "%s: whoever reaches this server may do anything: see docs/security.md", config.source
@@ -108,20 +113,15 @@ class Gateway(Ingress):
         Raises:
             InitError: the port is in use; from what is returned: it does not start.
         """
-        config = self._config
-        hosts = {"gRPC": config.rpc_host, "HTTP": config.http_host}
-        for name, port, key in (
-            ("gRPC", config.rpc_port, "rpc_port"),
-            ("HTTP", config.http_port, "http_port"),
-        ):
-            if name in self.takes:
-                host = hosts[name] or config.host
-                self._listeners[name] = bind(host, port or 0, key, config.reuse_port)
-        self.ports: Mapping[str, int] = {
-            name: port_of(listener) for name, listener in self._listeners.items()
-        }
+        for name, (host, port, key) in _places(self._config, self.takes).items():
+            self._listeners[name] = bind(host, port, key, self._config.reuse_port)
+        ports = {name: port_of(listener) for name, listener in self._listeners.items()}
+        if self._is_one_port:
+            ports["gRPC"] = ports["HTTP"]
+        self.ports: Mapping[str, int] = ports
         where = ", ".join(
-            address_of(hosts[name] or config.host, port) for name, port in self.ports.items()
+            address_of(host, self.ports[name])
+            for name, (host, _, _) in _places(self._config, self.takes).items()
         )
         failure = f"{self._key}: it does not start"
         self._place = SidecarSupervisor(
@@ -154,6 +154,10 @@ class Gateway(Ingress):
         self._close_listeners()
         self._folder.remove()
 
+    @property
+    def _is_one_port(self) -> bool:
+        return is_one_port(self._config) and {"HTTP", "gRPC"} <= self.takes
+
     def _close_listeners(self) -> None:
         for listener in self._listeners.values():
             listener.close()
@@ -163,6 +167,8 @@ class Gateway(Ingress):
         told = [word for name in listeners for word in (_FLAGS[name], str(listeners[name]))]
         if "HTTP" not in listeners:
             told += ["--listen", ""]
+        if self._is_one_port:
+            told.append("--one-port")
         try:
             return subprocess.Popen(
                 [self._binary, "--parent", *told, *self._arguments()],
@@ -209,6 +215,24 @@ class Gateway(Ingress):
             "tls-client-ca": config.tls.client_ca,
         }
         return [*flags, *(f"--{name}={value}" for name, value in tls.items() if value)]
+
+
+def is_one_port(config: ServiceConfig) -> bool:
+    """Return whether `rpc_port` and `http_port` are one."""
+    hosts = {config.rpc_host or config.host, config.http_host or config.host}
+    return bool(config.rpc_port) and config.rpc_port == config.http_port and len(hosts) == 1
+
+
+def _places(config: ServiceConfig, takes: frozenset[str]) -> dict[str, tuple[str, int, str]]:
+    """Return where to listen, by the names of the ports: host, port and the key that says so."""
+    found = {}
+    if "gRPC" in takes and not (is_one_port(config) and "HTTP" in takes):
+        found["gRPC"] = (config.rpc_host or config.host, config.rpc_port or 0, "rpc_port")
+    if "HTTP" in takes:
+        found["HTTP"] = (config.http_host or config.host, config.http_port or 0, "http_port")
+    if config.admin_port is not None:
+        found["admin"] = (config.admin_host, config.admin_port, "admin_port")
+    return found
 
 
 def _duration(seconds: float) -> str:

@@ -284,7 +284,8 @@ def _command_lines() -> Iterator[str]:
     for command in ("analyse", "graph", "check"):
         yield from _help(f"pipeline {command}", commands["pipeline"], [command, "--help"])
     root = Path(str(importlib.import_module("pipeline").__file__)).parents[1]
-    flags = Path(root, "pipeline/gateway/internal/config/config.go").read_text(encoding="utf-8")
+    code = sorted(Path(root, "pipeline/gateway/internal/config").glob("*.go"))
+    flags = "".join(file.read_text(encoding="utf-8") for file in code)
     for line in re.findall(r"^\tflags\.\w+\(.*", flags, re.MULTILINE):
         if option := re.search(r'"([\w-]+)".*"(.*)"\)', line):
             yield f"pipeline.gateway: --{option[1]}: {option[2]}"

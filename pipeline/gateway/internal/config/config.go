@@ -21,6 +21,8 @@ type Config struct {
 	BackendsFile    string // names more of them, and is looked at again; "": none
 	HTTP            Socket
 	GRPC            Socket // gRPC is taken only where it says so
+	Admin           Socket // "": all is on the others
+	OnePort         bool   // gRPC is taken where HTTP is
 	HasParent       bool   // stdin is the life line to it
 	ConnectedIsUp   bool   // the parent is told that we are ready when a backend is connected, be that ready or not
 	MaxMessageBytes int64  // of a request's body
@@ -49,7 +51,6 @@ type Config struct {
 }
 
 const (
-	NoFD                   = -1
 	defaultMaxMessageBytes = 256 << 20
 	DefaultListen          = ":8080"
 	defaultSlack           = 250 * time.Millisecond
@@ -64,15 +65,6 @@ const (
 	headPatience           = 10 * time.Second
 	handshakeTimeout       = 5 * time.Second
 )
-
-// Socket is where requests are taken.
-type Socket struct {
-	Address string // host:port; "": nowhere
-	FD      int    // of an inherited socket; NoFD: the address says where
-}
-
-// IsAsked says whether there is to be one.
-func (s Socket) IsAsked() bool { return s.FD != NoFD || s.Address != "" }
 
 // ErrVersion says that --version was asked for.
 var ErrVersion = errors.New("version requested")
@@ -102,10 +94,7 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.SetOutput(io.Discard)
 	flags.Var(backends, "backend", "`address` of a pipeline server: host:rpc_port[/http_port], unix:GRPC_SOCKET[,HTTP_SOCKET], or link:SOCKET[,HTTP_SOCKET] as the server starts it; repeatable")
 	flags.StringVar(&cfg.BackendsFile, "backends-file", "", "`file` of more backends, one address a line or JSON; it is looked at again twice a second")
-	flags.StringVar(&cfg.HTTP.Address, "listen", DefaultListen, "host:port to listen on; port 0 is any free one; empty: no HTTP is taken")
-	flags.IntVar(&cfg.HTTP.FD, "listen-fd", NoFD, "number of an inherited listening socket, instead of --listen")
-	flags.StringVar(&cfg.GRPC.Address, "grpc-listen", "", "host:port to take gRPC on, for link: backends; default: nowhere")
-	flags.IntVar(&cfg.GRPC.FD, "grpc-listen-fd", NoFD, "number of an inherited listening socket, instead of --grpc-listen")
+	addPorts(flags, cfg)
 	flags.BoolVar(&cfg.ConnectedIsUp, "connected-is-up", false, "tell the parent that the gateway is ready once a backend is connected, be it ready or not")
 	flags.BoolVar(&cfg.HasParent, "parent", false, "stdin is the life line to the parent: the gateway ends with it")
 	flags.Int64Var(&cfg.MaxMessageBytes, "max-message-bytes", defaultMaxMessageBytes, "limit of a request's body, unpacked")
@@ -156,13 +145,10 @@ func Parse(args []string) (Config, error) {
 	cfg.Backends = backends
 	isListenSet := false
 	flags.Visit(func(f *flag.Flag) { isListenSet = isListenSet || f.Name == "listen" })
-	if isListenSet && cfg.HTTP.FD != NoFD {
-		return Config{}, errors.New("--listen and --listen-fd exclude each other: give one")
-	}
-	if cfg.GRPC.Address != "" && cfg.GRPC.FD != NoFD {
-		return Config{}, errors.New("--grpc-listen and --grpc-listen-fd exclude each other: give one")
-	}
 	if err := cfg.check(); err != nil {
+		return Config{}, err
+	}
+	if err := cfg.checkPorts(isListenSet); err != nil {
 		return Config{}, err
 	}
 	if cfg.MaxBufferedBytes == 0 {
@@ -193,14 +179,6 @@ func (c *Config) check() error {
 		return fmt.Errorf("--stall-timeout %v is less than %v", c.StallTimeout, leastStallTimeout)
 	case c.Timeout < 0 || c.Slack < 0 || c.Grace < 0 || c.DrainDelay < 0:
 		return errors.New("--timeout, --slack, --grace and --drain-delay must not be negative")
-	case c.HTTP.FD < NoFD:
-		return fmt.Errorf("--listen-fd %d is no descriptor", c.HTTP.FD)
-	case c.GRPC.FD < NoFD:
-		return fmt.Errorf("--grpc-listen-fd %d is no descriptor", c.GRPC.FD)
-	case !c.HTTP.IsAsked() && !c.GRPC.IsAsked():
-		return errors.New("nothing to listen on: give --listen or --grpc-listen")
-	case c.GRPC.IsAsked() && (c.BackendsFile != "" || slices.ContainsFunc(c.Backends, func(each Backend) bool { return !each.IsLink })):
-		return errors.New("--grpc-listen: gRPC is taken for link: backends only")
 	case c.GzipMinBytes < 0:
 		return fmt.Errorf("--gzip-min-bytes %d must not be negative", c.GzipMinBytes)
 	case (c.TLS.Cert == "") != (c.TLS.key == ""):

@@ -74,8 +74,10 @@ func NewHandler(cfg config.Config, log *slog.Logger, backends *upstream.Pool, st
 	return g, pipelinepb.RegisterPipelineServiceHandlerClient(context.Background(), g.mux, g.client)
 }
 
-// ServeHTTP answers one request.
-func (g *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP answers one request, of a port that is for all.
+func (g *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) { g.serve(w, r, access.AllSides) }
+
+func (g *Handler) serve(w http.ResponseWriter, r *http.Request, side access.Side) {
 	found, name, method := routeOf(r, !g.web.isUnknown())
 	x := &exchange{ResponseWriter: w, cfg: &g.cfg, draining: &g.Draining, request: r, started: time.Now(), route: found}
 	x.share.Of = g.Budget
@@ -90,6 +92,10 @@ func (g *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	delete(r.Header, access.CallerHeader)
 	g.stats.InFlight.Inc()
 	defer g.answered(x)
+	if side == access.PublicSide && x.route != routeNowhere && !side.Has(x.roleOf()) {
+		x.refuseElsewhere()
+		return
+	}
 	if g.gate != nil && x.route != routeNowhere {
 		done, isIn := g.letIn(x)
 		if !isIn {

@@ -13,7 +13,7 @@ import (
 func (g *Handler) letIn(x *exchange) (done func(), isIn bool) {
 	r := x.request
 	asked := &access.Asked{
-		Role:    access.OfRequest(r.Method, targetOf(r), x.route == routeInference),
+		Role:    x.roleOf(),
 		Action:  r.Method + " " + r.URL.Path,
 		Address: x.from,
 		Tokens:  access.TokensOf(func(name string) []string { return r.Header.Values(name) }),

@@ -15,7 +15,6 @@ import (
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/discovery"
 	"pipeline/gateway/internal/edge"
-	"pipeline/gateway/internal/grpcedge"
 	"pipeline/gateway/internal/metrics"
 	"pipeline/gateway/internal/procs"
 	"pipeline/gateway/internal/upstream"
@@ -113,37 +112,6 @@ func Serve(cfg config.Config, log *slog.Logger, self process) error {
 		open.drain(why, goodbye, log)
 		return nil
 	}
-}
-
-// openPorts listens for each protocol that is asked for.
-func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backends *upstream.Pool, stats *metrics.Stats, gate *access.Gate) (ports, error) {
-	security, err := config.LoadServerTLS(cfg.TLS, func(err error) { log.Error(err.Error()) })
-	if err != nil {
-		return nil, err
-	}
-	var open ports
-	if cfg.HTTP.IsAsked() {
-		listener, err := edge.Listen("listen", cfg.HTTP)
-		if err != nil {
-			return nil, err
-		}
-		server := edge.NewServer(cfg, handler, log)
-		server.TLSConfig = security
-		open = append(open, &httpPort{edge.NewGuard(listener, &cfg, stats), server, handler, log})
-	}
-	if cfg.GRPC.IsAsked() {
-		listener, err := edge.Listen("grpc-listen", cfg.GRPC)
-		if err != nil {
-			return nil, err
-		}
-		server := grpcedge.New(grpcedge.Config{
-			Services: services, MaxMessageBytes: int(cfg.MaxMessageBytes), MaxConnections: cfg.MaxConnections,
-			HandshakeTimeout: cfg.HandshakeTimeout, TLS: security, Budget: handler.Budget, Gate: gate, Trust: cfg.Trust, Observe: stats.AnsweredRPC,
-		}, backends)
-		backends.OnChange = server.SetReady
-		open = append(open, &grpcPort{listener, server, backends.Reached})
-	}
-	return open, nil
 }
 
 // connectTo returns how to connect to backends.

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"pipeline/gateway/internal/access"
 	"pipeline/gateway/internal/clock"
 	"pipeline/gateway/internal/edge"
 	"pipeline/gateway/internal/grpcedge"
@@ -30,11 +31,41 @@ type port interface {
 	finish(ctx, hurried context.Context, grace time.Duration) bool
 }
 
-// httpPort is the one of HTTP; its handler knows whether it drains.
+// door is where the requests of a port go: calls of gRPC to one edge, all else to the other.
+type door struct {
+	handler *edge.Handler
+	web     http.Handler     // it, as the port shows it
+	calls   *grpcedge.Server // nil: they are not taken here
+	side    access.Side
+}
+
+// ServeHTTP answers one request.
+func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if d.calls != nil && grpcedge.IsCall(r) {
+		d.calls.ServeHTTP(w, r.WithContext(access.WithSide(r.Context(), d.side)))
+		return
+	}
+	d.web.ServeHTTP(w, r)
+}
+
+func (d *door) drain() {
+	d.handler.Draining.Store(true)
+	if d.calls != nil {
+		d.calls.Drain()
+	}
+}
+
+func (d *door) endStreams() {
+	if d.calls != nil {
+		d.calls.EndStreams()
+	}
+}
+
+// httpPort is one of HTTP; its handler knows whether it drains.
 type httpPort struct {
 	*edge.Guard
 	server *http.Server
-	notes  *edge.Handler
+	door   *door
 	log    *slog.Logger
 }
 
@@ -54,11 +85,12 @@ func serveOn(server *http.Server, guarded *edge.Guard, log *slog.Logger) error {
 	return err
 }
 
-func (p *httpPort) drain() { p.notes.Draining.Store(true) }
+func (p *httpPort) drain() { p.door.drain() }
 
 func (p *httpPort) finish(ctx, hurried context.Context, grace time.Duration) bool {
 	sockets.TakeLast(p.Listener)
 	_ = p.Close() // it fails only if it is closed
+	p.door.endStreams()
 	p.AwaitIdle(hurried, min(lastWord, grace))
 	isClean := p.server.Shutdown(ctx) == nil
 	_ = p.server.Close()

@@ -31,13 +31,17 @@ func greeting() frame.Greeting {
 	return frame.Greeting{
 		Version: frame.Version,
 		Limits:  frame.Limits{CallCredit: frame.CallCredit, StreamCredit: frame.StreamCredit},
-		Methods: []frame.Entry{{ID: 1, Name: "inference"}, {ID: 2, Name: LinkStream, IsStream: true}},
-		Trace:   true,
+		Methods: []frame.Entry{{ID: 1, Name: "inference"}, {ID: 2, Name: LinkStream, IsStream: true},
+			{ID: 3, Name: pipelinepb.PipelineService_Inference_FullMethodName}, {ID: 4, Name: LinkUnary}},
+		Trace: true,
 	}
 }
 
 // LinkStream is a method with a stream of messages.
 const LinkStream = "/test.Service/Stream"
+
+// LinkUnary is a method that is for admins, as all are whose role nobody has said.
+const LinkUnary = "/test.Service/Ask"
 
 // LinkServer is the server's end of links: a Unix socket.
 type LinkServer struct {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
@@ -22,6 +23,9 @@ var credentialKeys = []string{"authorization", "x-api-key"}
 
 // letIn is where streams, and all calls that go on to a server, come in.
 func (s *Server) letIn(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	if !s.isHere(stream.Context(), info.FullMethod) {
+		return status.Error(codes.Unimplemented, textNoMethod)
+	}
 	if s.config.Gate == nil {
 		return next(service, stream)
 	}
@@ -36,6 +40,9 @@ func (s *Server) letIn(service any, stream grpc.ServerStream, info *grpc.StreamS
 
 // letInUnary is letIn for what is answered here.
 func (s *Server) letInUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if !s.isHere(ctx, info.FullMethod) {
+		return nil, status.Error(codes.Unimplemented, textNoMethod)
+	}
 	if s.config.Gate == nil {
 		return next(ctx, request)
 	}
@@ -46,6 +53,11 @@ func (s *Server) letInUnary(ctx context.Context, request any, info *grpc.UnarySe
 	}
 	defer done()
 	return next(ctx, request)
+}
+
+// isHere says whether a method is there on the port that it was called on.
+func (s *Server) isHere(ctx context.Context, method string) bool {
+	return access.SideOf(ctx, s.config.Side).Has(access.OfMethod(method))
 }
 
 func (s *Server) askedOf(ctx context.Context, method string) *access.Asked {

@@ -95,3 +95,9 @@ func TestHealthIsForEverybody(t *testing.T) {
 		}
 	}
 }
+
+func TestAPublicPortKnowsNoMethodForAdmins(t *testing.T) {
+	b := start(t, greeting(), func(config *Config, _ *fixed) { config.Side = access.PublicSide })
+	(<-b.call(t.Context(), ask, "hello")).wants(t, codes.Unimplemented, textNoMethod)
+	(<-b.call(t.Context(), "/grpc.health.v1.Health/Check", "")).wants(t, codes.OK, "")
+}

@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"net/http"
+	"strings"
 	"time"
 
 	"golang.org/x/net/netutil"
@@ -44,6 +46,7 @@ type Config struct {
 	Budget           *memory.Budget
 	Gate             *access.Gate // nil: everybody may come in
 	Trust            config.Trust
+	Side             access.Side // of our own port
 
 	// Observe is told of each call that is over; the method is "" if there is none of that name.
 	Observe func(method string, code codes.Code, took time.Duration)
@@ -55,6 +58,7 @@ type Server struct {
 	upstreams Upstreams
 	health    *healthService
 	server    *grpc.Server
+	mounted   *grpc.Server       // for calls that an HTTP server was sent
 	stop      context.CancelFunc // of what never ends by itself
 	stopping  context.Context
 }
@@ -81,13 +85,34 @@ func New(config Config, upstreams Upstreams) *Server {
 		grpc.UnaryInterceptor(s.letInUnary), // of health
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{PermitWithoutStream: true}),
 	}
+	s.mounted = s.newServer(options)
 	if config.TLS != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(config.TLS)))
 	}
-	s.server = grpc.NewServer(options...)
-	healthpb.RegisterHealthServer(s.server, s.health)
-	addReflection(s.server, config.Services)
+	s.server = s.newServer(options)
 	return s
+}
+
+func (s *Server) newServer(options []grpc.ServerOption) *grpc.Server {
+	server := grpc.NewServer(options...)
+	healthpb.RegisterHealthServer(server, s.health)
+	addReflection(server, s.config.Services)
+	return server
+}
+
+// IsCall says whether an HTTP request is a call of gRPC.
+func IsCall(r *http.Request) bool {
+	kind, isGRPC := strings.CutPrefix(r.Header.Get("Content-Type"), "application/grpc")
+	return isGRPC && r.ProtoMajor == 2 && (kind == "" || kind[0] == '+' || kind[0] == ';')
+}
+
+// ServeHTTP answers a call that an HTTP server was sent. Stop knows nothing of it: the server has to be shut down first.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mounted.ServeHTTP(w, r) }
+
+// EndStreams says not ready, and ends the streams that would never end by themselves.
+func (s *Server) EndStreams() {
+	s.Drain()
+	s.stop()
 }
 
 // Serve takes connections until Stop.
@@ -108,8 +133,7 @@ func (s *Server) Drain() { s.health.Shutdown() }
 // Stop takes no more calls: callers are told to go elsewhere, what is in flight goes on until ctx ends. It reports
 // whether all of it ended well.
 func (s *Server) Stop(ctx context.Context) bool {
-	s.Drain()
-	s.stop()
+	s.EndStreams()
 	done := make(chan struct{})
 	go func() {
 		s.server.GracefulStop()

@@ -1,0 +1,57 @@
+package config
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"slices"
+)
+
+// NoFD is the descriptor of no socket.
+const NoFD = -1
+
+// Socket is where requests are taken.
+type Socket struct {
+	Address string // host:port; "": nowhere
+	FD      int    // of an inherited socket; NoFD: the address says where
+}
+
+// IsAsked says whether there is to be one.
+func (s Socket) IsAsked() bool { return s.FD != NoFD || s.Address != "" }
+
+// addPorts adds the options that say where requests are taken.
+func addPorts(flags *flag.FlagSet, cfg *Config) {
+	flags.StringVar(&cfg.HTTP.Address, "listen", DefaultListen, "host:port to listen on; port 0 is any free one; empty: no HTTP is taken")
+	flags.IntVar(&cfg.HTTP.FD, "listen-fd", NoFD, "number of an inherited listening socket, instead of --listen")
+	flags.StringVar(&cfg.GRPC.Address, "grpc-listen", "", "host:port to take gRPC on, for link: backends; default: nowhere")
+	flags.IntVar(&cfg.GRPC.FD, "grpc-listen-fd", NoFD, "number of an inherited listening socket, instead of --grpc-listen")
+	flags.BoolVar(&cfg.OnePort, "one-port", false, "take gRPC where HTTP is taken, for link: backends")
+	flags.StringVar(&cfg.Admin.Address, "admin-listen", "", "host:port for what takes the roles observe and admin, which the other ports do not know then; default: nowhere")
+	flags.IntVar(&cfg.Admin.FD, "admin-listen-fd", NoFD, "number of an inherited listening socket, instead of --admin-listen")
+}
+
+// checkPorts returns what is wrong with them.
+func (c *Config) checkPorts(isListenSet bool) error {
+	takesGRPC := c.GRPC.IsAsked() || c.OnePort
+	switch {
+	case isListenSet && c.HTTP.FD != NoFD:
+		return errors.New("--listen and --listen-fd exclude each other: give one")
+	case c.GRPC.Address != "" && c.GRPC.FD != NoFD:
+		return errors.New("--grpc-listen and --grpc-listen-fd exclude each other: give one")
+	case c.Admin.Address != "" && c.Admin.FD != NoFD:
+		return errors.New("--admin-listen and --admin-listen-fd exclude each other: give one")
+	case c.HTTP.FD < NoFD:
+		return fmt.Errorf("--listen-fd %d is no descriptor", c.HTTP.FD)
+	case c.GRPC.FD < NoFD:
+		return fmt.Errorf("--grpc-listen-fd %d is no descriptor", c.GRPC.FD)
+	case c.Admin.FD < NoFD:
+		return fmt.Errorf("--admin-listen-fd %d is no descriptor", c.Admin.FD)
+	case !c.HTTP.IsAsked() && !c.GRPC.IsAsked():
+		return errors.New("nothing to listen on: give --listen or --grpc-listen")
+	case c.OnePort && (c.GRPC.IsAsked() || !c.HTTP.IsAsked()):
+		return errors.New("--one-port: give --listen, and no --grpc-listen")
+	case takesGRPC && (c.BackendsFile != "" || slices.ContainsFunc(c.Backends, func(each Backend) bool { return !each.IsLink })):
+		return errors.New("--grpc-listen, --one-port: gRPC is taken for link: backends only")
+	}
+	return nil
+}
