@@ -74,7 +74,8 @@ class Load:
         failures: what else came.
     """
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, **headers: str) -> None:
+        self._headers = headers
         self.answers: Counter[str] = Counter()
         self.failures: list[str] = []
         self._port = gateway.port
@@ -99,7 +100,8 @@ class Load:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
         with contextlib.closing(connection):
             while not self._is_over.is_set():
-                connection.request("POST", "/svc/prediction", '{"key":["a"],"value":["1"]}')
+                body = '{"key":["a"],"value":["1"]}'
+                connection.request("POST", "/svc/prediction", body, self._headers)
                 answer = connection.getresponse()
                 self._note(answer.status, answer.read())
 
@@ -138,3 +140,54 @@ def test_servers_come_and_go_under_load_without_a_failed_request(tmp_path, gatew
                 load.wait_for(second, third)
             assert load.failures == []
             assert len(load.answers) == 3
+
+
+def test_a_server_that_stops_under_load_fails_no_request(tmp_path, gateway_binary):
+    with (
+        served(tmp_path, 2) as (first, second),
+        gateway_before(gateway_binary, *map(address_of, (first, second))) as gateway,
+    ):
+        gateway.wait_until_ready(2)
+        with Load(gateway) as load:
+            load.wait_for(first, second)
+            os.kill(first.process.pid, signal.SIGTERM)
+            assert first.ends() == 0
+            load.wait_for(second)
+        assert load.failures == []
+
+
+def test_a_server_that_is_killed_fails_what_it_had_and_not_even_that_if_it_is_safe(
+    tmp_path, gateway_binary
+):
+    with served(tmp_path, 3) as servers:
+        first, second, third = servers
+        with gateway_before(gateway_binary, *map(address_of, servers)) as gateway:
+            gateway.wait_until_ready(3)
+            with Load(gateway, **{"Pipeline-Idempotent": "1"}) as load:
+                load.wait_for(*servers)
+                os.kill(first.process.pid, signal.SIGKILL)
+                first.ends()
+                load.wait_for(second, third)
+            assert load.failures == []
+            with Load(gateway) as load:
+                load.wait_for(second, third)
+                os.kill(second.process.pid, signal.SIGKILL)
+                second.ends()
+                load.wait_for(third)
+            assert len(load.failures) <= CALLERS, load.failures
+            assert all(said.startswith("503 ") for said in load.failures), load.failures
+
+
+def test_a_server_that_hangs_gets_no_more_requests(tmp_path, gateway_binary):
+    with served(tmp_path, 2) as (first, second):
+        flags = ("--health-interval", "50ms", "--health-timeout", "1s")
+        backends = map(address_of, (first, second))
+        with gateway_before(gateway_binary, *backends, flags=flags) as gateway:
+            gateway.wait_until_ready(2)
+            os.kill(first.process.pid, signal.SIGSTOP)
+            wait_until(lambda: "it has not answered 2 checks" in gateway.said)
+            with Load(gateway) as load:
+                load.wait_for(second)
+            assert load.failures == []
+            os.kill(first.process.pid, signal.SIGCONT)
+            gateway.wait_until_ready(2)

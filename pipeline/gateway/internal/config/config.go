@@ -19,6 +19,7 @@ import (
 type Config struct {
 	Backends        []Backend
 	BackendsFile    string // names more of them, and is looked at again; "": none
+	Balancing       Balancing
 	HTTP            Socket
 	GRPC            Socket // gRPC is taken only where it says so
 	Admin           Socket // "": all is on the others
@@ -123,6 +124,8 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.StringVar(&cfg.Access, "access", "", "JSON `file` that says who may do what, as the section access of config.yml; empty: everybody everything")
 	flags.Var(&cfg.Trust.proxies, "trusted-proxy", "`address` or network of a proxy whose X-Forwarded-* are believed; repeatable")
 	flags.Var(&cfg.Trust.metadata, "allow-metadata", "`name` of a header that callers may set, beside those of the protocols; repeatable; none: any")
+	flags.Var(&cfg.trustedProxies, "trusted-proxy", "`address` or network of a proxy whose X-Forwarded-* are believed; repeatable")
+	cfg.Balancing.addFlags(flags)
 	flags.BoolVar(wantsVersion, "version", false, "print the version")
 	return flags
 }
@@ -192,7 +195,7 @@ func (c *Config) check() error {
 	case c.BackendTLS.enabled && slices.ContainsFunc(c.Backends, func(each Backend) bool { return each.IsLink }):
 		return errors.New("--backend-tls: a link is not encrypted; give host:rpc_port[/http_port]")
 	}
-	return nil
+	return c.Balancing.check()
 }
 
 // Usage returns the text of --help.

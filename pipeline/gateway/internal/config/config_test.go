@@ -1,6 +1,7 @@
 package config
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -75,4 +76,16 @@ func flagsOf(t *testing.T, args ...string) Config {
 		t.Fatal(err)
 	}
 	return cfg
+}
+
+func TestBalancingIsChecked(t *testing.T) {
+	for _, args := range [][]string{
+		{"--policy", "random"}, {"--health-interval", "-1s"}, {"--health-timeout", "0"}, {"--unhealthy-after", "0"}, {"--healthy-after", "0"},
+		{"--eject-after", "-1"}, {"--eject-time", "0"}, {"--eject-longest", "1s"}, {"--retry-share", "1.1"}, {"--retry-share", "-1"},
+		{"--retry-rate", "-1"}, {"--hedge-after", "-1s"},
+	} {
+		if _, err := Parse(append(args, "--backend", "h:1")); err == nil || !strings.Contains(err.Error(), args[0]) {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
 }

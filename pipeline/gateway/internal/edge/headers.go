@@ -25,6 +25,18 @@ func (x *exchange) Trace() string {
 	return said[len(said)-1]
 }
 
+// idempotentHeader marks a request that may be done twice: so that it may be sent again when it got lost, and to two backends.
+const idempotentHeader = "Pipeline-Idempotent"
+
+// isIdempotent says whether a caller has marked its request so.
+func isIdempotent(header http.Header) bool {
+	switch header.Get(idempotentHeader) {
+	case "1", "true", "True":
+		return true
+	}
+	return false
+}
+
 // Metadata returns what an upstream elsewhere is told.
 func (x *exchange) Metadata() metadata.MD { return outgoing(x.request.Header) }
 

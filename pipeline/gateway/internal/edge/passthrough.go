@@ -156,43 +156,70 @@ func (p *passthrough) RoundTrip(r *http.Request) (*http.Response, error) {
 		defer r.Body.Close()
 	}
 	x := exchangeOf(r.Context())
-	next := &p.pool.Turns.Web
+	want := &upstream.Want{Work: upstream.WebRequests, IsSafe: mayComeTwice(r)}
 	if x.isOurs() {
-		next = &p.pool.Turns.Metrics
+		want.Work = upstream.Scrapes
 	}
-	var asked []*upstream.Backend
-	for {
-		chosen := upstream.Pick(p.pool.Candidates.Load().Web, next, asked)
-		if chosen == nil {
-			return nil, p.pool.Nobody()
-		}
+	response, err := upstream.Ask(r.Context(), p.pool, want, func(_ context.Context, chosen *upstream.Attempt) (*http.Response, error) {
 		x.backend = chosen.Name
-		response, err := askWeb(chosen, attempt(r, chosen))
-		var network *net.OpError
-		if err == nil || !errors.As(err, &network) || network.Op != "dial" {
-			return response, err
-		}
-		asked = append(asked, chosen)
-	}
+		return askWeb(chosen, attempt(r, chosen.Backend))
+	})
+	return response, err
+}
+
+// mayComeTwice says whether a request may be sent again that a backend may have seen.
+func mayComeTwice(r *http.Request) bool {
+	isWhole := r.Body == nil || r.Body == http.NoBody || r.GetBody != nil
+	return isWhole && (r.Method == http.MethodGet || r.Method == http.MethodHead || isIdempotent(r.Header))
 }
 
 // askWeb asks the HTTP port of a backend. The request is over when its answer's body is closed.
-func askWeb(chosen *upstream.Backend, r *http.Request) (*http.Response, error) {
+func askWeb(chosen *upstream.Attempt, r *http.Request) (*http.Response, error) {
 	ctx, breakOff := context.WithCancel(r.Context())
 	stop := context.AfterFunc(chosen.Gone(), breakOff)
-	chosen.Begin()
-	end := sync.OnceFunc(func() {
-		stop()
-		breakOff()
-		chosen.End()
-	})
 	response, err := chosen.Web.RoundTrip(r.WithContext(ctx))
 	if err != nil {
-		end()
-		return nil, err
+		stop()
+		breakOff()
+		if exchangeOf(r.Context()).head.Load() == headLate {
+			chosen.Keep()(upstream.Bad)
+		}
+		return nil, faultOfWeb(chosen, r, err)
 	}
-	response.Body = &countedBody{response.Body, end}
+	end, outcome := chosen.Keep(), outcomeOf(r, response)
+	response.Body = &countedBody{response.Body, sync.OnceFunc(func() {
+		stop()
+		breakOff()
+		end(outcome)
+	})}
 	return response, nil
+}
+
+// faultOfWeb says why there is no answer: a request that did not leave, a backend that is gone, or the caller's own.
+func faultOfWeb(chosen *upstream.Attempt, r *http.Request, err error) error {
+	x := exchangeOf(r.Context())
+	var network *net.OpError
+	switch {
+	case errors.As(err, &network) && network.Op == "dial":
+		return upstream.ErrNeverLeft
+	case r.Context().Err() != nil || (x.stream != nil && x.stream.fault() != nil):
+		return err
+	}
+	return failure.Unavailable(fmt.Sprintf("the HTTP port of backend %s failed: %v", chosen.Name, err))
+}
+
+// outcomeOf says what an answer says of its backend. GET may ask for a health that is none; and who has no
+// room now says when to come again.
+func outcomeOf(r *http.Request, response *http.Response) upstream.Outcome {
+	switch {
+	case response.StatusCode < http.StatusInternalServerError:
+		return upstream.Good
+	case r.Method == http.MethodGet || r.Method == http.MethodHead || response.Header.Get("Retry-After") != "":
+		return upstream.Neither
+	case response.StatusCode == http.StatusNotImplemented || response.StatusCode == http.StatusGatewayTimeout:
+		return upstream.Neither
+	}
+	return upstream.Bad
 }
 
 // countedBody is an answer's body whose end is the request's.
@@ -266,7 +293,7 @@ func (p *passthrough) fail(_ http.ResponseWriter, r *http.Request, err error) {
 	case x.head.Load() == headLate:
 		answer = tooLate(x.backend)
 	default:
-		answer = failure.Unavailable(fmt.Sprintf("the HTTP port of backend %s failed: %v", x.backend, err))
+		answer = failure.Unavailable(err.Error())
 	}
 	if x.stream != nil {
 		x.refuseEarly(answer)

@@ -34,6 +34,7 @@ type Error struct {
 	Allow      string // the methods that a 405 names
 	RetryAfter int    // seconds after which it may be different; 0: it stays so
 	MustClose  bool   // the connection cannot be used for more
+	IsRefused  bool   // by a server that has not begun with it: another one may be asked
 
 	Code codes.Code // that of gRPC if an upstream said one; see GRPC
 }

@@ -120,7 +120,7 @@ func connectTo(cfg config.Config) upstream.Connect {
 		if address.IsLink {
 			return upstream.NewLink(address.RPC, cfg.StallTimeout), nil
 		}
-		return upstream.NewGRPC(address, security)
+		return upstream.NewGRPC(address, security, &cfg.Balancing)
 	}
 }
 

@@ -4,15 +4,18 @@ import "github.com/prometheus/client_golang/prometheus"
 
 // Backend is what is told of one.
 type Backend struct {
-	Name    string
-	IsUp    bool
-	Pending int64
+	Name      string
+	IsUp      bool
+	Pending   int64
+	IsEjected bool
+	Ejections int64
+	Retries   int64
 }
 
 // backendFigures tell of the backends that there are when somebody asks.
 type backendFigures struct {
-	now         func() []Backend
-	up, pending *prometheus.Desc
+	now                                      func() []Backend
+	up, pending, ejected, ejections, retries *prometheus.Desc
 }
 
 // WatchBackends has the metrics tell of the backends that `now` returns.
@@ -21,26 +24,39 @@ func (s *Stats) WatchBackends(now func() []Backend) {
 		return prometheus.NewDesc(MetricPrefix+name, help, []string{"backend"}, nil)
 	}
 	s.registry.MustRegister(&backendFigures{
-		now:     now,
-		up:      describe("backend_up", "1 for a backend that serves, else 0."),
-		pending: describe("backend_pending", "Requests that a backend was asked and that are not over."),
+		now:       now,
+		up:        describe("backend_up", "1 for a backend that serves, else 0."),
+		pending:   describe("backend_pending", "Requests that a backend was asked and that are not over."),
+		ejected:   describe("backend_ejected", "1 for a backend that is ejected as its requests fail, else 0."),
+		ejections: describe("backend_ejections_total", "Ejections of a backend."),
+		retries:   describe("backend_retries_total", "Requests that came to a backend after another one."),
 	})
 }
 
 // Describe is for the registry.
 func (f *backendFigures) Describe(described chan<- *prometheus.Desc) {
-	described <- f.up
-	described <- f.pending
+	for _, each := range []*prometheus.Desc{f.up, f.pending, f.ejected, f.ejections, f.retries} {
+		described <- each
+	}
 }
 
 // Collect is for the registry.
 func (f *backendFigures) Collect(collected chan<- prometheus.Metric) {
 	for _, each := range f.now() {
-		up := 0.0
-		if each.IsUp {
-			up = 1
+		tell := func(what *prometheus.Desc, kind prometheus.ValueType, value float64) {
+			collected <- prometheus.MustNewConstMetric(what, kind, value, each.Name)
 		}
-		collected <- prometheus.MustNewConstMetric(f.up, prometheus.GaugeValue, up, each.Name)
-		collected <- prometheus.MustNewConstMetric(f.pending, prometheus.GaugeValue, float64(each.Pending), each.Name)
+		tell(f.up, prometheus.GaugeValue, oneIf(each.IsUp))
+		tell(f.pending, prometheus.GaugeValue, float64(each.Pending))
+		tell(f.ejected, prometheus.GaugeValue, oneIf(each.IsEjected))
+		tell(f.ejections, prometheus.CounterValue, float64(each.Ejections))
+		tell(f.retries, prometheus.CounterValue, float64(each.Retries))
 	}
+}
+
+func oneIf(isSo bool) float64 {
+	if isSo {
+		return 1
+	}
+	return 0
 }

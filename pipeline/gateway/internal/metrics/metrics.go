@@ -31,6 +31,8 @@ type Stats struct {
 	RefusedConnections prometheus.Counter
 	Fallbacks          *prometheus.CounterVec
 	Retries            prometheus.Counter
+	RetriesRefused     prometheus.Counter
+	Hedges             prometheus.Counter
 	rpcs               *prometheus.CounterVec
 	rpcDurations       *prometheus.HistogramVec
 	rpcHandles         sync.Map // of an rpcKey: a rpcHandle
@@ -68,7 +70,9 @@ func New() *Stats {
 		Fallbacks: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "handed_over_total", Help: "Inference requests that a backend's HTTP door answered, by reason.",
 		}, []string{"reason"}),
-		Retries: counter("retries_total", "Calls that never left and went to another backend."),
+		Retries:        counter("retries_total", "Requests that went to another backend."),
+		RetriesRefused: counter("retries_refused_total", "Requests that could have gone to another backend, but for the budget of retries."),
+		Hedges:         counter("hedges_total", "Requests that two backends were asked at once."),
 		admissions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "admissions_total", Help: "Requests by caller, and what became of them at the door.",
 		}, []string{"caller", "outcome"}),
@@ -82,7 +86,7 @@ func New() *Stats {
 	info.Set(1)
 	ours := prometheus.WrapRegistererWithPrefix(MetricPrefix, s.registry)
 	ours.MustRegister(
-		s.Connections, s.RefusedConnections, s.requests, s.durations, s.rpcs, s.rpcDurations, s.InFlight, s.Fallbacks, s.Retries, s.admissions, s.Received, s.sent,
+		s.Connections, s.RefusedConnections, s.requests, s.durations, s.rpcs, s.rpcDurations, s.InFlight, s.Fallbacks, s.Retries, s.RetriesRefused, s.Hedges, s.admissions, s.Received, s.sent,
 		info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	return s

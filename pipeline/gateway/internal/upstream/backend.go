@@ -4,7 +4,9 @@ import (
 	"context"
 	"net/http"
 	"sync/atomic"
+	"time"
 
+	"pipeline/gateway/internal/balance"
 	"pipeline/gateway/internal/config"
 )
 
@@ -31,7 +33,16 @@ type Backend struct {
 	Name    string
 	Web     *http.Transport // to its HTTP port; nil: that is not known
 	pending atomic.Int64    // requests that it was asked and that are not over
-	health  Health          // the pool's: read and written under its lock
+	retries atomic.Int64    // requests that came from another one
+
+	failures      atomic.Int32 // requests in a row that failed
+	isOnTrial     atomic.Bool  // after an ejection
+	isEjected     bool         // this, and the rest of it: the pool's, under its lock
+	ejections     balance.Ejections
+	ejectionCount int64
+	readmission   *time.Timer
+
+	health Health // the pool's: read and written under its lock
 
 	stopWatching context.CancelFunc // nil: it is not watched yet
 	gone         context.Context    // it is let go: what is still in flight there is broken off
@@ -62,12 +73,6 @@ func (b *Backend) Pending() int64 { return b.pending.Load() }
 
 // Gone ends when the backend is let go.
 func (b *Backend) Gone() context.Context { return b.gone }
-
-// Begin counts a request that it is asked.
-func (b *Backend) Begin() { b.pending.Add(1) }
-
-// End counts a request off that has begun.
-func (b *Backend) End() { b.pending.Add(-1) }
 
 // hangUp ends all connections to the backend.
 func (b *Backend) hangUp() {

@@ -96,7 +96,7 @@ func failureOf(err error, trailer metadata.MD) *failure.Error {
 		if code, err := strconv.ParseInt(said[0], 10, 32); err == nil {
 			answer.ErrNo = failure.ErrNo(code)
 			if answer.ErrNo == failure.CodeOverloaded {
-				answer.Status, answer.RetryAfter = http.StatusServiceUnavailable, retrySeconds(trailer)
+				answer.Status, answer.RetryAfter, answer.IsRefused = http.StatusServiceUnavailable, retrySeconds(trailer), true
 			}
 		}
 	}

@@ -39,7 +39,7 @@ func TestAPipelineServerSaysWhichErrorItWas(t *testing.T) {
 		said []string
 		want failure.Error
 	}{
-		{codes.ResourceExhausted, []string{"3004"}, failure.Error{Status: 503, ErrNo: 3004, RetryAfter: 1}},
+		{codes.ResourceExhausted, []string{"3004"}, failure.Error{Status: 503, ErrNo: 3004, RetryAfter: 1, IsRefused: true}},
 		{codes.Internal, []string{"8000"}, failure.Error{Status: 500, ErrNo: 8000}},
 		{codes.Internal, []string{"-5"}, failure.Error{Status: 500, ErrNo: -5}},
 		{codes.Internal, []string{"x"}, failure.Error{Status: 500, ErrNo: 10000}},

@@ -4,15 +4,12 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
@@ -23,24 +20,24 @@ import (
 )
 
 const (
-	askAgain     = time.Second // after a health service that failed
-	streamWindow = 1 << 20     // bytes in flight of one message
-	connWindow   = 8 << 20     // of all messages on a connection
+	streamWindow = 1 << 20 // bytes in flight of one message
+	connWindow   = 8 << 20 // of all messages on a connection
 )
 
 // grpcConn asks a server over gRPC, on one HTTP/2 connection.
 type grpcConn struct {
-	conn *grpc.ClientConn
+	conn   *grpc.ClientConn
+	checks *config.Balancing // says how its health is checked
 }
 
 // NewGRPC prepares the connection to a server. It does not connect before Watch.
-func NewGRPC(address config.Backend, security *config.BackendTLS) (*grpcConn, error) {
+func NewGRPC(address config.Backend, security *config.BackendTLS, checks *config.Balancing) (*grpcConn, error) {
 	options := append(dialOptions(address.RPC), securityOptions(address, security)...)
 	conn, err := grpc.NewClient("passthrough:///"+address.RPC.Address, options...)
 	if err != nil {
 		return nil, fmt.Errorf("--backend %s: %w", address.Name, err)
 	}
-	return &grpcConn{conn}, nil
+	return &grpcConn{conn, checks}, nil
 }
 
 // Unary calls the server. A call for which there was no connection has no peer. The end of the time
@@ -117,63 +114,6 @@ func securityOptions(address config.Backend, security *config.BackendTLS) []grpc
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority(authority),
 	}
-}
-
-// Watch reports the health of the server: the health service says it, and a server without one
-// serves as soon as there is a connection.
-func (c *grpcConn) Watch(ctx context.Context, report func(Health)) {
-	for {
-		err := c.follow(ctx, report)
-		if ctx.Err() != nil {
-			return
-		}
-		c.afterHealth(ctx, err, report)
-	}
-}
-
-// follow listens to the health service until that ends.
-func (c *grpcConn) follow(ctx context.Context, report func(Health)) error {
-	watching, err := healthpb.NewHealthClient(c.conn).Watch(ctx, &healthpb.HealthCheckRequest{})
-	for err == nil {
-		var said *healthpb.HealthCheckResponse
-		if said, err = watching.Recv(); err != nil {
-			break
-		}
-		if said.GetStatus() == healthpb.HealthCheckResponse_SERVING {
-			report(Health{State: StateServing})
-		} else {
-			report(Health{StateConnected, "it says " + said.GetStatus().String()})
-		}
-	}
-	return err
-}
-
-// afterHealth draws the conclusion from the end of the health service's word, and waits until it
-// is worth asking again.
-func (c *grpcConn) afterHealth(ctx context.Context, err error, report func(Health)) {
-	failed := status.Convert(err)
-	connection := c.conn.GetState()
-	switch {
-	case failed.Code() == codes.Unimplemented && connection == connectivity.Ready:
-		report(Health{State: StateServing})
-		c.conn.WaitForStateChange(ctx, connectivity.Ready)
-		report(Health{StateDown, "the connection was lost"})
-	case connection == connectivity.Ready:
-		report(Health{StateConnected, "its health is not known: " + failed.Message()})
-		c.waitWhile(ctx, connectivity.Ready)
-	default:
-		report(Health{StateDown, failed.Message()})
-		if connection == connectivity.TransientFailure {
-			c.conn.WaitForStateChange(ctx, connectivity.TransientFailure) // it tries on its own
-		}
-	}
-}
-
-// waitWhile waits until the connection leaves a state, but not for long.
-func (c *grpcConn) waitWhile(ctx context.Context, current connectivity.State) {
-	waiting, cancel := context.WithTimeout(ctx, askAgain)
-	defer cancel()
-	c.conn.WaitForStateChange(waiting, current)
 }
 
 // Traits returns none: such a server is any.

@@ -113,6 +113,7 @@ func failureOfEnd(end *link.End) error {
 	}
 	return &failure.Error{
 		Status: end.Status, ErrNo: failure.ErrNo(end.ErrNo), Text: end.Text, RetryAfter: end.RetryAfter, Code: codes.Code(end.Code),
+		IsRefused: failure.ErrNo(end.ErrNo) == failure.CodeOverloaded,
 	}
 }
 

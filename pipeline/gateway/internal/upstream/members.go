@@ -130,6 +130,7 @@ func (p *Pool) Figures() []metrics.Backend {
 		isListed := len(figures) < len(p.members)
 		figures = append(figures, metrics.Backend{
 			Name: each.Name, IsUp: isListed && each.health.State == StateServing, Pending: each.Pending(),
+			IsEjected: each.isEjected, Ejections: each.ejectionCount, Retries: each.retries.Load(),
 		})
 	}
 	slices.SortFunc(figures, func(one, other metrics.Backend) int { return strings.Compare(one.Name, other.Name) })

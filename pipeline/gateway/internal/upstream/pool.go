@@ -2,7 +2,6 @@ package upstream
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -10,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"pipeline/gateway/internal/balance"
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/failure"
 	"pipeline/gateway/internal/link"
@@ -25,6 +25,11 @@ type Pool struct {
 	connect  Connect
 	grace    time.Duration // for the requests of a backend that is out of the list
 
+	policy     string
+	ejection   balance.EjectionLimits
+	hedgeAfter time.Duration // 0: never
+	budget     *balance.Budget
+
 	lock       sync.Mutex
 	members    []*Backend
 	retired    []*Backend      // out of the list, and not let go yet
@@ -38,15 +43,11 @@ type Pool struct {
 	wasReached bool
 
 	Candidates   atomic.Pointer[candidates]
-	Turns        turns
+	turns        [works]atomic.Uint64
 	StopWatching context.CancelFunc
 	OnChange     func(isReady bool) // set before Start; told what IsReady says now, whenever a backend changes
 	Watchers     sync.WaitGroup
 }
-
-// turns says whose turn it is, for each kind of work in a list of its own: with one turn for all, two
-// kinds that alternate would each have one backend do everything.
-type turns struct{ rpc, Web, Metrics atomic.Uint64 }
 
 // candidates are the backends to ask: those that serve or, if none does, those that are connected,
 // whose own answer then counts.
@@ -70,6 +71,8 @@ func NewPool(cfg config.Config, connect Connect, log *slog.Logger, stats *metric
 	}
 	p := &Pool{
 		log: log, stats: stats, security: security, connect: connect, grace: cfg.Grace,
+		policy: cfg.Balancing.Policy, ejection: cfg.Balancing.Ejection, hedgeAfter: cfg.Balancing.HedgeAfter,
+		budget:  balance.NewBudget(cfg.Balancing.RetryShare, cfg.Balancing.RetryRate, time.Now()),
 		Serving: make(chan struct{}), Known: make(chan struct{}), Reached: make(chan struct{}),
 	}
 	p.Candidates.Store(&candidates{})
@@ -113,6 +116,9 @@ func (p *Pool) Update(changed *Backend, now Health) {
 	if !slices.Contains(p.members, changed) { // it is let go
 		return
 	}
+	if changed.isEjected && before.State == StateDown && now.State == StateServing {
+		p.tryAgain(changed) // it may be another process
+	}
 	p.rechoose()
 	if now.State != StateDown && !p.wasReached {
 		p.wasReached = true
@@ -151,32 +157,52 @@ func (p *Pool) rechoose() {
 	}
 }
 
+// rank says who is asked first: those that serve, those of them that were ejected, and those whose own answer counts.
+func (b *Backend) rank() int {
+	switch {
+	case b.health.State == StateServing && !b.isEjected:
+		return 0
+	case b.health.State == StateServing:
+		return 1
+	case b.health.State == StateConnected:
+		return lastRank
+	}
+	return lastRank + 1
+}
+
+const lastRank = 2
+
 // choose returns the backends to ask; the lock is held.
 func (p *Pool) choose() *candidates {
-	chosen := candidates{AllLocal: true, AllTakeJSON: true}
-	for _, wanted := range []State{StateServing, StateConnected} {
-		for _, each := range p.members {
-			if each.health.State != wanted {
-				continue
-			}
-			chosen.RPC = append(chosen.RPC, each)
-			traits := each.Traits()
-			chosen.WantHeaders = chosen.WantHeaders || traits.WantsHeaders
-			chosen.AllLocal = chosen.AllLocal && traits.IsLocal
-			chosen.AllTakeJSON = chosen.AllTakeJSON && traits.TakesJSON
-			if each.Web != nil {
-				chosen.Web = append(chosen.Web, each)
-			}
-			if linked, isLink := each.Upstream.(*Link); isLink {
-				chosen.Links = append(chosen.Links, linked.Client)
-			}
-		}
-		if len(chosen.RPC) > 0 {
-			chosen.IsReady = wanted == StateServing
-			return &chosen
+	best := lastRank
+	for _, each := range p.members {
+		best = min(best, each.rank())
+	}
+	chosen := candidates{AllLocal: true, AllTakeJSON: true, IsReady: best < lastRank}
+	for _, each := range p.members {
+		if each.rank() == best {
+			chosen.add(each)
 		}
 	}
-	return &candidates{}
+	if len(chosen.RPC) == 0 {
+		return &candidates{}
+	}
+	return &chosen
+}
+
+// add adds a backend, whose traits may be other ones than those of the others.
+func (c *candidates) add(each *Backend) {
+	c.RPC = append(c.RPC, each)
+	traits := each.Traits()
+	c.WantHeaders = c.WantHeaders || traits.WantsHeaders
+	c.AllLocal = c.AllLocal && traits.IsLocal
+	c.AllTakeJSON = c.AllTakeJSON && traits.TakesJSON
+	if each.Web != nil {
+		c.Web = append(c.Web, each)
+	}
+	if linked, isLink := each.Upstream.(*Link); isLink {
+		c.Links = append(c.Links, linked.Client)
+	}
 }
 
 // AwaitKnown waits until something is known of every backend. Callers who come before, such as those
@@ -191,23 +217,15 @@ func (p *Pool) AwaitKnown(limit time.Duration) {
 // IsReady says whether any backend serves.
 func (p *Pool) IsReady() bool { return p.Candidates.Load().IsReady }
 
-// Unary asks one backend, and another one only if the call cannot have been seen. Its error is a *failure.Error, or
+// Unary asks one backend, and another one only if that is safe: see Ask. Its error is a *failure.Error, or
 // one of package context.
 func (p *Pool) Unary(ctx context.Context, call *Call) ([]byte, error) {
-	var asked []*Backend
-	for {
-		chosen, err := p.next(call, asked)
-		if err != nil {
-			return nil, err
-		}
-		chosen.Begin()
-		answer, err := chosen.Unary(ctx, call)
-		chosen.End()
-		if !errors.Is(err, ErrNeverLeft) || ctx.Err() != nil {
-			return answer, err
-		}
-		asked = append(asked, chosen)
-	}
+	want := &Want{Work: Calls, IsSafe: call.IsSafe, MayHedge: call.IsSafe}
+	answer, err := Ask(ctx, p, want, func(ctx context.Context, chosen *Attempt) ([]byte, error) {
+		return chosen.Unary(ctx, call)
+	})
+	call.Asked = want.Asked
+	return answer, err
 }
 
 // Links returns the links to ask for a call, beginning with the one whose turn it is.
@@ -216,37 +234,8 @@ func (p *Pool) Links() []*link.Client {
 	if len(links) < 2 {
 		return links
 	}
-	turn := int(p.Turns.rpc.Add(1) % uint64(len(links)))
+	turn := int(p.turns[Calls].Add(1) % uint64(len(links)))
 	return slices.Concat(links[turn:], links[:turn])
-}
-
-// next returns whose turn it is, and notes it. Its error is a *failure.Error.
-func (p *Pool) next(call *Call, asked []*Backend) (*Backend, error) {
-	chosen := Pick(p.Candidates.Load().RPC, &p.Turns.rpc, asked)
-	if len(asked) > 0 {
-		p.stats.Retries.Inc()
-	}
-	if chosen == nil {
-		return nil, p.Nobody()
-	}
-	call.Asked = chosen.Name
-	return chosen, nil
-}
-
-// Pick returns whose turn it is in a list, without those that were asked; nil: nobody's. A second
-// attempt takes no turn of its own, so that all keep their share.
-func Pick(list []*Backend, next *atomic.Uint64, asked []*Backend) *Backend {
-	turn := next.Load()
-	if len(asked) == 0 {
-		turn = next.Add(1)
-	}
-	for offset := range uint64(len(list)) {
-		each := list[(turn+offset)%uint64(len(list))]
-		if !slices.Contains(asked, each) {
-			return each
-		}
-	}
-	return nil
 }
 
 // Nobody answers a request that no backend can be asked for.

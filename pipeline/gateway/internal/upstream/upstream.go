@@ -44,8 +44,9 @@ type Call struct {
 	Headers Headers           // nil: nobody's, and there are none
 	Data    []byte            // the request
 	Share   *memory.Share     // where its bytes are counted; nil: nowhere
+	IsSafe  bool              // the caller says that it may be done twice
 
-	Asked string // the name of the backend that was asked last, as the pool notes it
+	Asked string // the name of the backend whose answer counts, as the pool notes it
 }
 
 // Traits are what edges do differently from server to server.

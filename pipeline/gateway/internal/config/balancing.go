@@ -1,0 +1,78 @@
+package config
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"pipeline/gateway/internal/balance"
+)
+
+// Policies by which a backend is chosen.
+const (
+	RoundRobin   = "round-robin"
+	LeastPending = "least-pending"
+)
+
+var policies = []string{RoundRobin, LeastPending}
+
+// Balancing is how requests are spread over the backends, and what becomes of those that fail.
+type Balancing struct {
+	Policy         string
+	HealthInterval time.Duration // between two checks of a backend; 0: it is not checked
+	HealthTimeout  time.Duration
+	Checks         balance.Thresholds
+	Ejection       balance.EjectionLimits
+	RetryShare     float64       // of the requests, that may be sent a second time
+	RetryRate      float64       // a second, that may be beside
+	HedgeAfter     time.Duration // 0: never
+}
+
+const (
+	defaultHealthInterval = 2 * time.Second
+	defaultHealthTimeout  = 2 * time.Second
+	defaultChecks         = 2
+	defaultEjectAfter     = 5
+	defaultEjectTime      = 10 * time.Second
+	defaultEjectLongest   = 5 * time.Minute
+	defaultRetryShare     = 0.2
+	defaultRetryRate      = 10
+)
+
+func (b *Balancing) addFlags(flags *flag.FlagSet) {
+	flags.StringVar(&b.Policy, "policy", RoundRobin, "who gets the next request: round-robin or least-pending")
+	flags.DurationVar(&b.HealthInterval, "health-interval", defaultHealthInterval, "time between two checks of a backend by gRPC's health service; 0: only what it says by itself counts")
+	flags.DurationVar(&b.HealthTimeout, "health-timeout", defaultHealthTimeout, "a check that is not answered for so long has failed")
+	flags.IntVar(&b.Checks.Unhealthy, "unhealthy-after", defaultChecks, "a backend gets no requests after so many failed checks in a row")
+	flags.IntVar(&b.Checks.Healthy, "healthy-after", defaultChecks, "and gets some again after so many that were answered")
+	flags.IntVar(&b.Ejection.Failures, "eject-after", defaultEjectAfter, "a backend of which so many requests in a row fail is ejected for a while; 0: never")
+	flags.DurationVar(&b.Ejection.First, "eject-time", defaultEjectTime, "time of a first ejection; each in a row takes twice as long")
+	flags.DurationVar(&b.Ejection.Longest, "eject-longest", defaultEjectLongest, "time of the longest ejection")
+	flags.Float64Var(&b.RetryShare, "retry-share", defaultRetryShare, "share of the requests that may be sent a second time, to another backend")
+	flags.Float64Var(&b.RetryRate, "retry-rate", defaultRetryRate, "how many a second may be beside that")
+	flags.DurationVar(&b.HedgeAfter, "hedge-after", 0, "ask another backend, too, for a request that is marked Pipeline-Idempotent: 1 and is not answered for so long; 0: never")
+}
+
+// check returns what is wrong with options that are readable each.
+func (b *Balancing) check() error {
+	switch {
+	case !slices.Contains(policies, b.Policy):
+		return fmt.Errorf("--policy %q is none of %s", b.Policy, strings.Join(policies, ", "))
+	case b.HealthInterval < 0 || b.HealthTimeout <= 0:
+		return errors.New("--health-interval must not be negative, and --health-timeout must be positive")
+	case b.Checks.Unhealthy < 1 || b.Checks.Healthy < 1:
+		return errors.New("--unhealthy-after and --healthy-after must be at least 1")
+	case b.Ejection.Failures < 0:
+		return fmt.Errorf("--eject-after %d must not be negative", b.Ejection.Failures)
+	case b.Ejection.First <= 0 || b.Ejection.Longest < b.Ejection.First:
+		return errors.New("--eject-time must be positive, and --eject-longest no less")
+	case b.RetryShare < 0 || b.RetryShare > 1 || b.RetryRate < 0:
+		return errors.New("--retry-share must be in 0..1, and --retry-rate must not be negative")
+	case b.HedgeAfter < 0:
+		return errors.New("--hedge-after must not be negative")
+	}
+	return nil
+}

@@ -1,0 +1,78 @@
+package upstream
+
+import (
+	"slices"
+
+	"pipeline/gateway/internal/config"
+)
+
+// Work is a kind of requests. Whose turn it is is known for each: with one turn for all, two kinds that alternate would
+// each have one backend do everything.
+type Work int
+
+// Kinds of work, by who can do it.
+const (
+	Calls       Work = iota // gRPC, or the link
+	WebRequests             // the HTTP port
+	Scrapes                 // the HTTP port's metrics
+	works
+)
+
+// of returns who can do a kind of work.
+func (c *candidates) of(work Work) []*Backend {
+	if work == Calls {
+		return c.RPC
+	}
+	return c.Web
+}
+
+// pick returns who is to be asked, without those that were asked; nil: nobody. A second attempt takes no turn of its own, so
+// that all keep their share.
+func (p *Pool) pick(work Work, asked []*Backend) *Backend {
+	list := p.Candidates.Load().of(work)
+	turn := p.turns[work].Load()
+	if len(asked) == 0 {
+		turn = p.turns[work].Add(1)
+	}
+	if p.policy == config.LeastPending {
+		return leastPending(list, turn, asked)
+	}
+	return roundRobin(list, turn, asked)
+}
+
+// roundRobin returns whose turn it is. One that is tried again after an ejection has one request at a time: beside that
+// it is asked only if there is nobody else.
+func roundRobin(list []*Backend, turn uint64, asked []*Backend) (trying *Backend) {
+	for offset := range uint64(len(list)) {
+		each := list[(turn+offset)%uint64(len(list))]
+		switch {
+		case slices.Contains(asked, each):
+		case !each.isBusyTrying():
+			return each
+		case trying == nil:
+			trying = each
+		}
+	}
+	return trying
+}
+
+// leastPending returns who has the fewest requests, of several the one whose turn it is.
+func leastPending(list []*Backend, turn uint64, asked []*Backend) (least *Backend) {
+	var trying *Backend
+	fewest := int64(0)
+	for offset := range uint64(len(list)) {
+		each := list[(turn+offset)%uint64(len(list))]
+		pending := each.Pending()
+		switch {
+		case slices.Contains(asked, each):
+		case each.isBusyTrying():
+			trying = each
+		case least == nil || pending < fewest:
+			least, fewest = each, pending
+		}
+	}
+	if least == nil {
+		return trying
+	}
+	return least
+}
