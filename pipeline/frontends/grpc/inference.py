@@ -15,6 +15,7 @@ from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, grp
 from pipeline.frontends.parts import answers_to
 from pipeline.frontends.wire import RESPONSES, PipelineWire
 from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES
 
 SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
@@ -62,7 +63,10 @@ class _Calls:
         try:
             read = await self._read(message, call)
             del message
-            response = await ask(self._begin, *read)
+            answer = ask(self._begin, *read)
+            if answer.done() and _is_closed(answer.result()):
+                raise _not_begun(answer.result())
+            response = await answer
         except DeadlineError as error:
             return self._wire.write_error(error)
         except PipelineError as error:
@@ -115,6 +119,20 @@ class _Calls:
             failure = no_response(response)
             raise GrpcError(grpc.StatusCode.INTERNAL, str(failure), failure.code)
         return await self._wire.write_large(response)
+
+
+def _is_closed(response: Any) -> bool:
+    return isinstance(response, Response) and response.err_no == ClosedError.code
+
+
+def _not_begun(response: Response) -> GrpcError:
+    """Return the error of a call that came when the server had closed: nothing was begun.
+
+    Behind a list of servers it is worth asking another one at once, which an answer would hide;
+    that is what `RETRY_AFTER` says beside UNAVAILABLE.
+    """
+    unavailable = grpc.StatusCode.UNAVAILABLE
+    return GrpcError(unavailable, response.err_msg, ClosedError.code, retry_after_s=0)
 
 
 def _time_given(call: GrpcCall) -> float | None:

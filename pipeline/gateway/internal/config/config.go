@@ -124,7 +124,6 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.StringVar(&cfg.Access, "access", "", "JSON `file` that says who may do what, as the section access of config.yml; empty: everybody everything")
 	flags.Var(&cfg.Trust.proxies, "trusted-proxy", "`address` or network of a proxy whose X-Forwarded-* are believed; repeatable")
 	flags.Var(&cfg.Trust.metadata, "allow-metadata", "`name` of a header that callers may set, beside those of the protocols; repeatable; none: any")
-	flags.Var(&cfg.trustedProxies, "trusted-proxy", "`address` or network of a proxy whose X-Forwarded-* are believed; repeatable")
 	cfg.Balancing.addFlags(flags)
 	flags.BoolVar(wantsVersion, "version", false, "print the version")
 	return flags

@@ -64,7 +64,7 @@ func (c *call) to(method string) *upstream.Call {
 	x := c.exchange
 	return &upstream.Call{
 		Method: method, Limit: c.deadline, Started: x.started, Caller: x.caller, Headers: x, Share: &x.share,
-		Method: method, Limit: c.deadline, Started: x.started, Caller: x.request.RemoteAddr, Headers: x, Share: &x.share, IsSafe: isIdempotent(x.request.Header),
+		IsSafe: isIdempotent(x.request.Header),
 	}
 }
 

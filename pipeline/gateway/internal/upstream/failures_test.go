@@ -54,6 +54,20 @@ func TestAPipelineServerSaysWhichErrorItWas(t *testing.T) {
 	}
 }
 
+func TestAServerThatStopsSaysWhatItHasNotBegun(t *testing.T) {
+	stopped := status.Error(codes.Unavailable, "dag closed.")
+	for _, test := range []struct {
+		trailer metadata.MD
+		want    bool
+	}{
+		{metadata.MD{ErrNoKey: {"3001"}, retryKey: {"0"}}, true}, {metadata.MD{ErrNoKey: {"3001"}}, false}, {nil, false},
+	} {
+		if got := failureOf(stopped, test.trailer); got.IsRefused != test.want || got.Status != 503 || got.ErrNo != 3001 {
+			t.Errorf("%v: %+v", test.trailer, got)
+		}
+	}
+}
+
 func TestAPipelineServerSaysWhenToTryAgain(t *testing.T) {
 	for said, want := range map[string]int{
 		"7000": 7, "1": 1, "1001": 2, "0": 1, "-1": 1, "x": 1, "99999999999": 1, "": 1,
