@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from pipeline.runtime.replicas import Replicas
 from pipeline.runtime.service import Service, gc_frozen
 from pipeline.system.event_loop import LoopThread, end_tasks, loop_factory, or_stopped
 from pipeline.system.malloc import tune_malloc
+from pipeline.system.service_manager import ServiceManager
 from pipeline.system.stdio import ensure_stdio, say_on_stderr
 
 
@@ -90,8 +92,9 @@ class PipelineServer:
         """
         ensure_stdio()
         tune_malloc()
+        manager = ServiceManager.taken_from(os.environ)
         service = self._new_service()
-        serve_until_signalled(service, lambda: say_on_stderr(service.describe()))
+        serve_until_signalled(service, lambda: _report_ready(service, manager))
 
     # Embedding --------------------------------------------------------------------------
 
@@ -186,6 +189,13 @@ class PipelineServer:
         if self._service is None:
             raise InitError("the server is not running: call start() first.")
         return self._service
+
+
+def _report_ready(service: Runtime, manager: ServiceManager) -> None:
+    """Say that requests are answered, and where."""
+    say_on_stderr(service.describe())
+    ports = {"X_RPC_PORT": service.rpc_port or 0, "X_HTTP_PORT": service.http_port or 0}
+    manager.tell(READY=1, STATUS=service.describe(), **ports)
 
 
 def exposure_of(

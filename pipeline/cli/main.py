@@ -30,6 +30,11 @@ class Command(NamedTuple):
 
 
 COMMANDS: Mapping[str, Command] = {
+    "serve": Command(
+        "run the script of a server; --reload: again when its files change",
+        "pipeline.cli.serve:serve",
+        "pipeline.cli.serve:serve_parser",
+    ),
     "run": Command(
         "run a script written for Paddle Serving, unmodified",
         "pipeline.cli.commands:run",
@@ -131,6 +136,6 @@ options:
   -V, --version  show the version
 
 example:
-  {program} graph web_server.py
+  {program} serve web_server.py
 """
 _LINE = f"{PROGRAM} COMMAND [ARGUMENT ...]"

@@ -144,6 +144,7 @@ class Setting:
     kept_in: str | None = None
     is_required: bool = False
     is_secret: bool = False
+    is_optional: bool = False
     section: type[msgspec.Struct] | None = None
     many: bool = False
     listed: bool = False
@@ -399,13 +400,16 @@ class Reader:
 
 
 def as_meant(source: Source, setting: Setting, value: object, path: KeyPath) -> object:
-    """Return a value of `source`: the text that it was given as, where its key holds text."""
+    """Return a value of `source`: the text that it was given as, where its key holds text.
+
+    An empty text is none where the key may be absent.
+    """
     texts = source.texts
     if not texts or setting.section is not None or setting.chosen is not None:
         return value
     info = inspect.type_info(setting.value_type)
-    if path in texts:
-        return texts[path].text if isinstance(info, _TEXT) else value
+    if path in texts and isinstance(info, _TEXT):
+        return texts[path].text or (None if setting.is_optional else "")
     if isinstance(value, list) and isinstance(getattr(info, "item_type", None), _TEXT):
         items = ((texts.get((*path, index)), item) for index, item in enumerate(value))
         return [item if text is None else text.text for text, item in items]
@@ -450,6 +454,7 @@ def _setting(
         chosen=_first(Chosen, notes),
         is_required=field.required,
         is_secret=_first(Masked, notes) is not None,
+        is_optional=optional,
         alias=alias.key if alias else None,
         section=section,
         many=many,

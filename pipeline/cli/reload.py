@@ -1,0 +1,215 @@
+"""`pipeline serve --reload`: servers one after the other on the same ports, as files change.
+
+The next server starts beside the one that serves, and takes the ports over when it is ready
+(`reuse_port`): then the other one sends its callers away, answers what it has, and ends. One that
+cannot start changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pipeline.cli.watch import Watch
+from pipeline.system.service_manager import VARIABLE
+from pipeline.system.stdio import say_on_stderr
+
+_DRAIN_DELAY_MS = 500  # in which callers that keep their connections are told to leave them
+_POLL_INTERVAL_S = 0.2
+_MAX_DATAGRAM = 4096
+_ANY_FREE = "0"
+# `pipeline` has to be the library, also where the folder has a module of that name.
+_FIRST_LINES = (
+    "import sys; sys.path[0] = {root!r}; from pipeline.cli.main import main; sys.exit(main())"
+)
+
+Ports = Mapping[str, str]
+"""Ports that a server has, by their keys in config.yml."""
+
+
+class Release(Protocol):
+    """A server process, from its start to its end."""
+
+    def ports(self) -> Ports | None:
+        """Return the ports, once it is ready; None: it is not yet."""
+
+    def status(self) -> int | None:
+        """Return the exit status; None: it runs."""
+
+    def leave(self) -> None:
+        """Have it answer what it has, and end; a second call: at once."""
+
+
+class Reloader:
+    """The server that serves, the one that starts, and those that leave, as files change.
+
+    Args:
+        start: starts a server on these ports, {} at first.
+        changed: the files that have changed since the last call.
+        say: writes a line for whoever is developing.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Ports], Release],
+        changed: Callable[[], Sequence[str]],
+        say: Callable[[str], object],
+    ) -> None:
+        self._start = start
+        self._changed = changed
+        self._say = say
+        self._ports: Ports = {}
+        self._serving: Release | None = None
+        self._starting: Release | None = start({})
+        self._leaving: list[Release] = []
+
+    def tick(self) -> None:
+        """Look at the files and the servers once."""
+        changed = self._changed()
+        if changed:
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            self._say(f"{changed[0]}{more} changed")
+            self._leave(self._starting)
+            self._starting = self._start(self._ports)
+        self._look_at_start()
+        if self._serving is not None and (status := self._serving.status()) is not None:
+            self._say(f"the server has ended (status {status}); waiting for a change")
+            self._serving = None
+        self._leaving = [release for release in self._leaving if release.status() is None]
+
+    def _look_at_start(self) -> None:
+        if self._starting is None:
+            return
+        ports = self._starting.ports()
+        if ports is not None:
+            if self._serving is not None:
+                self._say("the new server has taken over")
+            self._leave(self._serving)
+            self._ports = ports
+            self._serving, self._starting = self._starting, None
+        elif (status := self._starting.status()) is not None:
+            other = "the one before serves on" if self._serving else "waiting for a change"
+            self._say(f"the server could not start (status {status}); {other}")
+            self._starting = None
+
+    def stop(self) -> None:
+        """Have all servers answer what they have, and end; a second call: at once."""
+        for release in self._leaving:
+            release.leave()
+        self._leave(self._starting)
+        self._leave(self._serving)
+        self._starting = self._serving = None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether no server runs any more."""
+        running = (self._starting, self._serving, *self._leaving)
+        return all(release is None or release.status() is not None for release in running)
+
+    def _leave(self, release: Release | None) -> None:
+        if release is not None and release.status() is None:
+            release.leave()
+            self._leaving.append(release)
+
+
+def serve_and_reload(
+    script: str, words: Sequence[str], settings: Sequence[str], profiles: Sequence[str] | None
+) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit status."""
+    folder = Path(script).resolve().parent
+    stop = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="pipeline-reload-") as sockets, _signals() as signals:
+        numbers = itertools.count()
+
+        def start(ports: Ports) -> ServerProcess:
+            command = _command(script, words, pinned(settings, ports), profiles)
+            return ServerProcess(command, f"{sockets}/{next(numbers)}")
+
+        reloader = Reloader(start, Watch(folder).changed, _say)
+        _say(f"watching {folder}; stop with Ctrl-C")
+        while not signals:
+            reloader.tick()
+            stop.wait(_POLL_INTERVAL_S)
+        told = 0
+        while not reloader.is_over:
+            if len(signals) > told:
+                told = len(signals)
+                reloader.stop()
+            stop.wait(_POLL_INTERVAL_S)
+    return 0
+
+
+def pinned(settings: Sequence[str], ports: Ports) -> list[str]:
+    """Return settings with the ports in the place of those that were any free ones."""
+    is_free = any(setting in ("http_port=0", "rpc_port=0") for setting in settings)
+    if not ports or not is_free:
+        return list(settings)
+    return [*settings, *(f"{key}={port}" for key, port in ports.items() if port != _ANY_FREE)]
+
+
+def _command(
+    script: str, words: Sequence[str], settings: Sequence[str], profiles: Sequence[str] | None
+) -> list[str]:
+    root = str(Path(__file__).resolve().parents[2])
+    overlap = ["reuse_port=true", f"drain_delay={_DRAIN_DELAY_MS}"]
+    named = [word for profile in profiles or () for word in ("--profile", profile)]
+    given = [word for setting in (*overlap, *settings) for word in ("--set", setting)]
+    first = [sys.executable, "-c", _FIRST_LINES.format(root=root)]
+    return [*first, "serve", script, "--parent", str(os.getpid()), *named, *given, "--", *words]
+
+
+class ServerProcess:
+    """A Release that is a process, which tells its ports as a service manager is told."""
+
+    def __init__(self, command: Sequence[str], place: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(place)
+        self._socket.setblocking(False)
+        # A session of its own: what Ctrl-C sends goes to this process, which tells it once.
+        self._process = subprocess.Popen(
+            command, env={**os.environ, VARIABLE: place}, start_new_session=True
+        )
+
+    def ports(self) -> Ports | None:
+        try:
+            lines = self._socket.recv(_MAX_DATAGRAM).decode().splitlines()
+        except BlockingIOError:
+            return None
+        told = dict(line.split("=", 1) for line in lines if "=" in line)
+        return {"http_port": told.get("X_HTTP_PORT", "0"), "rpc_port": told.get("X_RPC_PORT", "0")}
+
+    def status(self) -> int | None:
+        status = self._process.poll()
+        if status is not None:
+            self._socket.close()
+        return status
+
+    def leave(self) -> None:
+        self._process.terminate()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Yield a list of the signals to stop that have come."""
+    come: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, _: come.append(number)) for number in numbers]
+    try:
+        yield come
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _say(text: str) -> None:
+    say_on_stderr(f"reload: {text}")

@@ -1,0 +1,98 @@
+"""`pipeline serve --reload` under load: servers follow the files, and no request fails."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from doubles import wait_until
+from rolling import SERVICE, Load
+from served import PATIENCE_S, environment, family_of
+
+CONFIG = "rpc_port: 0\nhttp_port: 0\n"
+
+
+class Developed:
+    """A service that is being developed: its folder, and `pipeline serve --reload` in it."""
+
+    def __init__(self, folder: Path, script: str) -> None:
+        self.folder = folder
+        (folder / "config.yml").write_text(CONFIG)
+        self.write(script)
+        command = [sys.executable, "-m", "pipeline", "serve", "--reload", "--port", "0"]
+        with (folder / "stderr").open("w") as stderr:
+            self.process = subprocess.Popen(
+                [*command, "--set", "drain_delay=1000"],
+                cwd=folder,
+                env=environment(SERVING_LOG_PATH=str(folder)),
+                stderr=stderr,
+            )
+
+    def write(self, script: str) -> None:
+        """Write the script, at once, as editors do."""
+        (self.folder / "next").write_text(script)
+        (self.folder / "next").replace(self.folder / "web_server.py")
+
+    @property
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        def said_or_ended() -> bool:
+            return self.stderr.count(text) >= times or self.process.poll() is not None
+
+        wait_until(said_or_ended, PATIENCE_S)
+        assert self.stderr.count(text) >= times, self.stderr
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        found = re.search(r"gRPC on port (\d+), HTTP on port (\d+)", self.stderr)
+        assert found
+        return int(found[1]), int(found[2])
+
+
+@pytest.fixture
+def developed(tmp_path: Path) -> Iterator[Developed]:
+    service = Developed(tmp_path, SERVICE.format(release="one"))
+    yield service
+    service.process.kill()
+    service.process.wait()
+    wait_until(lambda: not family_of(tmp_path), PATIENCE_S)  # what it has started ends with it
+
+
+def test_no_request_fails_while_a_server_follows_its_files(developed):
+    developed.wait_for("is ready")
+    with Load(*developed.ports) as load:
+        load.wait_for("one")
+        developed.write(SERVICE.format(release="two"))
+        load.wait_for_only("two")
+        developed.write("raise RuntimeError('not yet')")
+        developed.wait_for("the server could not start (status 1); the one before serves on")
+        assert "RuntimeError: not yet" in developed.stderr
+        load.wait_for_only("two")
+        (developed.folder / "config.yml").write_text(f"{CONFIG}op: {{say: {{concurrency: 0}}}}")
+        developed.write(SERVICE.format(release="three"))
+        developed.wait_for("op.say.concurrency: expected int >= 1, found 0 (int)")
+        (developed.folder / "config.yml").write_text(CONFIG)
+        load.wait_for_only("three")
+    assert load.failures == []
+    developed.process.send_signal(signal.SIGINT)
+    assert developed.process.wait(PATIENCE_S) == 0
+    assert not family_of(developed.folder)
+
+
+def test_a_server_that_cannot_start_is_waited_for_and_one_that_is_killed_takes_it_along(tmp_path):
+    developed = Developed(tmp_path, "raise SystemExit(3)")
+    try:
+        developed.wait_for("the server could not start (status 3); waiting for a change")
+        developed.write(SERVICE.format(release="one"))
+        developed.wait_for("is ready")
+    finally:
+        developed.process.kill()
+        developed.process.wait()
+    wait_until(lambda: not family_of(tmp_path), PATIENCE_S)
