@@ -72,6 +72,11 @@ COMMANDS: Mapping[str, Command] = {
         # Its processes are fresh interpreters, and gRPC's own handlers of forks only warn.
         {"GRPC_ENABLE_FORK_SUPPORT": "0"},
     ),
+    "cluster": Command(
+        "serve a script on the nodes of a Ray cluster",
+        "pipeline.cli.cluster:cluster",
+        "pipeline.cli.cluster:cluster_parser",
+    ),
     "completion": Command(
         "print what makes a shell complete this command's words",
         "pipeline.cli.completion:completion",

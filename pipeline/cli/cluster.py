@@ -1,0 +1,266 @@
+"""`pipeline cluster`: a service as a fleet of replicas on a Ray cluster."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import pipeline
+from pipeline.cli.parsing import command_parser, fails
+from pipeline.cluster.bundle import bundle_of
+from pipeline.cluster.edge import Edge
+from pipeline.cluster.fleet import FleetView, Release
+from pipeline.cluster.overview import Overview, summary
+from pipeline.cluster.ray_fleet import RayFleets
+from pipeline.errors import ConfigError, PipelineError
+
+_LOOK_S = 0.5
+
+Work = Callable[[argparse.Namespace, RayFleets], int]
+
+
+def cluster(arguments: Sequence[str]) -> int:
+    """Run `cluster up|update|scale|status|down|edge|local`; the exit status."""
+    given = cluster_parser().parse_args(list(arguments))
+    work: Work = given.work
+    try:
+        if given.work is local:
+            return local(given)
+        fleets = RayFleets(given.address)
+        try:
+            return work(given, fleets)
+        finally:
+            fleets.close()
+    except PipelineError as error:
+        return fails("cluster", str(error))
+
+
+def cluster_parser() -> argparse.ArgumentParser:
+    """Return the parser of `pipeline cluster`."""
+    parser = command_parser(
+        "cluster",
+        "Serve a script on the nodes of a Ray cluster: whole servers as replicas, and an edge "
+        "before them that knows which are there. docs/cluster.md tells all of it.",
+        "pipeline cluster local --nodes 2 &\n"
+        "pipeline cluster up web_server.py --replicas 2\n"
+        "pipeline cluster edge",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, work: Any, text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text)
+        made.set_defaults(work=work)
+        if work is not local:
+            made.add_argument("--address", default="auto", help="of the cluster; default: auto")
+            made.add_argument("--name", default="pipeline", help="of the fleet; default: pipeline")
+        return made
+
+    up_parser = add("up", up, "start a fleet, or bring it to what is said, and wait until it is")
+    _add_release(up_parser)
+    up_parser.add_argument("--replicas", type=int, default=1, metavar="N", help="default: 1")
+    _add_wait(up_parser)
+    update_parser = add("update", up, "serve another version of the script, replica by replica")
+    _add_release(update_parser)
+    update_parser.set_defaults(replicas=None)
+    _add_wait(update_parser)
+    scale_parser = add("scale", scale, "change the number of replicas")
+    scale_parser.add_argument("replicas", type=int, metavar="N")
+    _add_wait(scale_parser)
+    status_parser = add("status", status, "say how the fleet stands")
+    status_parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_wait(add("down", down, "end all replicas, each when it has answered, and the fleet"))
+    _add_edge(add("edge", edge, "take requests for the fleet, until Ctrl-C or SIGTERM"))
+    local_parser = add("local", local, "start a Ray cluster on this machine, until Ctrl-C")
+    local_parser.add_argument("--nodes", type=int, default=2, metavar="N", help="default: 2")
+    local_parser.add_argument("--num-cpus", type=int, default=2, metavar="N", help="of each node")
+    return parser
+
+
+def _add_release(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("script", type=Path, metavar="SCRIPT")
+    parser.add_argument(
+        "--in-place", action="store_true", help="the folder is on all nodes, at the same path"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of config.yml"
+    )
+    parser.add_argument("--num-cpus", type=float, default=1.0, metavar="N", help="of a replica")
+    parser.add_argument("--num-gpus", type=float, default=0.0, metavar="N", help="of a replica")
+    parser.add_argument(
+        "--resource", action="append", default=[], metavar="NAME=N", help="of a node's own"
+    )
+    parser.add_argument(
+        "--grace", type=float, default=30.0, metavar="S", help="for a replica's last requests, s"
+    )
+
+
+def _add_wait(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-wait", action="store_true", help="return at once")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of waiting, s")
+
+
+def _add_edge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--listen", default="127.0.0.1:8080", help="HTTP; default 127.0.0.1:8080")
+    parser.add_argument("--grpc-listen", default="", help="gRPC; absent: none")
+    parser.add_argument(
+        "--status", default="127.0.0.1:8090", metavar="ADDRESS", help='page and metrics; "": none'
+    )
+    parser.add_argument("flags", nargs="*", metavar="FLAG", help="behind --: more of the gateway's")
+
+
+def up(given: argparse.Namespace, fleets: RayFleets) -> int:
+    """Start a fleet, or change it, and wait until it is what is wanted."""
+    if given.replicas is not None and given.replicas < 1:
+        raise ConfigError(f"--replicas: expected at least 1, found {given.replicas}")
+    release = Release(
+        bundle_of(given.script, given.in_place),
+        _pairs("--set", given.set),
+        given.num_cpus,
+        given.num_gpus,
+        {name: _number(value) for name, value in _pairs("--resource", given.resource).items()},
+        given.grace,
+    )
+    fleet = fleets.find_or_make(given.name) if given.replicas else fleets.find(given.name)
+    told = msgspec.msgpack.encode(release), given.replicas, pipeline.__version__
+    fleets.ask(fleet, "want", *told)
+    return _wait(given, fleets, fleet)
+
+
+def scale(given: argparse.Namespace, fleets: RayFleets) -> int:
+    """Change the number of replicas."""
+    if given.replicas < 1:
+        raise ConfigError("scale: expected at least 1; pipeline cluster down ends the fleet")
+    fleet = fleets.find(given.name)
+    fleets.ask(fleet, "want", None, given.replicas, pipeline.__version__)
+    return _wait(given, fleets, fleet)
+
+
+def status(given: argparse.Namespace, fleets: RayFleets) -> int:
+    """Print how a fleet stands; the status is 0 if it is what is wanted."""
+    view = view_of(fleets, fleets.find(given.name))
+    if given.json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(view)).decode() + "\n")
+        return 0 if view.is_reached else 1
+    sys.stdout.write(f"{view.name}: {summary(view)}\n")
+    for each in sorted(view.replicas, key=lambda replica: replica.number):
+        phase = each.phase.name.lower()
+        place = each.address or each.detail.rpartition("\n")[2]
+        sys.stdout.write(f"  {each.number}: release {each.release}, {phase}, {each.node} {place}\n")
+    return 0 if view.is_reached else 1
+
+
+def down(given: argparse.Namespace, fleets: RayFleets) -> int:
+    """End all replicas, and the fleet."""
+    fleet = fleets.find(given.name)
+    fleets.ask(fleet, "want", None, 0, pipeline.__version__)
+    if given.no_wait:
+        return 0
+    done = _wait(given, fleets, fleet)
+    fleets.end(fleet)
+    return done
+
+
+def edge(given: argparse.Namespace, fleets: RayFleets) -> int:
+    """Take requests for a fleet."""
+    fleet = fleets.find(given.name)
+    flags = [f"--listen={given.listen}", *given.flags]
+    if given.grpc_listen:
+        flags.append(f"--grpc-listen={given.grpc_listen}")
+
+    async def view() -> FleetView:
+        return await asyncio.to_thread(view_of, fleets, fleet)
+
+    async def serve() -> None:
+        stopped, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopped.set)
+        made = Edge(view, flags)
+        with _overview(given.status, lambda: made.last):
+            sys.stdout.write(f"the edge of {given.name!r} listens on {given.listen}\n")
+            sys.stdout.flush()
+            await made.run(stopped)
+
+    asyncio.run(serve())
+    return 0
+
+
+@contextlib.contextmanager
+def _overview(address: str, view: Callable[[], FleetView | None]) -> Any:
+    if not address:
+        yield
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        made = Overview(host.strip("[]"), int(port), view)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--status {address}: {error}") from error
+    made.start()
+    try:
+        yield
+    finally:
+        made.close()
+
+
+def local(given: argparse.Namespace) -> int:
+    """Start a Ray cluster of several nodes on this machine, for trials, and wait."""
+    from pipeline.cluster.local import LocalCluster
+
+    with LocalCluster(given.nodes, given.num_cpus) as address:
+        sys.stdout.write(f"a Ray cluster of {given.nodes} nodes is at {address}; Ctrl-C ends it\n")
+        sys.stdout.flush()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+    return 0
+
+
+def view_of(fleets: RayFleets, fleet: Any) -> FleetView:
+    """Return how a fleet stands."""
+    return msgspec.json.decode(fleets.ask(fleet, "view"), type=FleetView)
+
+
+def _wait(given: argparse.Namespace, fleets: RayFleets, fleet: Any) -> int:
+    """Wait until a fleet is what is wanted, and say what changes; the exit status."""
+    if given.no_wait:
+        return 0
+    ends, said = time.monotonic() + given.timeout, ""
+    while True:
+        view = view_of(fleets, fleet)
+        text = summary(view)
+        if text != said:
+            said = text
+            sys.stdout.write(f"{view.name}: {text}\n")
+            sys.stdout.flush()
+        if view.is_reached:
+            return 0
+        if view.is_stuck:
+            return fails("cluster", f"the release fails:\n{view.reason}")
+        if time.monotonic() >= ends:
+            return fails("cluster", f"it is not there after {given.timeout:g} s; it goes on")
+        time.sleep(_LOOK_S)
+
+
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    pairs = dict(pair.partition("=")[::2] for pair in given)
+    if not all("=" in pair for pair in given):
+        raise ConfigError(f"{option}: expected NAME=VALUE, found {' '.join(given)}")
+    return pairs
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ConfigError(f"--resource: expected NAME=N, found {text!r}")
+    return value

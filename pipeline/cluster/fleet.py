@@ -1,0 +1,233 @@
+"""Fleet: keeps as many replicas of a release as are wanted, and renews them without a gap."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from pipeline.cluster.bundle import Bundle
+from pipeline.cluster.node_server import Look
+from pipeline.cluster.plan import (
+    MAX_FAILURES,
+    Failures,
+    Phase,
+    Replica,
+    Wanted,
+    is_reached,
+    plan,
+)
+
+_LOGGER = logging.getLogger(__name__)
+
+_ROUND_S = 0.5
+_LOOK_TIMEOUT_S = 5.0
+_MAX_MISSED = 3  # looks in a row that a replica lets pass, which is seen as gone then
+_STOP_EXTRA_S = 10.0
+
+
+class ReplicaGoneError(Exception):
+    """A replica's process is gone, or its node is."""
+
+
+class Release(msgspec.Struct, frozen=True):
+    """What a replica serves, and what it needs.
+
+    Attributes:
+        bundle: the script with its folder.
+        settings: keys of config.yml by their dotted names, over those of the file.
+        num_cpus: that a replica takes of its node's.
+        num_gpus: the same of its cards.
+        resources: the same of a node's own.
+        grace_s: time that a replica that is stopped gives its requests.
+    """
+
+    bundle: Bundle
+    settings: Mapping[str, str] = {}
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    resources: Mapping[str, float] = {}
+    grace_s: float = 30.0
+
+
+class Nodes(Protocol):
+    """Machines that run replicas."""
+
+    def start(self, name: str, release: Release) -> Any:
+        """Return a handle of a new replica, which starts as soon as a node has room for it."""
+
+    async def look(self, handle: Any) -> tuple[Look, str]:
+        """Return what a replica is, and the name of its node, waited for.
+
+        Raises ReplicaGoneError: there is none any more.
+        """
+
+    async def stop(self, handle: Any, grace_s: float) -> None:
+        """End a replica, which answers what it has, for so long."""
+
+    def kill(self, handle: Any) -> None:
+        """End what is left of a replica."""
+
+
+class FleetView(msgspec.Struct, frozen=True):
+    """What a fleet is, for people and edges.
+
+    Attributes:
+        wanted: release and number of replicas.
+        is_reached: whether it is that, and nothing is left of what was before.
+        is_stuck: whether the release failed so often that the one before stays.
+        reason: why replicas of the release have failed.
+    """
+
+    name: str
+    wanted: Wanted
+    is_reached: bool
+    is_stuck: bool
+    reason: str
+    replicas: tuple[Replica, ...]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Return where edges send requests: `host:rpc_port/http_port` of each."""
+        return sorted(each.address for each in self.replicas if each.is_listed and each.address)
+
+
+class Fleet:
+    """Replicas of one service. On one event loop."""
+
+    def __init__(
+        self, name: str, nodes: Nodes, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name: str = name
+        self._nodes = nodes
+        self._clock = clock
+        self._releases: dict[int, Release] = {}
+        self._wanted = Wanted(0, 0)
+        self._failures = Failures()
+        self._handles: dict[Replica, Any] = {}
+        self._missed: dict[Replica, int] = {}
+        self._ends: dict[Replica, asyncio.Task[None]] = {}
+        self._last_number = 0
+
+    def want(self, release: Release | None, replicas: int | None) -> None:
+        """Change what is wanted; None: as it is. A release comes in the place of the last one."""
+        number = self._wanted.release
+        if release is not None:
+            number += 1
+            self._releases[number] = release
+            self._failures = Failures()
+        count = self._wanted.replicas if replicas is None else replicas
+        self._wanted = Wanted(number, count)
+
+    def view(self) -> FleetView:
+        """Return how it stands."""
+        replicas, failures = tuple(self._handles), self._failures
+        return FleetView(
+            self.name,
+            self._wanted,
+            is_reached(self._wanted, replicas),
+            failures.count >= MAX_FAILURES,
+            failures.reason,
+            replicas,
+        )
+
+    async def run(self) -> None:
+        """Work on it for ever."""
+        while True:
+            try:
+                await self.round()
+            except Exception:  # a bug of ours must not leave the fleet to itself
+                _LOGGER.exception("fleet %s: a round failed", self.name)
+            await asyncio.sleep(_ROUND_S)
+
+    async def round(self) -> None:
+        """Look at all replicas, and do what is to be done now."""
+        await asyncio.gather(*(self._look(each) for each in list(self._handles)))
+        now = self._clock()
+        actions = plan(self._wanted, tuple(self._handles), self._failures, now)
+        for replica in actions.drain:
+            replica.becomes(Phase.DRAINING, now, "other replicas take its requests")
+        for replica in actions.stop:
+            replica.becomes(Phase.STOPPING, now)
+            self._ends[replica] = asyncio.create_task(self._end(replica))
+        for _ in range(actions.start):
+            self._start(now)
+        for release in [old for old in self._releases if old < self._wanted.release]:
+            if all(each.release != release for each in self._handles):
+                del self._releases[release]
+
+    def _start(self, now: float) -> None:
+        self._last_number += 1
+        release = self._wanted.release
+        replica = Replica(
+            self._last_number, release, since=now, detail="waits for a node with room"
+        )
+        name = f"{self.name}-{replica.number}"
+        self._handles[replica] = self._nodes.start(name, self._releases[release])
+        _LOGGER.info(
+            "fleet %s: replica %d of release %d starts", self.name, replica.number, release
+        )
+
+    async def _look(self, replica: Replica) -> None:
+        if replica.phase not in (Phase.STARTING, Phase.READY, Phase.UNREADY):
+            return
+        try:
+            async with asyncio.timeout(_LOOK_TIMEOUT_S):
+                look, node = await self._nodes.look(self._handles[replica])
+        except TimeoutError:
+            self._missed_look(replica)
+        except ReplicaGoneError as error:
+            self._failed(replica, str(error))
+        else:
+            self._missed[replica] = 0
+            self._seen(replica, look, node)
+
+    def _missed_look(self, replica: Replica) -> None:
+        if replica not in self._missed:  # it has no process yet
+            return
+        self._missed[replica] += 1
+        if self._missed[replica] >= _MAX_MISSED:
+            self._failed(replica, f"it answered nothing for {_MAX_MISSED * _LOOK_TIMEOUT_S:g} s")
+
+    def _seen(self, replica: Replica, look: Look, node: str) -> None:
+        now = self._clock()
+        replica.node = node
+        if look.phase is Phase.FAILED:
+            self._failed(replica, look.detail)
+            return
+        if look.phase is Phase.READY and replica.phase is not Phase.READY:
+            _LOGGER.info("fleet %s: replica %d is ready on %s", self.name, replica.number, node)
+            if replica.release == self._wanted.release:
+                self._failures = Failures()
+        is_coming = replica.phase is Phase.STARTING and look.phase is not Phase.READY
+        replica.address = look.address
+        replica.becomes(Phase.STARTING if is_coming else look.phase, now, look.detail)
+
+    def _failed(self, replica: Replica, reason: str) -> None:
+        """Take note that a replica is gone; another one comes in its place."""
+        now = self._clock()
+        _LOGGER.error("fleet %s: replica %d failed: %s", self.name, replica.number, reason)
+        if replica.release == self._wanted.release:
+            self._failures.add(now, reason)
+        replica.becomes(Phase.FAILED, now, reason)
+        self._remove(replica)
+
+    async def _end(self, replica: Replica) -> None:
+        grace_s = self._releases[replica.release].grace_s
+        try:
+            async with asyncio.timeout(grace_s + _STOP_EXTRA_S):
+                await self._nodes.stop(self._handles[replica], grace_s)
+        except (TimeoutError, ReplicaGoneError) as error:
+            _LOGGER.warning("fleet %s: replica %d: %s", self.name, replica.number, error)
+        self._ends.pop(replica, None)
+        self._remove(replica)
+
+    def _remove(self, replica: Replica) -> None:
+        handle = self._handles.pop(replica, None)
+        self._missed.pop(replica, None)
+        if handle is not None:
+            self._nodes.kill(handle)

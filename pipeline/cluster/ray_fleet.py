@@ -1,0 +1,205 @@
+"""Fleets on Ray: replicas as actors on its nodes, the fleet as one that outlives its maker."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+import pipeline
+from pipeline.cluster.fleet import Fleet, Release, ReplicaGoneError
+from pipeline.cluster.node_server import Look, NodeServer
+from pipeline.errors import InitError, described
+
+NAMESPACE = "pipeline"
+"""Ray's namespace of all fleets."""
+
+_HEAD = {"node:__internal_head__": 0.001}  # Ray's own name of the node that the cluster ends with
+_ANSWER_TIMEOUT_S = 60.0
+_MISSING = "a cluster needs Ray: pip install 'pipeline-serving[ray]'"
+
+
+class ReplicaActor:
+    """A replica on its node: a process of Ray's, whose child is the server."""
+
+    def __init__(self, release: bytes, version: str, environment: Mapping[str, str]) -> None:
+        ray = _ray()
+        _check_version(version)
+        wanted = msgspec.msgpack.decode(release, type=Release)
+        host = ray.util.get_node_ip_address()
+        self._node = f"{host} ({ray.get_runtime_context().get_node_id()[:8]})"
+        settings = {_variable(key): value for key, value in wanted.settings.items()}
+        self._server = NodeServer(wanted.bundle, host, {**environment, **settings})
+        self._server.start()
+
+    def look(self) -> tuple[Look, str]:
+        """Return what the server is, and the node."""
+        return self._server.look(), self._node
+
+    def stop(self, grace_s: float) -> None:
+        """End the server."""
+        self._server.stop(grace_s)
+
+
+class RayNodes:
+    """The nodes of a Ray cluster; see `Nodes`. In the fleet's actor."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._releases: dict[int, Any] = {}  # references, by the identity of the release
+
+    def start(self, name: str, release: Release) -> Any:
+        ray = _ray()
+        if id(release) not in self._releases:
+            self._releases[id(release)] = ray.put(msgspec.msgpack.encode(release))
+        made = ray.remote(ReplicaActor).options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            num_cpus=release.num_cpus,
+            num_gpus=release.num_gpus,
+            resources=dict(release.resources),
+            scheduling_strategy="SPREAD",
+            max_restarts=0,  # the fleet starts another one
+            max_concurrency=4,
+        )
+        told = (self._releases[id(release)], pipeline.__version__, self._environment)
+        return made.remote(*told)
+
+    async def look(self, handle: Any) -> tuple[Look, str]:
+        found: tuple[Look, str] = await _answer(handle.look.remote())
+        return found
+
+    async def stop(self, handle: Any, grace_s: float) -> None:
+        await _answer(handle.stop.remote(grace_s))
+
+    def kill(self, handle: Any) -> None:
+        ray = _ray()
+        ray.kill(handle)
+
+
+async def _answer(ref: Any) -> Any:
+    try:
+        return await ref
+    except _ray().exceptions.RayError as error:
+        raise ReplicaGoneError(reason_of(error)) from error
+
+
+class FleetActor:
+    """The fleet, in a process of its own on the head node. It works while Ray does."""
+
+    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
+        self._fleet = Fleet(name, RayNodes(environment))
+        self._running: asyncio.Task[None] | None = None
+
+    async def want(self, release: bytes | None, replicas: int | None, version: str) -> None:
+        """Change what is wanted, see `Fleet.want`."""
+        _check_version(version)
+        if self._running is None:
+            self._running = asyncio.create_task(self._fleet.run())
+        wanted = None if release is None else msgspec.msgpack.decode(release, type=Release)
+        self._fleet.want(wanted, replicas)
+
+    async def view(self) -> bytes:
+        """Return how it stands, as JSON of a FleetView."""
+        return msgspec.json.encode(self._fleet.view())
+
+
+class RayFleets:
+    """The fleets of a Ray cluster, asked from a program.
+
+    Raises InitError everywhere: there is no Ray, no cluster at that address, or it does not answer.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            ray = _ray()
+        except ImportError as error:
+            raise InitError(_MISSING) from error
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if ray.is_initialized():
+            return
+        try:
+            ray.init(address, namespace=NAMESPACE, logging_level="warning", log_to_driver=False)
+        except Exception as error:  # of many kinds
+            text = f"no Ray cluster at {address!r}: {described(error)}"
+            raise InitError(
+                f"{text}. Start one: pipeline cluster local, or ray start --head"
+            ) from error
+
+    def find(self, name: str) -> Any:
+        """Return the fleet of this name."""
+        ray = _ray()
+        try:
+            return ray.get_actor(_actor_name(name), namespace=NAMESPACE)
+        except ValueError:
+            raise InitError(
+                f"there is no fleet {name!r} in this cluster: pipeline cluster up SCRIPT makes one"
+            ) from None
+
+    def find_or_make(self, name: str) -> Any:
+        """Return the fleet of this name, a new one if there is none."""
+        ray = _ray()
+        environment = {"PYTHONPATH": path} if (path := os.environ.get("PYTHONPATH")) else {}
+        made = ray.remote(FleetActor).options(
+            name=_actor_name(name),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            resources=_HEAD,
+            max_concurrency=64,
+        )
+        return made.remote(name, environment)
+
+    def ask(self, fleet: Any, method: str, *arguments: Any) -> Any:
+        """Return what a method of a fleet returns."""
+        ray = _ray()
+        try:
+            return ray.get(getattr(fleet, method).remote(*arguments), timeout=_ANSWER_TIMEOUT_S)
+        except Exception as error:  # Ray's, or what the fleet raises
+            raise InitError(f"the fleet does not answer: {reason_of(error)}") from error
+
+    def end(self, fleet: Any) -> None:
+        """End a fleet that has no replicas any more."""
+        ray = _ray()
+        ray.kill(fleet)
+
+    def close(self) -> None:
+        """Part from the cluster."""
+        ray = _ray()
+        ray.shutdown()
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an error of Ray says, without its traces of other processes."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line and ":" in line]
+    return (telling or lines or [type(error).__name__])[-1][:500]
+
+
+def _ray() -> Any:
+    """Return the package, which is loaded where it is needed. Raises ImportError."""
+    return importlib.import_module("ray")
+
+
+def _actor_name(name: str) -> str:
+    return f"fleet:{name}"
+
+
+def _check_version(version: str) -> None:
+    if version != pipeline.__version__:
+        raise InitError(
+            f"pipeline {version} asks a node that has {pipeline.__version__}: install the same"
+        )
+
+
+def _variable(key: str) -> str:
+    return "PIPELINE__" + "__".join(
+        part if place else part.upper() for place, part in enumerate(key.split("."))
+    )
