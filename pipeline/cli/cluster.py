@@ -102,6 +102,13 @@ def _add_release(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grace", type=float, default=30.0, metavar="S", help="for a replica's last requests, s"
     )
+    parser.add_argument(
+        "--max-unavailable",
+        type=int,
+        default=0,
+        metavar="N",
+        help="replicas that may be missing during an update, where no node has room for one more",
+    )
 
 
 def _add_wait(parser: argparse.ArgumentParser) -> None:
@@ -129,6 +136,7 @@ def up(given: argparse.Namespace, fleets: RayFleets) -> int:
         given.num_gpus,
         {name: _number(value) for name, value in _pairs("--resource", given.resource).items()},
         given.grace,
+        given.max_unavailable,
     )
     fleet = fleets.find_or_make(given.name) if given.replicas else fleets.find(given.name)
     told = msgspec.msgpack.encode(release), given.replicas, pipeline.__version__

@@ -44,6 +44,7 @@ class Release(msgspec.Struct, frozen=True):
         num_gpus: the same of its cards.
         resources: the same of a node's own.
         grace_s: time that a replica that is stopped gives its requests.
+        unavailable: see `plan.Wanted`.
     """
 
     bundle: Bundle
@@ -52,6 +53,7 @@ class Release(msgspec.Struct, frozen=True):
     num_gpus: float = 0.0
     resources: Mapping[str, float] = {}
     grace_s: float = 30.0
+    unavailable: int = 0
 
 
 class Nodes(Protocol):
@@ -121,7 +123,8 @@ class Fleet:
             self._releases[number] = release
             self._failures = Failures()
         count = self._wanted.replicas if replicas is None else replicas
-        self._wanted = Wanted(number, count)
+        unavailable = self._wanted.unavailable if release is None else release.unavailable
+        self._wanted = Wanted(number, count, unavailable)
 
     def view(self) -> FleetView:
         """Return how it stands."""

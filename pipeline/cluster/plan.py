@@ -61,10 +61,15 @@ class Replica(msgspec.Struct, eq=False):
 
 
 class Wanted(NamedTuple):
-    """What a fleet shall be."""
+    """What a fleet shall be.
+
+    `unavailable`: replicas that may be missing while a release is renewed, where the nodes have no
+    room for one more.
+    """
 
     release: int
     replicas: int
+    unavailable: int = 0
 
 
 class Failures(msgspec.Struct):
@@ -100,12 +105,12 @@ def plan(wanted: Wanted, replicas: Sequence[Replica], failures: Failures, now: f
     """Return what is to be done so that a fleet becomes what is wanted, and serves meanwhile.
 
     A new release comes one replica at a time beside the old one, which goes one at a time as the
-    new ones are ready: there are never fewer ready replicas than before, or than wanted. Where the
-    new release fails again and again the old one stays.
+    new ones are ready: there are never fewer ready replicas than wanted, but for those that may be
+    missing. Where the new release fails again and again the old one stays.
     """
     new = [each for each in replicas if each.release == wanted.release and _goes_on(each)]
     old = [each for each in replicas if each.release != wanted.release and _goes_on(each)]
-    drain = _surplus(wanted, new, old)
+    drain = _surplus(wanted, new, old, failures.count > 0)
     stop = [
         each for each in replicas if each.phase is Phase.DRAINING and now - each.since >= SETTLE_S
     ]
@@ -149,16 +154,19 @@ def _needless_starts(
     return [*youngest, *(each for each in old if each.phase is Phase.STARTING)]
 
 
-def _surplus(wanted: Wanted, new: Sequence[Replica], old: Sequence[Replica]) -> list[Replica]:
+def _surplus(
+    wanted: Wanted, new: Sequence[Replica], old: Sequence[Replica], fails: bool
+) -> list[Replica]:
     """Return who serves and is not needed: of the old release first, the youngest first."""
     listed = [each for each in (*new, *old) if each.is_listed]
     ready = sum(each.phase is Phase.READY for each in listed)
+    needed = wanted.replicas - (wanted.unavailable if old and not fails else 0)
     going: list[Replica] = []
     for each in sorted(listed, key=lambda it: (it.release == wanted.release, -it.number)):
         is_ready = each.phase is Phase.READY
         is_old = each.release != wanted.release
         too_many = len([it for it in new if it.is_listed and it not in going]) > wanted.replicas
-        if (is_old or too_many) and ready - is_ready >= wanted.replicas:
+        if (is_old or too_many) and ready - is_ready >= needed:
             going.append(each)
             ready -= is_ready
     return going
