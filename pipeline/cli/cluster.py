@@ -30,12 +30,12 @@ Work = Callable[[argparse.Namespace, RayFleets], int]
 
 
 def cluster(arguments: Sequence[str]) -> int:
-    """Run `cluster up|update|scale|status|down|edge|local`; the exit status."""
+    """Run `cluster up`, `update` or another of its commands; the exit status."""
     given = cluster_parser().parse_args(list(arguments))
-    work: Work = given.work
     try:
-        if given.work is local:
+        if given.command == "local":
             return local(given)
+        work: Work = given.work
         fleets = RayFleets(given.address)
         try:
             return work(given, fleets)
@@ -55,7 +55,7 @@ def cluster_parser() -> argparse.ArgumentParser:
         "pipeline cluster up web_server.py --replicas 2\n"
         "pipeline cluster edge",
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
     def add(name: str, work: Any, text: str) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=text, description=text)
@@ -76,6 +76,7 @@ def cluster_parser() -> argparse.ArgumentParser:
     scale_parser = add("scale", scale, "change the number of replicas")
     scale_parser.add_argument("replicas", type=int, metavar="N")
     _add_wait(scale_parser)
+    _add_wait(add("rollback", rollback, "go back to the release that serves beside a failed one"))
     status_parser = add("status", status, "say how the fleet stands")
     status_parser.add_argument("--json", action="store_true", help="print JSON")
     _add_wait(add("down", down, "end all replicas, each when it has answered, and the fleet"))
@@ -144,6 +145,14 @@ def up(given: argparse.Namespace, fleets: RayFleets) -> int:
     return _wait(given, fleets, fleet)
 
 
+def rollback(given: argparse.Namespace, fleets: RayFleets) -> int:
+    """Go back to the release that still serves."""
+    fleet = fleets.find(given.name)
+    if not fleets.ask(fleet, "roll_back"):
+        return fails("cluster", "no other release serves: pipeline cluster update brings one")
+    return _wait(given, fleets, fleet)
+
+
 def scale(given: argparse.Namespace, fleets: RayFleets) -> int:
     """Change the number of replicas."""
     if given.replicas < 1:
@@ -173,9 +182,10 @@ def down(given: argparse.Namespace, fleets: RayFleets) -> int:
     fleets.ask(fleet, "want", None, 0, pipeline.__version__)
     if given.no_wait:
         return 0
-    done = _wait(given, fleets, fleet)
+    if done := _wait(given, fleets, fleet):
+        return done
     fleets.end(fleet)
-    return done
+    return 0
 
 
 def edge(given: argparse.Namespace, fleets: RayFleets) -> int:

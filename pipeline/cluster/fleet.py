@@ -113,18 +113,27 @@ class Fleet:
         self._handles: dict[Replica, Any] = {}
         self._missed: dict[Replica, int] = {}
         self._ends: dict[Replica, asyncio.Task[None]] = {}
-        self._last_number = 0
+        self._last_number = self._last_release = 0
 
     def want(self, release: Release | None, replicas: int | None) -> None:
         """Change what is wanted; None: as it is. A release comes in the place of the last one."""
         number = self._wanted.release
         if release is not None:
-            number += 1
+            self._last_release = number = self._last_release + 1
             self._releases[number] = release
             self._failures = Failures()
         count = self._wanted.replicas if replicas is None else replicas
         unavailable = self._wanted.unavailable if release is None else release.unavailable
         self._wanted = Wanted(number, count, unavailable)
+
+    def roll_back(self) -> int:
+        """Want the release again that serves beside the wanted one; return its number, or 0."""
+        serving = {each.release for each in self._handles if each.is_listed}
+        release = max(serving - {self._wanted.release}, default=0)
+        if release:
+            self._wanted = self._wanted._replace(release=release)
+            self._failures = Failures()
+        return release
 
     def view(self) -> FleetView:
         """Return how it stands."""
@@ -133,7 +142,7 @@ class Fleet:
             self.name,
             self._wanted,
             is_reached(self._wanted, replicas),
-            failures.count >= MAX_FAILURES,
+            failures.count >= MAX_FAILURES and self._wanted.replicas > 0,
             failures.reason,
             replicas,
         )
@@ -159,9 +168,8 @@ class Fleet:
             self._ends[replica] = asyncio.create_task(self._end(replica))
         for _ in range(actions.start):
             self._start(now)
-        for release in [old for old in self._releases if old < self._wanted.release]:
-            if all(each.release != release for each in self._handles):
-                del self._releases[release]
+        used = {each.release for each in self._handles} | {self._wanted.release}
+        self._releases = {each: self._releases[each] for each in self._releases if each in used}
 
     def _start(self, now: float) -> None:
         self._last_number += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from types import TracebackType
@@ -42,4 +43,7 @@ class LocalCluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.cluster.shutdown()
+        with contextlib.suppress(
+            Exception
+        ):  # who sent us SIGTERM may have ended its processes, too
+            self.cluster.shutdown()

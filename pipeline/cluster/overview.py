@@ -141,10 +141,11 @@ def summary(view: FleetView) -> str:
     """Return one line on how a fleet stands."""
     ready = sum(each.is_listed for each in view.replicas)
     text = f"release {view.wanted.release}: {ready} of {view.wanted.replicas} replicas serve"
+    reason = view.reason.rpartition("\n")[2]
     if view.is_stuck:
-        text += f"; the release fails, the one before stays: {view.reason}"
+        text += f"; it fails, the one before stays: {reason}"
     elif not view.is_reached:
-        text += f"; changing{f' (last failure: {view.reason})' if view.reason else ''}"
+        text += f"; changing{f' (last failure: {reason})' if reason else ''}"
     return text
 
 

@@ -104,6 +104,10 @@ class FleetActor:
         wanted = None if release is None else msgspec.msgpack.decode(release, type=Release)
         self._fleet.want(wanted, replicas)
 
+    async def roll_back(self) -> int:
+        """Want the release before again, see `Fleet.roll_back`."""
+        return self._fleet.roll_back()
+
     async def view(self) -> bytes:
         """Return how it stands, as JSON of a FleetView."""
         return msgspec.json.encode(self._fleet.view())

@@ -1,0 +1,149 @@
+"""A fleet on a virtual clock, with nodes that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from doubles import virtual
+
+from pipeline.cluster.bundle import Bundle
+from pipeline.cluster.fleet import Fleet, Release, ReplicaGoneError
+from pipeline.cluster.node_server import Look
+from pipeline.cluster.plan import MAX_FAILURES, Phase
+
+RELEASE = Release(Bundle("web_server.py"))
+
+
+class PlayedNodes:
+    """Nodes whose replicas are what `looks` says, ready where it says nothing."""
+
+    def __init__(self) -> None:
+        self.looks: dict[str, Look | Exception | None] = {}
+        self.releases: dict[str, Release] = {}
+        self.stopped: list[str] = []
+        self.killed: list[str] = []
+
+    def start(self, name: str, release: Release) -> str:
+        self.releases[name] = release
+        return name
+
+    async def look(self, handle: str) -> tuple[Look, str]:
+        number = handle.rpartition("-")[2]
+        look = self.looks.get(handle, Look(Phase.READY, f"10.0.0.{number}:1/2"))
+        if look is None:
+            await asyncio.Event().wait()
+        if isinstance(look, Exception):
+            raise look
+        assert isinstance(look, Look)
+        return look, f"node {number}"
+
+    async def stop(self, handle: str, grace_s: float) -> None:
+        self.stopped.append(handle)
+
+    def kill(self, handle: str) -> None:
+        self.killed.append(handle)
+
+
+class Fixture:
+    """A fleet that works, until the block ends."""
+
+    def __init__(self) -> None:
+        self.nodes = PlayedNodes()
+        self.fleet = Fleet("f", self.nodes, asyncio.get_running_loop().time)
+        self._run = asyncio.create_task(self.fleet.run())
+
+    async def __aenter__(self) -> Fixture:
+        self.fleet.want(RELEASE, 2)
+        await asyncio.sleep(3)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._run.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._run
+
+    def phases(self) -> list[tuple[int, Phase]]:
+        return [(each.number, each.phase) for each in self.fleet.view().replicas]
+
+
+@virtual
+async def test_replicas_are_listed_when_they_are_ready():
+    async with Fixture() as it:
+        view = it.fleet.view()
+        assert view.addresses == ["10.0.0.1:1/2", "10.0.0.2:1/2"]
+        assert view.is_reached
+        assert {each.node for each in view.replicas} == {"node 1", "node 2"}
+
+
+@virtual
+async def test_an_update_stops_the_old_ones_gracefully_and_kills_what_is_left():
+    async with Fixture() as it:
+        it.fleet.want(RELEASE, None)
+        await asyncio.sleep(30)
+        assert it.phases() == [(3, Phase.READY), (4, Phase.READY)]
+        assert sorted(it.nodes.stopped) == sorted(it.nodes.killed) == ["f-1", "f-2"]
+
+
+@virtual
+async def test_a_replica_whose_node_is_gone_is_replaced():
+    async with Fixture() as it:
+        it.nodes.looks["f-1"] = ReplicaGoneError("the node died")
+        await asyncio.sleep(5)
+        assert it.phases() == [(2, Phase.READY), (3, Phase.READY)]
+
+
+@virtual
+async def test_a_replica_that_answers_nothing_is_seen_as_gone():
+    async with Fixture() as it:
+        it.nodes.looks["f-2"] = None
+        await asyncio.sleep(60)
+        assert it.phases() == [(1, Phase.READY), (3, Phase.READY)]
+
+
+@virtual
+async def test_one_that_waits_for_a_node_is_waited_for():
+    async with Fixture() as it:
+        it.nodes.looks["f-3"] = None
+        it.fleet.want(None, 3)
+        await asyncio.sleep(600)
+        assert it.phases()[-1] == (3, Phase.STARTING)
+        assert it.fleet.view().replicas[-1].detail == "waits for a node with room"
+
+
+@virtual
+async def test_a_release_that_fails_is_stuck_and_says_why():
+    async with Fixture() as it:
+        for number in range(3, 20):
+            it.nodes.looks[f"f-{number}"] = Look(Phase.FAILED, "", "no model")
+        it.fleet.want(RELEASE, None)
+        await asyncio.sleep(60)
+        view = it.fleet.view()
+        assert (view.is_stuck, view.reason) == (True, "no model")
+        assert it.phases() == [(1, Phase.READY), (2, Phase.READY)]
+        assert len(it.nodes.releases) == 2 + MAX_FAILURES
+
+
+@virtual
+async def test_rolled_back_it_is_what_it_was_and_the_next_release_has_a_number_of_its_own():
+    async with Fixture() as it:
+        assert it.fleet.roll_back() == 0
+        for number in range(3, 6):
+            it.nodes.looks[f"f-{number}"] = Look(Phase.FAILED, "", "no model")
+        it.fleet.want(RELEASE, None)
+        await asyncio.sleep(60)
+        assert it.fleet.roll_back() == 1
+        await asyncio.sleep(5)
+        assert it.fleet.view().is_reached
+        it.fleet.want(RELEASE, 1)
+        await asyncio.sleep(30)
+        assert [each.release for each in it.fleet.view().replicas] == [3]
+
+
+@virtual
+async def test_one_that_is_not_ready_for_now_stays_listed():
+    async with Fixture() as it:
+        it.nodes.looks["f-1"] = Look(Phase.UNREADY, "10.0.0.1:1/2", "an Op lacks workers")
+        await asyncio.sleep(20)
+        assert it.phases() == [(1, Phase.UNREADY), (2, Phase.READY)]
+        assert len(it.fleet.view().addresses) == 2
