@@ -5,7 +5,7 @@ READY := .venv/.ready
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo cascade chat generate speech ocr check test bench advice soak chaos fuzz interop page clients proto gateway packages clean
+.PHONY: demo cascade chat generate speech ocr check test bench advice soak chaos fuzz interop page clients proto gateway packages cluster clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -101,6 +101,11 @@ gateway: $(GATEWAY)
 
 $(GATEWAY): $(GO_CODE) pipeline/gateway/build.py | $(READY)
 	$(BIN)/python -m pipeline.gateway.build
+
+# Ray clusters of several nodes on this machine: Ops on them, and fleets of whole servers.
+cluster: $(READY) $(GATEWAY)
+	$(BIN)/python -m pip install --quiet --editable '.[ray]'
+	$(BIN)/pytest -m cluster
 
 # Wheels and the source archive as a stranger gets them: made and installed in environments of
 # their own, with Go and without; both ends of each range of versions, and newer Pythons.

@@ -15,13 +15,12 @@ from typing import Any
 
 import msgspec
 
-import pipeline
 from pipeline.cli.parsing import command_parser, fails
 from pipeline.cluster.bundle import bundle_of
 from pipeline.cluster.edge import Edge
 from pipeline.cluster.fleet import FleetView, Release
 from pipeline.cluster.overview import Overview, summary
-from pipeline.cluster.ray_fleet import RayFleets
+from pipeline.cluster.ray_fleet import RayFleets, library_version
 from pipeline.errors import ConfigError, PipelineError
 
 _LOOK_S = 0.5
@@ -140,7 +139,7 @@ def up(given: argparse.Namespace, fleets: RayFleets) -> int:
         given.max_unavailable,
     )
     fleet = fleets.find_or_make(given.name) if given.replicas else fleets.find(given.name)
-    told = msgspec.msgpack.encode(release), given.replicas, pipeline.__version__
+    told = msgspec.msgpack.encode(release), given.replicas, library_version()
     fleets.ask(fleet, "want", *told)
     return _wait(given, fleets, fleet)
 
@@ -158,7 +157,7 @@ def scale(given: argparse.Namespace, fleets: RayFleets) -> int:
     if given.replicas < 1:
         raise ConfigError("scale: expected at least 1; pipeline cluster down ends the fleet")
     fleet = fleets.find(given.name)
-    fleets.ask(fleet, "want", None, given.replicas, pipeline.__version__)
+    fleets.ask(fleet, "want", None, given.replicas, library_version())
     return _wait(given, fleets, fleet)
 
 
@@ -170,7 +169,7 @@ def status(given: argparse.Namespace, fleets: RayFleets) -> int:
         return 0 if view.is_reached else 1
     sys.stdout.write(f"{view.name}: {summary(view)}\n")
     for each in sorted(view.replicas, key=lambda replica: replica.number):
-        phase = each.phase.name.lower()
+        phase = each.phase.value
         place = each.address or each.detail.rpartition("\n")[2]
         sys.stdout.write(f"  {each.number}: release {each.release}, {phase}, {each.node} {place}\n")
     return 0 if view.is_reached else 1
@@ -179,7 +178,7 @@ def status(given: argparse.Namespace, fleets: RayFleets) -> int:
 def down(given: argparse.Namespace, fleets: RayFleets) -> int:
     """End all replicas, and the fleet."""
     fleet = fleets.find(given.name)
-    fleets.ask(fleet, "want", None, 0, pipeline.__version__)
+    fleets.ask(fleet, "want", None, 0, library_version())
     if given.no_wait:
         return 0
     if done := _wait(given, fleets, fleet):

@@ -1,4 +1,4 @@
-"""Bundle: the folder of a script as one archive, which goes to the nodes of a cluster."""
+"""ScriptBundle: the folder of a script as one archive, which goes to the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEFT_OUT = frozenset({"__pycache__", ".git", ".venv", "node_modules", "Pipeline
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
 
 
-class Bundle(msgspec.Struct, frozen=True):
+class ScriptBundle(msgspec.Struct, frozen=True):
     """A script and what lies beside it.
 
     Attributes:
@@ -34,7 +34,7 @@ class Bundle(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
-def bundle_of(script: Path, is_in_place: bool = False) -> Bundle:
+def bundle_of(script: Path, is_in_place: bool = False) -> ScriptBundle:
     """Return the bundle of a script; `is_in_place`: its folder is on all nodes already.
 
     Raises ConfigError: there is no such script, or its folder is too large.
@@ -43,12 +43,12 @@ def bundle_of(script: Path, is_in_place: bool = False) -> Bundle:
         raise ConfigError(f"{script}: there is no such file")
     script = script.resolve()
     if is_in_place:
-        return Bundle(str(script))
+        return ScriptBundle(str(script))
     archive = _packed(script.parent)
-    return Bundle(script.name, archive, hashlib.sha256(archive).hexdigest()[:12])
+    return ScriptBundle(script.name, archive, hashlib.sha256(archive).hexdigest()[:12])
 
 
-def unpacked(bundle: Bundle, folder: Path) -> Path:
+def unpacked(bundle: ScriptBundle, folder: Path) -> Path:
     """Return the path of the script on this node; its files are in `folder` then.
 
     Raises ConfigError: a name in the archive leads out of the folder, or the script is not there.

@@ -40,7 +40,7 @@ class Edge:
         self._listed: list[str] | None = None
         self._is_lost = False
         self.last: FleetView | None = None
-        """How the fleet stood when it was asked last."""
+        """View of the fleet when it was asked last."""
 
     async def run(self, stopped: asyncio.Event) -> None:
         """Serve until it is stopped. Raises InitError: the gateway does not start."""

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pipeline.cluster.bundle import Bundle
+from pipeline.cluster.bundle import ScriptBundle
 from pipeline.cluster.node_server import Look
 from pipeline.cluster.plan import (
     MAX_FAILURES,
     Failures,
-    Phase,
-    Replica,
+    FleetReplica,
+    ReplicaPhase,
     Wanted,
     is_reached,
     plan,
@@ -35,7 +35,7 @@ class ReplicaGoneError(Exception):
 
 
 class Release(msgspec.Struct, frozen=True):
-    """What a replica serves, and what it needs.
+    """Version of a service: what a replica serves, and what it needs.
 
     Attributes:
         bundle: the script with its folder.
@@ -47,7 +47,7 @@ class Release(msgspec.Struct, frozen=True):
         unavailable: see `plan.Wanted`.
     """
 
-    bundle: Bundle
+    bundle: ScriptBundle
     settings: Mapping[str, str] = {}
     num_cpus: float = 1.0
     num_gpus: float = 0.0
@@ -76,7 +76,7 @@ class Nodes(Protocol):
 
 
 class FleetView(msgspec.Struct, frozen=True):
-    """What a fleet is, for people and edges.
+    """View of a fleet, for people and edges.
 
     Attributes:
         wanted: release and number of replicas.
@@ -90,7 +90,7 @@ class FleetView(msgspec.Struct, frozen=True):
     is_reached: bool
     is_stuck: bool
     reason: str
-    replicas: tuple[Replica, ...]
+    replicas: tuple[FleetReplica, ...]
 
     @property
     def addresses(self) -> list[str]:
@@ -110,9 +110,9 @@ class Fleet:
         self._releases: dict[int, Release] = {}
         self._wanted = Wanted(0, 0)
         self._failures = Failures()
-        self._handles: dict[Replica, Any] = {}
-        self._missed: dict[Replica, int] = {}
-        self._ends: dict[Replica, asyncio.Task[None]] = {}
+        self._handles: dict[FleetReplica, Any] = {}
+        self._missed: dict[FleetReplica, int] = {}
+        self._ends: dict[FleetReplica, asyncio.Task[None]] = {}
         self._last_number = self._last_release = 0
 
     def want(self, release: Release | None, replicas: int | None) -> None:
@@ -162,9 +162,9 @@ class Fleet:
         now = self._clock()
         actions = plan(self._wanted, tuple(self._handles), self._failures, now)
         for replica in actions.drain:
-            replica.becomes(Phase.DRAINING, now, "other replicas take its requests")
+            replica.becomes(ReplicaPhase.DRAINING, now, "other replicas take its requests")
         for replica in actions.stop:
-            replica.becomes(Phase.STOPPING, now)
+            replica.becomes(ReplicaPhase.STOPPING, now)
             self._ends[replica] = asyncio.create_task(self._end(replica))
         for _ in range(actions.start):
             self._start(now)
@@ -174,7 +174,7 @@ class Fleet:
     def _start(self, now: float) -> None:
         self._last_number += 1
         release = self._wanted.release
-        replica = Replica(
+        replica = FleetReplica(
             self._last_number, release, since=now, detail="waits for a node with room"
         )
         name = f"{self.name}-{replica.number}"
@@ -183,8 +183,8 @@ class Fleet:
             "fleet %s: replica %d of release %d starts", self.name, replica.number, release
         )
 
-    async def _look(self, replica: Replica) -> None:
-        if replica.phase not in (Phase.STARTING, Phase.READY, Phase.UNREADY):
+    async def _look(self, replica: FleetReplica) -> None:
+        if replica.phase not in (ReplicaPhase.STARTING, ReplicaPhase.READY, ReplicaPhase.UNREADY):
             return
         try:
             async with asyncio.timeout(_LOOK_TIMEOUT_S):
@@ -197,37 +197,37 @@ class Fleet:
             self._missed[replica] = 0
             self._seen(replica, look, node)
 
-    def _missed_look(self, replica: Replica) -> None:
+    def _missed_look(self, replica: FleetReplica) -> None:
         if replica not in self._missed:  # it has no process yet
             return
         self._missed[replica] += 1
         if self._missed[replica] >= _MAX_MISSED:
             self._failed(replica, f"it answered nothing for {_MAX_MISSED * _LOOK_TIMEOUT_S:g} s")
 
-    def _seen(self, replica: Replica, look: Look, node: str) -> None:
+    def _seen(self, replica: FleetReplica, look: Look, node: str) -> None:
         now = self._clock()
         replica.node = node
-        if look.phase is Phase.FAILED:
+        if look.phase is ReplicaPhase.FAILED:
             self._failed(replica, look.detail)
             return
-        if look.phase is Phase.READY and replica.phase is not Phase.READY:
+        if look.phase is ReplicaPhase.READY and replica.phase is not ReplicaPhase.READY:
             _LOGGER.info("fleet %s: replica %d is ready on %s", self.name, replica.number, node)
             if replica.release == self._wanted.release:
                 self._failures = Failures()
-        is_coming = replica.phase is Phase.STARTING and look.phase is not Phase.READY
+        is_coming = replica.phase is ReplicaPhase.STARTING and look.phase is not ReplicaPhase.READY
         replica.address = look.address
-        replica.becomes(Phase.STARTING if is_coming else look.phase, now, look.detail)
+        replica.becomes(ReplicaPhase.STARTING if is_coming else look.phase, now, look.detail)
 
-    def _failed(self, replica: Replica, reason: str) -> None:
+    def _failed(self, replica: FleetReplica, reason: str) -> None:
         """Take note that a replica is gone; another one comes in its place."""
         now = self._clock()
         _LOGGER.error("fleet %s: replica %d failed: %s", self.name, replica.number, reason)
         if replica.release == self._wanted.release:
             self._failures.add(now, reason)
-        replica.becomes(Phase.FAILED, now, reason)
+        replica.becomes(ReplicaPhase.FAILED, now, reason)
         self._remove(replica)
 
-    async def _end(self, replica: Replica) -> None:
+    async def _end(self, replica: FleetReplica) -> None:
         grace_s = self._releases[replica.release].grace_s
         try:
             async with asyncio.timeout(grace_s + _STOP_EXTRA_S):
@@ -237,7 +237,7 @@ class Fleet:
         self._ends.pop(replica, None)
         self._remove(replica)
 
-    def _remove(self, replica: Replica) -> None:
+    def _remove(self, replica: FleetReplica) -> None:
         handle = self._handles.pop(replica, None)
         self._missed.pop(replica, None)
         if handle is not None:

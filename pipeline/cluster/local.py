@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from types import TracebackType
 from typing import Any
@@ -27,11 +26,11 @@ class LocalCluster:
     def __enter__(self) -> str:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
-            made = importlib.import_module("ray.cluster_utils").Cluster
+            from ray.cluster_utils import Cluster
         except ImportError as error:
             raise InitError("needs Ray: pip install 'pipeline-serving[ray]'") from error
         head = {**self._node, "include_dashboard": False}
-        self.cluster = made(initialize_head=True, head_node_args=head)
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(self._nodes - 1):
             self.cluster.add_node(**self._node)
         self.cluster.wait_for_nodes()
@@ -43,7 +42,5 @@ class LocalCluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with contextlib.suppress(
-            Exception
-        ):  # who sent us SIGTERM may have ended its processes, too
+        with contextlib.suppress(Exception):  # its processes may have ended already
             self.cluster.shutdown()

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pipeline.cluster.bundle import Bundle, unpacked
-from pipeline.cluster.plan import Phase
+from pipeline.cluster.bundle import ScriptBundle, unpacked
+from pipeline.cluster.plan import ReplicaPhase
 from pipeline.errors import InitError, PipelineError
 from pipeline.frontends.listen import address_of
 from pipeline.system.temp_dir import TempDir
@@ -31,9 +31,9 @@ _OURS = {"PIPELINE__RPC_PORT": "0", "PIPELINE__HTTP_PORT": "0", "PIPELINE__REUSE
 
 
 class Look(NamedTuple):
-    """What a replica is seen to be, see `plan.Replica`."""
+    """View of a replica, see `plan.FleetReplica`."""
 
-    phase: Phase
+    phase: ReplicaPhase
     address: str
     detail: str = ""
 
@@ -49,7 +49,7 @@ class NodeServer:
         environment: further variables.
     """
 
-    def __init__(self, bundle: Bundle, host: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, bundle: ScriptBundle, host: str, environment: Mapping[str, str]) -> None:
         self._host = host
         self._environment = {**environment, **_OURS, "PIPELINE__HOST": host}
         self._folder = TempDir("replicas")
@@ -70,19 +70,19 @@ class NodeServer:
     def look(self) -> Look:
         """Return what it is now. Asks the server whether it is ready; from any thread."""
         if self._failure:
-            return Look(Phase.FAILED, "", self._failure)
+            return Look(ReplicaPhase.FAILED, "", self._failure)
         ports = self._ports
         if ports is None:
-            phase = Phase.UNREADY if self._was_ready else Phase.STARTING
+            phase = ReplicaPhase.UNREADY if self._was_ready else ReplicaPhase.STARTING
             return Look(phase, "", self._lines[-1] if self._lines else "")
         rpc_port, http_port = ports
         address = f"{address_of(self._host, int(rpc_port))}/{http_port}"
         url = f"http://{address_of(self._host, int(http_port))}/health/ready"
         try:
             with urllib.request.urlopen(url, timeout=_PROBE_TIMEOUT_S):
-                return Look(Phase.READY, address)
+                return Look(ReplicaPhase.READY, address)
         except (OSError, urllib.error.HTTPError) as error:
-            return Look(Phase.UNREADY, address, f"not ready: {error}")
+            return Look(ReplicaPhase.UNREADY, address, f"not ready: {error}")
 
     def stop(self, grace_s: float) -> None:
         """Have it answer what it has, for so long, and end it."""

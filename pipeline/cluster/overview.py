@@ -16,13 +16,13 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.cluster.fleet import FleetView
-from pipeline.cluster.plan import Replica
+from pipeline.cluster.plan import FleetReplica
 
 _FETCH_TIMEOUT_S = 2.0
 _MAX_BYTES = 32 * 2**20
 _MAX_FETCHES = 16
 
-Fetched = tuple[Replica, str | None]
+Fetched = tuple[FleetReplica, str | None]
 
 
 class Overview:
@@ -129,7 +129,7 @@ def page(view: FleetView) -> bytes:
         place = html.escape(each.address)
         if each.is_listed and each.address:
             place = f'<a href="http://{html.escape(_http_address(each))}/">{place}</a>'
-        cells = (each.number, each.release, each.phase.name.lower(), html.escape(each.node))
+        cells = (each.number, each.release, each.phase.value, html.escape(each.node))
         row = "".join(f"<td>{cell}</td>" for cell in cells)
         rows.append(f"<tr>{row}<td>{place}</td><td><pre>{html.escape(each.detail)}</pre></td></tr>")
     return _PAGE.format(
@@ -151,23 +151,23 @@ def summary(view: FleetView) -> str:
 
 def _counts(view: FleetView) -> Metric:
     family = Metric("pipeline_fleet_replicas", "Replicas of the fleet, by phase.", "gauge")
-    for phase in sorted({each.phase.name.lower() for each in view.replicas}):
-        count = sum(each.phase.name.lower() == phase for each in view.replicas)
+    for phase in sorted({each.phase.value for each in view.replicas}):
+        count = sum(each.phase.value == phase for each in view.replicas)
         family.add_sample(family.name, {"fleet": view.name, "phase": phase}, count)
     return family
 
 
-def _reachable(view: FleetView) -> list[Replica]:
+def _reachable(view: FleetView) -> list[FleetReplica]:
     return [each for each in view.replicas if each.is_listed and each.address]
 
 
-def _http_address(replica: Replica) -> str:
+def _http_address(replica: FleetReplica) -> str:
     """Return `host:http_port` of an address `host:rpc_port/http_port`."""
     where, _, http_port = replica.address.partition("/")
     return f"{where.rpartition(':')[0]}:{http_port}"
 
 
-def _fetch_all(replicas: list[Replica], path: str) -> list[Fetched]:
+def _fetch_all(replicas: list[FleetReplica], path: str) -> list[Fetched]:
     if not replicas:
         return []
     with ThreadPoolExecutor(min(_MAX_FETCHES, len(replicas))) as pool:

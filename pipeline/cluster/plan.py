@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum, auto
+from enum import Enum
 from typing import NamedTuple
 
 import msgspec
@@ -17,18 +17,18 @@ MAX_FAILURES = 3
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 1.0, 30.0
 
 
-class Phase(Enum):
+class ReplicaPhase(Enum):
     """State of a replica. It goes from one to the next, and skips some."""
 
-    STARTING = auto()
-    READY = auto()
-    UNREADY = auto()  # was ready; its Ops lack workers
-    DRAINING = auto()  # not in the list any more
-    STOPPING = auto()
-    FAILED = auto()  # ended by itself, or with its node
+    STARTING = "starting"
+    READY = "ready"
+    UNREADY = "unready"  # was ready; its Ops lack workers
+    DRAINING = "draining"  # not in the list any more
+    STOPPING = "stopping"
+    FAILED = "failed"  # ended by itself, or with its node
 
 
-class Replica(msgspec.Struct, eq=False):
+class FleetReplica(msgspec.Struct, eq=False):
     """One server of a fleet.
 
     Attributes:
@@ -42,7 +42,7 @@ class Replica(msgspec.Struct, eq=False):
 
     number: int
     release: int
-    phase: Phase = Phase.STARTING
+    phase: ReplicaPhase = ReplicaPhase.STARTING
     since: float = 0.0
     address: str = ""
     node: str = ""
@@ -51,17 +51,20 @@ class Replica(msgspec.Struct, eq=False):
     @property
     def is_listed(self) -> bool:
         """Return whether edges send it requests."""
-        return self.phase in (Phase.READY, Phase.UNREADY)
+        return self.phase in (ReplicaPhase.READY, ReplicaPhase.UNREADY)
 
-    def becomes(self, phase: Phase, now: float, detail: str = "") -> None:
+    def becomes(self, phase: ReplicaPhase, now: float, detail: str = "") -> None:
         """Go to a phase."""
         if phase is not self.phase:
             self.phase, self.since = phase, now
         self.detail = detail
 
 
+Replicas = Sequence[FleetReplica]
+
+
 class Wanted(NamedTuple):
-    """What a fleet shall be.
+    """Release and number of replicas that a fleet shall have.
 
     `unavailable`: replicas that may be missing while a release is renewed, where the nodes have no
     room for one more.
@@ -73,7 +76,7 @@ class Wanted(NamedTuple):
 
 
 class Failures(msgspec.Struct):
-    """How replicas of the wanted release have failed, in a row, without one that became ready."""
+    """Failures of replicas of the wanted release, in a row, without one that became ready."""
 
     count: int = 0
     last_at: float = 0.0
@@ -91,17 +94,17 @@ class Failures(msgspec.Struct):
 
 
 class Actions(NamedTuple):
-    """What is to be done now.
+    """Work that is to be done now.
 
     `start` so many replicas of the wanted release; `drain` takes from the list, `stop` ends.
     """
 
     start: int
-    drain: Sequence[Replica]
-    stop: Sequence[Replica]
+    drain: Replicas
+    stop: Replicas
 
 
-def plan(wanted: Wanted, replicas: Sequence[Replica], failures: Failures, now: float) -> Actions:
+def plan(wanted: Wanted, replicas: Replicas, failures: Failures, now: float) -> Actions:
     """Return what is to be done so that a fleet becomes what is wanted, and serves meanwhile.
 
     A new release comes one replica at a time beside the old one, which goes one at a time as the
@@ -111,27 +114,29 @@ def plan(wanted: Wanted, replicas: Sequence[Replica], failures: Failures, now: f
     new = [each for each in replicas if each.release == wanted.release and _goes_on(each)]
     old = [each for each in replicas if each.release != wanted.release and _goes_on(each)]
     drain = _surplus(wanted, new, old, failures.count > 0)
-    stop = [
-        each for each in replicas if each.phase is Phase.DRAINING and now - each.since >= SETTLE_S
-    ]
+    draining = [each for each in replicas if each.phase is ReplicaPhase.DRAINING]
+    stop = [each for each in draining if now - each.since >= SETTLE_S]
     stop += _needless_starts(wanted, new, old)
     return Actions(_to_start(wanted, new, old, failures, now), drain, stop)
 
 
-def is_reached(wanted: Wanted, replicas: Sequence[Replica]) -> bool:
+def is_reached(wanted: Wanted, replicas: Replicas) -> bool:
     """Return whether a fleet is what is wanted, and nothing else is left."""
-    ready = [
-        each for each in replicas if each.release == wanted.release and each.phase is Phase.READY
-    ]
+    new = [each for each in replicas if each.release == wanted.release]
+    ready = [each for each in new if each.phase is ReplicaPhase.READY]
     return len(ready) == len(replicas) == wanted.replicas
 
 
-def _goes_on(replica: Replica) -> bool:
-    return replica.phase in (Phase.STARTING, Phase.READY, Phase.UNREADY)
+def _goes_on(replica: FleetReplica) -> bool:
+    return replica.phase in (ReplicaPhase.STARTING, ReplicaPhase.READY, ReplicaPhase.UNREADY)
 
 
 def _to_start(
-    wanted: Wanted, new: Sequence[Replica], old: Sequence[Replica], failures: Failures, now: float
+    wanted: Wanted,
+    new: Replicas,
+    old: Replicas,
+    failures: Failures,
+    now: float,
 ) -> int:
     missing = wanted.replicas - len(new)
     if missing <= 0 or now < failures.last_at + failures.pause_s():
@@ -140,30 +145,26 @@ def _to_start(
         return 0  # the old release serves on, until somebody decides
     if not old and not failures.count:
         return missing
-    coming = sum(each.phase is Phase.STARTING for each in new)
+    coming = sum(each.phase is ReplicaPhase.STARTING for each in new)
     return max(0, 1 - coming)
 
 
-def _needless_starts(
-    wanted: Wanted, new: Sequence[Replica], old: Sequence[Replica]
-) -> list[Replica]:
+def _needless_starts(wanted: Wanted, new: Replicas, old: Replicas) -> list[FleetReplica]:
     """Return who starts and is not needed any more, the youngest first."""
-    starting = [each for each in new if each.phase is Phase.STARTING]
+    starting = [each for each in new if each.phase is ReplicaPhase.STARTING]
     surplus = max(0, len(new) - wanted.replicas)
     youngest = sorted(starting, key=lambda each: -each.number)[:surplus]
-    return [*youngest, *(each for each in old if each.phase is Phase.STARTING)]
+    return [*youngest, *(each for each in old if each.phase is ReplicaPhase.STARTING)]
 
 
-def _surplus(
-    wanted: Wanted, new: Sequence[Replica], old: Sequence[Replica], fails: bool
-) -> list[Replica]:
+def _surplus(wanted: Wanted, new: Replicas, old: Replicas, fails: bool) -> list[FleetReplica]:
     """Return who serves and is not needed: of the old release first, the youngest first."""
     listed = [each for each in (*new, *old) if each.is_listed]
-    ready = sum(each.phase is Phase.READY for each in listed)
+    ready = sum(each.phase is ReplicaPhase.READY for each in listed)
     needed = wanted.replicas - (wanted.unavailable if old and not fails else 0)
-    going: list[Replica] = []
+    going: list[FleetReplica] = []
     for each in sorted(listed, key=lambda it: (it.release == wanted.release, -it.number)):
-        is_ready = each.phase is Phase.READY
+        is_ready = each.phase is ReplicaPhase.READY
         is_old = each.release != wanted.release
         too_many = len([it for it in new if it.is_listed and it not in going]) > wanted.replicas
         if (is_old or too_many) and ready - is_ready >= needed:

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-import pipeline
 from pipeline.cluster.fleet import Fleet, Release, ReplicaGoneError
 from pipeline.cluster.node_server import Look, NodeServer
 from pipeline.errors import InitError, described
@@ -67,7 +66,7 @@ class RayNodes:
             max_restarts=0,  # the fleet starts another one
             max_concurrency=4,
         )
-        told = (self._releases[id(release)], pipeline.__version__, self._environment)
+        told = (self._releases[id(release)], library_version(), self._environment)
         return made.remote(*told)
 
     async def look(self, handle: Any) -> tuple[Look, str]:
@@ -189,18 +188,23 @@ def reason_of(error: Exception) -> str:
 
 def _ray() -> Any:
     """Return the package, which is loaded where it is needed. Raises ImportError."""
-    return importlib.import_module("ray")
+    import ray
+
+    return ray
 
 
 def _actor_name(name: str) -> str:
     return f"fleet:{name}"
 
 
+def library_version() -> str:
+    """Return the version of this library."""
+    return str(importlib.import_module("pipeline").__version__)
+
+
 def _check_version(version: str) -> None:
-    if version != pipeline.__version__:
-        raise InitError(
-            f"pipeline {version} asks a node that has {pipeline.__version__}: install the same"
-        )
+    if version != (ours := library_version()):
+        raise InitError(f"pipeline {version} asks a node that has {ours}: install the same")
 
 
 def _variable(key: str) -> str:

@@ -12,7 +12,7 @@ from doubles import wait_until
 
 from pipeline.cluster.bundle import bundle_of
 from pipeline.cluster.node_server import NodeServer
-from pipeline.cluster.plan import Phase
+from pipeline.cluster.plan import ReplicaPhase
 
 SCRIPT = """
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
@@ -43,22 +43,22 @@ def server(script):
     made.stop(5)
 
 
-def phase(server: NodeServer) -> Phase:
+def phase(server: NodeServer) -> ReplicaPhase:
     return server.look().phase
 
 
 def test_it_is_ready_at_ports_of_its_own_and_comes_again_when_it_is_killed(server):
-    wait_until(lambda: phase(server) is Phase.READY)
+    wait_until(lambda: phase(server) is ReplicaPhase.READY)
     first, pid = server.look().address, server._child.pid
     assert "9999" not in first
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: phase(server) is Phase.UNREADY)
-    wait_until(lambda: phase(server) is Phase.READY)
+    wait_until(lambda: phase(server) is ReplicaPhase.UNREADY)
+    wait_until(lambda: phase(server) is ReplicaPhase.READY)
     assert server._child.pid != pid
 
 
 def test_it_ends_and_leaves_no_process(server):
-    wait_until(lambda: phase(server) is Phase.READY)
+    wait_until(lambda: phase(server) is ReplicaPhase.READY)
     child = server._child
     server.stop(5)
     assert child.poll() == 0
@@ -68,7 +68,7 @@ def test_one_that_never_was_ready_says_why(script):
     script.write_text("raise ValueError('no model')\n")
     server = NodeServer(bundle_of(script), "127.0.0.1", {})
     server.start()
-    wait_until(lambda: phase(server) is Phase.FAILED)
+    wait_until(lambda: phase(server) is ReplicaPhase.FAILED)
     assert "ended with status 1" in server.look().detail
     assert "ValueError: no model" in server.look().detail
     server.stop(1)

@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from pipeline.cluster import bundle as bundles
-from pipeline.cluster.bundle import Bundle, bundle_of, unpacked
+from pipeline.cluster.bundle import ScriptBundle, bundle_of, unpacked
 from pipeline.errors import ConfigError
 
 
@@ -64,4 +64,4 @@ def test_a_name_that_leads_out_is_refused(tmp_path, name):
     with zipfile.ZipFile(target, "w") as archive:
         archive.writestr(name, "x")
     with pytest.raises(ConfigError, match="leads out of its folder"):
-        unpacked(Bundle("web_server.py", target.getvalue()), tmp_path)
+        unpacked(ScriptBundle("web_server.py", target.getvalue()), tmp_path)

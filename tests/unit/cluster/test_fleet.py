@@ -7,12 +7,12 @@ from contextlib import suppress
 
 from doubles import virtual
 
-from pipeline.cluster.bundle import Bundle
+from pipeline.cluster.bundle import ScriptBundle
 from pipeline.cluster.fleet import Fleet, Release, ReplicaGoneError
 from pipeline.cluster.node_server import Look
-from pipeline.cluster.plan import MAX_FAILURES, Phase
+from pipeline.cluster.plan import MAX_FAILURES, ReplicaPhase
 
-RELEASE = Release(Bundle("web_server.py"))
+RELEASE = Release(ScriptBundle("web_server.py"))
 
 
 class PlayedNodes:
@@ -30,7 +30,7 @@ class PlayedNodes:
 
     async def look(self, handle: str) -> tuple[Look, str]:
         number = handle.rpartition("-")[2]
-        look = self.looks.get(handle, Look(Phase.READY, f"10.0.0.{number}:1/2"))
+        look = self.looks.get(handle, Look(ReplicaPhase.READY, f"10.0.0.{number}:1/2"))
         if look is None:
             await asyncio.Event().wait()
         if isinstance(look, Exception):
@@ -63,7 +63,7 @@ class Fixture:
         with suppress(asyncio.CancelledError):
             await self._run
 
-    def phases(self) -> list[tuple[int, Phase]]:
+    def phases(self) -> list[tuple[int, ReplicaPhase]]:
         return [(each.number, each.phase) for each in self.fleet.view().replicas]
 
 
@@ -81,7 +81,7 @@ async def test_an_update_stops_the_old_ones_gracefully_and_kills_what_is_left():
     async with Fixture() as it:
         it.fleet.want(RELEASE, None)
         await asyncio.sleep(30)
-        assert it.phases() == [(3, Phase.READY), (4, Phase.READY)]
+        assert it.phases() == [(3, ReplicaPhase.READY), (4, ReplicaPhase.READY)]
         assert sorted(it.nodes.stopped) == sorted(it.nodes.killed) == ["f-1", "f-2"]
 
 
@@ -90,7 +90,7 @@ async def test_a_replica_whose_node_is_gone_is_replaced():
     async with Fixture() as it:
         it.nodes.looks["f-1"] = ReplicaGoneError("the node died")
         await asyncio.sleep(5)
-        assert it.phases() == [(2, Phase.READY), (3, Phase.READY)]
+        assert it.phases() == [(2, ReplicaPhase.READY), (3, ReplicaPhase.READY)]
 
 
 @virtual
@@ -98,7 +98,7 @@ async def test_a_replica_that_answers_nothing_is_seen_as_gone():
     async with Fixture() as it:
         it.nodes.looks["f-2"] = None
         await asyncio.sleep(60)
-        assert it.phases() == [(1, Phase.READY), (3, Phase.READY)]
+        assert it.phases() == [(1, ReplicaPhase.READY), (3, ReplicaPhase.READY)]
 
 
 @virtual
@@ -107,7 +107,7 @@ async def test_one_that_waits_for_a_node_is_waited_for():
         it.nodes.looks["f-3"] = None
         it.fleet.want(None, 3)
         await asyncio.sleep(600)
-        assert it.phases()[-1] == (3, Phase.STARTING)
+        assert it.phases()[-1] == (3, ReplicaPhase.STARTING)
         assert it.fleet.view().replicas[-1].detail == "waits for a node with room"
 
 
@@ -115,12 +115,12 @@ async def test_one_that_waits_for_a_node_is_waited_for():
 async def test_a_release_that_fails_is_stuck_and_says_why():
     async with Fixture() as it:
         for number in range(3, 20):
-            it.nodes.looks[f"f-{number}"] = Look(Phase.FAILED, "", "no model")
+            it.nodes.looks[f"f-{number}"] = Look(ReplicaPhase.FAILED, "", "no model")
         it.fleet.want(RELEASE, None)
         await asyncio.sleep(60)
         view = it.fleet.view()
         assert (view.is_stuck, view.reason) == (True, "no model")
-        assert it.phases() == [(1, Phase.READY), (2, Phase.READY)]
+        assert it.phases() == [(1, ReplicaPhase.READY), (2, ReplicaPhase.READY)]
         assert len(it.nodes.releases) == 2 + MAX_FAILURES
 
 
@@ -129,7 +129,7 @@ async def test_rolled_back_it_is_what_it_was_and_the_next_release_has_a_number_o
     async with Fixture() as it:
         assert it.fleet.roll_back() == 0
         for number in range(3, 6):
-            it.nodes.looks[f"f-{number}"] = Look(Phase.FAILED, "", "no model")
+            it.nodes.looks[f"f-{number}"] = Look(ReplicaPhase.FAILED, "", "no model")
         it.fleet.want(RELEASE, None)
         await asyncio.sleep(60)
         assert it.fleet.roll_back() == 1
@@ -143,7 +143,7 @@ async def test_rolled_back_it_is_what_it_was_and_the_next_release_has_a_number_o
 @virtual
 async def test_one_that_is_not_ready_for_now_stays_listed():
     async with Fixture() as it:
-        it.nodes.looks["f-1"] = Look(Phase.UNREADY, "10.0.0.1:1/2", "an Op lacks workers")
+        it.nodes.looks["f-1"] = Look(ReplicaPhase.UNREADY, "10.0.0.1:1/2", "an Op lacks workers")
         await asyncio.sleep(20)
-        assert it.phases() == [(1, Phase.UNREADY), (2, Phase.READY)]
+        assert it.phases() == [(1, ReplicaPhase.UNREADY), (2, ReplicaPhase.READY)]
         assert len(it.fleet.view().addresses) == 2

@@ -8,8 +8,8 @@ from pipeline.cluster.plan import (
     MAX_FAILURES,
     SETTLE_S,
     Failures,
-    Phase,
-    Replica,
+    FleetReplica,
+    ReplicaPhase,
     Wanted,
     is_reached,
     plan,
@@ -21,7 +21,7 @@ class Simulated:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.replicas: list[Replica] = []
+        self.replicas: list[FleetReplica] = []
         self.failures = Failures()
         self.wanted = Wanted(1, 3)
         self.failing: set[int] = set()
@@ -35,12 +35,12 @@ class Simulated:
             self._live()
             actions = plan(self.wanted, self.replicas, self.failures, self.now)
             for each in actions.drain:
-                each.becomes(Phase.DRAINING, self.now)
+                each.becomes(ReplicaPhase.DRAINING, self.now)
             for each in actions.stop:
                 self.replicas.remove(each)
             for _ in range(actions.start):
                 number = 1 + max((each.number for each in self.replicas), default=0)
-                self.replicas.append(Replica(number, self.wanted.release, since=self.now))
+                self.replicas.append(FleetReplica(number, self.wanted.release, since=self.now))
             self.least_ready = min(self.least_ready, self.ready())
             self.most = max(self.most, len(self.replicas))
 
@@ -48,18 +48,17 @@ class Simulated:
         for each in list(self.replicas):
             if self.replicas.index(each) >= self.room:
                 each.since = self.now
-            elif each.phase is Phase.STARTING and self.now - each.since >= 1:
+            elif each.phase is ReplicaPhase.STARTING and self.now - each.since >= 1:
                 if each.release in self.failing:
                     self.failures.add(self.now, "no model")
                     self.replicas.remove(each)
                 else:
-                    each.becomes(Phase.READY, self.now)
+                    each.becomes(ReplicaPhase.READY, self.now)
                     self.failures = Failures()
 
     def ready(self, release: int = 0) -> int:
-        return sum(
-            each.phase is Phase.READY and release in (0, each.release) for each in self.replicas
-        )
+        asked = [each for each in self.replicas if release in (0, each.release)]
+        return sum(each.phase is ReplicaPhase.READY for each in asked)
 
 
 @pytest.fixture
@@ -139,7 +138,7 @@ def test_who_is_lost_is_replaced(fleet):
 
 
 def test_none_are_left_of_a_fleet_that_is_not_wanted(fleet):
-    fleet.replicas.append(Replica(9, 1, since=fleet.now))
+    fleet.replicas.append(FleetReplica(9, 1, since=fleet.now))
     fleet.wanted = Wanted(1, 0)
     fleet.passes(10)
     assert fleet.replicas == []
@@ -149,7 +148,7 @@ def test_none_are_left_of_a_fleet_that_is_not_wanted(fleet):
 def test_a_replica_is_stopped_when_edges_have_seen_that_it_is_not_listed(fleet):
     fleet.wanted = Wanted(1, 2)
     fleet.passes(0.5)
-    (going,) = [each for each in fleet.replicas if each.phase is Phase.DRAINING]
+    (going,) = [each for each in fleet.replicas if each.phase is ReplicaPhase.DRAINING]
     fleet.passes(SETTLE_S - 0.5)
     assert going in fleet.replicas
     fleet.passes(0.5)
@@ -157,7 +156,7 @@ def test_a_replica_is_stopped_when_edges_have_seen_that_it_is_not_listed(fleet):
 
 
 def test_who_is_unready_for_now_is_not_replaced_and_still_listed(fleet):
-    fleet.replicas[0].becomes(Phase.UNREADY, fleet.now)
+    fleet.replicas[0].becomes(ReplicaPhase.UNREADY, fleet.now)
     fleet.passes(5)
     assert len(fleet.replicas) == 3
     assert fleet.replicas[0].is_listed

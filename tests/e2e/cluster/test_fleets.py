@@ -1,0 +1,197 @@
+"""Fleets on a Ray cluster of this machine, by the command line, with an edge and a load."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from doubles import wait_until
+from served import free_port
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+SCRIPT = """
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+class Which(Op):
+    def preprocess(self, input_dicts):
+        return {"release": "1"}
+
+server = PipelineServer("which")
+server.set_response_op(ResponseOp(Which("which", RequestOp())))
+server.prepare_server("config.yml")
+server.run_server()
+"""
+PATIENCE_S = 120.0
+
+
+class Command:
+    """`pipeline cluster ...`, in a process of its own, its output in a file."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self._log = folder / f"{words[0]}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pipeline", "cluster", *words],
+                cwd=folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def end(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(60)
+
+
+class Load:
+    """Requests from several connections, one after the other, until it is stopped."""
+
+    def __init__(self, port: int) -> None:
+        self.answers: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self._port = port
+        self._ends = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(4)]
+        for each in self._threads:
+            each.start()
+
+    def stop(self) -> None:
+        self._ends.set()
+        for each in self._threads:
+            each.join()
+
+    def _ask(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
+        while not self._ends.is_set():
+            connection.request("POST", "/which/prediction", '{"key": ["x"], "value": ["1"]}')
+            answer = connection.getresponse()
+            body = answer.read()
+            if answer.status != 200:
+                self.failures.append(f"{answer.status} {body!r}")
+                continue
+            self.answers[json.loads(body)["value"][0]] += 1
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    made = tmp_path_factory.mktemp("service")
+    (made / "web_server.py").write_text(SCRIPT)
+    (made / "config.yml").write_text("http_port: 9999\n")
+    return made
+
+
+@pytest.fixture(scope="module")
+def address(folder) -> Iterator[str]:
+    local = Command(folder, "local", "--nodes", "2", "--num-cpus", "4")
+    wait_until(lambda: "is at" in local.said(), PATIENCE_S)
+    found = re.search(r"is at (\S+);", local.said())
+    assert found is not None
+    yield found[1]
+    local.end()
+
+
+@pytest.fixture(scope="module")
+def edge(folder, address) -> Iterator[tuple[int, int]]:
+    """The ports of an edge before a fleet of two replicas, and of its status."""
+    done(folder, address, "up", "web_server.py", "--replicas", "2")
+    port, status_port = free_port(), free_port()
+    listen = f"--listen=127.0.0.1:{port}", f"--status=127.0.0.1:{status_port}"
+    made = Command(folder, "edge", f"--address={address}", *listen)
+    wait_until(lambda: is_ready(port), PATIENCE_S)
+    yield port, status_port
+    made.end()
+
+
+def is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def run(folder: Path, address: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline", "cluster", *words, f"--address={address}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def done(folder: Path, address: str, *words: str) -> str:
+    ended = run(folder, address, *words)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def replicas(folder: Path, address: str) -> list[dict[str, object]]:
+    return json.loads(run(folder, address, "status", "--json").stdout)["replicas"]
+
+
+def test_an_update_fails_no_request_and_a_release_that_fails_changes_nothing(folder, address, edge):
+    script = folder / "web_server.py"
+    load = Load(edge[0])
+    try:
+        script.write_text(SCRIPT.replace('"1"', '"2"'))
+        done(folder, address, "update", "web_server.py")
+        wait_until(lambda: load.answers["2"] > 20, PATIENCE_S)
+        script.write_text("raise ValueError('no model')")
+        ended = run(folder, address, "update", "web_server.py")
+        assert (ended.returncode, "ValueError: no model" in ended.stderr) == (1, True)
+        done(folder, address, "rollback")
+    finally:
+        load.stop()
+    assert load.failures == []
+    assert load.answers["1"] > 0
+
+
+def test_metrics_of_all_replicas_are_together(edge):
+    with urllib.request.urlopen(f"http://127.0.0.1:{edge[1]}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    numbers = set(re.findall(r'nv_inference_count_total\{.*replica="(\d+)"', text))
+    assert len(numbers) == 2
+    assert 'pipeline_fleet_replicas{fleet="pipeline",phase="ready"} 2.0' in text
+
+
+def test_a_replica_whose_process_is_killed_comes_again(folder, address, edge):
+    before = {each["number"] for each in replicas(folder, address)}
+    (pid, *_) = actors()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: is_renewed(folder, address, before), PATIENCE_S)
+
+
+def is_renewed(folder: Path, address: str, before: set[object]) -> bool:
+    now = replicas(folder, address)
+    ready = [each for each in now if each["phase"] == "ready"]
+    return len(ready) == 2 and {each["number"] for each in now} != before
+
+
+def actors() -> list[int]:
+    found = subprocess.run(["pgrep", "-f", "ray::ReplicaActor"], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def test_down_ends_all_of_it(folder, address, edge):
+    done(folder, address, "down")
+    assert "there is no fleet" in run(folder, address, "status").stderr
+    wait_until(lambda: not actors(), PATIENCE_S)
