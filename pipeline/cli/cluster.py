@@ -18,7 +18,7 @@ import msgspec
 from pipeline.cli.parsing import command_parser, fails
 from pipeline.cluster.bundle import bundle_of
 from pipeline.cluster.edge import Edge
-from pipeline.cluster.fleet import FleetView, Release
+from pipeline.cluster.fleet import FleetRelease, FleetView
 from pipeline.cluster.overview import Overview, summary
 from pipeline.cluster.ray_fleet import RayFleets, library_version
 from pipeline.errors import ConfigError, PipelineError
@@ -129,7 +129,7 @@ def up(given: argparse.Namespace, fleets: RayFleets) -> int:
     """Start a fleet, or change it, and wait until it is what is wanted."""
     if given.replicas is not None and given.replicas < 1:
         raise ConfigError(f"--replicas: expected at least 1, found {given.replicas}")
-    release = Release(
+    release = FleetRelease(
         bundle_of(given.script, given.in_place),
         _pairs("--set", given.set),
         given.num_cpus,

@@ -34,7 +34,7 @@ class ReplicaGoneError(Exception):
     """A replica's process is gone, or its node is."""
 
 
-class Release(msgspec.Struct, frozen=True):
+class FleetRelease(msgspec.Struct, frozen=True):
     """Version of a service: what a replica serves, and what it needs.
 
     Attributes:
@@ -59,7 +59,7 @@ class Release(msgspec.Struct, frozen=True):
 class Nodes(Protocol):
     """Machines that run replicas."""
 
-    def start(self, name: str, release: Release) -> Any:
+    def start(self, name: str, release: FleetRelease) -> Any:
         """Return a handle of a new replica, which starts as soon as a node has room for it."""
 
     async def look(self, handle: Any) -> tuple[Look, str]:
@@ -107,7 +107,7 @@ class Fleet:
         self.name: str = name
         self._nodes = nodes
         self._clock = clock
-        self._releases: dict[int, Release] = {}
+        self._releases: dict[int, FleetRelease] = {}
         self._wanted = Wanted(0, 0)
         self._failures = Failures()
         self._handles: dict[FleetReplica, Any] = {}
@@ -115,7 +115,7 @@ class Fleet:
         self._ends: dict[FleetReplica, asyncio.Task[None]] = {}
         self._last_number = self._last_release = 0
 
-    def want(self, release: Release | None, replicas: int | None) -> None:
+    def want(self, release: FleetRelease | None, replicas: int | None) -> None:
         """Change what is wanted; None: as it is. A release comes in the place of the last one."""
         number = self._wanted.release
         if release is not None:

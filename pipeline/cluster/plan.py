@@ -64,7 +64,7 @@ Replicas = Sequence[FleetReplica]
 
 
 class Wanted(NamedTuple):
-    """Release and number of replicas that a fleet shall have.
+    """FleetRelease and number of replicas that a fleet shall have.
 
     `unavailable`: replicas that may be missing while a release is renewed, where the nodes have no
     room for one more.

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.cluster.fleet import Fleet, Release, ReplicaGoneError
+from pipeline.cluster.fleet import Fleet, FleetRelease, ReplicaGoneError
 from pipeline.cluster.node_server import Look, NodeServer
 from pipeline.errors import InitError, described
 
@@ -28,7 +28,7 @@ class ReplicaActor:
     def __init__(self, release: bytes, version: str, environment: Mapping[str, str]) -> None:
         ray = _ray()
         _check_version(version)
-        wanted = msgspec.msgpack.decode(release, type=Release)
+        wanted = msgspec.msgpack.decode(release, type=FleetRelease)
         host = ray.util.get_node_ip_address()
         self._node = f"{host} ({ray.get_runtime_context().get_node_id()[:8]})"
         settings = {_variable(key): value for key, value in wanted.settings.items()}
@@ -51,7 +51,7 @@ class RayNodes:
         self._environment = environment
         self._releases: dict[int, Any] = {}  # references, by the identity of the release
 
-    def start(self, name: str, release: Release) -> Any:
+    def start(self, name: str, release: FleetRelease) -> Any:
         ray = _ray()
         if id(release) not in self._releases:
             self._releases[id(release)] = ray.put(msgspec.msgpack.encode(release))
@@ -100,7 +100,7 @@ class FleetActor:
         _check_version(version)
         if self._running is None:
             self._running = asyncio.create_task(self._fleet.run())
-        wanted = None if release is None else msgspec.msgpack.decode(release, type=Release)
+        wanted = None if release is None else msgspec.msgpack.decode(release, type=FleetRelease)
         self._fleet.want(wanted, replicas)
 
     async def roll_back(self) -> int:

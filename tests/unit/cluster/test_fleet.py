@@ -8,11 +8,11 @@ from contextlib import suppress
 from doubles import virtual
 
 from pipeline.cluster.bundle import ScriptBundle
-from pipeline.cluster.fleet import Fleet, Release, ReplicaGoneError
+from pipeline.cluster.fleet import Fleet, FleetRelease, ReplicaGoneError
 from pipeline.cluster.node_server import Look
 from pipeline.cluster.plan import MAX_FAILURES, ReplicaPhase
 
-RELEASE = Release(ScriptBundle("web_server.py"))
+RELEASE = FleetRelease(ScriptBundle("web_server.py"))
 
 
 class PlayedNodes:
@@ -20,11 +20,11 @@ class PlayedNodes:
 
     def __init__(self) -> None:
         self.looks: dict[str, Look | Exception | None] = {}
-        self.releases: dict[str, Release] = {}
+        self.releases: dict[str, FleetRelease] = {}
         self.stopped: list[str] = []
         self.killed: list[str] = []
 
-    def start(self, name: str, release: Release) -> str:
+    def start(self, name: str, release: FleetRelease) -> str:
         self.releases[name] = release
         return name
 
