@@ -124,6 +124,7 @@ class Op:
     pipeline_in_a_graph: bool = False
     pipeline_base_dir: Path = Path()  # where files that config.yml names are looked for first
     pipeline_spec: WorkerSpec | None = None  # of what a process is told that is to make such an Op
+    pipeline_interpreter: Any = None  # an Interpreter that its process runs; None: the server's
     pipeline_warm_up: Sequence[Any] = ()  # WarmUpSamples, which each worker runs at its start
     pipeline_models: Any = None  # a ModelCaller, in a worker that may ask models of its server
     pipeline_is_quick: bool = False  # for Ops of our own, see `runs_on_the_loop`

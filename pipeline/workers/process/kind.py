@@ -31,7 +31,8 @@ class ProcessKind:
         shared = self._context.processes
         self._is_own = shared is None or any(op.pipeline_spec is None for op in self._ops)
         if shared is not None and not self._is_own:
-            self._processes: ProcessContext = shared.processes
+            self._interpreter = self._ops[0].pipeline_interpreter
+            self._processes: ProcessContext = shared.borrow(self._interpreter)
             return
         context, dag = self._context, self._context.config.dag
         arena = Arena(dag.shared_memory_mib * 2**20)
@@ -55,6 +56,7 @@ class ProcessKind:
         if self._is_own:
             self._processes.zygotes.attach(loop)
         else:
+            self._context.processes.attach_borrowed(self._interpreter)
             forgotten = self._processes.memory.open_region()
             self._processes = dataclasses.replace(self._processes, forgotten=forgotten)
 
@@ -65,5 +67,7 @@ class ProcessKind:
         if self._is_own:
             await self._processes.zygotes.close(KILLED_S)
             self._processes.memory.close()
-        elif self._processes.forgotten:
+            return
+        if self._processes.forgotten:
             self._processes.memory.close_region(self._processes.forgotten)
+        await self._context.processes.give_back(self._interpreter)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from pipeline.config.schema import DagConfig
 from pipeline.engine.model_calls import ModelHost
 from pipeline.op import Op
+from pipeline.system.interpreter import Interpreter
 from pipeline.workers.process.handle import ProcessContext
 from pipeline.workers.process.main import WorkerMain
 from pipeline.workers.restart_policy import KILLED_S
@@ -44,7 +49,9 @@ class SharedProcesses:
         self._on_record = on_record
         self._preload = preload
         self._processes: ProcessContext | None = None
-
+        self._elsewhere: dict[Interpreter, _Elsewhere] = {}
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.models: ModelHost | None = None
         self._memory: ServerMemory | None = None
         self._zygotes: Zygotes | None = None
@@ -70,28 +77,90 @@ class SharedProcesses:
             self._zygotes, self._memory, {}, self._on_record, self.models
         )
         self._zygotes.attach(loop)
+        self._loop = loop
+
+    def borrow(self, interpreter: Interpreter | None) -> ProcessContext:
+        """Return the same for workers that another interpreter runs; see `give_back`.
+
+        Those who want the same one share its zygotes. May be called in any thread.
+
+        Raises:
+            InitError: it cannot be started.
+        """
+        if interpreter is None:
+            return self.processes
+        with self._lock:
+            if interpreter not in self._elsewhere:
+                memory = self.processes.memory
+                main = WorkerMain(None, memory.arena, self._keep_logs, no_predictor)
+                zygotes = self._new_zygotes(main, "spawn", interpreter)
+                context = dataclasses.replace(self.processes, zygotes=zygotes)
+                self._elsewhere[interpreter] = _Elsewhere(context)
+            found = self._elsewhere[interpreter]
+            found.borrowers += 1
+            return found.context
+
+    def attach_borrowed(self, interpreter: Interpreter | None) -> None:
+        """Have zygotes that were borrowed heard on the running loop."""
+        found = self._elsewhere.get(interpreter) if interpreter is not None else None
+        if found is not None and not found.is_attached and self._loop is not None:
+            found.is_attached = True
+            found.context.zygotes.attach(self._loop)
+
+    async def give_back(self, interpreter: Interpreter | None) -> None:
+        """End what nobody borrows any more."""
+        if interpreter is None or interpreter not in self._elsewhere:
+            return
+        with self._lock:
+            found = self._elsewhere[interpreter]
+            found.borrowers -= 1
+            if found.borrowers:
+                return
+            del self._elsewhere[interpreter]
+        await found.context.zygotes.close(KILLED_S)
 
     def _make(self, forks: bool) -> tuple[Zygotes, ServerMemory]:
         arena = Arena(self._config.shared_memory_mib * 2**20)
         main = WorkerMain(None, arena, self._keep_logs, no_predictor)
         try:
-            zygotes = Zygotes(
-                [main],
-                "fork" if forks else "spawn",
-                pass_fds=(arena.fd,),
-                preload=self._preload,
-                revives=True,
-            )
+            zygotes = self._new_zygotes(main, "fork" if forks else "spawn")
         except BaseException:
             arena.close()
             raise
         return zygotes, ServerMemory(arena, self._config.trust_workers)
 
+    def _new_zygotes(
+        self,
+        main: WorkerMain,
+        start_method: Literal["fork", "spawn"],
+        interpreter: Interpreter | None = None,
+    ) -> Zygotes:
+        return Zygotes(
+            [main],
+            start_method,
+            pass_fds=(main.arena.fd,),
+            preload=self._preload,
+            revives=True,
+            interpreter=interpreter,
+        )
+
     async def close(self) -> None:
         """End what was forked, and let the memory go; all workers were stopped before."""
+        for elsewhere in self._elsewhere.values():
+            await elsewhere.context.zygotes.close(KILLED_S)
+        self._elsewhere.clear()
         if self._zygotes is not None and self._memory is not None:
             await self._zygotes.close(KILLED_S)
             self._memory.close()
+
+
+@dataclass(slots=True)
+class _Elsewhere:
+    """Zygotes of another interpreter, and how many models have workers of them."""
+
+    context: ProcessContext
+    borrowers: int = 0
+    is_attached: bool = False
 
 
 def no_predictor(op: Op, number: int) -> None:

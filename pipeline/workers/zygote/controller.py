@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from pipeline.errors import InitError
+from pipeline.system.interpreter import Interpreter
 from pipeline.workers.zygote import spawn as zygote_spawn
 from pipeline.workers.zygote.link import Child, ZygoteLink, reap
 from pipeline.workers.zygote.main import (
@@ -49,6 +50,7 @@ _NO_ZYGOTE = (
 _STOPPING = "could not be started: the server is stopping"
 _READ_AT_ONCE = 64  # reports a wake-up, so that a storm of them does not hold up the loop
 _PATIENCE_S = 3.0  # a zygote that says nothing for so long, when asked, was stopped or hangs
+_START_S = 60.0  # what an interpreter gets to start, on a machine that is busy with other work
 _KILL_TIMEOUT_S = 5.0  # what the kernel gets to take killed processes away
 
 
@@ -67,6 +69,7 @@ class Zygotes:
         pass_fds: file descriptors that spawned zygotes, and so the children, inherit.
         preload: modules that spawned zygotes import, so that the children need not.
         revives: if both zygotes are lost at once, a spawned one takes their place.
+        interpreter: that spawned zygotes run; None: this one.
         reply_timeout_s: for a zygote that is asked and says nothing; then it is killed, and the
             spare one takes over.
 
@@ -82,12 +85,14 @@ class Zygotes:
         reply_timeout_s: float = _PATIENCE_S,
         preload: Sequence[str] = (),
         revives: bool = False,
+        interpreter: Interpreter | None = None,
     ) -> None:
         self._reply_timeout_s = reply_timeout_s
         self._zygotes: list[ZygoteLink] = []  # the first is the active one
         self._dying: dict[int, Callable[[], None]] = {}  # by pidfd: what to do when it has ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
+        self._interpreter = interpreter
         self._all_gone: asyncio.Future[None] | None = None
         self._serials = itertools.count()
         self._revival = (
@@ -170,6 +175,9 @@ class Zygotes:
         zygote.doubts = None
         if not zygote.starting and not zygote.killing:  # it owes no report
             return
+        if not zygote.is_ready and time.monotonic() < zygote.starts_until:
+            self._check_later(zygote)
+            return
         is_silent = zygote.heard == heard
         if not (is_silent and zygote.is_pinged):
             zygote.is_pinged = is_silent
@@ -224,13 +232,15 @@ class Zygotes:
             parent_life = os.pidfd_open(os.getpid())
             stack.callback(os.close, parent_life)
             if start_method == "spawn":
-                shipment = zygote_spawn.pack(entry_points, preload)
+                is_ours = self._interpreter is None
+                shipment = zygote_spawn.pack(entry_points, preload, is_prepared=is_ours)
                 stack.callback(os.close, shipment)
                 yield functools.partial(
                     zygote_spawn.spawn,
                     parent_life=parent_life,
                     shipment=shipment,
                     pass_fds=pass_fds,
+                    interpreter=self._interpreter,
                 )
             else:
                 # Here, since in a zygote it would run finalizers of what is the parent's.
@@ -243,6 +253,7 @@ class Zygotes:
         self._zygotes.append(zygote)
         with theirs:
             zygote.pid, zygote.reap = launch(theirs)
+        zygote.starts_until = time.monotonic() + _START_S
         zygote.life = os.pidfd_open(zygote.pid)
 
     def _revive(self) -> None:

@@ -112,7 +112,8 @@ class ZygoteLink:
     """One zygote: requests go out, reports come in.
 
     `heard` counts the reports; `starting` and `killing` are the children that it is to report
-    on, and `doubts` is the timer of whoever waits for that.
+    on, and `doubts` is the timer of whoever waits for that. One that is launched has until
+    `starts_until`, of the monotonic clock, to be ready.
     """
 
     def __init__(self, control: socket.socket) -> None:
@@ -121,6 +122,7 @@ class ZygoteLink:
         self.children: dict[int, Child] = {}
         self.clones: list[ZygoteLink] = []
         self.is_ready: bool = False
+        self.starts_until: float = 0.0
         self.heard: int = 0
         self.starting: set[int] = set()
         self.killing: set[int] = set()

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from pipeline.errors import InitError
+from pipeline.system.interpreter import Interpreter
 from pipeline.workers.zygote.main import EntryPoint, serve, signals_blocked
 
 _ROOT = str(Path(__file__).resolve().parents[3])
@@ -35,6 +36,10 @@ import pipeline
 sys.path[:] = sys.argv[2].split("\\n")
 from pipeline.workers.zygote.spawn import serve_spawned
 serve_spawned(*map(int, sys.argv[3:]))
+"""
+_FIRST_LINES_ELSEWHERE = """
+from pipeline.workers.zygote.spawn import serve_spawned
+serve_spawned(*map(int, sys.argv[1:]))
 """
 _SEARCH_DEPTH = 8
 
@@ -51,8 +56,12 @@ class Shipment(msgspec.Struct, frozen=True):
 # In the parent ----------------------------------------------------------------------------
 
 
-def pack(entry_points: Sequence[EntryPoint], preload: Sequence[str] = ()) -> int:
+def pack(
+    entry_points: Sequence[EntryPoint], preload: Sequence[str] = (), is_prepared: bool = True
+) -> int:
     """Return the file descriptor of a Shipment, in memory that has no name.
+
+    The interpreter is to be like this one, if it `is_prepared`.
 
     Raises:
         InitError: a main refers to something that cannot be shipped; says to what.
@@ -68,7 +77,8 @@ def pack(entry_points: Sequence[EntryPoint], preload: Sequence[str] = ()) -> int
         # Then it is a class of the script that has nothing to do with the entry_points.
         classes = {name: kind for name, kind in classes.items() if _why_not(kind) is None}
         data = _dump((list(entry_points), classes))
-    shipment = Shipment(list(sys.argv), _dump(_preparations()), data, tuple(preload))
+    preparations = _dump(_preparations() if is_prepared else [])
+    shipment = Shipment(list(sys.argv), preparations, data, tuple(preload))
     fd = os.memfd_create("pipeline-zygote")
     with open(fd, "wb", closefd=False) as file:
         file.write(msgspec.msgpack.encode(shipment))
@@ -76,9 +86,15 @@ def pack(entry_points: Sequence[EntryPoint], preload: Sequence[str] = ()) -> int
 
 
 def spawn(
-    control: socket.socket, parent_life: int, shipment: int, pass_fds: Sequence[int]
+    control: socket.socket,
+    parent_life: int,
+    shipment: int,
+    pass_fds: Sequence[int],
+    interpreter: Interpreter | None = None,
 ) -> tuple[int, Callable[[], object]]:
     """Start a fresh interpreter that is a zygote and inherits `pass_fds` under their own numbers.
+
+    It is the one that runs here, unless another `interpreter` is asked for.
 
     Returns:
         Its pid, and what reaps it if it has ended.
@@ -87,18 +103,28 @@ def spawn(
         OSError: no more processes or memory.
         InitError: there is no Python interpreter to run, as in a program that embeds one.
     """
-    if not sys.executable:
-        raise InitError("start_method spawn needs sys.executable: set it, or use fork.")
     ours = (control.fileno(), parent_life, shipment)
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
-    path = "\n".join([*map(str, sys.path), _ROOT])
-    command = [sys.executable, *flags, "-c", _FIRST_LINES, _ROOT, path, *map(str, ours)]
+    variables = None
+    if interpreter is None:
+        command = _own_command(*map(str, ours))
+    else:
+        command = interpreter.command(_FIRST_LINES_ELSEWHERE, *map(str, ours))
+        variables = interpreter.variables()
     mask = signals_blocked()  # until the zygote has handlers: the mask is inherited
     try:
-        process = subprocess.Popen(command, pass_fds=(*ours, *pass_fds))
+        process = subprocess.Popen(command, pass_fds=(*ours, *pass_fds), env=variables)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return process.pid, process.poll
+
+
+def _own_command(*arguments: str) -> list[str]:
+    """Return the command that runs this interpreter. Raises InitError: there is none."""
+    if not sys.executable:
+        raise InitError("start_method spawn needs sys.executable: set it, or use fork.")
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
+    path = "\n".join([*map(str, sys.path), _ROOT])
+    return [sys.executable, *flags, "-c", _FIRST_LINES, _ROOT, path, *arguments]
 
 
 def _dump(value: object) -> bytes:

@@ -20,6 +20,7 @@ from pipeline.op import ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.proto.v2.config_json import as_json
 from pipeline.repository.backends.base import ModelSource
+from pipeline.repository.backends.python.environments import EXECUTION_ENV_PATH, Environments
 from pipeline.repository.backends.python.model_op import MODEL_CLASS, ModelSpec, model_op
 from pipeline.repository.backends.ragged import ragged_inputs
 from pipeline.repository.backends.reshape import reshaping_of
@@ -28,6 +29,11 @@ from pipeline.repository.op_settings import cards_of, instances_of, op_settings
 
 _HOOK = "auto_complete_config"
 _LIMIT_S = 60.0
+_COMPLETE = f"{__package__}.complete"
+_RUN_COMPLETE = f"""
+from {_COMPLETE} import main
+raise SystemExit(main(*sys.argv[1:]))
+"""
 _WORKERS = "workers"  # the parameter that says where instances run
 _KINDS = ("process", "thread")
 
@@ -43,6 +49,9 @@ class PythonBackend:
     serves_graph = False
     workers = ""  # a model's own
 
+    def __init__(self) -> None:
+        self._environments = Environments()
+
     async def complete(self, source: ModelSource) -> ModelConfig:
         """Return the configuration with what `auto_complete_config` of the model adds.
 
@@ -53,15 +62,22 @@ class PythonBackend:
                 f"Python model file not found in neither '{source.file}' nor "
                 f"'{source.folder / source.config.default_model_filename}'"
             )
+        interpreter = await asyncio.to_thread(self._environments.prepare, source)
         if source.is_complete or not await asyncio.to_thread(_has_hook, source.file):
             return source.config
         said = json.dumps(as_json(source.config)).encode()
         arguments = (str(source.file), source.name, str(source.version))
+        if interpreter is None:
+            command, variables = [sys.executable, "-m", _COMPLETE, *arguments], None
+        else:
+            command = interpreter.command(_RUN_COMPLETE, *arguments)
+            variables = interpreter.variables()
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", f"{__package__}.complete", *arguments),
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            env=variables,
         )
         try:
             async with asyncio.timeout(_LIMIT_S):
@@ -126,7 +142,14 @@ class PythonBackend:
             config.model_transaction_policy.decoupled,
             max(1, instances_of(config)),
         )
-        return build_graph(ResponseOp(model_op(spec)))
+        op = model_op(spec)
+        op.pipeline_interpreter = self._environments.of(source)
+        if op.pipeline_interpreter is not None and _workers(config) != _KINDS[0]:
+            raise ConfigError(
+                f"model '{config.name}': parameters: {EXECUTION_ENV_PATH}: the interpreter is that "
+                f"of processes: {_WORKERS} is to be process, not {_workers(config)}"
+            )
+        return build_graph(ResponseOp(op))
 
 
 PYTHON = PythonBackend()
