@@ -6,7 +6,7 @@ configuration; another one, of a plug-in or of a script, is named under `fronten
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from pipeline.frontends.http.metrics import MetricsRoutes, metrics_server
 from pipeline.frontends.http.routes import LaneService, Routes
 from pipeline.frontends.http.server import HttpFrontend
 from pipeline.frontends.link.methods import inference_methods, service_methods
-from pipeline.frontends.link.places import find_secret, socket_paths
+from pipeline.frontends.link.places import find_secret, keep_private, socket_paths
 from pipeline.frontends.link.server import LinkFrontend
 from pipeline.frontends.listen import UNIX, is_loopback
 from pipeline.frontends.v2 import ModelRepository
@@ -185,7 +185,7 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
         takes_headers=forwarding is not None or bool(config.restricted_apis.grpc),
         secret=find_secret(context.sockets),
     )
-    return InternalFrontends([linked, _http(context, f"{UNIX}{paths.http}", 0)])
+    return InternalFrontends([linked, _http(context, f"{UNIX}{paths.http}", 0)], paths)
 
 
 def metrics(context: FrontendContext, options: None) -> Frontend | None:
@@ -250,17 +250,20 @@ class InternalFrontends:
 
     Args:
         frontends: those that it asks.
+        paths: their sockets, which are for this user alone.
     """
 
     port = 0
 
-    def __init__(self, frontends: Sequence[Frontend]) -> None:
+    def __init__(self, frontends: Sequence[Frontend], paths: Iterable[Path] = ()) -> None:
         self._frontends = frontends
+        self._paths = paths
 
     async def start(self, is_ready: bool = False) -> None:
         """Listen."""
         for frontend in self._frontends:
             await frontend.start(is_ready)
+        keep_private(self._paths)
 
     async def set_ready(self, ready: bool) -> None:
         """Tell the ingress whether the server is ready."""

@@ -1,13 +1,24 @@
-"""The folder in which a server listens for its ingress: its sockets, and their secret."""
+"""The folder in which a server listens for its ingress: its sockets, their secret, and who comes.
+
+All of it is for one user of the machine, who the folder, the sockets and the secret let in; the
+system tells who has come through.
+"""
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
+import struct
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 _SECRET = "secret"
 _ONLY_OURS = 0o600
+_ROOT = 0
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_SO_PEERCRED: int | None = getattr(socket, "SO_PEERCRED", None)  # Linux has it
 
 
 class SocketPaths(NamedTuple):
@@ -37,3 +48,28 @@ def find_secret(folder: Path) -> str:
     """Return the secret of this folder; "" for none."""
     path = folder / _SECRET
     return path.read_text() if path.exists() else ""
+
+
+def keep_private(paths: Iterable[Path]) -> None:
+    """Let only this user connect to these sockets."""
+    for path in paths:
+        path.chmod(_ONLY_OURS)
+
+
+class Connected(Protocol):
+    """A connection, as far as the system is asked about it."""
+
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
+        """Return what the system knows."""
+
+
+def stranger_at(connection: Connected | None) -> int | None:
+    """Return the user at the other end of a Unix socket; None: it is ours, root, or not known.
+
+    It is who it was when it connected, or listened, whatever it has become since.
+    """
+    if _SO_PEERCRED is None or connection is None:
+        return None
+    found = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(found)
+    return None if user in (_ROOT, os.geteuid()) else int(user)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from pipeline.frontends.link.frames import (
 )
 from pipeline.frontends.link.methods import LinkMethod
 from pipeline.frontends.link.outbox import Outbox, Sending
+from pipeline.frontends.link.places import stranger_at
 from pipeline.frontends.listen import BACKLOG, UNIX, bind
 
 _LOGGER = logging.getLogger(__name__)
@@ -171,6 +173,9 @@ class Connection(asyncio.Protocol):
         self.lost = self.loop.create_future()
         self._door.connections.add(self)
         self._timer = self.loop.call_later(_CHECK_INTERVAL_S, self.check_alive)
+        stranger = stranger_at(transport.get_extra_info("socket"))
+        if stranger is not None:
+            self._give_up(f"it is of user {stranger}, and this server of {os.geteuid()}")
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Self
 import pytest
 from conformance_gateway import Gateway, gateway_before
 from doubles import wait_until
+from other_user import AS_ROOT, NOBODY, listens
 from served import PATIENCE_S, Served, unique
 
 pytestmark = pytest.mark.timeout(180)
@@ -191,3 +193,17 @@ def test_a_server_that_hangs_gets_no_more_requests(tmp_path, gateway_binary):
             assert load.failures == []
             os.kill(first.process.pid, signal.SIGCONT)
             gateway.wait_until_ready(2)
+
+
+@AS_ROOT
+def test_a_server_of_another_user_is_told_nothing(gateway_binary):
+    with tempfile.TemporaryDirectory(prefix="t-") as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        with (
+            listens(folder / "0.link") as other,
+            gateway_before(gateway_binary, f"link:{folder}/0.link") as gateway,
+        ):
+            wait_until(lambda: f"is of user {NOBODY}, and this gateway of 0" in gateway.said)
+            assert gateway.status_of("/health/ready") == 503
+            other.communicate("")

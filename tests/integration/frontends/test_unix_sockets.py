@@ -17,6 +17,7 @@ import pytest
 from begins import begin_of
 from garbage import collect
 from linked import ask_once, link_of
+from other_user import AS_ROOT, NOBODY, connects
 
 from pipeline.errors import ErrorCode, InitError, OverloadedError
 from pipeline.frontends.grpc.inference import SERVICE, TIMEOUT, pipeline_service
@@ -183,6 +184,26 @@ def test_inner_doors_stay_open_until_they_are_stopped(folder):
             await ask_http(paths[0])
 
     run(test())
+
+
+@AS_ROOT
+def test_inner_doors_are_for_one_user(folder, caplog):
+    paths = folder / "a", folder / "b"
+
+    async def test():
+        doors = InternalFrontends([http_door(paths[0]), link_door(paths[1])], paths)
+        await doors.start(True)
+        folder.chmod(0o755)
+        assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o600, 0o600]
+        for path in paths:
+            assert await asyncio.to_thread(connects, path) == "PermissionError"
+        paths[1].chmod(0o777)
+        assert await asyncio.to_thread(connects, paths[1]) in ("heard b''", "ConnectionResetError")
+        assert await ask_link(paths[1]) == "it"
+        await doors.stop(0.0)
+
+    run(test())
+    assert f"it is of user {NOBODY}, and this server of 0" in caplog.text
 
 
 def test_a_grpc_door_may_be_closed_and_stopped_at_the_same_moment():

@@ -23,6 +23,9 @@ func newWebTransport(address config.Backend, security *config.BackendTLS) *http.
 		return nil
 	}
 	dial := sockets.DialerTo(*address.HTTP)
+	if address.IsLink {
+		dial = sockets.PrivateTo(*address.HTTP)
+	}
 	transport := &http.Transport{
 		DialContext:           func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx, "") },
 		DisableCompression:    true, // what the caller accepts is its own affair

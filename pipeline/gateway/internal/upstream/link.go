@@ -34,7 +34,7 @@ type Link struct{ *link.Client }
 // NewLink prepares the link to a server at a place, which is given up after so long a silence.
 func NewLink(place sockets.Endpoint, stall time.Duration) *Link {
 	return &Link{link.New(link.Config{
-		Dial:   func(ctx context.Context) (net.Conn, error) { return sockets.DialerTo(place)(ctx, "") },
+		Dial:   func(ctx context.Context) (net.Conn, error) { return sockets.PrivateTo(place)(ctx, "") },
 		Secret: func() (string, error) { return secretBeside(place.Address) },
 		Stall:  stall,
 	})}
