@@ -125,7 +125,7 @@ def metrics_routes(context: FrontendContext, options: None) -> None:
     by_replica = config.replicas > 0
     own = context.metrics
     routes = MetricsRoutes(context.whole, by_replica, wanted=config.metrics, custom=own)
-    context.routes.append(routes)
+    context.routes.append(_restricted(routes, config))
 
 
 def dashboard(context: FrontendContext, options: None) -> None:
@@ -133,11 +133,19 @@ def dashboard(context: FrontendContext, options: None) -> None:
     config = context.config
     if config.status_page and context.control is not None:
         hosts = Hosts(config.allowed_hosts)
-        context.routes.append(ModelsDashboard(context.control, context.whole, hosts))
+        page = ModelsDashboard(context.control, context.whole, hosts)
+        context.routes.append(_restricted(page, config))
     if config.status_page and context.graph is not None:
         record = context.record if config.statistics else None
         hosts = Hosts(config.allowed_hosts)
-        context.routes.append(Dashboard(context.name, context.graph, context.whole, record, hosts))
+        shown = Dashboard(context.name, context.graph, context.whole, record, hosts)
+        context.routes.append(_restricted(shown, config))
+
+
+def _restricted(routes: Routes, config: ServiceConfig) -> Routes:
+    """Return routes that tell what parts of v2 do for those who may ask these."""
+    secrets = secrets_of(config.restricted_apis.http)
+    return RestrictedRoutes(routes, secrets) if secrets else routes
 
 
 def grpc(context: FrontendContext, options: None) -> Frontend | None:

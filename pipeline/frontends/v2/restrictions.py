@@ -47,6 +47,14 @@ _PATHS: tuple[tuple[str, str], ...] = (  # the first that matches
     ("model-repository", "/v2/repository.*"),
     ("metadata", rf"/v2|{_MODEL}"),
 )
+# What tells the same elsewhere on the HTTP port: a caller has to know all that it is a part of.
+_ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "/models.json": ("model-repository", "statistics"),
+    "/status.json": ("statistics",),
+    "/trace.json": ("statistics", "trace"),
+    "/metrics": ("statistics",),
+    "/metrics/": ("statistics",),
+}
 _PATTERNS = [(api, re.compile(pattern)) for api, pattern in _PATHS]
 _METHODS: Mapping[str, tuple[str, ...]] = {
     "health": ("ServerLive", "ServerReady", "ModelReady"),
@@ -100,7 +108,7 @@ def secrets_of(restrictions: Iterable[RestrictionConfig]) -> Secrets:
 
 
 class RestrictedRoutes:
-    """Routes of which some are for those who know their secret."""
+    """Routes of which some are for those who know their secrets: of v2, or those beside it."""
 
     def __init__(self, routes: Routes, secrets: Secrets) -> None:
         self._routes = routes
@@ -108,8 +116,11 @@ class RestrictedRoutes:
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Return the endpoint that answers it, or one that refuses it."""
-        secret = self._secrets.get(api_of(request.raw_path))
-        if secret is None or secret.is_in(request.headers.items()):
+        apis = _ELSEWHERE.get(request.path) or (api_of(request.raw_path),)
+        needed = (self._secrets[api] for api in apis if api in self._secrets)
+        headers = request.headers.items()
+        secret = next((each for each in needed if not each.is_in(headers)), None)
+        if secret is None:
             return self._routes.endpoint(request)
         text = f"This API is restricted, expecting header '{secret.header}'"
         body = orjson.dumps({"error": text})

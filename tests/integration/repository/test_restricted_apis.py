@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from repositories import add_identity, serving
 
-from pipeline.cli.repository import _parser, settings_of
+from pipeline.cli.repository import repository_parser, settings_of
 from pipeline.errors import ConfigError
 from pipeline.frontends.v2.restrictions import api_of
 from pipeline.proto import inference_v2_pb2 as pb
@@ -55,6 +55,27 @@ def test_only_who_knows_the_value_is_answered_over_http(server):
     assert asked(server, "POST", "/v2/repository/index", knows, body="")[0] == [200]
     for path in ("/v2", "/v2/health/live", "/v2/models/same", "/v2/models/same/config"):
         assert asked(server, "GET", path, body=None)[0] == [200]
+
+
+def test_what_tells_the_same_elsewhere_is_restricted_alike(tmp_path):
+    add_identity(tmp_path, "same", 1)
+    keys = [
+        {"apis": ["statistics"], "header": "figures", "value": "a"},
+        {"apis": ["model-repository"], "header": "models", "value": "b"},
+    ]
+    of_server = {"restricted_apis": {"http": keys}, "status_page": True}
+    figures, models = {"figures": "a"}, {"models": "b"}
+    with serving(tmp_path, mode="none", server=of_server) as server:
+
+        def status(path, headers):
+            return asked(server, "GET", path, headers, body=None)[0]
+
+        for path in ("/metrics", "/metrics/", "/metric%73", "/models.json", "/models%2Ejson"):
+            assert status(path, {}) == [403], path
+        assert (status("/metrics", models), status("/metrics", figures)) == ([403], [200])
+        assert (status("/models.json", models), status("/models.json", figures)) == ([403], [403])
+        assert status("/models.json", {**figures, **models}) == [200]
+        assert status("/", {}) == [200]  # the page itself, which asks for the figures
 
 
 @pytest.mark.parametrize("edge", ["embedded", "gateway"])
@@ -112,7 +133,7 @@ def test_each_path_is_of_one_part(path, api):
 def test_flags_are_tritons(tmp_path):
     flags = ["--model-repository", str(tmp_path), "--http-restricted-api=health,trace:k=v=w"]
     flags.append("--grpc-restricted-protocol=logging:k=v")
-    said = settings_of(_parser().parse_args(flags)).server["restricted_apis"]
+    said = settings_of(repository_parser().parse_args(flags)).server["restricted_apis"]
     assert said["http"] == [{"apis": ["health", "trace"], "header": "k", "value": "v=w"}]
     assert said["grpc"][0]["header"] == "triton-grpc-protocol-k"
     for wrong, text in (
@@ -120,7 +141,7 @@ def test_flags_are_tritons(tmp_path):
         ("health", "expected APIS:KEY=VALUE, found 'health'"),
         ("health:k", "expected APIS:KEY=VALUE"),
     ):
-        given = _parser().parse_args([*flags[:2], f"--http-restricted-api={wrong}"])
+        given = repository_parser().parse_args([*flags[:2], f"--http-restricted-api={wrong}"])
         with pytest.raises(ConfigError, match=text):
             settings_of(given)
 
