@@ -5,7 +5,7 @@ READY := .venv/.ready
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo cascade chat generate speech ocr check test bench advice soak chaos fuzz interop page clients proto gateway packages cluster clean
+.PHONY: demo cascade chat generate speech ocr check test bench gpu advice soak chaos fuzz interop page clients proto gateway packages cluster clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -54,6 +54,10 @@ bench: $(READY) $(GATEWAY)
 	$(BIN)/python -m benchmarks --set rest
 	cd examples/ocr && for config in config.yml config_paddle.yml; do \
 		$(CURDIR)/$(BIN)/python benchmark.py --config $$config || exit 1; done
+
+# All that needs a card, as a table, which goes to docs/gpu.md; without one: the doubles.
+gpu: $(READY)
+	$(BIN)/python -m benchmarks.gpu --write docs/gpu.md
 
 # Follows the advice of `python -m pipeline analyse` on an unbalanced pipeline.
 advice: $(READY)

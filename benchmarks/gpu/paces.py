@@ -1,0 +1,127 @@
+"""Pictures a second: of a bare onnxruntime session, and of our server before the same model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.place import Place, need_module
+
+_START_S = 120.0
+_READY = re.compile(r"is ready: gRPC on port (\d+)")
+_CLIENTS = 4  # processes
+_WARM_SHARE = 0.3  # of the time that is measured, before it
+
+
+def pictures(count: int, place: Place) -> np.ndarray:
+    """Return pictures of noise: the time that a model takes does not depend on what is in them."""
+    side = 32 if place.is_rehearsal else 224
+    return np.random.default_rng(1).integers(0, 256, (count, side, side, 3), np.uint8)
+
+
+def bare_pace(model: Path, batch: int, place: Place) -> float:
+    """Return the pictures a second of a session that is fed batch after batch."""
+    runtime: Any = need_module("onnxruntime")
+    session = runtime.InferenceSession(str(model), providers=[place.provider])
+    feed = {"image": pictures(batch, place)}
+    began, count = time.monotonic() + place.seconds * _WARM_SHARE, 0
+    while time.monotonic() < began:
+        session.run(None, feed)
+    began = time.monotonic()
+    while time.monotonic() < began + place.seconds:
+        session.run(None, feed)
+        count += batch
+    return count / (time.monotonic() - began)
+
+
+def served_pace(port: int, batch: int, place: Place) -> tuple[float, float]:
+    """Return the pictures a second of a server, and the median latency of one in ms.
+
+    Two batches are under way at any time, from client processes.
+    """
+    clients = min(_CLIENTS, 2 * batch)
+    window = max(1, 2 * batch // clients)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(clients) as pool:
+        jobs = [pool.apply_async(_ask, (port, window, place)) for _ in range(clients)]
+        told = [job.get(_START_S + 3 * place.seconds) for job in jobs]
+    times_s = sorted(each for _, times in told for each in times)
+    pace = sum(count for count, _ in told) / place.seconds
+    return pace, times_s[len(times_s) // 2] * 1000
+
+
+def _ask(port: int, window: int, place: Place) -> tuple[int, list[float]]:
+    """Keep `window` requests under way; return how many were answered in time, and their times."""
+    from pipeline import PipelineClient
+
+    (image,) = pictures(1, place)
+    times: list[float] = []
+    with PipelineClient() as client:
+        client.connect(f"127.0.0.1:{port}")
+        begins = time.monotonic() + place.seconds * _WARM_SHARE
+        ends = begins + place.seconds
+        under_way: deque[tuple[float, Any]] = deque()
+        while time.monotonic() < ends:
+            while len(under_way) < window:
+                call = client.predict({"image": image}, asyn=True, pack_tensor_format=True)
+                under_way.append((time.monotonic(), call))
+            sent, call = under_way.popleft()
+            call.result(_START_S).raise_for_error()
+            now = time.monotonic()
+            if begins <= now < ends:
+                times.append(now - sent)
+        for _, call in under_way:
+            call.result(_START_S)
+    return len(times), times
+
+
+@contextlib.contextmanager
+def serving(model: Path, batch: int, place: Place) -> Iterator[int]:
+    """Serve the model in a process of its own; yields the port."""
+    op = {
+        "concurrency": 2,
+        "batch_size": batch,
+        "batching": "adaptive",
+        "auto_batching_timeout": 5,
+        "local_service_conf": place.local(str(model)),
+    }
+    config = {"rpc_port": 0, "log": {"to": "stdout"}, "op": {"classify": op}}
+    script = Path(__file__).with_name("pictures_server.py")
+    with tempfile.TemporaryDirectory() as folder:
+        file, said = Path(folder, "config.yml"), Path(folder, "said")
+        file.write_text(json.dumps(config))
+        with said.open("w") as out:
+            command = [sys.executable, str(script), str(file)]
+            process = subprocess.Popen(command, stdout=out, stderr=out)
+        try:
+            yield _port(process, said)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_START_S)
+            process.kill()
+            process.wait()
+
+
+def _port(process: subprocess.Popen[bytes], said: Path) -> int:
+    """Return the port that a server says when it is ready."""
+    ends = time.monotonic() + _START_S
+    while time.monotonic() < ends and process.poll() is None:
+        found = _READY.search(said.read_text())
+        if found:
+            return int(found[1])
+        time.sleep(0.05)
+    raise RuntimeError(f"the server did not start: {said.read_text()[-800:]}")
