@@ -35,7 +35,11 @@ def pictures(count: int, place: Place) -> np.ndarray:
 def bare_pace(model: Path, batch: int, place: Place) -> float:
     """Return the pictures a second of a session that is fed batch after batch."""
     runtime: Any = need_module("onnxruntime")
+    if not place.is_rehearsal and hasattr(runtime, "preload_dlls"):
+        runtime.preload_dlls()  # CUDA that pip has installed
     session = runtime.InferenceSession(str(model), providers=[place.provider])
+    if session.get_providers()[0] != place.provider:
+        raise RuntimeError(f"the bare session runs on {session.get_providers()[0]}")
     feed = {"image": pictures(batch, place)}
     began, count = time.monotonic() + place.seconds * _WARM_SHARE, 0
     while time.monotonic() < began:
