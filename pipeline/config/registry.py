@@ -35,6 +35,7 @@ Kind = Literal[
     "filters",
     "backends",
     "caches",
+    "stores",
 ]
 
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
@@ -85,6 +86,10 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "caches": {
         "local": "pipeline.caches.local:LocalCache",
         "redis": "pipeline.caches.redis:RedisCache",
+    },
+    "stores": {
+        "redis": "pipeline.stores.redis:RedisStore",
+        "rediss": "pipeline.stores.redis:RedisStore",
     },
     "backends": {
         "onnxruntime": "pipeline.repository.backends.onnxruntime:ONNXRUNTIME",

@@ -36,6 +36,7 @@ from pipeline.config.ray import RayConfig, RayOpConfig
 from pipeline.config.registry import did_you_mean
 from pipeline.config.restrictions import RestrictionsConfig
 from pipeline.config.sequences import ControlConfig, StateConfig, fault_of_states
+from pipeline.config.stores import InputStoreConfig
 from pipeline.config.yaml import KeyPath, Source, dotted
 from pipeline.errors import ConfigError
 from pipeline.proto.slices import Limits
@@ -342,6 +343,9 @@ class OpConfig(Struct, frozen=True, kw_only=True):
     fetch_list: Annotated[
         Names | None, "Outputs that are fetched; absent: as local_service_conf says."
     ] = None
+    input_store: Annotated[
+        InputStoreConfig, "A store by which large inputs go, with client_type: pipeline_grpc."
+    ] = InputStoreConfig()
     use_encryption_model: Annotated[bool, "Encrypted models are refused at the start."] = False
     encryption_key: Annotated[str, Masked(), "Read for the predecessor's sake."] = ""
     local_service_conf: Annotated[LocalServiceConfig, "The Op's own model."] = LocalServiceConfig()
@@ -412,6 +416,10 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     response_cache: Annotated[
         bool, "True: keep answers of the whole pipeline; equal requests come to no Op."
     ] = False
+    payload_store: Annotated[
+        str | None,
+        "Where callers may leave large inputs and send references: redis://host:6379/0.",
+    ] = None
     rate_limit: Annotated[RateLimitConfig, "Resources that workers share."] = RateLimitConfig()
     filters: Annotated[
         Mapping[str, object],
@@ -595,6 +603,9 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
     if fault := fault_of_bounds(op):
         raise ConfigError(f"{config.source}: op.{name}.{fault}")
     _check_ragged(name, op, config)
+    if op.input_store.url is not None and op.client_type != "pipeline_grpc":
+        place = f"{config.source}: op.{name}.input_store"
+        raise ConfigError(f"{place}: only client_type: pipeline_grpc has one, leave it out")
     if op.response_cache and (op.sequence != SequenceConfig() or op.batching == "iterative"):
         place = f"{config.source}: op.{name}.response_cache"
         raise ConfigError(f"{place}: answers of steps of a sequence are not kept, leave it out")

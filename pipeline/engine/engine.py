@@ -32,6 +32,7 @@ from pipeline.engine.schema_checks import completing, delivery_of, packer_of, un
 from pipeline.engine.sequence_dispatcher import orders_of
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.state import EngineState
+from pipeline.engine.stored_inputs import StoredInputs
 from pipeline.engine.streams.delivery import Ways
 from pipeline.engine.streams.plan import plan_streams
 from pipeline.engine.worker_api import WorkersFactory
@@ -51,7 +52,6 @@ from pipeline.proto.pipeline.plain import PlainResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 
 _LOGGER = logging.getLogger(__name__)
-
 _LAST_ID = 10**18
 _JOIN_TIMEOUT_S = 5.0
 
@@ -66,6 +66,7 @@ class Engine:
         on_readiness: told on the loop when `is_ready` changes.
         numbering: the first data id, and the step from one to the next.
         cache: where answers are kept of those that want it; None: of nobody.
+        stored: fetches inputs that requests refer to; None: there are none.
 
     Attributes:
         executor: routes answers along the edges of the graph.
@@ -82,6 +83,7 @@ class Engine:
         on_readiness: Callable[[bool], None] = lambda is_ready: None,
         numbering: tuple[int, int] = (0, 1),
         cache: ModelCache | None = None,
+        stored: StoredInputs | None = None,
     ) -> None:
         self._loop = loop
         self._observers = observers = observers or EngineObservers()
@@ -104,14 +106,15 @@ class Engine:
             cache.open(cached, self.executor, observers)
         if config.dag.channel_size > 0:
             self._admission.is_full = self.executor.is_full
-        self._unpacker = unpacker_of(graph.request_op, factory, self._dispatch, complete)
+        into = stored.bound(self._dispatch, complete) if stored else self._dispatch
+        self._unpacker = unpacker_of(graph.request_op, factory, into, complete)
         self._packer = packer_of(graph.response_op, factory, self._answer, config.limits)
         ways = Ways(complete, self._answer, self._end, self._end_now, lambda: self._filters)
         self.executor.delivery = delivery_of(
             graph.response_op, streams, config, self.executor, self._packer, loop, observers, ways
         )
         self._filters = chain = FilterChain(self._own_filters(config), filters)
-        if config.dag.fuse == "auto" and not (config.dag.channel_size or cached):
+        if config.dag.fuse == "auto" and not (config.dag.channel_size or cached or stored):
             edges = (self._unpacker, self._packer, observers.clock_ns, chain.looks)
             Edges(self.executor, *edges)
         self._on_readiness = on_readiness
@@ -123,8 +126,8 @@ class Engine:
 
     def _own_filters(self, config: ServiceConfig) -> list[Filter]:
         deadline = Deadline(config.timeout_s, self._loop, self._judge, self._end_now)
-        own = own_filters(config, self._observers, deadline, self.executor)
-        return own + orders_of(self.executor.nodes, self._admission)
+        orders = orders_of(self.executor.nodes, self._admission)
+        return own_filters(config, self._observers, deadline, self.executor) + orders
 
     # Life -----------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from pipeline.engine.limited_dispatcher import open_limits
 from pipeline.engine.models import FIRST_VERSION, ModelNames
 from pipeline.engine.resizing import resize
 from pipeline.engine.sequence_dispatcher import turnstiles_of
+from pipeline.engine.stored_inputs import StoredInputs, check_has_no_schema
 from pipeline.engine.worker_api import Owner, WorkerContext, WorkerKind, Workers, WorkersFactory
 from pipeline.errors import InitError
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
@@ -106,6 +107,7 @@ class LoadedGraph:
         )
         self._engine: Engine | None = None
         self._elasticity: Elasticity | None = None
+        self._stored: StoredInputs | None = None
         self._share = share or Share()
 
     @property
@@ -132,6 +134,9 @@ class LoadedGraph:
         name = whole or (ops[0] if ops else None) or ""
         server = self._share.cache
         cache = None if server is None else ModelCache(server, name, self.version)
+        if self._share.store is not None:
+            check_has_no_schema(self.graph.request_op)
+            self._stored = StoredInputs(self._share.store, loop, config.max_message_bytes)
         self._engine = Engine(
             self.graph,
             config,
@@ -142,6 +147,7 @@ class LoadedGraph:
             on_readiness=on_readiness,
             numbering=(0, 1) if self._replica is None else (self._replica, config.replicas),
             cache=cache,
+            stored=self._stored,
         )
         open_limits(self._share.limiter, self._engine.executor.nodes.values(), loop)
         self.observation.attach(self._engine)
@@ -185,6 +191,8 @@ class LoadedGraph:
             left = await self._engine.stop(grace_s)
             if left:
                 _LOGGER.warning("%d workers hang in user code and were left behind", left)
+        if self._stored is not None:
+            self._stored.close()
         await self._workers.close()
 
 

@@ -87,6 +87,7 @@ class PredictorLoader:
             model_name=config.model_name,
             model_version=config.model_version,
             sends_tensors=op.pipeline_packs_tensors is not False,
+            input_store=config.input_store,
             options=config.client_options,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from pipeline.config import registry
@@ -10,6 +12,7 @@ from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.rate_limiter import RateLimiter
 from pipeline.errors import InitError, PipelineError, described
 from pipeline.observe.custom_metrics import CustomMetrics
+from pipeline.stores.base import PayloadStore, open_store
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -18,11 +21,13 @@ class Share(msgspec.Struct, frozen=True):
     Args:
         cache: where answers are kept; None: nowhere.
         limiter: of the resources of their workers; None: none waits for any.
+        store: where callers leave large inputs; None: nowhere.
         metrics: that the code of models counts in.
     """
 
     cache: ServerCache | None = None
     limiter: RateLimiter | None = None
+    store: PayloadStore | None = None
     metrics: CustomMetrics = msgspec.field(default_factory=CustomMetrics)
 
     async def open(self) -> None:
@@ -34,6 +39,8 @@ class Share(msgspec.Struct, frozen=True):
         """Close it, when there are no graphs any more."""
         if self.cache is not None:
             await self.cache.close()
+        if self.store is not None:
+            await asyncio.to_thread(self.store.close)
 
 
 def share_of(config: ServiceConfig) -> Share:
@@ -42,7 +49,8 @@ def share_of(config: ServiceConfig) -> Share:
     if config.rate_limit.mode != "off":
         resources = config.rate_limit.resources
         limiter = RateLimiter({(each.device, each.name): each.count for each in resources})
-    return Share(cache_of(config), limiter)
+    store = None if config.payload_store is None else open_store(config.payload_store)
+    return Share(cache_of(config), limiter, store)
 
 
 def cache_of(config: ServiceConfig) -> ServerCache | None:

@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),  # what a client's install needs: see ONLY
     ("config",),
     ("schema",),
+    ("stores",),
     ("op", "predictors"),
     ("engine",),
     ("workers", "caches"),
@@ -100,7 +101,7 @@ AT_HOME: dict[str, set[str]] = {
     "paddle": {"predictors.paddle.predictor"},
     "ray": {"workers.ray.cluster", "cluster.ray_fleet", "cluster.local"},
     "dill": {"workers.shm.pickling", "workers.zygote.spawn"},
-    "redis": {"caches.redis"},
+    "redis": {"caches.redis", "stores.redis"},
     "torch": set(),
 }
 HEAVY = {"onnxruntime", "paddle", "ray", "uvloop", "dill", "redis"}

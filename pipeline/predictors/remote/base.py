@@ -11,6 +11,7 @@ from google.protobuf.message import EncodeError, Message
 from msgspec import Struct
 
 from pipeline.config import registry
+from pipeline.config.stores import InputStoreConfig
 from pipeline.errors import InitError, InputError
 from pipeline.predictors.base import Predictor, as_own_struct
 from pipeline.predictors.signature import refuse_unknown_arguments
@@ -34,6 +35,7 @@ class RemoteModel(Struct, frozen=True):
         model_version: as text; empty: the server chooses (triton, kserve).
         sends_tensors: whether arrays travel as tensors rather than as text (pipeline_grpc).
         timeout_s: limit of a call that no deadline bounds.
+        input_store: by which large inputs go (pipeline_grpc).
         options: keys of the client, for its own Struct.
     """
 
@@ -46,6 +48,7 @@ class RemoteModel(Struct, frozen=True):
     model_version: str = ""
     sends_tensors: bool = True
     timeout_s: float = DEFAULT_TIMEOUT_S
+    input_store: InputStoreConfig = InputStoreConfig()
     options: Mapping[str, object] = {}
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from pipeline.errors import PackageError, PayloadTypeError, error_from_wire
+from pipeline.errors import (
+    PackageError,
+    PayloadTypeError,
+    PredictorUnavailableError,
+    error_from_wire,
+)
 from pipeline.predictors.remote.base import RemoteModel, RemotePredictor, encoded
 from pipeline.predictors.remote.grpc_calls import GrpcCalls
 from pipeline.predictors.signature import LOD, only_feed
@@ -15,6 +21,7 @@ from pipeline.proto.codec import decode_tensors, text_to_numpy
 from pipeline.proto.messages import INFERENCE_PATH, CallOptions, request_from_feed
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.targets import own_ip
+from pipeline.stores.base import PayloadStore, forget, open_store, stored
 
 
 class PipelinePredictor(RemotePredictor):
@@ -109,11 +116,48 @@ def _text_array(texts: list[str]) -> np.ndarray:
     return np.array(texts, dtype=object)
 
 
+class StoringPredictor(PipelinePredictor):
+    """A pipeline elsewhere whose large inputs go by a store: the request has references to them."""
+
+    def __init__(self, model: RemoteModel, calls: GrpcCalls, store: PayloadStore) -> None:
+        super().__init__(model, calls)
+        self._store = store
+        self._from_bytes = model.input_store.from_bytes
+        self._ttl_s = model.input_store.ttl_s
+
+    def predict(
+        self,
+        feed: Any,
+        fetch: Sequence[str] | None = None,
+        batch: bool = True,
+        log_id: int = 0,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """Have it run once, see `PipelinePredictor`; what was stored for that is removed then."""
+        data = dict(only_feed(self._name, feed))
+        references = []
+        try:
+            for name, value in data.items():
+                if isinstance(value, np.ndarray) and value.nbytes >= self._from_bytes:
+                    array = value if batch else _with_batch_axis(name, value)
+                    data[name] = stored(self._store, array, self._ttl_s)
+                    references.append(data[name])
+            return super().predict(data, fetch, batch, log_id, **more)
+        finally:
+            for reference in references:
+                with contextlib.suppress(PredictorUnavailableError):  # it is forgotten in time
+                    forget(self._store, reference)
+
+
 def connect(model: RemoteModel) -> PipelinePredictor:
     """Return a predictor that asks `model.endpoints`; that none is there yet is a logged warning.
 
-    Raises InitError: an endpoint is no "host:port".
+    Raises InitError: an endpoint is no "host:port", or the store cannot be had.
     """
+    url = model.input_store.url
+    store = None if url is None else open_store(url)
     calls = GrpcCalls(model)
     calls.warn_if_down()
-    return PipelinePredictor(model, calls)
+    if store is None:
+        return PipelinePredictor(model, calls)
+    return StoringPredictor(model, calls, store)

@@ -1,0 +1,99 @@
+"""StoredInputs: inputs of requests that are in a store, fetched before any Op reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from pipeline.engine.request import ACTIVE, RequestState
+from pipeline.errors import ConfigError, PipelineError, PredictorError, described
+from pipeline.op import RequestOp
+from pipeline.stores.base import PayloadStore, fetched, is_reference
+from pipeline.system.daemon_threads import DaemonThreads
+
+_THREADS = 8  # that wait for the store at the same time
+
+Dispatch = Callable[[RequestState, Any], None]
+
+
+class StoredInputs:
+    """Way of requests into a graph, which has arrays put in the place of their references.
+
+    Args:
+        max_bytes: of one input.
+    """
+
+    def __init__(
+        self, store: PayloadStore, loop: asyncio.AbstractEventLoop, max_bytes: int
+    ) -> None:
+        self._store = store
+        self._loop = loop
+        self._max_bytes = max_bytes
+        self._pool = DaemonThreads(_THREADS, "pipeline-stored")
+
+    def bound(self, dispatch: Dispatch, complete: Dispatch) -> Dispatch:
+        """Return what takes requests and their inputs.
+
+        Args:
+            dispatch: takes a request whose inputs are all there.
+            complete: takes one of which an input is not, and the reason.
+        """
+        self._dispatch_now, self._complete = dispatch, complete
+        return self._dispatch
+
+    def _dispatch(self, request: RequestState, payload: Any) -> None:
+        """Pass on a request at once, or when what it refers to is there."""
+        references = (
+            {name: value for name, value in payload.items() if is_reference(value)}
+            if type(payload) is dict
+            else {}
+        )
+        if not references:
+            self._dispatch_now(request, payload)
+            return
+        future = self._pool.submit(self._fetch, request, references)
+        future.add_done_callback(partial(self._told, request, payload))
+
+    def _fetch(self, request: RequestState, references: Mapping[str, str]) -> dict[str, Any]:
+        """Return the arrays; in a thread. None of a request that has ended meanwhile."""
+        return {
+            name: fetched(self._store, name, reference, self._max_bytes)
+            for name, reference in references.items()
+            if request.phase is ACTIVE
+        }
+
+    def _told(
+        self, request: RequestState, payload: dict[str, Any], future: Future[dict[str, Any]]
+    ) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._take, request, payload, future)
+
+    def _take(
+        self, request: RequestState, payload: dict[str, Any], future: Future[dict[str, Any]]
+    ) -> None:
+        if request.phase is not ACTIVE or future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            request.as_tensors = True  # who sends arrays gets arrays
+            self._dispatch_now(request, {**payload, **future.result()})
+        elif isinstance(error, PipelineError):
+            self._complete(request, error)
+        else:  # a plug-in's
+            self._complete(request, PredictorError(f"payload_store: {described(error)}"))
+
+    def close(self) -> None:
+        """Fetch nothing any more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def check_has_no_schema(op: RequestOp) -> None:
+    """Raise ConfigError where a schema would see a reference in the place of an array."""
+    if op.pipeline_schema is not None:
+        raise ConfigError(
+            "payload_store: the RequestOp has a schema, which wants the arrays themselves: leave "
+            "one of them out"
+        )
