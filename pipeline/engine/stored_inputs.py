@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.engine.request import ACTIVE, RequestState
 from pipeline.errors import ConfigError, PipelineError, PredictorError, described
 from pipeline.op import RequestOp
-from pipeline.stores.base import PayloadStore, fetched, is_reference
+from pipeline.stores.base import InputStore, fetched, is_reference
 from pipeline.system.daemon_threads import DaemonThreads
 
 _THREADS = 8  # that wait for the store at the same time
@@ -26,9 +26,7 @@ class StoredInputs:
         max_bytes: of one input.
     """
 
-    def __init__(
-        self, store: PayloadStore, loop: asyncio.AbstractEventLoop, max_bytes: int
-    ) -> None:
+    def __init__(self, store: InputStore, loop: asyncio.AbstractEventLoop, max_bytes: int) -> None:
         self._store = store
         self._loop = loop
         self._max_bytes = max_bytes

@@ -12,7 +12,7 @@ from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.rate_limiter import RateLimiter
 from pipeline.errors import InitError, PipelineError, described
 from pipeline.observe.custom_metrics import CustomMetrics
-from pipeline.stores.base import PayloadStore, open_store
+from pipeline.stores.base import InputStore, open_store
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class Share(msgspec.Struct, frozen=True):
 
     cache: ServerCache | None = None
     limiter: RateLimiter | None = None
-    store: PayloadStore | None = None
+    store: InputStore | None = None
     metrics: CustomMetrics = msgspec.field(default_factory=CustomMetrics)
 
     async def open(self) -> None:

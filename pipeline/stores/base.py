@@ -27,7 +27,7 @@ KEY = "pipeline:stored:"
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
-class PayloadStore(Protocol):
+class InputStore(Protocol):
     """A store that several servers reach. Its methods wait for it, in any thread.
 
     Each may raise PredictorUnavailableError: it cannot be reached, or does not answer in time.
@@ -46,7 +46,7 @@ class PayloadStore(Protocol):
         """Close the connections."""
 
 
-def open_store(url: str) -> PayloadStore:
+def open_store(url: str) -> InputStore:
     """Return the store at `scheme://...`, which the registry's `stores` knows by its scheme.
 
     Raises ConfigError: there is none of that scheme; InitError: it cannot be made.
@@ -56,7 +56,7 @@ def open_store(url: str) -> PayloadStore:
         raise ConfigError("payload_store: expected a URL such as redis://host:6379/0")
     make = registry.find("stores", scheme)
     try:
-        store: PayloadStore = make(url)
+        store: InputStore = make(url)
     except PipelineError:
         raise
     except Exception as error:  # a plug-in's, or of a client on a wrong URL
@@ -69,7 +69,7 @@ def is_reference(value: Any) -> bool:
     return type(value) is str and value.startswith(REFERENCE)
 
 
-def stored(store: PayloadStore, array: np.ndarray, ttl_s: int) -> str:
+def stored(store: InputStore, array: np.ndarray, ttl_s: int) -> str:
     """Put an array into a store; return the reference to it."""
     name, target = secrets.token_hex(16), io.BytesIO()
     np.save(target, array, allow_pickle=False)
@@ -77,12 +77,12 @@ def stored(store: PayloadStore, array: np.ndarray, ttl_s: int) -> str:
     return REFERENCE + name
 
 
-def forget(store: PayloadStore, reference: str) -> None:
+def forget(store: InputStore, reference: str) -> None:
     """Remove what a reference refers to."""
     store.delete(KEY + reference.removeprefix(REFERENCE))
 
 
-def fetched(store: PayloadStore, name: str, reference: str, max_bytes: int) -> np.ndarray:
+def fetched(store: InputStore, name: str, reference: str, max_bytes: int) -> np.ndarray:
     """Return the array that the input `name` refers to.
 
     Raises:

@@ -70,7 +70,9 @@ ONLY: dict[str, set[str]] = {
         "proto",
         "schema",
     },  # config for its types only
-    "predictors": {"errors", "data", "proto", "config", "predictors", "system", "tracing"},
+    "predictors": {
+        *("errors", "data", "proto", "config", "predictors", "stores", "system", "tracing"),
+    },
     "tracing.context": set(),
 }
 # Third-party packages that are used in these places and nowhere else.

@@ -21,7 +21,7 @@ from pipeline.proto.codec import decode_tensors, text_to_numpy
 from pipeline.proto.messages import INFERENCE_PATH, CallOptions, request_from_feed
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.targets import own_ip
-from pipeline.stores.base import PayloadStore, forget, open_store, stored
+from pipeline.stores.base import InputStore, forget, open_store, stored
 
 
 class PipelinePredictor(RemotePredictor):
@@ -119,7 +119,7 @@ def _text_array(texts: list[str]) -> np.ndarray:
 class StoringPredictor(PipelinePredictor):
     """A pipeline elsewhere whose large inputs go by a store: the request has references to them."""
 
-    def __init__(self, model: RemoteModel, calls: GrpcCalls, store: PayloadStore) -> None:
+    def __init__(self, model: RemoteModel, calls: GrpcCalls, store: InputStore) -> None:
         super().__init__(model, calls)
         self._store = store
         self._from_bytes = model.input_store.from_bytes
