@@ -19,6 +19,8 @@ import (
 type Config struct {
 	Backends        []Backend
 	BackendsFile    string // names more of them, and is looked at again; "": none
+	Lookups         []Lookup
+	DNSInterval     time.Duration // between two looks at a name
 	Balancing       Balancing
 	HTTP            Socket
 	GRPC            Socket // gRPC is taken only where it says so
@@ -60,6 +62,7 @@ const (
 	defaultMaxConnections  = 8192
 	defaultWriteTimeout    = 30 * time.Second
 	defaultStallTimeout    = 2 * time.Second
+	defaultDNSInterval     = 5 * time.Second
 	defaultMinUploadRate   = 1 << 10
 	leastStallTimeout      = 100 * time.Millisecond
 	patience               = 60 * time.Second
@@ -71,21 +74,30 @@ const (
 var ErrVersion = errors.New("version requested")
 
 // backendList is the flag --backend, which may be given several times.
-type backendList []Backend
+type backendList struct {
+	fixed   []Backend
+	lookups []Lookup
+}
 
 func (l *backendList) String() string { return "" }
 
 func (l *backendList) Set(text string) error {
+	lookup, isLookup, err := parseLookup(text)
+	if isLookup {
+		if slices.ContainsFunc(l.lookups, func(other Lookup) bool { return other.Text == text }) {
+			return fmt.Errorf("backend %s is given twice", text)
+		}
+		l.lookups = append(l.lookups, lookup)
+		return err
+	}
 	address, err := parseBackend(text)
 	if err != nil {
 		return err
 	}
-	for _, other := range *l {
-		if other.Name == address.Name {
-			return fmt.Errorf("backend %s is given twice", address.Name)
-		}
+	if slices.ContainsFunc(l.fixed, func(other Backend) bool { return other.Name == address.Name }) {
+		return fmt.Errorf("backend %s is given twice", address.Name)
 	}
-	*l = append(*l, address)
+	l.fixed = append(l.fixed, address)
 	return nil
 }
 
@@ -93,7 +105,8 @@ func (l *backendList) Set(text string) error {
 func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.FlagSet {
 	flags := flag.NewFlagSet("pipeline-gateway", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
-	flags.Var(backends, "backend", "`address` of a pipeline server: host:rpc_port[/http_port], unix:GRPC_SOCKET[,HTTP_SOCKET], or link:SOCKET[,HTTP_SOCKET] as the server starts it; repeatable")
+	flags.Var(backends, "backend", "`address` of a pipeline server: host:rpc_port[/http_port], dns:///host:rpc_port[/http_port], srv:///NAME[/http_port or NAME], unix:GRPC_SOCKET[,HTTP_SOCKET], or link:SOCKET[,HTTP_SOCKET] as the server starts it; repeatable")
+	flags.DurationVar(&cfg.DNSInterval, "dns-interval", defaultDNSInterval, "time between two looks at a name of dns:/// or srv:///")
 	flags.StringVar(&cfg.BackendsFile, "backends-file", "", "`file` of more backends, one address a line or JSON; it is looked at again twice a second")
 	addPorts(flags, cfg)
 	flags.BoolVar(&cfg.ConnectedIsUp, "connected-is-up", false, "tell the parent that the gateway is ready once a backend is connected, be it ready or not")
@@ -144,7 +157,7 @@ func Parse(args []string) (Config, error) {
 	if flags.NArg() > 0 {
 		return Config{}, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
-	cfg.Backends = backends
+	cfg.Backends, cfg.Lookups = backends.fixed, backends.lookups
 	isListenSet := false
 	flags.Visit(func(f *flag.Flag) { isListenSet = isListenSet || f.Name == "listen" })
 	if err := cfg.check(); err != nil {
@@ -163,7 +176,7 @@ func Parse(args []string) (Config, error) {
 // check returns what is wrong with options that are readable each.
 func (c *Config) check() error {
 	switch {
-	case len(c.Backends) == 0 && c.BackendsFile == "":
+	case len(c.Backends) == 0 && len(c.Lookups) == 0 && c.BackendsFile == "":
 		return errors.New("no backend: give --backend host:rpc_port[/http_port] at least once, or --backends-file")
 	case c.MaxMessageBytes < 1 || c.MaxMessageBytes > math.MaxInt32:
 		return fmt.Errorf("--max-message-bytes %d is not in 1..%d", c.MaxMessageBytes, math.MaxInt32)
@@ -177,6 +190,8 @@ func (c *Config) check() error {
 		return errors.New("--write-timeout must be positive")
 	case c.MinUploadRate < 1:
 		return fmt.Errorf("--min-upload-rate %d is less than 1", c.MinUploadRate)
+	case c.DNSInterval <= 0:
+		return errors.New("--dns-interval must be positive")
 	case c.StallTimeout < leastStallTimeout:
 		return fmt.Errorf("--stall-timeout %v is less than %v", c.StallTimeout, leastStallTimeout)
 	case c.Timeout < 0 || c.Slack < 0 || c.Grace < 0 || c.DrainDelay < 0:

@@ -3,8 +3,8 @@ package discovery
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"time"
 
@@ -14,9 +14,7 @@ import (
 
 // source is one list of backends.
 type source interface {
-	// name is for people: the option that asked for it.
-	name() string
-	// read returns the list as it is now. Where it fails the list from before stays.
+	// read returns the list as it is now. Where it fails the list from before stays; the error says which one it is.
 	read(ctx context.Context) ([]config.Backend, error)
 	// interval is the time between two reads.
 	interval() time.Duration
@@ -42,6 +40,9 @@ func New(cfg config.Config, log *slog.Logger, set func([]config.Backend)) *Disco
 	if cfg.BackendsFile != "" {
 		sources = append(sources, newFile(cfg.BackendsFile))
 	}
+	for _, each := range cfg.Lookups {
+		sources = append(sources, &dns{Lookup: each, resolver: net.DefaultResolver, every: cfg.DNSInterval})
+	}
 	return newOf(cfg.Backends, sources, log, set)
 }
 
@@ -53,8 +54,13 @@ func newOf(fixed []config.Backend, sources []source, log *slog.Logger, set func(
 	}
 }
 
+// firstLook is the time that the lists have at the start, before callers are let in.
+const firstLook = time.Second
+
 // Start reads each list once, and sets what is found. Its error is that of a list that has to be there.
 func (d *Discovery) Start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, firstLook)
+	defer cancel()
 	for at, each := range d.sources {
 		now, err := each.read(ctx)
 		switch {
@@ -92,7 +98,7 @@ func (d *Discovery) follow(ctx context.Context, at int) {
 			d.take(at, now)
 		} else if said != err.Error() {
 			said = err.Error()
-			d.log.Error(fmt.Sprintf("the backends of %s stay as they were: %s", each.name(), said))
+			d.log.Error("its list of backends stays as it was: " + said)
 		}
 	}
 }

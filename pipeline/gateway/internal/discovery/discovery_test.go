@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -71,6 +72,24 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
+// heard is what a list was told last.
+type heard struct {
+	lock sync.Mutex
+	text string
+}
+
+func (h *heard) set(now []config.Backend) {
+	h.lock.Lock()
+	defer h.lock.Unlock()
+	h.text = namesOf(now)
+}
+
+func (h *heard) last() string {
+	h.lock.Lock()
+	defer h.lock.Unlock()
+	return h.text
+}
+
 // followed runs a body beside a list in a file that is followed, on a virtual clock.
 func followed(t *testing.T, text string, body func(path string, told func() string, log *gatewaytest.Lines)) {
 	t.Helper()
@@ -80,11 +99,11 @@ func followed(t *testing.T, text string, body func(path string, told func() stri
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		log := &gatewaytest.Lines{}
-		told := ""
+		told := &heard{}
 		fixed := []config.Backend{{Name: "fixed"}}
 		lists := newOf(fixed, []source{newFile(path)}, logging.New(log), func(now []config.Backend) {
-			told = namesOf(now)
-			_, _ = io.WriteString(log, "told "+told+"\n")
+			told.set(now)
+			_, _ = io.WriteString(log, "told "+namesOf(now)+"\n")
 		})
 		if err := lists.Start(ctx); err != nil {
 			t.Fatal(err)
@@ -93,7 +112,7 @@ func followed(t *testing.T, text string, body func(path string, told func() stri
 		body(path, func() string {
 			time.Sleep(2 * lookAtFile)
 			synctest.Wait()
-			return told
+			return told.last()
 		}, log)
 	})
 }
