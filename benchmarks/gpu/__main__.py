@@ -8,6 +8,9 @@ all checks run on the processor with small models: the same code.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
+import importlib.util
 import platform
 import sys
 from collections.abc import Sequence
@@ -22,7 +25,7 @@ from benchmarks.gpu.runs import FAILED, OK, SKIPPED, Outcome, run_apart, run_tes
 _DOUBLES = ("tests/unit/predictors/onnx", "tests/unit/predictors/paddle")
 _DOUBLES_LIMIT_S = 600.0
 _BEGIN, _END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
-_PACKAGES = ("onnxruntime-gpu", "onnxruntime", "tensorrt", "paddlepaddle-gpu", "numpy")
+_PACKAGES = ("tensorrt", "paddlepaddle-gpu", "numpy")
 
 Row = tuple[str, str, str, Outcome]
 
@@ -83,11 +86,11 @@ def table(rows: Sequence[Row]) -> str:
 def facts() -> str:
     """Return what this machine has, in one paragraph."""
     found = []
+    if importlib.util.find_spec("onnxruntime") is not None:  # of several packages of this name
+        found.append(f"onnxruntime {importlib.import_module('onnxruntime').__version__}")
     for package in _PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
     where = "; ".join(cards()) or "no NVIDIA card"
     day = datetime.now(UTC).date()
     return f"{day}: {where}; Python {platform.python_version()}, {', '.join(found)}."
