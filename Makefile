@@ -5,7 +5,7 @@ READY := .venv/.ready
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo cascade chat generate speech ocr check test bench gpu advice soak chaos fuzz interop page clients proto gateway packages cluster clean
+.PHONY: demo cascade chat generate speech ocr check test bench gpu advice soak chaos attack fuzz interop page clients proto gateway packages cluster clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -69,6 +69,10 @@ soak: $(READY)
 
 chaos: $(READY)
 	$(BIN)/python -m benchmarks.chaos
+
+# Floods and slow callers against the gateway; others' waiting and its memory. ATTACK='--seconds 20 "rapid reset"': see --help.
+attack: $(READY) $(GATEWAY)
+	$(BIN)/python -m benchmarks.attack $(ATTACK)
 
 # Random graphs and faults, held to a model. FUZZ='--seconds 3600 --seed 7': see --help.
 FUZZ ?= --seconds 600

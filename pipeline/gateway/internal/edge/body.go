@@ -24,8 +24,8 @@ const (
 	// keepAlive is for the next request on a connection.
 	keepAlive = 75 * time.Second
 
-	firstBodyBytes = 4 << 10 // of a body whose length nobody says
-	trustedBytes   = 1 << 20 // of a length that is only said
+	firstBodyBytes = 4 << 10  // of a body whose length nobody says
+	trustedBytes   = 64 << 10 // of a length that is only said: who says it and sends nothing holds no more
 )
 
 // readBody returns a request's body as it came. Its error is a *failure.Error or errCallerLeft.

@@ -115,9 +115,10 @@ func (x *exchange) FlushError() error {
 }
 
 // mustTake sets the time that an HTTP/2 caller has to take what is sent next, or takes it off: a stream
-// on which there is nothing to send may be silent.
+// on which there is nothing to send may be silent. A stream that the caller has reset gets none: package http would
+// keep it until then.
 func (x *exchange) mustTake(isSending bool) {
-	if x.request.ProtoMajor == 1 {
+	if x.request.ProtoMajor == 1 || x.request.Context().Err() != nil {
 		return
 	}
 	var limit time.Time

@@ -115,6 +115,9 @@ func (g *Guard) Note(conn net.Conn, now http.ConnState) {
 	}
 }
 
+// HungUp counts a connection that was ended for too many frames.
+func (g *Guard) HungUp(reason string) { g.stats.HungUp(reason) }
+
 // refuse says why, to who can read it, and hangs up.
 func (g *Guard) refuse(raw net.Conn) {
 	g.stats.RefusedConnections.Inc()

@@ -15,6 +15,7 @@ import (
 
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/failure"
+	"pipeline/gateway/internal/h2guard"
 	"pipeline/gateway/internal/logging"
 )
 
@@ -24,10 +25,11 @@ const (
 	headTolerance = 4096
 )
 
-// Of an HTTP/2 connection.
+// Of an HTTP/2 connection. What it may send beside requests: see h2guard.
 const (
 	streamsAtOnce    = 100
-	receiveBytes     = 1 << 20 // that the caller may send ahead, on all its streams
+	frameBytes       = 64 << 10 // as long as a connection lives, it has a buffer as large as the largest one
+	receiveBytes     = 1 << 20  // that the caller may send ahead, on all its streams
 	headerTableBytes = 4 << 10
 	pingAfter        = 30 * time.Second // of silence
 	pingFor          = 10 * time.Second
@@ -54,8 +56,12 @@ func Listen(flag string, socket config.Socket) (net.Listener, error) {
 	return listener, nil
 }
 
-// ShapedListener accepts connections on which package http's own refusals have our form.
-type ShapedListener struct{ net.Listener }
+// ShapedListener accepts connections on which package http's own refusals have our form. Told is told why a caller of
+// HTTP/2 was hung up on.
+type ShapedListener struct {
+	net.Listener
+	Told func(reason string)
+}
 
 // Accept waits for the next connection.
 func (l ShapedListener) Accept() (net.Conn, error) {
@@ -63,7 +69,7 @@ func (l ShapedListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &shapedConn{Conn: conn}, nil
+	return &shapedConn{Conn: h2guard.New(conn, false, l.Told)}, nil
 }
 
 // shapedConn gives the form of a Response to what package http says, in plain text and without
@@ -189,9 +195,9 @@ func NewServer(cfg config.Config, handler http.Handler, log *slog.Logger) *http.
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
-	protocols.SetUnencryptedHTTP2(cfg.H2C)
+	protocols.SetUnencryptedHTTP2(cfg.H2C || cfg.TLS.Cert != "") // behind TLS: see guardedH2
 	return &http.Server{
-		Handler:                      handler,
+		Handler:                      withTLS(handler),
 		Protocols:                    &protocols,
 		ReadHeaderTimeout:            min(cfg.HeadPatience, cfg.Patience), // for bodies see `pace`
 		IdleTimeout:                  keepAlive,
@@ -202,6 +208,7 @@ func NewServer(cfg config.Config, handler http.Handler, log *slog.Logger) *http.
 			MaxConcurrentStreams:          streamsAtOnce,
 			MaxReceiveBufferPerConnection: receiveBytes,
 			MaxReceiveBufferPerStream:     receiveBytes,
+			MaxReadFrameSize:              frameBytes,
 			MaxDecoderHeaderTableSize:     headerTableBytes,
 			SendPingTimeout:               pingAfter,
 			PingTimeout:                   pingFor,

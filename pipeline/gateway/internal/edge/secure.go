@@ -8,20 +8,27 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
+
+	"pipeline/gateway/internal/h2guard"
 )
 
 // plainText is what a caller is told that speaks HTTP where TLS is spoken.
 const plainText = "400 this port speaks TLS: ask https://"
 
-// SecureListener accepts connections that have shaken hands: those of HTTP/1 as shaped ones, those of HTTP/2 as package
-// http knows them. ServeTLS would hide from us what is read.
+// SecureListener accepts connections that have shaken hands: those of HTTP/1 as shaped ones, those of HTTP/2 as guarded
+// ones. ServeTLS would hide from us what is read.
 type SecureListener struct {
 	net.Listener
 	security *tls.Config
 	within   time.Duration
+	told     func(reason string) // why a caller of HTTP/2 was hung up on
 	log      *slog.Logger
+	faults   rate.Sometimes // one a second is told
 
 	ready  chan net.Conn
 	closed context.Context
@@ -31,8 +38,9 @@ type SecureListener struct {
 }
 
 // NewSecureListener returns one of connections that have so long to shake hands.
-func NewSecureListener(listener net.Listener, security *tls.Config, within time.Duration, log *slog.Logger) *SecureListener {
-	l := &SecureListener{Listener: listener, security: security, within: within, log: log}
+func NewSecureListener(listener net.Listener, security *tls.Config, within time.Duration, told func(string), log *slog.Logger) *SecureListener {
+	l := &SecureListener{Listener: listener, security: security, within: within, told: told, log: log}
+	l.faults.Interval = time.Second
 	l.ready, l.failed = make(chan net.Conn), make(chan error, 1)
 	l.closed, l.close = context.WithCancel(context.Background())
 	return l
@@ -75,15 +83,33 @@ func (l *SecureListener) shake(raw net.Conn) {
 		return
 	}
 	_ = raw.SetReadDeadline(time.Time{})
-	found := net.Conn(conn)
-	if conn.ConnectionState().NegotiatedProtocol != "h2" {
-		found = secureConn{&shapedConn{Conn: conn, hasRead: true}, conn}
+	state := conn.ConnectionState()
+	found := net.Conn(secureConn{&shapedConn{Conn: conn, hasRead: true}, conn})
+	if state.NegotiatedProtocol == "h2" {
+		found = &guardedH2{h2guard.New(conn, false, l.told), &state}
 	}
 	select {
 	case l.ready <- found:
 	case <-l.closed.Done():
 		_ = conn.Close()
 	}
+}
+
+// guardedH2 is a guarded connection of HTTP/2 over TLS. It does not tell its state as others do: package http would look
+// for HTTP/2 on a tls.Conn only.
+type guardedH2 struct {
+	*h2guard.Conn
+	state *tls.ConnectionState
+}
+
+// withTLS tells a handler of a connection's TLS where package http does not know of it.
+func withTLS(handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if conn, ok := r.Context().Value(connKey{}).(*guardedH2); ok {
+			r.TLS = conn.state
+		}
+		handler.ServeHTTP(w, r)
+	})
 }
 
 // refuse hangs up, and says why to who does not speak TLS.
@@ -97,7 +123,7 @@ func (l *SecureListener) refuse(raw net.Conn, err error) {
 		return
 	}
 	if !errors.Is(err, io.EOF) { // who only looks whether the port is open
-		l.log.Warn(fmt.Sprintf("TLS: the handshake with %s failed: %v", raw.RemoteAddr(), err))
+		l.faults.Do(func() { l.log.Warn(fmt.Sprintf("TLS: the handshake with %s failed: %v", raw.RemoteAddr(), err)) })
 	}
 }
 

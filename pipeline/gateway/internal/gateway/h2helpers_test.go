@@ -26,7 +26,13 @@ type h2Caller struct {
 // startH2 connects without TLS, with settings.
 func startH2(t *testing.T, address string, settings ...http2.Setting) *h2Caller {
 	t.Helper()
-	conn, err := net.Dial("tcp", address)
+	return startH2By(t, func(address string) (net.Conn, error) { return net.Dial("tcp", address) }, address, settings...)
+}
+
+// startH2By connects by dial.
+func startH2By(t *testing.T, dial func(string) (net.Conn, error), address string, settings ...http2.Setting) *h2Caller {
+	t.Helper()
+	conn, err := dial(address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,6 +51,18 @@ func startH2(t *testing.T, address string, settings ...http2.Setting) *h2Caller 
 // ask sends a request; fields: name, value, name, value ... in the place of the usual ones.
 func (c *h2Caller) ask(stream uint32, body string, fields ...string) {
 	c.t.Helper()
+	c.head(stream, body == "", body, fields...)
+	if body == "" {
+		return
+	}
+	if err := c.framer.WriteData(stream, true, []byte(body)); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// head sends the headers of a request.
+func (c *h2Caller) head(stream uint32, isAll bool, body string, fields ...string) {
+	c.t.Helper()
 	usual := []string{":method", "POST", ":path", "/svc/prediction", ":scheme", "http", ":authority", "h"}
 	c.text.Reset()
 	for at := 0; at < len(usual); at += 2 {
@@ -58,11 +76,8 @@ func (c *h2Caller) ask(stream uint32, body string, fields ...string) {
 	}
 	_ = c.encode.WriteField(hpack.HeaderField{Name: "content-length", Value: strconv.Itoa(len(body))})
 	err := c.framer.WriteHeaders(http2.HeadersFrameParam{
-		StreamID: stream, BlockFragment: c.text.Bytes(), EndHeaders: true, EndStream: body == "",
+		StreamID: stream, BlockFragment: c.text.Bytes(), EndHeaders: true, EndStream: isAll,
 	})
-	if err == nil && body != "" {
-		err = c.framer.WriteData(stream, true, []byte(body))
-	}
 	if err != nil {
 		c.t.Fatal(err)
 	}

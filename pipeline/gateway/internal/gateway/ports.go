@@ -74,9 +74,9 @@ func (p *httpPort) serve() error { return serveOn(p.server, p.Guard, p.log) }
 // serveOn accepts connections until the server is shut down.
 func serveOn(server *http.Server, guarded *edge.Guard, log *slog.Logger) error {
 	server.ConnState = guarded.Note
-	var open net.Listener = edge.ShapedListener{Listener: guarded}
+	var open net.Listener = edge.ShapedListener{Listener: guarded, Told: guarded.HungUp}
 	if server.TLSConfig != nil {
-		open = edge.NewSecureListener(guarded, server.TLSConfig, guarded.HandshakeTimeout(), log)
+		open = edge.NewSecureListener(guarded, server.TLSConfig, guarded.HandshakeTimeout(), guarded.HungUp, log)
 	}
 	err := server.Serve(open)
 	if errors.Is(err, http.ErrServerClosed) {

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/net/netutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 
@@ -23,8 +22,11 @@ import (
 )
 
 const (
-	mostMetadata  = 64 << 10 // bytes, as the gRPC port inside a server has it: tokens are long
-	mostHeaders   = 1 << 20  // bytes; who sends more loses the connection
+	mostMetadata  = 64 << 10         // bytes, as the gRPC port inside a server has it: tokens are long
+	mostHeaders   = 128 << 10        // bytes, with 32 for each; who sends more loses the stream, or the connection
+	streamsAtOnce = 512              // of a connection; callers wait for one to end
+	pingAfter     = 30 * time.Second // of silence
+	pingFor       = 10 * time.Second
 	ioBytes       = 16 << 10 // of each connection's buffers
 	windowBytes   = 1 << 20  // of messages on their way, of a call and of a connection
 	streamWorkers = 64       // goroutines that are kept, whose stacks have grown; more come and go
@@ -46,7 +48,8 @@ type Config struct {
 	Budget           *memory.Budget
 	Gate             *access.Gate // nil: everybody may come in
 	Trust            config.Trust
-	Side             access.Side // of our own port
+	Side             access.Side         // of our own port
+	HungUp           func(reason string) // told of a connection that was ended for too many frames
 
 	// Observe is told of each call that is over; the method is "" if there is none of that name.
 	Observe func(method string, code codes.Code, took time.Duration)
@@ -73,6 +76,7 @@ func New(config Config, upstreams Upstreams) *Server {
 		grpc.UnknownServiceHandler(s.handle),
 		grpc.MaxRecvMsgSize(config.MaxMessageBytes),
 		grpc.MaxHeaderListSize(mostHeaders),
+		grpc.MaxConcurrentStreams(streamsAtOnce),
 		grpc.ConnectionTimeout(config.HandshakeTimeout),
 		// Fixed windows: else gRPC asks for the time of each way by a PING beside every message.
 		grpc.InitialWindowSize(windowBytes),
@@ -84,11 +88,10 @@ func New(config Config, upstreams Upstreams) *Server {
 		grpc.ChainStreamInterceptor(s.letIn, s.endReflection),
 		grpc.UnaryInterceptor(s.letInUnary), // of health
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingFor}),
 	}
 	s.mounted = s.newServer(options)
-	if config.TLS != nil {
-		options = append(options, grpc.Creds(credentials.NewTLS(config.TLS)))
-	}
+	options = append(options, grpc.Creds(newGuardedCredentials(config.TLS, config.HungUp)))
 	s.server = s.newServer(options)
 	return s
 }

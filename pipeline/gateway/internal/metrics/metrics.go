@@ -37,6 +37,7 @@ type Stats struct {
 	rpcDurations       *prometheus.HistogramVec
 	rpcHandles         sync.Map // of an rpcKey: a rpcHandle
 	admissions         *prometheus.CounterVec
+	hungUp             *prometheus.CounterVec
 	Received           prometheus.Counter
 	sent               prometheus.Counter
 }
@@ -76,6 +77,9 @@ func New() *Stats {
 		admissions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "admissions_total", Help: "Requests by caller, and what became of them at the door.",
 		}, []string{"caller", "outcome"}),
+		hungUp: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "hung_up_total", Help: "Connections of HTTP/2 that were ended for too many frames, by kind.",
+		}, []string{"reason"}),
 		Received: counter("received_bytes_total", "Bytes of bodies of inference requests, as they came."),
 		sent:     counter("sent_bytes_total", "Bytes of answers' bodies."),
 	}
@@ -86,7 +90,7 @@ func New() *Stats {
 	info.Set(1)
 	ours := prometheus.WrapRegistererWithPrefix(MetricPrefix, s.registry)
 	ours.MustRegister(
-		s.Connections, s.RefusedConnections, s.requests, s.durations, s.rpcs, s.rpcDurations, s.InFlight, s.Fallbacks, s.Retries, s.RetriesRefused, s.Hedges, s.admissions, s.Received, s.sent,
+		s.Connections, s.RefusedConnections, s.requests, s.durations, s.rpcs, s.rpcDurations, s.InFlight, s.Fallbacks, s.Retries, s.RetriesRefused, s.Hedges, s.admissions, s.hungUp, s.Received, s.sent,
 		info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	return s
@@ -163,3 +167,6 @@ func (s *Stats) Handler() http.Handler {
 
 // LetIn counts a request that came to the door.
 func (s *Stats) LetIn(caller, outcome string) { s.admissions.WithLabelValues(caller, outcome).Inc() }
+
+// HungUp counts a connection that was ended for too many frames of a kind.
+func (s *Stats) HungUp(reason string) { s.hungUp.WithLabelValues(reason).Inc() }
