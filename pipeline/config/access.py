@@ -17,6 +17,9 @@ Role = Literal["infer", "observe", "admin"]
 ROLES: tuple[Role, ...] = ("infer", "observe", "admin")
 
 
+LEAST_BUFFERED_BYTES = 64 << 10
+
+
 class CallerLimits(Struct, frozen=True, kw_only=True):
     """`access.limits`: how much one caller may ask."""
 
@@ -27,6 +30,25 @@ class CallerLimits(Struct, frozen=True, kw_only=True):
     in_flight: Annotated[
         int, Meta(ge=0), "Requests of one caller that are worked on at once; 0: any number."
     ] = 0
+    bytes_per_s: Annotated[
+        float, Meta(ge=0), "Bytes a second of bodies, in and out; 0: any number."
+    ] = 0.0
+    bytes_burst: Annotated[int, Meta(ge=0), "Of these, how many at once; 0: a second's."] = 0
+    buffered_bytes: Annotated[
+        int, Meta(ge=0), "Bytes that one caller's requests and answers may hold; 0: any number."
+    ] = 0
+
+
+class FairShareConfig(Struct, frozen=True, kw_only=True):
+    """`access.fair_share`: places that callers share."""
+
+    in_flight: Annotated[
+        int, Meta(ge=0), "Requests of all callers that go on to the server at once; 0: any number."
+    ] = 0
+    queue: Annotated[
+        int, Meta(ge=0), "Those that wait; more are refused to the caller with most of them."
+    ] = 1000
+    max_wait_s: Annotated[float, Meta(ge=0), "Seconds for which one waits, at most."] = 10.0
 
 
 _OF_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
@@ -70,6 +92,12 @@ class AccessConfig(Struct, frozen=True, kw_only=True):
     limits: Annotated[CallerLimits, "Limits of callers that have none of their own."] = (
         CallerLimits()
     )
+    fair_share: Annotated[FairShareConfig, "Places that callers share: who has fewest is next."] = (
+        FairShareConfig()
+    )
+    connections_per_address: Annotated[
+        int, Meta(ge=0), "Connections of one address, of IPv6 of a /64, at once; 0: any number."
+    ] = 0
     jwt: Annotated[JwtConfig, "Tokens that somebody else signs."] = JwtConfig()
     trusted_proxies: Annotated[
         tuple[str, ...],
@@ -134,6 +162,8 @@ def fault_of_access(access: AccessConfig, tls: TlsConfig, is_all_the_gateways: b
         and not tls.client_ca
     ):
         return "access.anonymous: nobody else is known: name a callers_file"
+    if 0 < access.limits.buffered_bytes < LEAST_BUFFERED_BYTES:
+        return f"access.limits.buffered_bytes: give {LEAST_BUFFERED_BYTES} or more; 0: any number"
     return _fault_of_proxies(access.trusted_proxies) or _fault_of_jwt(access.jwt)
 
 

@@ -37,6 +37,7 @@ SECURE = TlsConfig(certificate="c", key="k")
         (AccessConfig(anonymous=("infer",)), TlsConfig(), True, "name a callers_file"),
         (AccessConfig(anonymous=(), jwt=SIGNED), TlsConfig(), True, ""),
         (AccessConfig(trusted_proxies=("10.0.0.0/8", "::1")), TlsConfig(), True, ""),
+        (AccessConfig(limits=CallerLimits(buffered_bytes=9)), TlsConfig(), True, "give 65536"),
         (AccessConfig(trusted_proxies=("proxy",)), TlsConfig(), True, "'proxy' is no address"),
         (AccessConfig(jwt=JwtConfig(jwks_file="k")), TlsConfig(), True, "give both"),
         (AccessConfig(jwt=JwtConfig(issuer="i")), TlsConfig(), True, "name the jwks_file"),
@@ -53,7 +54,11 @@ def test_the_gateway_is_told_all_of_it() -> None:
     limits = CallerLimits(requests_per_s=2.5)
     access = AccessConfig(callers_file="f", limits=limits, audit_file="a", jwt=SIGNED)
     told = json.loads(document_of(access))
-    assert told["limits"] == {"requests_per_s": 2.5, "burst": 0, "in_flight": 0}
+    assert told["limits"] == {
+        "requests_per_s": 2.5,
+        **dict.fromkeys(("burst", "in_flight", "bytes_burst", "buffered_bytes"), 0),
+        "bytes_per_s": 0.0,
+    }
     assert (told["callers_file"], told["anonymous"], told["audit_file"]) == ("f", list(ROLES), "a")
     assert told["jwt"] == {
         "jwks_file": "k",

@@ -1,6 +1,7 @@
 package access
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -9,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -16,6 +18,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"pipeline/gateway/internal/config"
+	"pipeline/gateway/internal/failure"
 )
 
 func hashed(token string) string {
@@ -76,11 +81,11 @@ func opened(t *testing.T, said Document, text string) *door {
 
 // status returns that of a request with these credentials; 0: it is let in and over.
 func (d *door) status(role Role, tokens ...string) int {
-	_, done, refused := d.Let(&Asked{Role: role, Address: netip.MustParseAddr("192.0.2.1"), Tokens: tokens})
+	grant, refused := d.Let(context.Background(), &Asked{Role: role, Address: netip.MustParseAddr("192.0.2.1"), Tokens: tokens})
 	if refused != nil {
 		return refused.Status
 	}
-	done()
+	grant.Done()
 	return 0
 }
 
@@ -123,9 +128,9 @@ func TestACertificateNamesItsCaller(t *testing.T) {
 	d := opened(t, Document{}, callers(""))
 	for name, want := range map[string]string{"alice.example": "alice", "bob.example": "", "": ""} {
 		for _, shown := range []*x509.Certificate{{DNSNames: []string{name}}, {Subject: pkix.Name{CommonName: name}}} {
-			caller, _, refused := d.Let(&Asked{Role: Infer, Certificates: []*x509.Certificate{shown}})
-			if want == "" && refused == nil || want != "" && (refused != nil || caller.Name != want) {
-				t.Errorf("%q: %v, %v", name, caller, refused)
+			grant, refused := d.Let(t.Context(), &Asked{Role: Infer, Certificates: []*x509.Certificate{shown}})
+			if want == "" && refused == nil || want != "" && (refused != nil || grant.Caller.Name != want) {
+				t.Errorf("%q: %v, %v", name, grant, refused)
 			}
 		}
 	}
@@ -157,7 +162,7 @@ func TestACallerHasItsShare(t *testing.T) {
 	if want := []int{0, 0, 429, 0, 429}; fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("%v, not %v", got, want)
 	}
-	_, _, refused := d.Let(&Asked{Role: Infer, Tokens: []string{"b-token"}})
+	_, refused := d.Let(t.Context(), &Asked{Role: Infer, Tokens: []string{"b-token"}})
 	if refused.RetryAfter != 3600 {
 		t.Errorf("Retry-After: %d", refused.RetryAfter)
 	}
@@ -168,14 +173,14 @@ func TestACallerHasItsShare(t *testing.T) {
 
 func TestWhatIsInFlightIsBounded(t *testing.T) {
 	d := opened(t, Document{Limits: Limits{InFlight: 1}}, callers(""))
-	_, done, refused := d.Let(&Asked{Role: Infer, Tokens: []string{"a-token"}})
+	grant, refused := d.Let(t.Context(), &Asked{Role: Infer, Tokens: []string{"a-token"}})
 	if refused != nil {
 		t.Fatal(refused)
 	}
 	if got := d.status(Infer, "a-token"); got != http.StatusTooManyRequests {
 		t.Errorf("the second: %d", got)
 	}
-	done()
+	grant.Done()
 	if got := d.status(Infer, "a-token"); got != 0 {
 		t.Errorf("behind the first: %d", got)
 	}
@@ -185,7 +190,7 @@ func TestARefusedRequestTakesNoPlace(t *testing.T) {
 	m := newMeter(Limits{RequestsPerS: 1e-6, Burst: 1, InFlight: 1})
 	now := time.Unix(1, 0)
 	for range 3 {
-		if _, isIn := m.take(now); isIn {
+		if _, _, isIn := m.take(now, 0); isIn {
 			m.done()
 		}
 	}
@@ -279,3 +284,136 @@ func TestCredentialsOfARequest(t *testing.T) {
 		}
 	}
 }
+
+func TestACallersBytesHaveARate(t *testing.T) {
+	m := newMeter(Limits{BytesPerS: 1000, BytesBurst: 5000})
+	now := time.Unix(1000, 0)
+	for _, each := range []struct {
+		after   time.Duration
+		bytes   int64
+		counted int
+		wait    time.Duration
+	}{
+		{0, 4000, 4000, 0},
+		{0, 4000, 0, 3 * time.Second},
+		{0, -1, 1, 0}, // of a length that is not known: one at least
+		{5 * time.Second, 1 << 40, 5000, 0},
+		{5 * time.Second, 0, 0, time.Millisecond},
+	} {
+		counted, wait, isIn := m.take(now.Add(each.after), each.bytes)
+		if counted != each.counted || isIn != (each.wait == 0) || wait.Round(time.Millisecond) != each.wait {
+			t.Errorf("%+v: %d, %v, %v", each, counted, wait, isIn)
+		}
+	}
+	if owed := m.charge(now.Add(5*time.Second), 20_000); owed != 20*time.Second {
+		t.Errorf("%v", owed)
+	}
+	if _, wait, isIn := m.take(now.Add(10*time.Second), 0); isIn || wait < 14*time.Second {
+		t.Errorf("who owes is let in: %v", wait)
+	}
+}
+
+func TestWhatIsPaidForIsNotCountedTwice(t *testing.T) {
+	grant := &Grant{meter: newMeter(Limits{BytesPerS: 1e-3, BytesBurst: 100}), unpaid: 60}
+	grant.meter.charge(time.Now(), 60) // as it came in
+	if wait := grant.Received(50) + grant.Received(10); wait != 0 {
+		t.Errorf("%v", wait)
+	}
+	if grant.Received(40); grant.Sent(1) < time.Minute {
+		t.Error("what is beyond the burst has to wait")
+	}
+	var none *Grant
+	if none.Received(1)+none.Sent(1) != 0 || none.Budget() != nil {
+		t.Error("of no gate there are no limits")
+	}
+	none.Done()
+}
+
+func TestPlacesAreSharedAmongCallers(t *testing.T) {
+	d := opened(t, Document{FairShare: FairShare{InFlight: 1, Queue: 1, MaxWaitS: 60}}, callers(""))
+	ask := func(ctx context.Context) (*Grant, *failure.Error) {
+		return d.Let(ctx, &Asked{Role: Infer, Tokens: []string{"a-token"}})
+	}
+	first, refused := ask(t.Context())
+	if refused != nil {
+		t.Fatal(refused)
+	}
+	if got := d.status(Admin, "r-token"); got != 0 {
+		t.Errorf("what is no inference takes no place: %d", got)
+	}
+	second := make(chan *failure.Error, 1)
+	go func() {
+		grant, refused := ask(context.Background())
+		if refused == nil {
+			grant.Done()
+		}
+		second <- refused
+	}()
+	for !d.isWaiting() {
+		time.Sleep(time.Millisecond)
+	}
+	if _, refused := ask(t.Context()); refused == nil || refused.Status != 429 {
+		t.Errorf("the queue is full: %v", refused)
+	}
+	first.Done()
+	if refused := <-second; refused != nil {
+		t.Error(refused)
+	}
+	third, _ := ask(t.Context())
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	if _, refused := ask(left); refused == nil {
+		t.Error("who has left has a place")
+	}
+	third.Done()
+	if got := d.status(Infer, "a-token"); got != 0 {
+		t.Errorf("behind who has left: %d", got)
+	}
+}
+
+// isWaiting says whether somebody waits for a place.
+func (d *door) isWaiting() bool {
+	d.places.lock.Lock()
+	defer d.places.lock.Unlock()
+	return d.places.queue.Waiting() > 0
+}
+
+func TestConnectionsOfAnAddress(t *testing.T) {
+	trust := &config.Trust{}
+	if err := trust.Add([]string{"192.0.2.7"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	all := NewAddresses(2, trust)
+	from := func(address string) net.Conn {
+		return fromConn{address: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))}
+	}
+	leave, isIn := all.Enter(from("[2001:db8::1]:1"))
+	_, isSecondIn := all.Enter(from("[2001:db8::2]:1"))
+	_, isThirdIn := all.Enter(from("[2001:db8::3]:1"))
+	if !isIn || !isSecondIn || isThirdIn {
+		t.Errorf("%v %v %v", isIn, isSecondIn, isThirdIn)
+	}
+	leave()
+	leave() // once is enough
+	_, isIn = all.Enter(from("[2001:db8::4]:1"))
+	_, isOneMoreIn := all.Enter(from("[2001:db8::5]:1"))
+	if !isIn || isOneMoreIn {
+		t.Errorf("%v %v", isIn, isOneMoreIn)
+	}
+	for range 5 {
+		if _, isIn := all.Enter(from("192.0.2.7:1")); !isIn {
+			t.Error("a trusted proxy has a limit")
+		}
+	}
+	if _, isIn := NewAddresses(0, trust).Enter(from("192.0.2.1:1")); !isIn {
+		t.Error("without a limit")
+	}
+}
+
+// fromConn is a connection from an address.
+type fromConn struct {
+	net.Conn
+	address net.Addr
+}
+
+func (c fromConn) RemoteAddr() net.Addr { return c.address }

@@ -12,6 +12,8 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"pipeline/gateway/internal/memory"
 )
 
 // Document is the section `access` of config.yml, as JSON: pipeline/config/access.py.
@@ -22,6 +24,10 @@ type Document struct {
 	AuditFile   string `json:"audit_file"`   // "": none
 	JWT         JWT    `json:"jwt"`
 
+	FairShare FairShare `json:"fair_share"`
+
+	ConnectionsPerAddress int `json:"connections_per_address"` // 0: any number
+
 	TrustedProxies []string `json:"trusted_proxies"` // for config.Trust, as the next one
 	Metadata       []string `json:"metadata"`
 }
@@ -31,6 +37,10 @@ type Limits struct {
 	RequestsPerS float64 `json:"requests_per_s"`
 	Burst        int     `json:"burst"` // that may come at once; 0: those of a second
 	InFlight     int     `json:"in_flight"`
+
+	BytesPerS     float64 `json:"bytes_per_s"`    // of bodies, of requests and answers
+	BytesBurst    int     `json:"bytes_burst"`    // that may come at once; 0: those of a second
+	BufferedBytes int64   `json:"buffered_bytes"` // that are held of requests and answers
 }
 
 // Role is a part of what may be done.
@@ -89,6 +99,8 @@ const (
 	tokenPrefix = "sha256:"
 	mostFile    = 16 << 20
 	mostName    = 256
+
+	leastBufferedBytes = 2 * memory.RequestBytes
 )
 
 // ReadDocument returns what a file with the section says.
@@ -101,6 +113,9 @@ func ReadDocument(path string) (found Document, err error) {
 	}
 	if err := found.Limits.check(); err != nil {
 		return found, fmt.Errorf("--access %s: limits: %w", path, err)
+	}
+	if said := found.FairShare; said.InFlight < 0 || said.Queue < 0 || !(said.MaxWaitS >= 0) || found.ConnectionsPerAddress < 0 {
+		return found, fmt.Errorf("--access %s: fair_share, connections_per_address: numbers must not be negative", path)
 	}
 	return found, nil
 }
@@ -179,8 +194,11 @@ func checkRoles(roles []Role) error {
 }
 
 func (l Limits) check() error {
-	if !(l.RequestsPerS >= 0) || l.Burst < 0 || l.InFlight < 0 {
+	if !(l.RequestsPerS >= 0 && l.BytesPerS >= 0) || l.Burst < 0 || l.InFlight < 0 || l.BytesBurst < 0 || l.BufferedBytes < 0 {
 		return errors.New("limits must not be negative; 0: none")
+	}
+	if l.BufferedBytes != 0 && l.BufferedBytes < leastBufferedBytes {
+		return fmt.Errorf("buffered_bytes %d is less than %d, which two requests take", l.BufferedBytes, leastBufferedBytes)
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ const CallerHeader = "X-Pipeline-Caller"
 
 const (
 	anonymousName = "anonymous"
+	letIn         = "let in"
 	bearer        = "bearer "
 	lookEvery     = time.Second
 )
@@ -36,6 +37,7 @@ type Asked struct {
 	Address      netip.Addr
 	Tokens       []string // as callers show them
 	Certificates []*x509.Certificate
+	Bytes        int64 // of its body, as far as that is said
 }
 
 // Gate lets callers in.
@@ -45,6 +47,7 @@ type Gate struct {
 	book      atomic.Pointer[book]
 	issuer    *issuer // nil: no signed tokens
 	meters    *meters
+	places    *places // nil: any number
 	audit     *audit
 	observe   func(caller, outcome string)
 	log       *slog.Logger
@@ -61,7 +64,7 @@ func New(path string, log *slog.Logger, observe func(caller, outcome string)) (*
 	if err != nil {
 		return nil, err
 	}
-	g := &Gate{said: said, meters: newMeters(), observe: observe, log: log, now: time.Now}
+	g := &Gate{said: said, meters: newMeters(), places: newPlaces(said.FairShare), observe: observe, log: log, now: time.Now}
 	g.anonymous = &Caller{Name: anonymousName, roles: said.Anonymous, limits: said.Limits}
 	g.book.Store(&book{})
 	if g.issuer, err = newIssuer(said.JWT, said.Limits); err != nil {
@@ -132,35 +135,57 @@ func (g *Gate) look() {
 	}
 }
 
-// Let lets a request in, until done is called, and says whose it is. Or it refuses it.
-func (g *Gate) Let(asked *Asked) (caller *Caller, done func(), refused *failure.Error) {
-	caller, refused = g.identify(asked)
+// Let lets a request in, until its grant is done; it may wait for its caller's turn. Or it refuses it.
+func (g *Gate) Let(ctx context.Context, asked *Asked) (*Grant, *failure.Error) {
+	caller, refused := g.permit(asked)
+	if refused != nil {
+		return nil, refused
+	}
+	grant := &Grant{Caller: caller, key: caller.at(asked.Address)}
+	if asked.Role == Open {
+		g.note(asked, caller, letIn, nil)
+		return grant, nil
+	}
+	if meter := g.meters.of(caller, asked.Address); meter != nil {
+		counted, wait, isIn := meter.take(time.Now(), asked.Bytes)
+		if !isIn {
+			return nil, g.limit(asked, caller, wait)
+		}
+		grant.meter, grant.unpaid = meter, counted
+	}
+	if g.places != nil && asked.Role == Infer {
+		if !g.places.take(ctx, grant.key) {
+			grant.Done()
+			return nil, g.limit(asked, caller, time.Second)
+		}
+		grant.places = g.places
+	}
+	g.note(asked, caller, letIn, nil)
+	return grant, nil
+}
+
+func (g *Gate) limit(asked *Asked, caller *Caller, wait time.Duration) *failure.Error {
+	refused := tooMuch(caller, wait)
+	g.note(asked, caller, "limited", refused)
+	return refused
+}
+
+// permit finds out who asks, if that caller may do it.
+func (g *Gate) permit(asked *Asked) (*Caller, *failure.Error) {
+	caller, refused := g.identify(asked)
 	switch {
 	case refused != nil:
 		g.note(asked, unknownCaller, "unauthenticated", refused)
-		return nil, nil, refused
-	case !caller.May(asked.Role) && caller == g.anonymous:
+	case caller.May(asked.Role):
+	case caller == g.anonymous:
 		refused = unauthenticated("this is for callers that say who they are: send `authorization: Bearer TOKEN` or `x-api-key: TOKEN`")
 		g.note(asked, caller, "unauthenticated", refused)
-		return nil, nil, refused
-	case !caller.May(asked.Role):
+	default:
 		text := fmt.Sprintf("caller %s may not do this: it takes the role %s", caller.Name, asked.Role)
 		refused = &failure.Error{Status: http.StatusForbidden, ErrNo: failure.CodeForbidden, Text: text}
 		g.note(asked, caller, "forbidden", refused)
-		return nil, nil, refused
 	}
-	done = func() {}
-	if meter := g.meters.of(caller, asked.Address); meter != nil && asked.Role != Open {
-		wait, isIn := meter.take(time.Now())
-		if !isIn {
-			refused = tooMuch(caller, wait)
-			g.note(asked, caller, "limited", refused)
-			return nil, nil, refused
-		}
-		done = meter.done
-	}
-	g.note(asked, caller, "let in", nil)
-	return caller, done, nil
+	return caller, refused
 }
 
 // identify finds out who asks.

@@ -115,11 +115,11 @@ func TestASignedTokenNamesItsCaller(t *testing.T) {
 	for _, alg := range []jose.SignatureAlgorithm{jose.RS256, jose.PS256, jose.ES256, jose.EdDSA} {
 		one := newSigner(t, "one", alg)
 		d, _ := signedDoor(t, usualJWT(), "", one)
-		caller, done, refused := d.Let(&Asked{Role: Infer, Tokens: []string{one.sign(t, claims())}})
-		if refused != nil || caller.Name != "jwt:carol" {
-			t.Fatalf("%s: %v %v", alg, caller, refused)
+		grant, refused := d.Let(t.Context(), &Asked{Role: Infer, Tokens: []string{one.sign(t, claims())}})
+		if refused != nil || grant.Caller.Name != "jwt:carol" {
+			t.Fatalf("%s: %v %v", alg, grant, refused)
 		}
-		done()
+		grant.Done()
 		if got := d.status(Admin, one.sign(t, claims())); got != 403 {
 			t.Errorf("%s: another role: %d", alg, got)
 		}
@@ -149,7 +149,7 @@ func TestATokenThatIsNotBelieved(t *testing.T) {
 			Algorithm: jose.HS256, Key: jose.JSONWebKey{Key: pem, KeyID: "rsa"}}, claims()),
 		"no JWT that is signed": "eyJhbGciOiJub25lIn0." + half[1] + ".",
 	} {
-		_, _, refused := d.Let(&Asked{Role: Infer, Tokens: []string{token}})
+		_, refused := d.Let(t.Context(), &Asked{Role: Infer, Tokens: []string{token}})
 		if refused == nil || refused.Status != 401 || !strings.Contains(refused.Text, what) {
 			t.Errorf("%s: %v", what, refused)
 		}

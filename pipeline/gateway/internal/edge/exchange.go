@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"pipeline/gateway/internal/access"
+	"pipeline/gateway/internal/clock"
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/failure"
 	"pipeline/gateway/internal/memory"
@@ -55,10 +57,12 @@ type exchange struct {
 	share      memory.Share
 	head       atomic.Int32 // of the answer that a backend's HTTP port is asked for
 	pace       *pace        // of the body; nil: there is none
-	unsafe     string       // what is wrong with the request's head
-	stream     *stream      // not nil: the body is passed on as it comes
-	mustLinger bool         // the caller still sends, though it has its answer
-	body       []byte       // of a refusal in another form than ours
+	grant      *access.Grant
+	owed       time.Duration // to wait before more is sent
+	unsafe     string        // what is wrong with the request's head
+	stream     *stream       // not nil: the body is passed on as it comes
+	mustLinger bool          // the caller still sends, though it has its answer
+	body       []byte        // of a refusal in another form than ours
 }
 
 // isOurs says whether it is the gateway that asks.
@@ -89,6 +93,10 @@ func (x *exchange) begin(status int) {
 func (x *exchange) Write(data []byte) (written int, err error) {
 	x.begin(http.StatusOK)
 	x.share.Keep(memory.RequestBytes + int64(len(data))) // what it was made of is not needed any more
+	if x.owed > 0 {
+		clock.Sleep(x.request.Context(), x.owed)
+	}
+	defer func() { x.owed = x.grant.Sent(written) }()
 	if x.request.ProtoMajor == 1 {
 		written, err = x.ResponseWriter.Write(data)
 		x.sent += int64(written)

@@ -10,8 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"pipeline/gateway/internal/access"
 	"pipeline/gateway/internal/clock"
 	"pipeline/gateway/internal/config"
+	"pipeline/gateway/internal/failure"
 	"pipeline/gateway/internal/metrics"
 	"pipeline/gateway/internal/sockets"
 )
@@ -33,6 +35,8 @@ type Guard struct {
 	stats    *metrics.Stats
 	refusing chan struct{}
 
+	Addresses *access.Addresses // how many of each there may be; nil: any number
+
 	lock   sync.Mutex
 	open   int
 	idle   *list.List // of net.Conn, as the server knows them; the first for longest
@@ -53,12 +57,20 @@ func (g *Guard) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
+		leave, isIn := g.Addresses.Enter(raw)
+		if !isIn {
+			g.refuse(raw, tooManyOfAddress())
+			continue
+		}
 		if g.enter() {
 			g.stats.Connections.Inc()
 			sockets.LimitUnsent(raw)
-			return newGuardedConn(raw, g), nil
+			conn := newGuardedConn(raw, g)
+			conn.leave = leave
+			return conn, nil
 		}
-		g.refuse(raw)
+		leave()
+		g.refuse(raw, tooManyConnections(g.cfg.MaxConnections))
 	}
 }
 
@@ -119,7 +131,7 @@ func (g *Guard) Note(conn net.Conn, now http.ConnState) {
 func (g *Guard) HungUp(reason string) { g.stats.HungUp(reason) }
 
 // refuse says why, to who can read it, and hangs up.
-func (g *Guard) refuse(raw net.Conn) {
+func (g *Guard) refuse(raw net.Conn, why *failure.Error) {
 	g.stats.RefusedConnections.Inc()
 	select {
 	case g.refusing <- struct{}{}:
@@ -134,7 +146,7 @@ func (g *Guard) refuse(raw net.Conn) {
 			return
 		}
 		_ = raw.SetDeadline(time.Now().Add(refusedFor))
-		_, _ = raw.Write(written(tooManyConnections(g.cfg.MaxConnections)))
+		_, _ = raw.Write(written(why))
 		hangUpGently(raw, refusedFor)
 	}()
 }
@@ -145,6 +157,7 @@ type guardedConn struct {
 	net.Conn
 	guard *Guard
 	once  sync.Once
+	leave func() // of its address
 
 	lock        sync.Mutex
 	handshakeBy time.Time // zero: it is done
@@ -152,7 +165,7 @@ type guardedConn struct {
 }
 
 func newGuardedConn(raw net.Conn, from *Guard) *guardedConn {
-	conn := &guardedConn{Conn: raw, guard: from}
+	conn := &guardedConn{Conn: raw, guard: from, leave: func() {}}
 	if from.cfg.TLS.Cert != "" {
 		conn.handshakeBy = time.Now().Add(from.cfg.HandshakeTimeout)
 		_ = raw.SetReadDeadline(conn.handshakeBy)
@@ -214,7 +227,10 @@ func (c *guardedConn) SetDeadline(limit time.Time) error {
 
 // Close hangs up, and makes room for another one.
 func (c *guardedConn) Close() error {
-	c.once.Do(c.guard.leave)
+	c.once.Do(func() {
+		c.leave()
+		c.guard.leave()
+	})
 	return c.Conn.Close()
 }
 

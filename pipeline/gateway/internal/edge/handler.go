@@ -96,12 +96,8 @@ func (g *Handler) serve(w http.ResponseWriter, r *http.Request, side access.Side
 		x.refuseElsewhere()
 		return
 	}
-	if g.gate != nil && x.route != routeNowhere {
-		done, isIn := g.letIn(x)
-		if !isIn {
-			return
-		}
-		defer done()
+	if g.gate != nil && x.route != routeNowhere && !g.letIn(x) {
+		return
 	}
 	dropForbidden(r.Header, &g.cfg.Trust)
 	switch x.route {
@@ -128,6 +124,7 @@ func (g *Handler) serve(w http.ResponseWriter, r *http.Request, side access.Side
 func (g *Handler) answered(x *exchange) {
 	x.lastWords()
 	x.share.End()
+	x.grant.Done()
 	g.stats.InFlight.Dec()
 	if x.status == 0 {
 		x.status = statusCallerLeft

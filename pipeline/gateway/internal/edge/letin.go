@@ -9,30 +9,32 @@ import (
 	"pipeline/gateway/internal/failure"
 )
 
-// letIn asks whether a request may come in; until done it counts as its caller's. Else it is refused.
-func (g *Handler) letIn(x *exchange) (done func(), isIn bool) {
+// letIn asks whether a request may come in; until its grant is done it counts as its caller's. Else it is refused.
+func (g *Handler) letIn(x *exchange) (isIn bool) {
 	r := x.request
 	asked := &access.Asked{
 		Role:    x.roleOf(),
 		Action:  r.Method + " " + r.URL.Path,
 		Address: x.from,
+		Bytes:   r.ContentLength,
 		Tokens:  access.TokensOf(func(name string) []string { return r.Header.Values(name) }),
 	}
 	if r.TLS != nil {
 		asked.Certificates = r.TLS.PeerCertificates
 	}
-	caller, done, refused := g.gate.Let(asked)
+	grant, refused := g.gate.Let(r.Context(), asked)
 	if refused != nil {
 		if refused.Status == http.StatusUnauthorized {
 			x.Header().Set("WWW-Authenticate", "Bearer")
 		}
 		x.body = bodyFor(rawTarget(r), refused)
 		x.refuseEarly(refused)
-		return nil, false
+		return false
 	}
-	r.Header.Set(access.CallerHeader, caller.Name)
+	x.grant, x.share.Own = grant, grant.Budget()
+	r.Header.Set(access.CallerHeader, grant.Caller.Name)
 	dropCredentials(r.Header, &g.cfg.Trust)
-	return done, true
+	return true
 }
 
 // targetOf returns the request's path as it came: what a backend makes of it.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"pipeline/gateway/internal/clock"
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/failure"
 )
@@ -21,13 +22,14 @@ type pace struct {
 	limit    time.Time // as it was set last
 	received int64
 	isOff    bool
+	exchange *exchange // whose caller may have a limit of bytes
 }
 
 // paceStep is by how much the limit has to grow to be set again: what sets it costs, over HTTP/2, a switch of goroutines.
 const paceStep = 8 // of the patience
 
 func newPace(x *exchange) *pace {
-	p := &pace{ReadCloser: x.request.Body, control: x.control(), cfg: x.cfg, started: x.started}
+	p := &pace{ReadCloser: x.request.Body, control: x.control(), cfg: x.cfg, started: x.started, exchange: x}
 	p.extend(x.started)
 	return p
 }
@@ -39,6 +41,10 @@ func (p *pace) Read(buffer []byte) (int, error) {
 	}
 	n, err := p.ReadCloser.Read(buffer)
 	p.received += int64(n)
+	if wait := p.exchange.grant.Received(n); wait > 0 && err == nil {
+		clock.Sleep(p.exchange.request.Context(), wait)
+		p.started = p.started.Add(wait) // it is not the caller who is slow
+	}
 	if err == io.EOF {
 		p.end()
 	}

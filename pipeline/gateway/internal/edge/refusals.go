@@ -40,6 +40,11 @@ func tooManyConnections(most int) *failure.Error {
 	return &failure.Error{Status: http.StatusServiceUnavailable, ErrNo: failure.CodeOverloaded, Text: text, RetryAfter: 1}
 }
 
+func tooManyOfAddress() *failure.Error {
+	text := "as many connections of this address are open as there may be (access.connections_per_address); try again"
+	return &failure.Error{Status: http.StatusTooManyRequests, ErrNo: failure.CodeLimited, Text: text, RetryAfter: 1}
+}
+
 // answerTooLong stands for an answer that is longer as JSON than the door would have it; its status is 200.
 func answerTooLong(most int) *failure.Error {
 	text := fmt.Sprintf("the answer is larger than max_json_bytes (%d bytes): ask over gRPC", most)

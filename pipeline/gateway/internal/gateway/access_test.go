@@ -3,6 +3,8 @@ package gateway
 import (
 	"crypto/sha256"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -96,14 +98,61 @@ func TestAServerIsToldWhatCallersMaySet(t *testing.T) {
 	}
 }
 
-func TestCallersBehindAProxyAreTheirAddresses(t *testing.T) {
+// saying runs a gateway with a document.
+func saying(t *testing.T, said string) *running {
+	t.Helper()
 	document := filepath.Join(t.TempDir(), "access.json")
-	said := `{"anonymous": ["infer"], "limits": {"requests_per_s": 0.000001, "burst": 1}, "trusted_proxies": ["127.0.0.1"]}`
 	if err := os.WriteFile(document, []byte(said), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	backend := gatewaytest.StartDouble(t, gatewaytest.Echo, gatewaytest.DoubleOptions{})
-	g := startReady(t, "--access", document, "--backend", backend.Address)
+	return startReady(t, "--access", document, "--backend", backend.Address)
+}
+
+func TestBytesAreLimitedBeforeTheyAreRead(t *testing.T) {
+	g := saying(t, `{"anonymous": ["infer"], "limits": {"bytes_per_s": 0.001, "bytes_burst": 1000}}`)
+	if got := g.post(t, gatewaytest.Pair); got.status != 200 {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	got := g.raw(t, "POST /svc/p HTTP/1.1\r\nHost: h\r\nContent-Length: 990\r\n\r\n") // and nothing of it
+	gatewaytest.WantIn(t, got, "HTTP/1.1 429 ", "Retry-After: 3600\r\n", `"err_no":3012`)
+}
+
+func TestWhatACallerHoldsIsBounded(t *testing.T) {
+	g := saying(t, `{"anonymous": ["infer"], "limits": {"buffered_bytes": 100000}}`)
+	g.post(t, gatewaytest.Pair).response(t)
+	g.post(t, `{"key":["a"],"value":["`+strings.Repeat("x", 200_000)+`"]}`).isRefusal(t, 413, 8000, "its caller has 100000 (buffered_bytes)")
+	gatewaytest.WaitUntil(t, "nothing is held", func() bool { return g.Budget.Held.Load() == 0 })
+}
+
+func TestConnectionsOfAnAddressAreBounded(t *testing.T) {
+	document := filepath.Join(t.TempDir(), "access.json")
+	if err := os.WriteFile(document, []byte(`{"anonymous": ["infer"], "connections_per_address": 1}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := startChild(t, "--parent", "--access", document, "--backend", gatewaytest.StartDouble(t, gatewaytest.Echo, gatewaytest.DoubleOptions{}).Address)
+	c.readReady(t)
+	address := strings.TrimPrefix(c.url, "http://")
+	first, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := "GET /health/live HTTP/1.1\r\nHost: h\r\n\r\n"
+	answer := make([]byte, 999)
+	_, _ = io.WriteString(first, ask)
+	if n, err := first.Read(answer); err != nil || !strings.Contains(string(answer[:n]), " 200 ") {
+		t.Fatal(string(answer[:n]), err)
+	}
+	second := &running{address: address}
+	gatewaytest.WantIn(t, second.raw(t, ask), "HTTP/1.1 429 ", "retry-after: 1", "connections_per_address")
+	_ = first.Close()
+	gatewaytest.WaitUntil(t, "there is room again", func() bool {
+		return strings.Contains(second.raw(t, strings.Replace(ask, "Host", "Connection: close\r\nHost", 1)), " 200 ")
+	})
+}
+
+func TestCallersBehindAProxyAreTheirAddresses(t *testing.T) {
+	g := saying(t, `{"anonymous": ["infer"], "limits": {"requests_per_s": 0.000001, "burst": 1}, "trusted_proxies": ["127.0.0.1"]}`)
 	for _, each := range []struct {
 		forwarded string
 		status    int

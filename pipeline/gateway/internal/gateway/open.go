@@ -21,6 +21,8 @@ type opener struct {
 	security *tls.Config      // nil: none
 	calls    *grpcedge.Server // nil: no gRPC is taken
 	open     ports
+
+	addresses *access.Addresses
 }
 
 // openPorts listens for each protocol that is asked for.
@@ -34,6 +36,7 @@ func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backe
 		side = access.PublicSide
 	}
 	o := &opener{cfg: cfg, log: log, handler: handler, stats: stats, security: security}
+	o.addresses = access.NewAddresses(gate.Said().ConnectionsPerAddress, &o.cfg.Trust)
 	if cfg.GRPC.IsAsked() || cfg.OnePort {
 		o.calls = grpcedge.New(grpcedge.Config{
 			Services: services, MaxMessageBytes: int(cfg.MaxMessageBytes), MaxConnections: cfg.MaxConnections,
@@ -67,7 +70,9 @@ func (o *opener) web(flag string, socket config.Socket, side access.Side, takesC
 	}
 	server := edge.NewServer(cfg, to, o.log)
 	server.TLSConfig = o.security
-	o.open = append(o.open, &httpPort{edge.NewGuard(listener, &cfg, o.stats), server, to, o.log})
+	guard := edge.NewGuard(listener, &cfg, o.stats)
+	guard.Addresses = o.addresses
+	o.open = append(o.open, &httpPort{guard, server, to, o.log})
 	return nil
 }
 
@@ -77,6 +82,6 @@ func (o *opener) grpc(reached <-chan struct{}) error {
 	if err != nil {
 		return err
 	}
-	o.open = append(o.open, &grpcPort{listener, o.calls, reached})
+	o.open = append(o.open, &grpcPort{listener, o.addresses.Listen(listener, o.stats.RefusedConnections.Inc), o.calls, reached})
 	return nil
 }

@@ -100,13 +100,14 @@ func (p *httpPort) finish(ctx, hurried context.Context, grace time.Duration) boo
 // grpcPort is the one of gRPC, which has a farewell of its own for what is on its way.
 type grpcPort struct {
 	net.Listener
+	limited net.Listener // it, with limits
 	server  *grpcedge.Server
 	reached <-chan struct{} // closed when there is somebody to ask: callers wait in the socket's queue until then
 }
 
 func (p *grpcPort) serve() error {
 	<-p.reached
-	return p.server.Serve(p.Listener)
+	return p.server.Serve(p.limited)
 }
 
 func (p *grpcPort) drain() { p.server.Drain() }

@@ -97,7 +97,7 @@ func (s *Server) unary(stream grpc.ServerStream, clients []*link.Client, call *l
 		return err
 	}
 	defer message.free()
-	share := &memory.Share{Of: s.config.Budget}
+	share := &memory.Share{Of: s.config.Budget, Own: grantOf(stream).Budget()}
 	defer share.End()
 	if err := share.Need(int64(len(message.data()))); err != nil {
 		return s.failure(stream, err)

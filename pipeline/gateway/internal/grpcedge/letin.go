@@ -4,6 +4,7 @@ import (
 	"context"
 	"strconv"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"pipeline/gateway/internal/access"
+	"pipeline/gateway/internal/clock"
 	"pipeline/gateway/internal/failure"
 )
 
@@ -29,13 +31,13 @@ func (s *Server) letIn(service any, stream grpc.ServerStream, info *grpc.StreamS
 	if s.config.Gate == nil {
 		return next(service, stream)
 	}
-	caller, done, refused := s.config.Gate.Let(s.askedOf(stream.Context(), info.FullMethod))
+	grant, refused := s.config.Gate.Let(stream.Context(), s.askedOf(stream.Context(), info.FullMethod))
 	if refused != nil {
 		stream.SetTrailer(trailersOf(refused))
 		return status.Error(refused.GRPC(), short(refused.Text))
 	}
-	defer done()
-	return next(service, &namedStream{stream, s.withCaller(stream.Context(), caller.Name)})
+	defer grant.Done()
+	return next(service, &grantedStream{ServerStream: stream, ctx: s.withCaller(stream.Context(), grant.Caller.Name), grant: grant})
 }
 
 // letInUnary is letIn for what is answered here.
@@ -46,12 +48,12 @@ func (s *Server) letInUnary(ctx context.Context, request any, info *grpc.UnarySe
 	if s.config.Gate == nil {
 		return next(ctx, request)
 	}
-	_, done, refused := s.config.Gate.Let(s.askedOf(ctx, info.FullMethod))
+	grant, refused := s.config.Gate.Let(ctx, s.askedOf(ctx, info.FullMethod))
 	if refused != nil {
 		_ = grpc.SetTrailer(ctx, trailersOf(refused))
 		return nil, status.Error(refused.GRPC(), short(refused.Text))
 	}
-	defer done()
+	defer grant.Done()
 	return next(ctx, request)
 }
 
@@ -85,14 +87,48 @@ func (s *Server) withCaller(ctx context.Context, name string) context.Context {
 	return metadata.NewIncomingContext(ctx, told)
 }
 
-// namedStream is a stream whose context says who asks.
-type namedStream struct {
+// grantedStream is a stream whose context says who asks, and whose messages are counted as that caller's.
+type grantedStream struct {
 	grpc.ServerStream
-	ctx context.Context
+	ctx   context.Context
+	grant *access.Grant
+	owed  time.Duration // to wait before more is sent
+}
+
+// grantOf returns that of a call; nil: there is no gate.
+func grantOf(stream grpc.ServerStream) *access.Grant {
+	if granted, isGranted := stream.(*grantedStream); isGranted {
+		return granted.grant
+	}
+	return nil
 }
 
 // Context returns it.
-func (s *namedStream) Context() context.Context { return s.ctx }
+func (s *grantedStream) Context() context.Context { return s.ctx }
+
+// RecvMsg returns the next message, as fast as the caller may send.
+func (s *grantedStream) RecvMsg(message any) error {
+	if err := s.ServerStream.RecvMsg(message); err != nil {
+		return err
+	}
+	if got, isOurs := message.(*asked); isOurs {
+		if wait := s.grant.Received(len(got.data())); wait > 0 {
+			clock.Sleep(s.ctx, wait)
+		}
+	}
+	return nil
+}
+
+// SendMsg sends a message, as fast as the caller may be sent.
+func (s *grantedStream) SendMsg(message any) error {
+	if s.owed > 0 {
+		clock.Sleep(s.ctx, s.owed)
+	}
+	if said, isOurs := message.(*answer); isOurs {
+		s.owed = s.grant.Sent(said.buffer.Len())
+	}
+	return s.ServerStream.SendMsg(message)
+}
 
 func trailersOf(refused *failure.Error) metadata.MD {
 	trailers := metadata.Pairs(errNoKey, strconv.Itoa(int(refused.ErrNo)))

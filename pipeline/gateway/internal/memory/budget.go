@@ -23,7 +23,8 @@ func NewBudget(limit int64) *Budget { return &Budget{Limit: limit} }
 
 // Share is what one exchange holds of a budget. Nothing is held by it any more after `end`.
 type Share struct {
-	Of *Budget
+	Of  *Budget
+	Own *Budget // of its caller, besides; nil: none
 
 	lock     sync.Mutex
 	Size     int64
@@ -40,22 +41,47 @@ func (s *Share) Need(bytes int64) error {
 	if s.hasEnded {
 		return nil // what it is for is on its way out
 	}
-	now := s.Of.Held.Add(bytes)
-	if now > s.Of.Limit {
-		s.Of.Held.Add(-bytes)
+	if !s.Own.take(bytes) {
+		return noRoomOfItsOwn(bytes, s.Own.Limit)
+	}
+	if !s.Of.take(bytes) {
+		s.Own.add(-bytes)
 		return noRoom()
 	}
 	s.Size += bytes
 	return nil
 }
 
+// take adds bytes, if there is room for them.
+func (b *Budget) take(bytes int64) bool {
+	if b == nil {
+		return true
+	}
+	if b.Held.Add(bytes) > b.Limit {
+		b.Held.Add(-bytes)
+		return false
+	}
+	return true
+}
+
+func (b *Budget) add(bytes int64) {
+	if b != nil {
+		b.Held.Add(bytes)
+	}
+}
+
+// add adds bytes that are there in any case.
+func (s *Share) add(bytes int64) {
+	s.Size += bytes
+	s.Of.add(bytes)
+	s.Own.add(bytes)
+}
+
 // give gives bytes back, as far as they are held.
 func (s *Share) give(bytes int64) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	bytes = min(bytes, s.Size)
-	s.Size -= bytes
-	s.Of.Held.Add(-bytes)
+	s.add(-min(bytes, s.Size))
 }
 
 // Keep gives everything back but so many bytes.
@@ -63,8 +89,7 @@ func (s *Share) Keep(bytes int64) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
 	if bytes < s.Size {
-		s.Of.Held.Add(bytes - s.Size)
-		s.Size = bytes
+		s.add(bytes - s.Size)
 	}
 }
 
@@ -72,8 +97,20 @@ func (s *Share) Keep(bytes int64) {
 func (s *Share) End() {
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	s.Of.Held.Add(-s.Size)
-	s.Size, s.hasEnded = 0, true
+	s.add(-s.Size)
+	s.hasEnded = true
+}
+
+// noRoomOfItsOwn answers a caller that has used up its own part.
+func noRoomOfItsOwn(bytes, limit int64) *failure.Error {
+	if bytes > limit {
+		text := fmt.Sprintf("the request takes about %d bytes of memory, and its caller has %d (buffered_bytes)", bytes, limit)
+		return &failure.Error{Status: http.StatusRequestEntityTooLarge, ErrNo: failure.CodePackage, Text: text}
+	}
+	return &failure.Error{
+		Status: http.StatusTooManyRequests, ErrNo: failure.CodeLimited, RetryAfter: 1,
+		Text: fmt.Sprintf("the caller's requests and answers hold all of the %d bytes that it has (buffered_bytes); try again", limit),
+	}
 }
 
 // noRoom answers who comes when the budget is used up by others.
