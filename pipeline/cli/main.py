@@ -50,6 +50,16 @@ COMMANDS: Mapping[str, Command] = {
         "pipeline.cli.graph:check",
         "pipeline.cli.graph:check_parser",
     ),
+    "client": Command(
+        "ask a server over HTTP, and print its answer",
+        "pipeline.cli.client:client",
+        "pipeline.cli.client:client_parser",
+    ),
+    "bench": Command(
+        "ask a server as fast as it answers, and print rates and times",
+        "pipeline.cli.bench:bench",
+        "pipeline.cli.bench:bench_parser",
+    ),
     "config": Command(
         "show: print the configuration and where it came from; schema: its JSON Schema",
         "pipeline.cli.config:config",

@@ -95,7 +95,11 @@ class LoadFigures:
 
 
 async def replay(
-    port: int, requests: Sequence[LoadRequest], clients: int, seconds: float
+    port: int,
+    requests: Sequence[LoadRequest],
+    clients: int,
+    seconds: float,
+    host: str = "127.0.0.1",
 ) -> LoadFigures:
     """Ask for `seconds`: `clients` connections, on each a request as soon as one is answered.
 
@@ -107,7 +111,7 @@ async def replay(
     talks = []
     try:
         for _ in range(clients):
-            _, talk = await loop.create_connection(lambda: _Client(load), "127.0.0.1", port)
+            _, talk = await loop.create_connection(lambda: _Client(load), host, port)
             talks.append(talk)
         begin = time.perf_counter()
         for talk in talks:

@@ -1,0 +1,121 @@
+"""`pipeline bench`: asks a server as fast as it answers, and prints rates and times."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import math
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from pipeline.cli.client import named
+from pipeline.cli.parsing import FAILED, command_parser, fails
+from pipeline.cli.progress import Progress
+from pipeline.cli.question import ServerAddress, add_question, question_of
+from pipeline.errors import ConfigError
+from pipeline.system.event_loop import loop_factory
+from pipeline.tuning.load import LoadFigures, LoadRequest, read_load, replay
+
+_PERCENTS = (50, 90, 99)
+_TIMEOUT_S = 30.0
+
+
+def bench(arguments: Sequence[str]) -> int:
+    """Run `pipeline bench`; the exit status: 1 if a request failed."""
+    given = bench_parser().parse_args(list(arguments))
+    try:
+        address, requests = _load(given)
+        with Progress(sys.stderr, f"{given.concurrency} callers", given.warmup + given.seconds):
+            figures = asyncio.Runner(loop_factory=loop_factory()).run(
+                _measure(address, requests, given)
+            )
+    except ConfigError as error:
+        return fails("bench", str(error))
+    except (OSError, http.client.HTTPException) as error:
+        return fails("bench", f"{given.url}: {error}")
+    sys.stdout.write(_as_json(figures) if given.json else _as_text(figures))
+    return FAILED if figures.failed or not figures.times_s else 0
+
+
+def bench_parser() -> argparse.ArgumentParser:
+    """Return the parser of `pipeline bench`."""
+    parser = command_parser(
+        "bench",
+        "Ask a server from several callers, each a request as soon as its last one is answered, "
+        "and print requests/s and the times of answers. The callers share one processor.",
+        "pipeline bench http://127.0.0.1:18071/hello name=Anna --concurrency 8 --seconds 5",
+    )
+    add_question(parser)
+    parser.add_argument(
+        "--load", metavar="FILE", help="requests in the place of fields, as the filter record writes"
+    )
+    parser.add_argument(
+        "--concurrency", type=_count, default=8, metavar="N", help="callers; default: %(default)s"
+    )
+    parser.add_argument(
+        "--seconds", type=_amount, default=5.0, metavar="S", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--warmup", type=_amount, default=1.0, metavar="S", help="not counted; default: %(default)s"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _load(given: argparse.Namespace) -> tuple[ServerAddress, list[LoadRequest]]:
+    """Return where the server is, and what is asked."""
+    address = ServerAddress.of(given.url)
+    if address.is_tls:
+        raise ConfigError("bench asks over http, without TLS")
+    if given.load is not None:
+        return address, read_load(given.load)
+    address = named(address, _TIMEOUT_S)
+    question = question_of(address, given.form, given.fields)
+    return address, [LoadRequest(question.path, msgspec.Raw(question.body))]
+
+
+async def _measure(
+    address: ServerAddress, requests: Sequence[LoadRequest], given: argparse.Namespace
+) -> LoadFigures:
+    callers, host = given.concurrency, address.host
+    await replay(address.port, requests, callers, given.warmup, host)
+    return await replay(address.port, requests, callers, given.seconds, host)
+
+
+def _as_text(figures: LoadFigures) -> str:
+    times = ", ".join(f"p{percent} {figures.percentile_ms(percent):.2f}" for percent in _PERCENTS)
+    lines = [
+        f"{figures.per_s:,.0f} requests/s ({len(figures.times_s):,} in {figures.seconds:.1f} s)",
+        f"time of an answer, ms: {times}, longest {figures.percentile_ms(100):.2f}",
+    ]
+    if figures.failed:
+        lines.append(f"{figures.failed:,} failed; the first: {figures.error}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _as_json(figures: LoadFigures) -> str:
+    found = {
+        "requests": len(figures.times_s),
+        "failed": figures.failed,
+        "seconds": figures.seconds,
+        "per_s": figures.per_s,
+        **{f"p{percent}_ms": figures.percentile_ms(percent) for percent in _PERCENTS},
+        "longest_ms": figures.percentile_ms(100),
+        "error": figures.error,
+    }
+    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+
+
+def _count(text: str) -> int:
+    if (count := int(text)) < 1:
+        raise ValueError(text)
+    return count
+
+
+def _amount(text: str) -> float:
+    if not 0 < (amount := float(text)) < math.inf:
+        raise ValueError(text)
+    return amount

@@ -1,0 +1,64 @@
+"""Progress: a line on a terminal that moves while something takes its time; elsewhere nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Self, TextIO
+
+_INTERVAL_S = 0.2
+_WIDTH = 24
+_CLEAR = "\r\x1b[K"
+
+
+class Progress:
+    """A bar that fills in the seconds that something takes; without them a clock that runs.
+
+    Args:
+        stream: where it is drawn, if that is a terminal.
+        what: what is done, in a few words.
+        seconds: how long it takes; None: nobody knows.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None,
+        what: str,
+        seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream if stream is not None and stream.isatty() else None
+        self._what = what
+        self._seconds = seconds
+        self._clock = clock
+        self._begin = clock()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def line(self) -> str:
+        """Return the line as it is now."""
+        took_s = self._clock() - self._begin
+        if self._seconds is None:
+            return f"{self._what} {took_s:.0f} s"
+        filled = min(_WIDTH, round(_WIDTH * took_s / self._seconds))
+        return f"{self._what} [{'#' * filled}{'.' * (_WIDTH - filled)}] {took_s:.0f} s"
+
+    def __enter__(self) -> Self:
+        if self._stream is not None:
+            self._begin = self._clock()
+            self._thread = threading.Thread(target=self._draw, args=(self._stream,), daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None and self._stream is not None:
+            self._thread.join()
+            self._stream.write(_CLEAR)
+            self._stream.flush()
+
+    def _draw(self, stream: TextIO) -> None:
+        while not self._over.wait(_INTERVAL_S):
+            stream.write(_CLEAR + self.line())
+            stream.flush()
