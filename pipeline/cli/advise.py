@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.cli.parsing import command_parser, fails
+from pipeline.cli.progress import Progress
 from pipeline.config.yaml_edit import OpChange, with_ops_changed
 from pipeline.errors import ConfigError
 from pipeline.tuning.load import read_load
@@ -45,7 +46,8 @@ def advise(arguments: Sequence[str]) -> int:
     _say(f"{len(requests):,} requests, {clients} clients, {space.size:,} choices")
     with contextlib.suppress(KeyboardInterrupt):  # the best until then
         while (settings := search.propose()) is not None:
-            search.tell(bench.trial(settings))
+            with Progress(sys.stderr, f"trial {len(search.trials) + 1}"):
+                search.tell(bench.trial(settings))
             told = _line(search.trials[-1], names)
             _say(f"{len(search.trials):>3}  {told}  ({search.why})")
     if search.best is None:

@@ -25,13 +25,14 @@ _TIMEOUT_S = 30.0
 
 def bench(arguments: Sequence[str]) -> int:
     """Run `pipeline bench`; the exit status: 1 if a request failed."""
-    given = bench_parser().parse_args(list(arguments))
+    given = bench_parser().parse_intermixed_args(list(arguments))
     try:
         address, requests = _load(given)
-        with Progress(sys.stderr, f"{given.concurrency} callers", given.warmup + given.seconds):
-            figures = asyncio.Runner(loop_factory=loop_factory()).run(
-                _measure(address, requests, given)
-            )
+        with (
+            Progress(sys.stderr, f"{given.concurrency} callers", _length_s(given)),
+            asyncio.Runner(loop_factory=loop_factory()) as runner,
+        ):
+            figures = runner.run(_measure(address, requests, given))
     except ConfigError as error:
         return fails("bench", str(error))
     except (OSError, http.client.HTTPException) as error:
@@ -50,7 +51,9 @@ def bench_parser() -> argparse.ArgumentParser:
     )
     add_question(parser)
     parser.add_argument(
-        "--load", metavar="FILE", help="requests in the place of fields, as the filter record writes"
+        "--load",
+        metavar="FILE",
+        help="requests in the place of fields, as the filter record writes",
     )
     parser.add_argument(
         "--concurrency", type=_count, default=8, metavar="N", help="callers; default: %(default)s"
@@ -107,6 +110,10 @@ def _as_json(figures: LoadFigures) -> str:
         "error": figures.error,
     }
     return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+
+
+def _length_s(given: argparse.Namespace) -> float:
+    return float(given.warmup + given.seconds)
 
 
 def _count(text: str) -> int:

@@ -27,7 +27,7 @@ _TIMEOUT_S = 60.0
 
 def client(arguments: Sequence[str]) -> int:
     """Run `pipeline client`; the exit status: 1 if the answer is an error, or there is none."""
-    given = client_parser().parse_args(list(arguments))
+    given = client_parser().parse_intermixed_args(list(arguments))
     try:
         address = named(ServerAddress.of(given.url), given.timeout)
         return _ask(address, given)

@@ -30,6 +30,11 @@ class Command(NamedTuple):
 
 
 COMMANDS: Mapping[str, Command] = {
+    "init": Command(
+        "make a folder with a service that runs, its test and its image",
+        "pipeline.cli.init:init",
+        "pipeline.cli.init:init_parser",
+    ),
     "serve": Command(
         "run the script of a server; --reload: again when its files change",
         "pipeline.cli.serve:serve",
@@ -59,6 +64,11 @@ COMMANDS: Mapping[str, Command] = {
         "ask a server as fast as it answers, and print rates and times",
         "pipeline.cli.bench:bench",
         "pipeline.cli.bench:bench_parser",
+    ),
+    "dockerize": Command(
+        "write the Dockerfile of a service",
+        "pipeline.cli.dockerize:dockerize",
+        "pipeline.cli.dockerize:dockerize_parser",
     ),
     "config": Command(
         "show: print the configuration and where it came from; schema: its JSON Schema",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ class Progress:
         stream: where it is drawn, if that is a terminal.
         what: what is done, in a few words.
         seconds: how long it takes; None: nobody knows.
+        delay_s: nothing is drawn before.
     """
 
     def __init__(
@@ -26,11 +28,13 @@ class Progress:
         stream: TextIO | None,
         what: str,
         seconds: float | None = None,
+        delay_s: float = _INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream = stream if stream is not None and stream.isatty() else None
+        self._stream = stream if stream is not None and _is_terminal(stream) else None
         self._what = what
         self._seconds = seconds
+        self._delay_s = delay_s
         self._clock = clock
         self._begin = clock()
         self._over = threading.Event()
@@ -40,7 +44,7 @@ class Progress:
         """Return the line as it is now."""
         took_s = self._clock() - self._begin
         if self._seconds is None:
-            return f"{self._what} {took_s:.0f} s"
+            return f"{self._what} ({took_s:.0f} s)"
         filled = min(_WIDTH, round(_WIDTH * took_s / self._seconds))
         return f"{self._what} [{'#' * filled}{'.' * (_WIDTH - filled)}] {took_s:.0f} s"
 
@@ -52,13 +56,30 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the line away; again: nothing happens."""
         self._over.set()
-        if self._thread is not None and self._stream is not None:
-            self._thread.join()
-            self._stream.write(_CLEAR)
-            self._stream.flush()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
 
     def _draw(self, stream: TextIO) -> None:
-        while not self._over.wait(_INTERVAL_S):
-            stream.write(_CLEAR + self.line())
+        with contextlib.suppress(OSError, ValueError):  # the terminal has gone
+            if self._over.wait(self._delay_s):
+                return
+            while True:
+                stream.write(_CLEAR + self.line())
+                stream.flush()
+                if self._over.wait(_INTERVAL_S):
+                    break
+            stream.write(_CLEAR)
             stream.flush()
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return not stream.closed and stream.isatty()
+    except ValueError:  # it was closed
+        return False

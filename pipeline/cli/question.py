@@ -34,8 +34,9 @@ class ServerAddress:
     @classmethod
     def of(cls, url: str) -> ServerAddress:
         """Return what a URL says. Raises ConfigError: it is none of HTTP."""
+        local = f"127.0.0.1{url}" if url.startswith(":") else url
         try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
+            parts = urlsplit(local if "://" in local else f"http://{local}")
             port = parts.port
         except ValueError as error:
             raise ConfigError(f"{url}: {error}; {_ELSEWHERE}") from None
@@ -112,7 +113,7 @@ def only_pipeline(document: Any) -> str:
     if len(names) != 1:
         there = f"there are {', '.join(names)}" if names else "there is none"
         raise ConfigError(f"the URL names no pipeline, and {there}; {_ELSEWHERE}")
-    return names[0]
+    return str(names[0])
 
 
 def _field(word: str) -> tuple[str, Any]:

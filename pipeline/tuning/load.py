@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 
@@ -171,8 +171,7 @@ class _Client(asyncio.Protocol):
         self.is_lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not derived from it
 
     def ask(self) -> None:
         if self._transport is not None and not self._load.is_over:

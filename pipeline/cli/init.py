@@ -1,0 +1,87 @@
+"""`pipeline init NAME`: makes a folder with a service, its test, its image and its README."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.cli.dockerize import docker_files
+from pipeline.cli.parsing import command_parser, fails
+from pipeline.config.json_schema import config_schema, encoded
+from pipeline.errors import ConfigError
+from pipeline.frontends.api.pipelines import RESERVED
+
+TEMPLATES = Path(__file__).with_name("templates") / "service"
+_SUFFIX = ".in"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
+_TAKEN = {*RESERVED, "v2", "health", "metrics", "docs", "static"}
+_PLACEHOLDER = "@NAME@"
+_HIDDEN = {"gitignore": ".gitignore"}
+"""Names of templates that are no hidden files, which tools would heed in this repository."""
+
+
+def init(arguments: Sequence[str]) -> int:
+    """Run `pipeline init`; the exit status."""
+    given = init_parser().parse_args(list(arguments))
+    folder = Path(given.folder)
+    name = given.name or folder.resolve().name
+    try:
+        write_new(folder, service_files(name))
+    except ConfigError as error:
+        return fails("init", str(error))
+    except OSError as error:
+        return fails("init", f"{error.filename}: {error.strerror}")
+    enter = "" if folder.resolve() == Path.cwd() else f"cd {given.folder} && "
+    sys.stdout.write(
+        f"{folder / 'web_server.py'} and what belongs to it are written.\n"
+        f"  test it:  {enter}pytest\n"
+        f"  serve it: {enter}pipeline serve --reload\n"
+        f"  ask it:   pipeline client http://127.0.0.1:18071/{name} name=Anna\n"
+    )
+    return 0
+
+
+def init_parser() -> argparse.ArgumentParser:
+    """Return the parser of `pipeline init`."""
+    parser = command_parser(
+        "init",
+        "Make a folder with a service that runs: web_server.py, config.yml, a test, a Dockerfile, "
+        "a README. Nothing is asked, and no file that is there is changed.",
+        "pipeline init hello && cd hello && pipeline serve",
+    )
+    parser.add_argument("folder", metavar="NAME", help="folder to make, and the service's name")
+    parser.add_argument("--name", help="the service's name, where it is not that of the folder")
+    return parser
+
+
+def service_files(name: str) -> dict[str, str]:
+    """Return the files of a new service by their names. Raises ConfigError: a name is none."""
+    if not _NAME.fullmatch(name) or name in _TAKEN:
+        why = "paths of other parts begin so" if name in _TAKEN else "letters, digits, _ and -"
+        raise ConfigError(f"{name!r} cannot be a service's name ({why}): give one by --name")
+    files = {
+        _HIDDEN.get(name_of := path.name.removesuffix(_SUFFIX), name_of): path.read_text("utf-8")
+        for path in sorted(TEMPLATES.glob(f"*{_SUFFIX}"))
+    }
+    files[".config.schema.json"] = encoded(config_schema()).decode()
+    filled = {file: text.replace(_PLACEHOLDER, name) for file, text in files.items()}
+    return filled | docker_files(18070, 18071)
+
+
+def write_new(folder: Path, files: Mapping[str, str]) -> None:
+    """Write files into a folder, which is made if need be.
+
+    Raises:
+        ConfigError: one of them is there already; then none is written.
+        OSError: a file cannot be written.
+    """
+    there = [name for name in files if (folder / name).exists()]
+    if there:
+        raise ConfigError(f"{folder / there[0]} is there already; nothing was written")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        with (folder / name).open("x", encoding="utf-8") as file:
+            file.write(text)
