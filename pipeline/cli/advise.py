@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.cli.parsing import command_parser, fails
-from pipeline.cli.progress import Progress
+from pipeline.cli.progress import ProgressLine
 from pipeline.config.yaml_edit import OpChange, with_ops_changed
 from pipeline.errors import ConfigError
 from pipeline.tuning.load import read_load
@@ -46,7 +46,7 @@ def advise(arguments: Sequence[str]) -> int:
     _say(f"{len(requests):,} requests, {clients} clients, {space.size:,} choices")
     with contextlib.suppress(KeyboardInterrupt):  # the best until then
         while (settings := search.propose()) is not None:
-            with Progress(sys.stderr, f"trial {len(search.trials) + 1}"):
+            with ProgressLine(sys.stderr, f"trial {len(search.trials) + 1}"):
                 search.tell(bench.trial(settings))
             told = _line(search.trials[-1], names)
             _say(f"{len(search.trials):>3}  {told}  ({search.why})")

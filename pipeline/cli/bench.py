@@ -13,7 +13,7 @@ import msgspec
 
 from pipeline.cli.client import named
 from pipeline.cli.parsing import FAILED, command_parser, fails
-from pipeline.cli.progress import Progress
+from pipeline.cli.progress import ProgressLine
 from pipeline.cli.question import ServerAddress, add_question, question_of
 from pipeline.errors import ConfigError
 from pipeline.system.event_loop import loop_factory
@@ -29,7 +29,7 @@ def bench(arguments: Sequence[str]) -> int:
     try:
         address, requests = _load(given)
         with (
-            Progress(sys.stderr, f"{given.concurrency} callers", _length_s(given)),
+            ProgressLine(sys.stderr, f"{given.concurrency} callers", _length_s(given)),
             asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
             figures = runner.run(_measure(address, requests, given))

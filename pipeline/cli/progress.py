@@ -1,4 +1,4 @@
-"""Progress: a line on a terminal that moves while something takes its time; elsewhere nothing."""
+"""ProgressLine: a line on a terminal that moves while something takes its time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WIDTH = 24
 _CLEAR = "\r\x1b[K"
 
 
-class Progress:
+class ProgressLine:
     """A bar that fills in the seconds that something takes; without them a clock that runs.
 
     Args:

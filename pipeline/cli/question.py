@@ -24,7 +24,7 @@ _ELSEWHERE = "expected http://HOST:PORT or http://HOST:PORT/NAME"
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a server is asked, and the path that the URL has."""
+    """A host and port at which a server is asked, and the path of the URL."""
 
     host: str
     port: int

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from pipeline.cli.progress import Progress
+from pipeline.cli.progress import ProgressLine
 
 
 class Terminal(io.StringIO):
@@ -25,19 +25,19 @@ class Terminal(io.StringIO):
 )
 def test_the_line_fills_with_time(took_s, seconds, line):
     times = iter([0.0, took_s])
-    assert Progress(None, "asking", seconds, clock=lambda: next(times)).line() == line
+    assert ProgressLine(None, "asking", seconds, clock=lambda: next(times)).line() == line
 
 
 def test_nothing_is_written_where_there_is_no_terminal():
     stream = io.StringIO()
-    with Progress(stream, "asking", delay_s=0.0):
+    with ProgressLine(stream, "asking", delay_s=0.0):
         pass
     assert stream.getvalue() == ""
 
 
 def test_a_terminal_is_clean_afterwards():
     terminal = Terminal()
-    drawn = Progress(terminal, "asking", delay_s=0.0)
+    drawn = ProgressLine(terminal, "asking", delay_s=0.0)
     with drawn:
         while not terminal.getvalue():  # the first line is drawn at once
             pass
@@ -49,5 +49,5 @@ def test_a_terminal_is_clean_afterwards():
 def test_a_closed_stream_is_no_terminal():
     terminal = Terminal()
     terminal.close()
-    with Progress(terminal, "asking"):
+    with ProgressLine(terminal, "asking"):
         pass
