@@ -199,6 +199,10 @@ class WorkerDiedError(PipelineError):
     code: int = ErrorCode.UNKNOW
 
 
+class DataLostError(WorkerDiedError):
+    """What an Op was to read is lost with the machine that had it, or found no room there."""
+
+
 _FROM_NAME: dict[str, type[PipelineError]] = {
     name: kind
     for name, kind in list(globals().items())

@@ -15,6 +15,7 @@ from pipeline.engine.journal import EngineObservers, Outcome
 from pipeline.engine.request import RequestState
 from pipeline.errors import (
     ConfigError,
+    DataLostError,
     DeadlineError,
     InitError,
     NoServiceError,
@@ -221,7 +222,8 @@ class Deadline(Filter):
 
 
 class RequestRetry(Filter):
-    """`dag.retry`: a whole request runs again after a timeout, while it has attempts left."""
+    """`dag.retry`: a whole request runs again after a timeout, or when what an Op had made of it
+    is lost, while it has attempts left."""
 
     def __init__(self, attempts: int, start_over: Callable[[RequestState, Any], None]) -> None:
         self._attempts = attempts
@@ -235,7 +237,7 @@ class RequestRetry(Filter):
         if stream is not None and (stream.given or stream.is_packing):
             return False
         has_attempts = request.generation + 1 < self._attempts
-        if not (has_attempts and isinstance(error, DeadlineError)):
+        if not (has_attempts and isinstance(error, DeadlineError | DataLostError)):
             return False
         self._start_over(request, own_dict(request.payload))
         return True

@@ -130,7 +130,8 @@ def _values(args: Sequence[Any]) -> list[Any]:
 
 
 def _settle(refs: Sequence[Ref], result: Any) -> None:
-    for ref, value in zip(refs, result if len(refs) > 1 else [result], strict=True):
+    values = result if isinstance(result, tuple) and len(refs) > 1 else [result]
+    for ref, value in zip(refs, values, strict=True):
         ref.settle(value)
 
 

@@ -192,7 +192,11 @@ def _place_of(init: Init, arena: Arena) -> WorkerPlace:
 
 
 class ServedWorker:
-    """Takes jobs from the link, runs them, sends back what became of them."""
+    """Takes jobs from the link, runs them, sends back what became of them.
+
+    Args:
+        tells_changes: whether the server wants to know that requests change an Op's attributes.
+    """
 
     def __init__(
         self,
@@ -200,6 +204,7 @@ class ServedWorker:
         op: BoundOp,
         place: WorkerPlace,
         walker: Walker | None = None,
+        tells_changes: bool = True,
     ) -> None:
         self._link = link
         self._op = op
@@ -218,7 +223,7 @@ class ServedWorker:
         self._slices = Slices(op, *seen, self._stream_outcome, self._report, self._look, sending)
         self._results: list[Result] = []
         self._skipped: list[int] = []
-        ops = [op] if walker is None else walker.ops
+        ops = ([op] if walker is None else walker.ops) if tells_changes else []
         self._watches = {place: StateWatch(each.state) for place, each in enumerate(ops)}
         self._changed: list[int] = []
         self._held_since = 0

@@ -30,15 +30,13 @@ from pipeline.workers.process.wire import Jobs, WorkerReport
 from pipeline.workers.ray.cargo import Cargo
 from pipeline.workers.ray.clock import ServerClock, boot_id
 from pipeline.workers.ray.models import unpack_model
-from pipeline.workers.ray.objects import ActorMemory, ActorReply, Bytes
+from pipeline.workers.ray.objects import ActorCall, ActorMemory, ActorReply, Bytes, Running
 
 _RECORDS_WAIT_S = 0.1  # for more of them, or for a batch to go home with
 _LONGEST_POLL_S = 20.0
 _PAGE_BYTES = 4096
 
-_decode = msgspec.msgpack.Decoder(Jobs).decode
-
-Objects = Sequence[Sequence[Bytes]]
+_decode = msgspec.msgpack.Decoder(ActorCall).decode
 
 
 class ReportBox:
@@ -161,7 +159,9 @@ class RayActor:
             report = WorkerReport(failure=utf8_text(f"{described(error)}\n{where}"))
         else:
             place = WorkerPlace(self._memory, self._memory, self._status, self._forgotten)
-            self._worker = self._context.run(ServedWorker, self._link, bound, place)
+            self._worker = self._context.run(
+                ServedWorker, self._link, bound, place, tells_changes=False
+            )
             note = metadata_of(predictor_of(bound.op))
             report = WorkerReport(is_ready=True, note=note, counted=self._ledger.take())
         self._box.add(report, is_urgent=False)
@@ -175,16 +175,14 @@ class RayActor:
             unpack_model(cargo.op, cargo.model_files, model_files, self._ends)
         return initialised(cargo.op, cargo.number, cargo.set_up, self._ends)
 
-    def work(
-        self, frame: bytes, sent_ns: int, numbers: Sequence[int], count: int, *objects: Any
-    ) -> tuple[Any, ...]:
-        """Run a batch, or a slice; return the reply, and `count` objects with what is large."""
+    def work(self, message: bytes, *objects: Any) -> Any:
+        """Run a batch, or a slice; return the reply, and as many objects as may come with it."""
         assert self._worker is not None, "the server waits for `begin`"
-        work = self._opened(frame, sent_ns)
-        self._memory.objects = dict(zip(numbers, objects, strict=True))
-        self._context.run(self._worker.work_on, work)
+        call = self._opened(message)
+        self._memory.objects = dict(zip(call.numbers, objects, strict=True))
+        self._context.run(self._worker.work_on, call.work)
         self._memory.objects = {}
-        return self._reply(count)
+        return self._reply(call.count, None)
 
     def end(self) -> None:
         """Close generators, and let the Op end."""
@@ -193,21 +191,21 @@ class RayActor:
         self._context.run(self._ends.close)
         self._box.close()
 
-    def _opened(self, frame: bytes, sent_ns: int) -> Jobs:
-        work = _decode(frame)
-        self._clock.heard(sent_ns)
-        self._clock.to_here(work)
-        return work
+    def _opened(self, message: bytes) -> ActorCall:
+        call = _decode(message)
+        self._clock.heard(call.sent_ns)
+        self._clock.to_here(call.work)
+        return call
 
-    def _reply(self, count: int) -> tuple[Any, ...]:
+    def _reply(self, count: int, running: Running | None) -> Any:
         reports = self._box.take()
         for _, report in reports:
             self._clock.to_server(report)
-        return self._memory.pack(ActorReply(reports, self._running()), count)
+        return self._memory.pack(ActorReply(reports, running), count)
 
     # Beside them ----------------------------------------------------------------------------
 
-    def poll(self) -> tuple[Any, ...]:
+    def poll(self) -> Any:
         """Return what is to be told, waited for; or what it is at, if that takes long."""
         look_s = self._cargo.look_s or _LONGEST_POLL_S
         until = time.monotonic() + _LONGEST_POLL_S
@@ -216,12 +214,12 @@ class RayActor:
             is_long = running is not None and running[1] >= look_s
             if is_long or self._box.is_closed or time.monotonic() >= until:
                 break
-        return self._reply(1)
+        return self._reply(0, self._running())
 
-    def tell(self, frame: bytes, sent_ns: int, numbers: Sequence[int], *objects: Any) -> None:
+    def tell(self, message: bytes, *objects: Any) -> None:
         """Take what a run that is under way is to know."""
-        work = self._opened(frame, sent_ns)
-        self._link.told.append((work, dict(zip(numbers, objects, strict=True))))
+        call = self._opened(message)
+        self._link.told.append((call.work, dict(zip(call.numbers, objects, strict=True))))
 
     def revoke(self, number: int) -> int:
         """Begin no job up to this one; return the last that was begun."""
@@ -232,7 +230,7 @@ class RayActor:
         for data_id in data_ids:
             self._forgotten.add(data_id)
 
-    def _running(self) -> tuple[int, float, float] | None:
+    def _running(self) -> Running | None:
         """Return the job that runs, its age, and that of its call."""
         job, began, called = self._status.job, self._status.job_started, self._status.call_started
         if not job or began is None:

@@ -86,8 +86,10 @@ class RayCluster:
         return made
 
     def call(self, actor: Any, method: str, args: Sequence[Any], returns: int) -> list[Any]:
-        refs = getattr(actor, method).options(num_returns=returns).remote(*args)
-        return refs if returns > 1 else [refs]
+        if returns == 1:
+            return [getattr(actor, method).remote(*args)]
+        refs: list[Any] = getattr(actor, method).options(num_returns=returns).remote(*args)
+        return refs
 
     def put(self, value: Any) -> Any:
         import ray

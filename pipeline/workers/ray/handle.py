@@ -11,6 +11,7 @@ from pipeline.workers.process.handle import Commons, ProcessWorker
 from pipeline.workers.process.pages import StatusPage
 from pipeline.workers.process.wire import ItemOutcome, Jobs, WireSlice, WorkerReport
 from pipeline.workers.ray.link import ActorLink, RayContext
+from pipeline.workers.ray.objects import outcomes_of
 from pipeline.workers.restart_policy import RestartSlot
 
 if TYPE_CHECKING:
@@ -156,7 +157,12 @@ class RayWorker(ProcessWorker):
     def on_began(self, node: str, pid: int) -> None:
         self.node, self._actor.pid, self._actor.state = node, pid, "running"
 
+    @property
+    def objects(self) -> int:
+        return self._workers.objects
+
     def on_report(self, report: WorkerReport) -> None:
+        self._workers.has_large(sum(map(_is_large, outcomes_of(report))))
         self._reported(report)
         self._look_at_head()
 
@@ -174,6 +180,10 @@ class RayWorker(ProcessWorker):
     def on_end(self, why: str) -> None:
         self._actor.state, self._actor.ending = "ended", why
         self._pool.on_ended(self)
+
+
+def _is_large(outcome: ItemOutcome) -> bool:
+    return outcome.payload is not None and bool(outcome.payload.buffers)
 
 
 def _is_told(piece: WireSlice, number: int) -> bool:

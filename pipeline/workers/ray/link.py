@@ -22,6 +22,7 @@ from pipeline.workers.ray.actor import RayActor
 from pipeline.workers.ray.api import ActorGoneError, Demands, ObjectGoneError, RayApi
 from pipeline.workers.ray.cargo import Cargo
 from pipeline.workers.ray.objects import (
+    ActorCall,
     ActorReply,
     RayMemory,
     decode_reply,
@@ -76,8 +77,14 @@ class RayContext:
 
 
 class LinkOwner(Protocol):
-    """Listener to an actor, on the loop: its worker."""
+    """Listener to an actor, on the loop: its worker.
 
+    Attributes:
+        objects: that a reply may have. One that has more has them in these, or is itself one.
+    """
+
+    @property
+    def objects(self) -> int: ...
     def opens(self, report: WorkerReport) -> list[int]:
         """Return the numbers of the objects in a report that the server itself will read."""
 
@@ -117,7 +124,6 @@ class ActorLink:
         self._arrived: dict[int, _Arrived] = {}
         self._is_open = True
         self._ended = ""
-        self.objects: int = 1  # that a reply may bring
 
     # To the actor -------------------------------------------------------------------------------
 
@@ -140,21 +146,25 @@ class ActorLink:
     def work(self, work: Jobs, number: int) -> None:
         """Send one batch, or slice, which is the job of this number."""
         if self._is_open:
-            call = functools.partial(self._work, encoded(work), numbers_in(work), number)
-            self._sender.do(functools.partial(call, max(1, self.objects)))
+            call = ActorCall(0, numbers_in(work), self._owner.objects, work)
+            self._sender.do(functools.partial(self._work, call, number))
 
-    def _work(self, frame: bytes, numbers: Sequence[int], number: int, count: int) -> None:
+    def _work(self, call: ActorCall, number: int) -> None:
         """A sender's."""
         lost = functools.partial(self._inbox.post, self._job_lost, number)
         try:
-            refs = [self._memory.ref(each) for each in numbers]
-            args = (frame, time.monotonic_ns(), numbers, count, *refs)
-            reply, *objects = self._api.call(self._actor, "work", args, 1 + count)
+            reply, *objects = self._call("work", call, 1 + call.count)
         except Exception as error:
             lost(error)
             return
         done = functools.partial(self._worked, number, objects)
         self._api.when_done(reply, functools.partial(self._post_result, done))
+
+    def _call(self, method: str, call: ActorCall, returns: int) -> list[Any]:
+        """A sender's."""
+        refs = [self._memory.ref(each) for each in call.numbers]
+        call.sent_ns = time.monotonic_ns()
+        return self._api.call(self._actor, method, (encoded(call), *refs), returns)
 
     def _post_result(self, done: Callable[..., None], value: Any, error: Any) -> None:
         """Any thread's."""
@@ -163,14 +173,13 @@ class ActorLink:
     def tell(self, work: Jobs) -> None:
         """Send what a run that is under way is to know."""
         if self._is_open:
-            call = functools.partial(self._tell, encoded(work), numbers_in(work))
-            self._sender.do(call)
+            call = ActorCall(0, numbers_in(work), 0, work)
+            self._sender.do(functools.partial(self._tell, call))
 
-    def _tell(self, frame: bytes, numbers: Sequence[int]) -> None:
+    def _tell(self, call: ActorCall) -> None:
         """A sender's."""
         try:
-            refs = [self._memory.ref(each) for each in numbers]
-            self._api.call(self._actor, "tell", (frame, time.monotonic_ns(), numbers, *refs), 1)
+            self._call("tell", call, 1)
         except Exception as error:
             self._inbox.post(self._failed, error, None)
 
@@ -244,14 +253,14 @@ class ActorLink:
         if error is not None:
             self._failed(error, None)
             return
-        reply = decode_reply(frame)
         if self._is_open:
-            self._owner.on_began(reply.node, reply.pid)
-        self._take(reply)
+            began = decode_reply(frame)
+            self._owner.on_began(began.node, began.pid)
+        self._take(frame)
 
-    def _worked(self, number: int, objects: Sequence[Any], frame: Any, error: Any) -> None:
+    def _worked(self, number: int, objects: Sequence[Any], reply: Any, error: Any) -> None:
         if error is None:
-            self._take(decode_reply(frame), objects)
+            self._take(reply, objects)
         elif isinstance(error, ObjectGoneError):
             self._job_lost(number, error)
         else:
@@ -259,20 +268,18 @@ class ActorLink:
 
     def _poll(self) -> None:
         """Have the actor tell what it has to, when it has. A sender's."""
-        reply, objects = self._api.call(self._actor, "poll", (), 2)
-        polled = functools.partial(self._polled, [objects])
-        self._api.when_done(reply, functools.partial(self._post_result, polled))
+        (reply,) = self._api.call(self._actor, "poll", (), 1)
+        self._api.when_done(reply, functools.partial(self._inbox.post, self._polled))
 
-    def _polled(self, objects: Sequence[Any], frame: Any, error: Any) -> None:
+    def _polled(self, reply: Any, error: Any) -> None:
         if error is not None:
             self._failed(error, None)
             return
-        reply = decode_reply(frame)
         if self._is_open:
             self._control.do(self._poll_again)
-            if reply.running is not None:
-                self._owner.on_running(*reply.running)
-        self._take(reply, objects)
+        running = self._take(reply).running
+        if self._is_open and running is not None:
+            self._owner.on_running(*running)
 
     def _poll_again(self) -> None:
         """A sender's."""
@@ -307,18 +314,24 @@ class ActorLink:
 
     # Reports, in order --------------------------------------------------------------------------
 
-    def _take(self, reply: ActorReply, objects: Sequence[Any] = ()) -> None:
-        """Take a reply: its objects, and its reports in their places."""
+    def _take(self, message: Any, objects: Sequence[Any] = ()) -> ActorReply:
+        """Take a reply: its objects, references or what came with it; its reports, in order."""
+        frame, *values = message if isinstance(message, tuple) else (message,)
+        reply = decode_reply(frame)
         used = sorted({number for _, report in reply.reports for number in objects_in(report)})
-        numbers = dict(zip(used, self._memory.adopt([objects[at] for at in used]), strict=True))
+        adopt = self._memory.adopt
+        if values:
+            numbers = {at: adopt(None, values[at]) for at in used}
+        else:
+            numbers = {at: adopt(objects[at]) for at in used}
         for serial, report in reply.reports:
             renumber(report, numbers)
             self._arrived[serial] = arrived = _Arrived(report, objects_in(report))
             for number in arrived.numbers:
                 self._memory.hold(number)
             self._fetch(arrived)
-            self.objects = max(self.objects, len(arrived.numbers))
         self._pass_on_ready()
+        return reply
 
     def _fetch(self, arrived: _Arrived) -> None:
         """Have those objects fetched that the server itself will read."""

@@ -37,14 +37,28 @@ _MADE = -1  # the region of a block that is in no object yet
 _GET_TIMEOUT_S = 10.0
 
 
-class ActorReply(msgspec.Struct, array_like=True):
-    """Message of an actor: reports with their running numbers.
+Running = tuple[int, float, float]
+"""(number of a job that runs, its age, that of its call of `process` or -1), in seconds."""
 
-    `running` is (number of its job, its age, that of its call of `process` or -1), in seconds.
+
+class ActorCall(msgspec.Struct, array_like=True):
+    """Message to an actor, all in one: each argument of a call of Ray takes its time.
+
+    `sent_ns` is on the server's clock; `numbers` are those of the objects that come with it, and
+    `count` is how many the reply may have.
     """
 
+    sent_ns: int
+    numbers: list[int]
+    count: int
+    work: Jobs
+
+
+class ActorReply(msgspec.Struct, array_like=True):
+    """Message of an actor: reports with their running numbers."""
+
     reports: list[tuple[int, WorkerReport]]
-    running: tuple[int, float, float] | None = None
+    running: Running | None = None
     node: str = ""
     pid: int = 0
 
@@ -116,18 +130,24 @@ class ActorMemory:
             return self._made[block.offset].data
         return self.objects[block.region][block.offset].data
 
-    def pack(self, reply: ActorReply, count: int) -> tuple[Any, ...]:
-        """Return a reply as it is sent, and `count` objects with what is large in it."""
-        objects: list[list[Bytes]] = [[] for _ in range(count)]
+    def pack(self, reply: ActorReply, count: int) -> Any:
+        """Return a reply as it is sent, and `count` objects with what is large in it.
+
+        With 0 it is alone; it has its object with it, should there be something large after all.
+        """
+        objects: list[list[Bytes]] = [[] for _ in range(count or 1)]
         place = 0
         for _, report in reply.reports:
             for outcome in outcomes_of(report):
                 payload = outcome.payload
                 if payload is not None and payload.buffers:
-                    into = objects[place % count]
-                    payload.buffers = [self._moved(b, place % count, into) for b in payload.buffers]
-                    place += 1
-        return msgspec.msgpack.encode(reply), *(each or None for each in objects)
+                    into = objects[place]
+                    payload.buffers = [self._moved(b, place, into) for b in payload.buffers]
+                    place = (place + 1) % len(objects)
+        message = msgspec.msgpack.encode(reply)
+        if not count and not objects[0]:
+            return message
+        return message, *(each or None for each in objects)
 
     def _moved(self, block: Block, number: int, into: list[Bytes]) -> Block:
         into.append(self._made.pop(block.offset))
@@ -215,15 +235,12 @@ class RayMemory(MemoryDomain):
 
     # Objects ------------------------------------------------------------------------------------
 
-    def adopt(self, refs: Sequence[Any]) -> list[int]:
-        """Take charge of what came with a reply; return the numbers: each is to be held."""
+    def adopt(self, ref: Any, value: Sequence[Bytes] | None = None) -> int:
+        """Take charge of an object of a reply; return its number: it is to be held."""
         self._settle()
-        numbers = []
-        for ref in refs:
-            self._last += 1
-            self._objects[self._last] = _Stored(ref, None)
-            numbers.append(self._last)
-        return numbers
+        self._last += 1
+        self._objects[self._last] = _Stored(ref, value)
+        return self._last
 
     def hold(self, number: int) -> None:
         """Keep an object until `release`, whatever payloads need it meanwhile."""

@@ -11,7 +11,7 @@ from pipeline.config.ray import RayOpConfig
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.hooks import asking
 from pipeline.engine.worker_api import Owner
-from pipeline.errors import InitError
+from pipeline.errors import DataLostError, InitError
 from pipeline.op import Op
 from pipeline.workers.process.handle import ProcessWorker
 from pipeline.workers.process.pool import ProcessWorkers
@@ -25,6 +25,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _LOOKS = 4  # of an actor at its call within the Op's timeout
 _LEAST_LOOK_S = 0.05
+_MOST_OBJECTS = 32  # of a reply
 
 
 class ActorMaker(Protocol):
@@ -58,6 +59,7 @@ class RayWorkers(ProcessWorkers):
         ahead: batches that each gets while it is busy, so that it never waits for the next one.
         sender: makes the calls that have batches.
         model_refs: the files of its model, if they are sent.
+        objects: that a reply of an actor may have: as many as one has had, but not too many.
         look_s: how often an actor tells what it is at.
         has_started: set when all of them are up for the first time.
     """
@@ -80,6 +82,7 @@ class RayWorkers(ProcessWorkers):
         self.passes_on: bool = passes_on
         self.sender: Sender = context.make_sender(op.name)
         self.model_refs: Sequence[Any] = ()
+        self.objects: int = int(passes_on)  # else the first one comes here, whoever is to read it
         timeout_s = op.pipeline_config.timeout_s
         self.look_s: float = max(_LEAST_LOOK_S, timeout_s / _LOOKS) if timeout_s else 0.0
         self.has_started: asyncio.Event = asyncio.Event()
@@ -121,6 +124,10 @@ class RayWorkers(ProcessWorkers):
         node = self._maker.node_for(self._op, slot.number)
         return RayWorker(self, slot, self._context, self._op, node)
 
+    def has_large(self, count: int) -> None:
+        """Take note that a reply had so many large answers."""
+        self.objects = min(_MOST_OBJECTS, max(self.objects, count))
+
     def forget(self, data_id: int) -> None:
         if not (self._asks or self._op_streams):
             return
@@ -141,7 +148,8 @@ class RayWorkers(ProcessWorkers):
     def on_job_lost(self, worker: RayWorker, run: BatchRun, why: str) -> None:
         """Take note that a batch came to nothing, though its actor lives."""
         worker.streams.pop(run, None)
-        self._owner.lost(run, run.died(self.name, worker.number, f"lost its data: {why}"))
+        died = run.died(self.name, worker.number, f"got no data: {why}")
+        self._owner.lost(run, DataLostError(str(died)))
         self.on_reported()
 
     async def stop(self, timeout_s: float) -> int:

@@ -13,7 +13,7 @@ from played_ray import RayPool, big
 
 from pipeline import Op
 from pipeline.engine.payload import opened
-from pipeline.errors import InitError, UserCodeError, WorkerDiedError
+from pipeline.errors import DataLostError, InitError, UserCodeError
 
 
 class Doubling(Op):
@@ -136,8 +136,8 @@ async def test_a_batch_whose_data_cannot_be_put_is_lost_and_its_actor_is_not():
         await settle()
         ((lost, error),) = pool.owner.losses
         assert lost is run
-        assert isinstance(error, WorkerDiedError)
-        assert "lost its data: ObjectGoneError: the store is full" in str(error)
+        assert isinstance(error, DataLostError)
+        assert "got no data: ObjectGoneError: the store is full" in str(error)
         pool.workers.submit([run_of(2)])
         actor.runs()
         await settle()
