@@ -114,6 +114,9 @@ $(GATEWAY): $(GO_CODE) pipeline/gateway/build.py | $(READY)
 cluster: $(READY) $(GATEWAY)
 	$(BIN)/python -m pip install --quiet --editable '.[ray]'
 	$(BIN)/pytest -m cluster
+	$(BIN)/python -m benchmarks.ray_faults
+	PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz.real 1 12 --ray
+	$(BIN)/python -m benchmarks.ray_ops
 
 # Wheels and the source archive as a stranger gets them: made and installed in environments of
 # their own, with Go and without; both ends of each range of versions, and newer Pythons.

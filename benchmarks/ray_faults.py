@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.ray_nodes import Nodes, nodes
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.errors import PipelineError
 from pipeline.proto.pipeline_service_pb2 import Request
 
-_STORE_BYTES = 120 * 2**20
 _LARGE = 300_000
 _LEAST_SUCCESS = 0.999
 _SLACK_S = 0.5
@@ -72,7 +72,8 @@ class Checks(Op):
 class Storm:
     """What goes wrong, and when."""
 
-    cluster: Any
+    nodes: Nodes
+    count: int
     seed: int
     pids: set[int] = field(default_factory=set)
     done: Counter[str] = field(default_factory=Counter)
@@ -96,11 +97,9 @@ class Storm:
 
     async def _node(self, chance: random.Random) -> None:
         """Kill a node, raylet and all, and have another join a while later."""
-        nodes = sorted(self.cluster.worker_nodes, key=lambda node: str(node.unique_id))
-        victim = chance.choice(nodes)
-        await asyncio.to_thread(self.cluster.remove_node, victim, allow_graceful=False)
+        await self.nodes.kill(chance.randrange(self.count))
         await asyncio.sleep(1.0)
-        await asyncio.to_thread(add_node, self.cluster)
+        await self.nodes.add()
 
     async def _full(self, chance: random.Random) -> None:
         """Fill the server's store with what is held for a while."""
@@ -112,28 +111,6 @@ class Storm:
         held = await asyncio.to_thread(fill)
         await asyncio.sleep(1.0)
         del held
-
-
-def add_node(cluster: Any) -> None:
-    cluster.add_node(num_cpus=2, object_store_memory=_STORE_BYTES)
-
-
-@contextlib.contextmanager
-def cluster_of(nodes: int) -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-    from ray.cluster_utils import Cluster
-
-    head = {"num_cpus": 0, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        for _ in range(nodes):
-            add_node(cluster)
-        ray.init(address=cluster.address, logging_level="error", log_to_driver=False)
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 def server_of(actors: int, deadline_s: float) -> PipelineServer:
@@ -169,6 +146,7 @@ async def callers(server: PipelineServer, storm: Storm, count: int, until: async
             began = time.monotonic()
             end = await _ask(server, number, storm, tally)
             tally.ends[end] += 1
+            await asyncio.sleep(0)
             tally.slowest_s = max(tally.slowest_s, time.monotonic() - began)
 
     await asyncio.gather(*(caller() for _ in range(count)))
@@ -199,19 +177,21 @@ def actors_alive() -> int:
 def objects_held(server: PipelineServer) -> int:
     """Objects that the server still needs."""
     gc.collect()
-    nodes = server.executor.executor.nodes.values()
-    return sum({id(m): m.count for m in (n.workers.memory_domain for n in nodes)}.values())
+    ops = server.executor.executor.nodes.values()
+    return sum({id(m): m.count for m in (op.workers.memory_domain for op in ops)}.values())
 
 
 @contextlib.asynccontextmanager
 async def raging(said: argparse.Namespace) -> AsyncIterator[tuple[PipelineServer, Storm, Tally]]:
-    with cluster_of(said.nodes) as cluster:
+    async with nodes(said.nodes, 2) as made:
         async with server_of(said.actors, said.deadline_s) as server:
-            storm, until = Storm(cluster, said.seed), asyncio.Event()
+            storm, until = Storm(made, said.nodes, said.seed), asyncio.Event()
             asking = asyncio.ensure_future(callers(server, storm, said.callers, until))
-            await storm.rage(said.seconds, said.every_s)
-            await asyncio.sleep(_SETTLING_S)
-            until.set()
+            try:
+                await storm.rage(said.seconds, said.every_s)
+                await asyncio.sleep(_SETTLING_S)
+            finally:
+                until.set()
             tally = await asking
             await asyncio.sleep(_SETTLING_S)
             yield server, storm, tally

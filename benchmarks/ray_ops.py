@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from benchmarks.ray_nodes import nodes
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.proto.pipeline_service_pb2 import Request
 
 _REQUEST = Request(name="ray_ops", key=["x"], value=["1"])
 _DATA = b"x" * 150  # about what a batch of it has on its way
 _SLEEP_S = 0.02
-_STORE_BYTES = 100 * 2**20
 _PER_ACTOR = 3  # requests that are under way for each actor
 _CALLS = 300
 
@@ -50,25 +48,6 @@ class Bare:
 
     def idles(self, data: bytes) -> bytes:
         return data
-
-
-@contextmanager
-def cluster(nodes: int) -> Iterator[None]:
-    """Nodes of one CPU each, and one without any for the server."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-    from ray.cluster_utils import Cluster
-
-    head = {"num_cpus": 0, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        for _ in range(nodes):
-            made.add_node(num_cpus=1, object_store_memory=_STORE_BYTES)
-        ray.init(address=made.address, logging_level="error", log_to_driver=False)
-        yield
-    finally:
-        ray.shutdown()
-        made.shutdown()
 
 
 def server_of(op: Op, actors: int) -> PipelineServer:
@@ -106,14 +85,13 @@ async def ours(server: PipelineServer, clients: int, seconds: float) -> float:
     return await closed_loop(ask, clients, seconds)
 
 
-async def by_nodes(nodes: Sequence[int], seconds: float) -> dict[int, float]:
+async def by_nodes(counts: Sequence[int], seconds: float) -> dict[int, float]:
     """Answers per second of the Op that sleeps, with an actor on each of so many nodes."""
     found = {}
-    for count in nodes:
-        with cluster(count):
-            async with server_of(Sleeps("sleeps", RequestOp()), count) as server:
-                await ours(server, count, 1.0)
-                found[count] = await ours(server, count * _PER_ACTOR, seconds)
+    for count in counts:
+        async with nodes(count, 1), server_of(Sleeps("sleeps", RequestOp()), count) as server:
+            await ours(server, count, 1.0)
+            found[count] = await ours(server, count * _PER_ACTOR, seconds)
         told = found[count] * _SLEEP_S / count
         print(f"{count} nodes: {found[count]:6.1f} batches/s, {told:.3f} of what they can")
     return found
@@ -124,7 +102,7 @@ async def lone_calls(rounds: int) -> list[float]:
     import ray
 
     ratios = []
-    with cluster(2):
+    async with nodes(2, 1):
         actor = ray.remote(num_cpus=1)(Bare).remote()
         async with server_of(Idles("idles", RequestOp()), 1) as server:
 

@@ -158,7 +158,9 @@ class DagConfig(Struct, frozen=True, kw_only=True):
     trust_workers: Annotated[
         bool, "True: the server opens answers of its processes whatever is in them, functions too."
     ] = False
-    retry: Annotated[Count, "Attempts for a request that timed out, or was lost; 1: no second one."] = 1
+    retry: Annotated[
+        Count, "Attempts for a request that timed out, or was lost; 1: no second one."
+    ] = 1
     client_type: Annotated[str, "Read for the predecessor's sake; each Op has its own."] = "brpc"
     use_profile: Annotated[bool, "Write PROFILE lines to stderr, for Analyst."] = False
     profile_per_s: Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import os
 import struct
 from typing import Any, Protocol
 
@@ -40,7 +41,20 @@ class Board:
     def __init__(self, case: Case) -> None:
         self._ops = {op.name: index for index, op in enumerate(case.ops)}
         self._most = max((request.number for request in case.requests), default=0) + 1
-        self._memory = mmap.mmap(-1, _TEXT_BYTES + _COUNT.size * len(self._ops) * self._most)
+        self._file = os.memfd_create("fuzz-board")
+        self._size = _TEXT_BYTES + _COUNT.size * len(self._ops) * self._most
+        os.ftruncate(self._file, self._size)
+        self._memory = mmap.mmap(self._file, self._size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that was not forked from this one, but is beside it."""
+        path = f"/proc/{os.getpid()}/fd/{self._file}"
+        return {"_ops": self._ops, "_most": self._most, "_size": self._size, "_path": path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._file = os.open(state["_path"], os.O_RDWR)
+        self._memory = mmap.mmap(self._file, self._size)
 
     def strike(self, op: str, number: int) -> int:
         """How many calls of `process` this request had at this Op, with this one."""
@@ -61,6 +75,7 @@ class Board:
 
     def close(self) -> None:
         self._memory.close()
+        os.close(self._file)
 
 
 class Script:

@@ -51,6 +51,7 @@ _PATIENCE_S = 180.0  # for one case
 _CASES_OF_A_CHILD = 12
 _MOST_SAID = 600  # characters of what a child said last
 _DOORS = ("engine", "http", "grpc")
+_ON_RAY = False
 
 
 class RealWorld:
@@ -59,6 +60,9 @@ class RealWorld:
     def __init__(self) -> None:
         self.release = threading.Event()
         self._home = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_home": self._home}
 
     def sleep(self, seconds: float) -> None:
         if seconds:
@@ -75,6 +79,15 @@ class RealWorld:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def on_ray(config: dict[str, Any], case: Case) -> dict[str, Any]:
+    """The same with actors in the place of processes, where that was asked for."""
+    if _ON_RAY:
+        for op in case.ops:
+            if op.workers == "process":
+                config["op"][op.name] |= {"workers": "ray", "ray": {"num_cpus": 0}}
+    return config
+
+
 class RealEngine:
     """A running server, asked at all of its doors."""
 
@@ -88,7 +101,7 @@ class RealEngine:
         self.server.set_response_op(response_op)
         self.server.prepare_server(
             yml_dict={
-                **ops.config(case),
+                **on_ray(ops.config(case), case),
                 "http_port": 0,
                 "host": "127.0.0.1",
                 "stop_grace_period": 200,
@@ -219,14 +232,16 @@ class RealEngine:
 
     async def check_memory(self) -> None:
         """No block of shared memory is in use."""
-        family = self.server._service._graph._workers._by_name.get("process")
-        memory = None if family is None else family._processes.memory
+        kinds = self.server._service._graph._workers._by_name
+        family, actors = kinds.get("process"), kinds.get("ray")
         for _ in range(100):
             gc.collect()
-            if memory is None or not memory.used:
+            blocks = 0 if family is None else family._processes.memory.used
+            objects = 0 if actors is None else actors._shared.memory.count
+            if not (blocks or objects):
                 return
             await asyncio.sleep(0.02)
-        self.outlook.complain(f"{memory.used} blocks of shared memory are in use")
+        self.outlook.complain(f"{blocks} blocks, {objects} objects of memory are in use")
 
     async def watch_lag(self) -> None:
         """How long the machine lets this process wait."""
@@ -349,6 +364,19 @@ def _open_files(most: int) -> dict[str, str]:
     return links
 
 
+def start_ray() -> None:
+    """Have all cases of this process use one cluster, on this machine."""
+    global _ON_RAY, _LATE_S
+    import ray
+
+    _LATE_S += 20.0  # an actor starts as a new interpreter, not as a copy of one
+
+    _ON_RAY = True
+    store = 100 * 2**20
+    quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
+    ray.init(address="local", num_cpus=4, object_store_memory=store, **quiet)
+
+
 def main() -> int:
     """Run cases here; one line of JSON each."""
     parser = argparse.ArgumentParser(prog="python -m fuzz.real")
@@ -357,8 +385,11 @@ def main() -> int:
     parser.add_argument("--step", type=int, default=1)
     parser.add_argument("--without", default="")
     parser.add_argument("--only", default="")
+    parser.add_argument("--ray", action="store_true", help="actors in the place of processes")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    if given.ray:
+        start_ray()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     features = Features(scale="real").without(*filter(None, given.without.split(",")))
     files: list[dict[str, str]] = []
