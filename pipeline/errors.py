@@ -200,7 +200,7 @@ class WorkerDiedError(PipelineError):
 
 
 class DataLostError(WorkerDiedError):
-    """What an Op was to read is lost with the machine that had it, or found no room there."""
+    """Data that an Op was to read is lost with its machine, or found no room there."""
 
 
 _FROM_NAME: dict[str, type[PipelineError]] = {
