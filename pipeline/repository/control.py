@@ -183,12 +183,11 @@ class ModelControl:
         )
 
     def has(self, name: str, version: int | None = None) -> bool:
-        """Return whether a model was loaded, or ought to have been, and was not unloaded."""
-        return any(
-            state.reason != UNLOADED and version in (None, number)
-            for key in self._named(name)
-            for number, state in self._versions.of(key).items()
-        )
+        """Return whether a model was ever loaded, or ought to have been; or a version of it."""
+        if version is None and named(self._known, name):
+            return True
+        states = [self._versions.of(key) for key in self._named(name)]
+        return any(found if version is None else version in found for found in states)
 
     async def load(self, name: str, overrides: Overrides, is_inner: bool = False) -> None:
         """Load a model, and what it is made of, or load it again. Raises V2Error."""

@@ -126,7 +126,10 @@ def poll_model(
         config = read_model_config(folder)
     if config is None:
         if not completes:
-            raise ConfigError(f"failed to open text file for read {folder / 'config.pbtxt'}")
+            file = folder / "config.pbtxt"
+            raise ConfigError(
+                f"failed to open text file for read {file}: No such file or directory"
+            )
         config = ModelConfig()
     fill_in(config, name, there.files, cards)
     check(config, cards, with_tensors=not completes)

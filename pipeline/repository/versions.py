@@ -106,7 +106,7 @@ class ModelVersions:
         ]
         if failed:
             for state in fresh.values():
-                self._end(state, "")
+                self._end(state, UNLOADED)
             _LOGGER.info("failed to load '%s'", model.name)
             raise ConfigError("".join(failed))
         for version, state in fresh.items():

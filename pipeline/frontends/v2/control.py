@@ -54,7 +54,7 @@ class RepositoryControl(Protocol):
         """Return whether all of them are ready, as far as the server's readiness depends on it."""
 
     def has(self, name: str, version: int | None = None) -> bool:
-        """Return whether there is a model of this name, which may have failed to load."""
+        """Return whether a model was ever loaded, or failed to be; or a version of it."""
 
     async def load(self, name: str, overrides: Overrides, is_inner: bool = False) -> None:
         """Load a model, or load it again; returns when it is ready. Raises V2Error.

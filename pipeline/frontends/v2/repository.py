@@ -526,14 +526,8 @@ class ModelRepository:
         unknown = f"Request for unknown model: '{name}'"
         number = number_of(version)
         versions = self._registry.versions(name)
-        if not versions:
-            if self._control is None or not self._control.has(name):
-                raise V2Error(V2Status.NOT_FOUND, f"{unknown} is not found")
-            if number is None:
-                raise V2Error(V2Status.NOT_FOUND, f"{unknown} has no available versions")
-            if self._control.has(name, number):
-                text = f"{unknown} version {number} is not at ready state"
-                raise V2Error(V2Status.UNAVAILABLE, text)
+        if not versions and (self._control is None or not self._control.has(name)):
+            raise V2Error(V2Status.NOT_FOUND, f"{unknown} is not found")
         if number is None:
             latest = self._registry.latest(name)
             if latest is not None:
@@ -543,10 +537,11 @@ class ModelRepository:
             wanted = max(versions, key=int)
         else:
             wanted = str(number)
-        if wanted not in versions:
+        entry = versions.get(wanted)
+        is_known = self._control is not None and self._control.has(name, int(wanted))
+        if entry is None and not is_known:
             raise V2Error(V2Status.NOT_FOUND, f"{unknown} version {number} is not found")
-        entry = versions[wanted]
-        if entry.is_unloaded:
+        if entry is None or entry.is_unloaded:
             text = f"{unknown} version {wanted} is not at ready state"
             raise V2Error(V2Status.UNAVAILABLE, text)
         return entry

@@ -161,6 +161,33 @@ async def test_all_versions_come_or_none_of_them(tmp_path):
 
 
 @on_loop
+async def test_a_version_that_came_beside_one_that_failed_is_shown_as_unloaded(tmp_path):
+    add_identity(tmp_path, "a", 1, 3, more="version_policy { all {} }")
+    async with Controlled(tmp_path) as there:
+        there.maker.broken = {"a:3"}
+        await there.refused(there.load("a"))
+        await until(lambda: there.maker.ended == ["a:1"])
+        states = [(version, state) for _, version, state, _ in await there.index()]
+        assert states == [("1", "UNAVAILABLE"), ("3", "UNAVAILABLE")]
+        assert not there.control.is_ready
+
+
+@on_loop
+async def test_what_was_there_is_known_when_it_is_gone(tmp_path):
+    add_identity(tmp_path, "a", 1)
+    add_identity(tmp_path, "nothing")
+    async with Controlled(tmp_path) as there:
+        assert not there.control.has("a")
+        await there.load("a")
+        await there.control.unload("a")
+        await there.refused(there.load("nothing"))
+        assert there.control.has("a")
+        assert (there.control.has("a", 1), there.control.has("a", 2)) == (True, False)
+        assert there.control.has("nothing")
+        assert not there.control.has("nobody")
+
+
+@on_loop
 async def test_a_configuration_that_is_sent_counts_until_the_files_change(tmp_path):
     folder = add_identity(tmp_path, "a", 1)
     async with Controlled(tmp_path, models=("a",)) as there:
