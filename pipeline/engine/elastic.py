@@ -58,6 +58,8 @@ class ElasticPolicy:
     def wanted(self, seen: Demand, now: float) -> int:
         """Return how many workers there should be from now on."""
         need = self._need(seen, now)
+        if not self._needs:
+            self._needs.append((now, seen.workers))  # who was there at the start has its time
         while self._needs and self._needs[-1][1] <= need:
             self._needs.pop()
         self._needs.append((now, need))

@@ -61,6 +61,12 @@ def test_there_are_never_more_than_the_most():
     assert op.passes(30, busy=3, queued=999, wait_s=9.0) == 3
 
 
+def test_those_of_the_start_have_their_time_too():
+    op = Simulated(lowest=0)
+    assert op.passes(59, busy=0) == 1
+    assert op.passes(2, busy=0) == 0
+
+
 def test_workers_go_when_none_was_needed_for_the_whole_time():
     op = Simulated()
     op.passes(60, busy=8)
