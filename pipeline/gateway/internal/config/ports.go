@@ -23,9 +23,9 @@ func (s Socket) IsAsked() bool { return s.FD != NoFD || s.Address != "" }
 func addPorts(flags *flag.FlagSet, cfg *Config) {
 	flags.StringVar(&cfg.HTTP.Address, "listen", DefaultListen, "host:port to listen on; port 0 is any free one; empty: no HTTP is taken")
 	flags.IntVar(&cfg.HTTP.FD, "listen-fd", NoFD, "number of an inherited listening socket, instead of --listen")
-	flags.StringVar(&cfg.GRPC.Address, "grpc-listen", "", "host:port to take gRPC on, for link: backends; default: nowhere")
+	flags.StringVar(&cfg.GRPC.Address, "grpc-listen", "", "host:port to take gRPC on; default: nowhere")
 	flags.IntVar(&cfg.GRPC.FD, "grpc-listen-fd", NoFD, "number of an inherited listening socket, instead of --grpc-listen")
-	flags.BoolVar(&cfg.OnePort, "one-port", false, "take gRPC where HTTP is taken, for link: backends")
+	flags.BoolVar(&cfg.OnePort, "one-port", false, "take gRPC where HTTP is taken")
 	flags.StringVar(&cfg.Admin.Address, "admin-listen", "", "host:port for what takes the roles observe and admin, which the other ports do not know then; default: nowhere")
 	flags.IntVar(&cfg.Admin.FD, "admin-listen-fd", NoFD, "number of an inherited listening socket, instead of --admin-listen")
 }
@@ -50,8 +50,19 @@ func (c *Config) checkPorts(isListenSet bool) error {
 		return errors.New("nothing to listen on: give --listen or --grpc-listen")
 	case c.OnePort && (c.GRPC.IsAsked() || !c.HTTP.IsAsked()):
 		return errors.New("--one-port: give --listen, and no --grpc-listen")
-	case takesGRPC && (c.BackendsFile != "" || slices.ContainsFunc(c.Backends, func(each Backend) bool { return !each.IsLink })):
-		return errors.New("--grpc-listen, --one-port: gRPC is taken for link: backends only")
+	case takesGRPC && c.HasLinks() && c.hasOthers():
+		return errors.New("--grpc-listen, --one-port: gRPC is taken for link: backends, or for others, not for both")
 	}
 	return nil
+}
+
+// HasLinks says whether a backend is reached by a link. If so it is a server's own gateway, and there are none but its copies.
+func (c *Config) HasLinks() bool {
+	return slices.ContainsFunc(c.Backends, func(each Backend) bool { return each.IsLink })
+}
+
+// hasOthers says whether there are, or may be, backends elsewhere.
+func (c *Config) hasOthers() bool {
+	isElsewhere := func(each Backend) bool { return !each.IsLink }
+	return c.BackendsFile != "" || len(c.Lookups) > 0 || slices.ContainsFunc(c.Backends, isElsewhere)
 }

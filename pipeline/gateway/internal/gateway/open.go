@@ -38,10 +38,14 @@ func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backe
 	o := &opener{cfg: cfg, log: log, handler: handler, stats: stats, security: security}
 	o.addresses = access.NewAddresses(gate.Said().ConnectionsPerAddress, &o.cfg.Trust)
 	if cfg.GRPC.IsAsked() || cfg.OnePort {
+		var remote grpcedge.Remote
+		if !cfg.HasLinks() {
+			remote = backends
+		}
 		o.calls = grpcedge.New(grpcedge.Config{
 			Services: services, MaxMessageBytes: int(cfg.MaxMessageBytes), MaxConnections: cfg.MaxConnections,
 			HandshakeTimeout: cfg.HandshakeTimeout, TLS: security, Budget: handler.Budget, Gate: gate, Trust: cfg.Trust, Side: side,
-			Observe: stats.AnsweredRPC, HungUp: stats.HungUp,
+			Observe: stats.AnsweredRPC, HungUp: stats.HungUp, Remote: remote,
 		}, backends)
 		backends.OnChange = o.calls.SetReady
 	}
@@ -49,7 +53,11 @@ func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backe
 		err = o.web("listen", cfg.HTTP, side, cfg.OnePort)
 	}
 	if err == nil && cfg.GRPC.IsAsked() {
-		err = o.grpc(backends.Reached)
+		reached := backends.Reached
+		if !cfg.HasLinks() { // a caller of a fleet that is away is told so
+			reached = backends.Known
+		}
+		err = o.grpc(reached)
 	}
 	if err == nil && cfg.Admin.IsAsked() {
 		err = o.web("admin-listen", cfg.Admin, access.AdminSide, true)

@@ -32,6 +32,13 @@ func (s *Server) handle(_ any, stream grpc.ServerStream) (err error) {
 	started, method, known := time.Now(), "", ""
 	method, _ = grpc.MethodFromServerStream(stream)
 	defer func() { s.config.Observe(known, status.Code(err), time.Since(started)) }()
+	if remote := s.config.Remote; remote != nil {
+		isKnown, err := s.passOnTo(remote, stream, method)
+		if isKnown {
+			known = method
+		}
+		return err
+	}
 	clients := s.upstreams.Links()
 	for _, client := range clients {
 		said := client.Peer()
@@ -205,10 +212,16 @@ func (s *Server) passOn(stream grpc.ServerStream, sending *sending) error {
 	}
 }
 
+// sender is an open call of a server.
+type sender interface {
+	Send(data []byte) error
+	CloseSend() error
+}
+
 // sending is the caller's side of a stream. It ends once: with the caller's last word, or when the edge stops.
 type sending struct {
 	lock             sync.Mutex
-	open             *link.Stream
+	open             sender
 	hasEnded, wasCut bool
 }
 

@@ -47,6 +47,7 @@ type Config struct {
 	TLS              *tls.Config   // nil: none
 	Budget           *memory.Budget
 	Gate             *access.Gate // nil: everybody may come in
+	Remote           Remote       // of servers elsewhere; nil: all of them are reached by links
 	Trust            config.Trust
 	Side             access.Side         // of our own port
 	HungUp           func(reason string) // told of a connection that was ended for too many frames

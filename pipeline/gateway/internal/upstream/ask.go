@@ -75,7 +75,7 @@ func OutcomeOf(ctx context.Context, err error) Outcome {
 		return Bad
 	case !errors.As(err, &said) || said.IsRefused || said.ErrNo == failure.CodeOverloaded:
 		return Neither
-	case said.Status == http.StatusNotImplemented || said.Status == http.StatusGatewayTimeout:
+	case said.Status == http.StatusNotImplemented || said.Status == http.StatusGatewayTimeout || said.Code == codes.Canceled:
 		return Neither
 	case said.Status >= http.StatusInternalServerError:
 		return Bad

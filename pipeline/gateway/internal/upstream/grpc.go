@@ -53,7 +53,7 @@ func (c *grpcConn) Unary(ctx context.Context, call *Call) ([]byte, error) {
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
-	case seenBy.Addr == nil && (status.Code(err) == codes.Unavailable || status.Code(err) == codes.Canceled): // Canceled: it was let go
+	case seenBy.Addr == nil && hasNotLeft(err):
 		return nil, ErrNeverLeft
 	case status.Code(err) == codes.DeadlineExceeded && len(trailer.Get(ErrNoKey)) == 0:
 		return nil, context.DeadlineExceeded // the backend's gRPC has a clock, too
@@ -67,13 +67,20 @@ type rawCodec struct{}
 // Name is that of protobuf, in which they are encoded.
 func (rawCodec) Name() string { return "proto" }
 
-// Marshal takes a []byte.
+// Marshal takes a []byte, or a buffer that gRPC is to free.
 func (rawCodec) Marshal(value any) (mem.BufferSlice, error) {
+	if buffer, isOne := value.(mem.Buffer); isOne {
+		return mem.BufferSlice{buffer}, nil
+	}
 	return mem.BufferSlice{mem.SliceBuffer(value.([]byte))}, nil
 }
 
-// Unmarshal fills a *[]byte.
+// Unmarshal fills a *[]byte, or a *mem.Buffer.
 func (rawCodec) Unmarshal(data mem.BufferSlice, value any) error {
+	if buffer, isOne := value.(*mem.Buffer); isOne {
+		*buffer = data.MaterializeToBuffer(mem.DefaultBufferPool())
+		return nil
+	}
 	*value.(*[]byte) = data.Materialize()
 	return nil
 }

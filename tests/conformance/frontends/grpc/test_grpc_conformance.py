@@ -24,7 +24,7 @@ Status = health_pb2.HealthCheckResponse
 STREAM = f"/{V2}/ModelStreamInfer"
 
 
-@pytest.fixture(scope="module", params=edges())
+@pytest.fixture(scope="module", params=[*edges(), pytest.param(Edge.FLEET, id="fleet")])
 def edge(request: pytest.FixtureRequest) -> Edge:
     chosen: Edge = request.param
     return chosen
@@ -43,8 +43,16 @@ def server(
 
 
 @pytest.fixture(scope="module")
-def channel(server: PipelineServer) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}", UNLIMITED) as channel:
+def port(
+    edge: Edge, server: PipelineServer, request: pytest.FixtureRequest, module_logs: None
+) -> Iterator[int]:
+    with edge.port(server, request) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def channel(port: int) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(f"127.0.0.1:{port}", UNLIMITED) as channel:
         yield channel
 
 
@@ -102,9 +110,9 @@ def test_a_caller_who_leaves_gives_up_its_place(server, channel, held, method, m
     wait_until(lambda: server.executor.inside == server.executor.waiting == 0)
 
 
-def test_a_channel_that_breaks_gives_up_all_its_places(server, held):
+def test_a_channel_that_breaks_gives_up_all_its_places(server, port, held):
     alone = [("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}", alone) as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{port}", alone) as channel:
         calls = [
             channel.unary_unary(INFERENCE).future(request("hold"), timeout=60) for _ in range(4)
         ]
