@@ -20,7 +20,6 @@ from pipeline.cli.question import (
     question_of,
 )
 from pipeline.errors import ConfigError
-from pipeline.testing.http import error_in
 
 _TIMEOUT_S = 60.0
 
@@ -91,8 +90,13 @@ def _ask(address: ServerAddress, given: argparse.Namespace) -> int:
     finally:
         connection.close()
     sys.stdout.write(msgspec.json.format(body, indent=2).decode() + "\n")
-    is_well = response.status < http.HTTPStatus.BAD_REQUEST
-    return 0 if is_well and error_in(msgspec.json.decode(body)) is None else FAILED
+    return FAILED if _is_error(response.status, msgspec.json.decode(body)) else 0
+
+
+def _is_error(status: int, said: object) -> bool:
+    """Return whether an answer of any form is an error."""
+    told = said if isinstance(said, dict) else {}
+    return status >= http.HTTPStatus.BAD_REQUEST or bool(told.get("err_no") or "error" in told)
 
 
 def _pass_on(response: http.client.HTTPResponse) -> int:
@@ -100,7 +104,7 @@ def _pass_on(response: http.client.HTTPResponse) -> int:
     for line in response:
         sys.stdout.write(line.decode("utf-8", "replace"))
         sys.stdout.flush()
-    return 0 if response.status < http.HTTPStatus.BAD_REQUEST else FAILED
+    return FAILED if _is_error(response.status, None) else 0
 
 
 def _header(word: str) -> tuple[str, str]:

@@ -60,13 +60,14 @@ def words_of(parser: argparse.ArgumentParser) -> Words:
     anywhere: dict[str, Word] = {}
     behind: dict[str, Sequence[str]] = {}
     for action in parser._actions:
+        if action.help == argparse.SUPPRESS:
+            continue
         choices = [str(choice) for choice in action.choices or ()]
         if not action.option_strings:
             anywhere |= {choice: Word(choice) for choice in choices}
             continue
-        shown = action.help if action.help and action.help != argparse.SUPPRESS else ""
         for option in action.option_strings:
-            anywhere[option] = Word(option, shown)
+            anywhere[option] = Word(option, action.help or "")
             if choices:
                 behind[option] = choices
     for name, words in _below(parser):

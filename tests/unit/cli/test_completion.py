@@ -25,3 +25,7 @@ def test_words_are_those_of_the_parser():
 def test_commands_of_a_command_are_words_with_their_options():
     words = {word for word, _ in words_of(parser_of("callers")).anywhere}
     assert {"add", "list", "remove", "--roles", "--file"} <= words
+
+
+def test_what_is_no_users_is_no_word():
+    assert "--parent" not in {word for word, _ in words_of(parser_of("serve")).anywhere}
