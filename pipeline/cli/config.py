@@ -10,14 +10,16 @@ import msgspec
 
 from pipeline.cli.parsing import FAILED, add_layers, command_parser, fails
 from pipeline.config.json_schema import config_schema, encoded
-from pipeline.config.layers import layers_here, read_layers, use
+from pipeline.config.layers import layers_here, merged, read_layers, use, without
 from pipeline.config.rows import ConfigRow, rows_of, without_defaults
 from pipeline.config.schema import ServiceConfig, config_of
 from pipeline.config.yaml import dotted, flow
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.system.script import ScriptNotFoundError
 
 _COLUMN = 40  # at which comments begin
 _INDENT = 2
+_SCRIPT_SUFFIX = ".py"
 
 
 def config(arguments: Sequence[str]) -> int:
@@ -37,7 +39,12 @@ def config_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="show|schema")
     show = commands.add_parser("show", help="print every key, its value and where that came from")
-    show.add_argument("file", nargs="?", default="config.yml", help="default: config.yml")
+    show.add_argument(
+        "file",
+        nargs="?",
+        default="config.yml",
+        help="a config.yml, the default, or a script: then with what its constructors say",
+    )
     show.add_argument("--given", action="store_true", help="without keys that have their default")
     show.add_argument("--json", action="store_true", help="print JSON, an object for each key")
     add_layers(show)
@@ -55,10 +62,16 @@ def _schema(given: argparse.Namespace) -> int:
 def _show(given: argparse.Namespace) -> int:
     use(given.profile, given.set)
     try:
-        source, overrides = read_layers(ServiceConfig, given.file, None, layers_here())
-    except ConfigError as error:
+        file, constructors = given.file, None
+        if file.endswith(_SCRIPT_SUFFIX):
+            from pipeline.cli.constructors import constructors_of  # here: it loads the server
+
+            file, constructors = constructors_of(file)
+        source, overrides = read_layers(ServiceConfig, file, None, layers_here())
+    except (PipelineError, ScriptNotFoundError) as error:
         return fails("config show", str(error))
-    rows = rows_of(source, ServiceConfig)
+    said = source if constructors is None else merged(source, without(constructors, overrides))
+    rows = rows_of(said, ServiceConfig)
     shown = without_defaults(rows) if given.given else list(rows)
     sys.stdout.write(_json(shown) if given.json else "".join(map(_line, shown)))
     try:

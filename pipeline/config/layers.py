@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,18 @@ def merged(base: Source, over: Source) -> Source:
         texts=merging.texts,
         secrets=frozenset(merging.secrets),
     )
+
+
+def without(source: Source, paths: Collection[KeyPath]) -> Source:
+    """Return a Source without the values at these paths."""
+    return msgspec.structs.replace(source, data=_left(source.data, (), frozenset(paths)))
+
+
+def _left(value: object, path: KeyPath, gone: frozenset[KeyPath]) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    inner = {key: (*path, key) for key in value if (*path, key) not in gone}
+    return {key: _left(value[key], here, gone) for key, here in inner.items()}
 
 
 class _Merging:
