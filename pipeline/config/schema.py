@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from pipeline.config.access import AccessConfig, TlsConfig
 from pipeline.config.batching import DynamicBatchingConfig, fault_of_batching
 from pipeline.config.controls import controls_of
+from pipeline.config.cors import CorsConfig, fault_of_cors
 from pipeline.config.default_host import LOOPBACK, default_host
 from pipeline.config.elastic import ElasticConfig, fault_of_bounds
 from pipeline.config.fields import (
@@ -438,6 +439,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         Chosen("frontends"),
         "Frontends beside gRPC and HTTP: the name of each, and its options.",
     ] = {}
+    cors: Annotated[CorsConfig, "Web pages from elsewhere."] = CorsConfig()
     allowed_hosts: Annotated[
         Names, "Names of this server for browsers, beside the machine's own; .a.b: all below a.b."
     ] = ()
@@ -766,6 +768,8 @@ def _settle_ports(values: dict[str, Any], raw: object, reader: Reader) -> None:
         values["rpc_port"] = rpc = http + 1 if http else 0  # 0: both are any free one
     dag = values.get("dag", DagConfig())
     metrics = dag.prometheus_port if dag.enable_prometheus else None
+    if fault := fault_of_cors(values.get("cors", CorsConfig())):
+        reader.problem(("cors",), fault)
     is_gateway = values.get("edge") == "gateway" and values.get("http_server") != "embedded"
     if rpc and rpc == http and not is_gateway:
         text = f"expected a port other than rpc_port, but with edge: gateway, found {found(http)}"

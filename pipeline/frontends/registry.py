@@ -23,6 +23,7 @@ from pipeline.frontends.dashboard.models_routes import ModelsDashboard
 from pipeline.frontends.dashboard.routes import Dashboard
 from pipeline.frontends.grpc.inference import pipeline_service
 from pipeline.frontends.grpc.server import GrpcFrontend, GrpcService
+from pipeline.frontends.http.cors import Cors
 from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.metrics import MetricsRoutes, metrics_server
 from pipeline.frontends.http.routes import LaneService, Routes
@@ -234,6 +235,9 @@ def _takes_plain(context: FrontendContext) -> bool:
 
 def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
     config = context.config
+    cors = (
+        Cors(config.cors) if "HTTP" not in context.taken else Cors()
+    )  # else the gateway sees to it
     return HttpFrontend(
         None if context.models.is_repository else context.models.begin,
         host,
@@ -245,7 +249,7 @@ def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
         forwarding=context.forwarding,
         offload=context.offload,
         limits=config.limits,
-        hosts=Hosts(config.allowed_hosts),
+        hosts=Hosts(config.allowed_hosts, cors),
         is_plain=_takes_plain(context),
         lanes=context.lanes,
     )

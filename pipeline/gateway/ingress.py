@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.config.access import ROLES, AccessConfig, document_of, fault_of_access
+from pipeline.config.cors import CorsConfig
 from pipeline.config.schema import ServiceConfig
 from pipeline.errors import ConfigError, InitError
 from pipeline.frontends.link.frames import VERSION
@@ -214,7 +215,23 @@ class Gateway(Ingress):
             "tls-key": config.tls.key,
             "tls-client-ca": config.tls.client_ca,
         }
-        return [*flags, *(f"--{name}={value}" for name, value in tls.items() if value)]
+        return [
+            *flags,
+            *(f"--{name}={value}" for name, value in tls.items() if value),
+            *_flags_of(config.cors),
+        ]
+
+
+def _flags_of(cors: CorsConfig) -> list[str]:
+    """Return what the gateway is told of web pages from elsewhere."""
+    if not cors.origins:
+        return []
+    return [
+        *(f"--cors-origin={origin}" for origin in cors.origins),
+        *(f"--cors-header={name}" for name in cors.headers),
+        *(["--cors-credentials"] if cors.credentials else []),
+        f"--cors-max-age={cors.max_age_s}s",
+    ]
 
 
 def is_one_port(config: ServiceConfig) -> bool:

@@ -113,6 +113,7 @@ class HttpConnection(AheadProtocol):
         has_left: the connection is lost.
         body_error: says why the rest of a request's body is not going to come.
         given: the answer to the next request, which the lane has begun.
+        more_headers: of the answer to the request that is served.
     """
 
     cycle_served: Any = None
@@ -120,6 +121,7 @@ class HttpConnection(AheadProtocol):
     has_left: bool = False
     body_error: HttpError | None = None
     given: Awaitable[WebResponse] | None = None
+    more_headers: tuple[Header, ...] = ()
     _is_ignoring = False
     _is_lingering = False
     _timer: asyncio.TimerHandle | None = None
@@ -291,7 +293,9 @@ class HttpConnection(AheadProtocol):
             cycle.keep_alive = False
             headers = (*headers, CLOSE)
         cycle.response_started = True
-        head = head_of(status, content_type, (*self.server_state.default_headers, *headers))
+        head = head_of(
+            status, content_type, (*self.server_state.default_headers, *headers, *self.more_headers)
+        )
         size = len(body)
         if cycle.scope["method"] == "HEAD":
             body = b""
@@ -335,7 +339,7 @@ class HttpConnection(AheadProtocol):
         cycle.response_started = True
         cycle.keep_alive &= not cycle.more_body  # nobody is going to read the rest
         dated = self.server_state.default_headers
-        dated = dated if cycle.keep_alive else [*dated, CLOSE]
+        dated = [*dated, *self.more_headers, *(() if cycle.keep_alive else (CLOSE,))]
         return stream_head_of(reply, dated, is_chunked)
 
     def break_off(self) -> None:

@@ -8,7 +8,8 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from pipeline.errors import NoServiceError
-from pipeline.frontends.http.routes import HttpError
+from pipeline.frontends.http.cors import Cors
+from pipeline.frontends.http.routes import HttpError, WebResponse
 
 _SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
 _USUAL_PORTS = {"http": "80", "https": "443"}
@@ -21,9 +22,11 @@ class Hosts:
     Args:
         told: names beside this machine's own, `localhost` and addresses; `.example.com` stands for
             all names below example.com, `*` for any.
+        cors: the web pages from elsewhere that may ask.
     """
 
-    def __init__(self, told: Sequence[str] = ()) -> None:
+    def __init__(self, told: Sequence[str] = (), cors: Cors | None = None) -> None:
+        self.cors: Cors = cors or Cors()
         self._told = [name.lower().rstrip(".") for name in told]
         self._own: frozenset[str] | None = None
 
@@ -45,6 +48,17 @@ class Hosts:
         if site in (b"cross-site", b"same-site") and mode != b"navigate":
             raise _foreign("a web page from elsewhere may not ask for this")
 
+    def check_page(self, method: str, said: Mapping[bytes, bytes]) -> WebResponse | None:
+        """Refuse what a web page may not ask; return what its browser asked before it asks.
+
+        Raises:
+            HttpError: 403; it says what to configure.
+        """
+        if method == "POST":
+            host, kind = said.get(b"host", b""), said.get(b"content-type", b"")
+            self.check_post(said[b"origin"], host, kind)
+        return self.cors.preflight(method, said)
+
     def check_post(self, origin: bytes, host: bytes, content_type: bytes) -> None:
         """Refuse what a browser lets any web page send, without asking this server.
 
@@ -63,7 +77,7 @@ class Hosts:
         scheme, _, authority = page.rpartition("://")
         if authority and _same(authority, host.decode("latin-1").lower(), scheme):
             return
-        if authority and self._is_told(_name_of(authority)):
+        if (authority and self._is_told(_name_of(authority))) or self.cors.allows(page):
             return
         raise _foreign(
             f"a web page from {page[:_MAX_SHOWN]!r} may not ask this server: add its host to "

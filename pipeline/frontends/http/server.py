@@ -167,13 +167,16 @@ class HttpFrontend:
         content_type = JSON
         try:
             said: Headers = scope[HEADERS]
-            if b"origin" in said and scope["method"] == "POST":  # a program says none
-                host, kind = said.get(b"host", b""), said.get(b"content-type", b"")
-                self._hosts.check_post(said[b"origin"], host, kind)
+            connection.more_headers = self._hosts.cors.headers_for(said)
+            preflight = None
+            if b"origin" in said:  # a program says none
+                preflight = self._hosts.check_page(scope["method"], said)
             parts = scope["path"].split("/")
             given, connection.given = connection.given, None
             reply: WebResponse | WebStream | bytes
-            if given is not None:
+            if preflight is not None:
+                reply, connection.more_headers = preflight, ()
+            elif given is not None:
                 reply = await given
             elif len(parts) != 3 or parts[1] in _OF_ROUTES or not parts[2]:
                 reply = await self._route(scope, connection, receive)

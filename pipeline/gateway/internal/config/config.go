@@ -42,6 +42,7 @@ type Config struct {
 	BackendMetrics  bool
 	Access          string // file that says who may do what; "": everybody everything
 	Trust           Trust
+	CORS            CORS
 	Patience        time.Duration // for a request's body to arrive, beside what its bytes earn it
 	MinUploadRate   int64         // bytes a second that earn it more
 	HeadPatience    time.Duration // for its head
@@ -109,6 +110,7 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.DurationVar(&cfg.DNSInterval, "dns-interval", defaultDNSInterval, "time between two looks at a name of dns:/// or srv:///")
 	flags.StringVar(&cfg.BackendsFile, "backends-file", "", "`file` of more backends, one address a line or JSON; it is looked at again twice a second")
 	addPorts(flags, cfg)
+	addCORS(flags, cfg)
 	flags.BoolVar(&cfg.ConnectedIsUp, "connected-is-up", false, "tell the parent that the gateway is ready once a backend is connected, be it ready or not")
 	flags.BoolVar(&cfg.HasParent, "parent", false, "stdin is the life line to the parent: the gateway ends with it")
 	flags.Int64Var(&cfg.MaxMessageBytes, "max-message-bytes", defaultMaxMessageBytes, "limit of a request's body, unpacked")
@@ -161,6 +163,9 @@ func Parse(args []string) (Config, error) {
 	isListenSet := false
 	flags.Visit(func(f *flag.Flag) { isListenSet = isListenSet || f.Name == "listen" })
 	if err := cfg.check(); err != nil {
+		return Config{}, err
+	}
+	if err := cfg.CORS.check(); err != nil {
 		return Config{}, err
 	}
 	if err := cfg.checkPorts(isListenSet); err != nil {

@@ -92,6 +92,9 @@ func (g *Handler) serve(w http.ResponseWriter, r *http.Request, side access.Side
 	delete(r.Header, access.CallerHeader)
 	g.stats.InFlight.Inc()
 	defer g.answered(x)
+	if x.route != routeNowhere && x.letPageIn() {
+		return
+	}
 	if side == access.PublicSide && x.route != routeNowhere && !side.Has(x.roleOf()) {
 		x.refuseElsewhere()
 		return

@@ -1,0 +1,65 @@
+"""Web pages from elsewhere: what browsers are told of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.config.cors import CorsConfig, fault_of_cors
+from pipeline.frontends.http.cors import Cors
+
+APP = "https://app.example.com"
+LISTED = Cors(CorsConfig(origins=(APP,), headers=("X-User",), credentials=True, max_age_s=5))
+VARY = (b"vary", b"Origin")
+
+
+def test_who_is_not_listed_is_told_nothing() -> None:
+    for origin in (b"https://evil.example.com", b"null", b"", APP.encode() + b".evil.com"):
+        said = {b"origin": origin, b"access-control-request-method": b"POST"}
+        assert LISTED.headers_for(said) == (VARY,)
+        assert LISTED.preflight("OPTIONS", said) is None
+    assert Cors().headers_for({b"origin": APP.encode()}) == ()
+
+
+def test_who_is_listed_may_read() -> None:
+    assert LISTED.headers_for({b"origin": APP.encode()}) == (
+        VARY,
+        (b"access-control-allow-origin", APP.encode()),
+        (b"access-control-allow-credentials", b"true"),
+        (b"access-control-expose-headers", b"Inference-Header-Content-Length, Retry-After"),
+    )
+
+
+def test_a_browser_that_asks_is_told_what_may_be_sent() -> None:
+    said = {
+        b"origin": APP.encode(),
+        b"access-control-request-method": b"POST",
+        b"access-control-request-headers": b"Content-Type, X-User,x-evil",
+    }
+    reply = LISTED.preflight("OPTIONS", said)
+    assert reply is not None
+    headers = dict(reply.headers)
+    assert headers[b"access-control-allow-headers"] == b"content-type, x-user"
+    assert headers[b"access-control-allow-methods"] == b"GET, HEAD, POST"
+    assert headers[b"access-control-max-age"] == b"5"
+    assert LISTED.preflight("POST", said) is None
+    assert LISTED.preflight("OPTIONS", {b"origin": APP.encode()}) is None
+
+
+def test_any_page_is_any_page() -> None:
+    headers = Cors(CorsConfig(origins=("*",))).headers_for({b"origin": b"https://x"})
+    assert (b"access-control-allow-origin", b"*") in headers
+    assert VARY not in headers
+
+
+@pytest.mark.parametrize(
+    ("cors", "text"),
+    [
+        (CorsConfig(origins=("*",), credentials=True), "name origins"),
+        (CorsConfig(origins=("app.example.com",)), "is no origin"),
+        (CorsConfig(origins=(APP + "/",)), "is no origin"),
+        (CorsConfig(origins=(APP, "http://localhost:3000"), credentials=True), ""),
+    ],
+)
+def test_faults(cors: CorsConfig, text: str) -> None:
+    assert text in fault_of_cors(cors)
+    assert bool(text) == bool(fault_of_cors(cors))
