@@ -96,13 +96,14 @@ def _ask(port: int, window: int, place: Place) -> tuple[int, list[float]]:
 
 @contextlib.contextmanager
 def serving(model: Path, batch: int, place: Place) -> Iterator[int]:
-    """Serve the model in a process of its own; yields the port."""
+    """Serve the model in a process of its own, in runs of one size; yields the port."""
+    local = {**place.local(str(model)), "pad_rows": batch}
     op = {
         "concurrency": 2,
         "batch_size": batch,
         "batching": "adaptive",
         "auto_batching_timeout": 5,
-        "local_service_conf": place.local(str(model)),
+        "local_service_conf": local,
     }
     config = {"rpc_port": 0, "log": {"to": "stdout"}, "op": {"classify": op}}
     script = Path(__file__).with_name("pictures_server.py")

@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from pipeline.predictors.base import AcceleratedModel, Device, DeviceType
+from pipeline.predictors.base import Device, DeviceType
+from pipeline.predictors.onnx import OnnxModel
 
 HOST = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -46,13 +47,13 @@ def save(
     inputs: Sequence[Any],
     outputs: Sequence[Any],
     initializers: Sequence[Any] = (),
-) -> AcceleratedModel:
+) -> OnnxModel:
     """An ONNX model in a file, to be run by one thread."""
     onnx.save(build(nodes, inputs, outputs, initializers), path)
-    return AcceleratedModel(path, thread_num=1)
+    return OnnxModel(path, thread_num=1)
 
 
-def identity(path: Path, element_type: int, shape: Any = ("n", 2)) -> AcceleratedModel:
+def identity(path: Path, element_type: int, shape: Any = ("n", 2)) -> OnnxModel:
     """A model whose output y is its input x."""
     return save(
         path,

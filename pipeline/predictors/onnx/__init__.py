@@ -1,5 +1,23 @@
 """ONNX models, which onnxruntime runs."""
 
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
 from pipeline.predictors.base import AcceleratedModel, PredictorEngine
 
-ENGINE = PredictorEngine("pipeline.predictors.onnx.predictor", (".onnx",), Options=AcceleratedModel)
+
+class OnnxModel(AcceleratedModel, frozen=True):
+    """A model for onnxruntime."""
+
+    pad_rows: Annotated[
+        int,
+        Meta(ge=0),
+        "ONNX: fill each run up to so many rows with zeros, for cards, which are slow where sizes"
+        " change; 0: no.",
+    ] = 0
+
+
+ENGINE = PredictorEngine("pipeline.predictors.onnx.predictor", (".onnx",), Options=OnnxModel)

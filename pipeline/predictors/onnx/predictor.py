@@ -14,8 +14,10 @@ import numpy as np
 from pipeline.errors import ClosedError, InitError, PredictorError
 from pipeline.predictors.base import AcceleratedModel, Device
 from pipeline.predictors.metadata import LoadMeter, MemoryUse
+from pipeline.predictors.onnx import OnnxModel
 from pipeline.predictors.onnx.binding import DTYPES, DeviceMemory, Run, session_runner, tensor_spec
 from pipeline.predictors.onnx.errors import brief, why_it_does_not_load
+from pipeline.predictors.onnx.padding import PaddedRunner
 from pipeline.predictors.onnx.providers import (
     RECORD_PLACEMENT,
     TENSORRT,
@@ -36,7 +38,8 @@ class OnnxPredictor:
     """One onnxruntime session as a `Predictor`.
 
     Calls may overlap: a session runs them side by side and without the GIL. It computes in the
-    card's `memory`; None: the host's. `memory_usage`: what loading took of the host's.
+    card's `memory`; None: the host's. Runs have a multiple of `pad_rows` rows, where that is not 0.
+    `memory_usage`: what loading took of the host's.
 
     Raises InitError: an input or a fetched output is no tensor, or `fetch_list` has other names.
     """
@@ -50,6 +53,7 @@ class OnnxPredictor:
         name: str,
         fetch_list: Sequence[str] | None = None,
         memory: DeviceMemory | None = None,
+        pad_rows: int = 0,
     ) -> None:
         inputs = [tensor_spec(name, node) for node in session.get_inputs()]
         outputs = [
@@ -61,7 +65,8 @@ class OnnxPredictor:
         self.signature: ModelSignature = ModelSignature(name, inputs, outputs, fetch_list)
         self.feed_names: tuple[str, ...] = self.signature.feed_names
         self.fetch_names: tuple[str, ...] = self.signature.fetch_names
-        self._run: Run | None = session_runner(runtime, session, self.signature, memory)
+        run = session_runner(runtime, session, self.signature, memory)
+        self._run: Run | None = PaddedRunner(run, self.signature, pad_rows) if pad_rows else run
 
     def predict(
         self,
@@ -101,7 +106,7 @@ class OnnxPredictor:
         self._run = None
 
 
-def load(model: AcceleratedModel, device: Device, runtime: Any = None) -> OnnxPredictor:
+def load(model: OnnxModel, device: Device, runtime: Any = None) -> OnnxPredictor:
     """Load an ONNX file and run it once.
 
     `ir_optim` changes nothing: onnxruntime's own optimisation of the graph is always on.
@@ -122,7 +127,9 @@ def load(model: AcceleratedModel, device: Device, runtime: Any = None) -> OnnxPr
         engines = engine_folder(path, plan.providers[0][1], version)
     with building(engines), LoadMeter() as meter:
         session = _open(runtime, model, plan, cache_options(engines))
-        predictor = OnnxPredictor(runtime, session, path.name, model.fetch_list, plan.memory)
+        predictor = OnnxPredictor(
+            runtime, session, path.name, model.fetch_list, plan.memory, model.pad_rows
+        )
         predictor.warm_up(model.dynamic_shapes.get("opt_input_shape", {}))
         predictor.memory_usage = meter.uses()
     return predictor

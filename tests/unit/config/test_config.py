@@ -27,6 +27,8 @@ from pipeline.config.schema import (
 )
 from pipeline.config.yaml import MAX_DEPTH, read_yaml
 from pipeline.errors import ConfigError
+from pipeline.predictors.base import LocalModel, as_own_struct
+from pipeline.predictors.onnx import OnnxModel
 from pipeline.predictors.paddle import PaddleModel
 
 REFERENCE = ROOT / "config.yml"
@@ -558,7 +560,8 @@ def test_the_reference_holds_nothing_but_defaults() -> None:
     ports = {"rpc_port": config.rpc_port, "http_port": config.http_port}
     bare = load_config(yml_dict={**ports, "op": {"example": {}}})
     options = config.op["example"].local_service_conf.engine_options
-    assert PaddleModel("m", **options) == PaddleModel("m")
+    for engine in (PaddleModel, OnnxModel):
+        assert as_own_struct(LocalModel("m", options=options), engine) == engine("m")
     cast(dict[str, object], options).clear()
     for field in set(ServiceConfig.__struct_fields__) - {"source", "places"}:
         assert getattr(config, field) == getattr(bare, field), field

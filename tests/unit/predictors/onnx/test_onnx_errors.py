@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_doubles import CPU, FLOAT, build, value_info
 
 from pipeline.errors import InitError
-from pipeline.predictors.base import AcceleratedModel
+from pipeline.predictors.onnx import OnnxModel
 from pipeline.predictors.onnx.errors import brief, why_it_does_not_load
 from pipeline.predictors.onnx.predictor import load
 
@@ -67,7 +67,7 @@ MODEL = with_weights().SerializeToString()
 def test_a_file_that_cannot_be_loaded_is_refused_by_its_path_and_why(path, content, said):
     path.write_bytes(content)
     with pytest.raises(InitError, match=rf"model_config: cannot load {path}: .*{said}"):
-        load(AcceleratedModel(path), CPU)
+        load(OnnxModel(path), CPU)
 
 
 def save_apart(path):
@@ -80,13 +80,13 @@ def save_apart(path):
 def test_weights_that_are_missing_are_named(path):
     save_apart(path).unlink()
     with pytest.raises(InitError, match=r"toy\.weights is missing, which has weights of the model"):
-        load(AcceleratedModel(path), CPU)
+        load(OnnxModel(path), CPU)
 
 
 def test_weights_that_are_cut_short_are_named(path):
     save_apart(path).write_bytes(b"ab")
     with pytest.raises(InitError, match="the weights of w is cut short: copy it again"):
-        load(AcceleratedModel(path), CPU)
+        load(OnnxModel(path), CPU)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from onnx_doubles import (
 )
 
 from pipeline.errors import InitError
-from pipeline.predictors.base import AcceleratedModel, Device, DeviceType
+from pipeline.predictors.base import Device, DeviceType
+from pipeline.predictors.onnx import OnnxModel
 from pipeline.predictors.onnx.predictor import load
 from pipeline.predictors.onnx.providers import (
     RECORD_PLACEMENT,
@@ -31,7 +32,7 @@ GPU = Device(DeviceType.GPU, 0)
 def check(landed, placement, device_type=DeviceType.GPU, card=0, **keys):
     device = Device(device_type, card)
     offered = [TENSORRT, CUDA, OPENVINO, HOST]
-    plan = plan_providers(AcceleratedModel("m.onnx", **keys), device, offered)
+    plan = plan_providers(OnnxModel("m.onnx", **keys), device, offered)
     check_session(plan, FakeSession({}, landed, placement, {}))
 
 
@@ -99,10 +100,10 @@ def test_int8_by_tensorrt_needs_a_quantised_model_or_a_table():
 
 def test_a_session_for_a_card_is_told_to_keep_where_its_nodes_run():
     runtime = FakeRuntime([CUDA, HOST], placement={CUDA: ["Relu"]})
-    load(AcceleratedModel("m.onnx"), GPU, runtime)
+    load(OnnxModel("m.onnx"), GPU, runtime)
     assert runtime.session.options.entries[RECORD_PLACEMENT] == "1"
     with pytest.raises(InitError, match="no node of the model runs there"):
-        load(AcceleratedModel("m.onnx"), GPU, FakeRuntime([CUDA, HOST], placement={HOST: ["Relu"]}))
+        load(OnnxModel("m.onnx"), GPU, FakeRuntime([CUDA, HOST], placement={HOST: ["Relu"]}))
 
 
 @pytest.mark.skipif(

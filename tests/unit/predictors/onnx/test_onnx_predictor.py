@@ -15,7 +15,8 @@ from onnx import TensorProto, helper
 from onnx_doubles import ASCEND, CPU, CUDA, FLOAT, HOST, FakeRuntime, identity, save, value_info
 
 from pipeline.errors import ClosedError, InitError, InputError, PayloadTypeError, PredictorError
-from pipeline.predictors.base import AcceleratedModel, Device, DeviceType, load_local_predictor
+from pipeline.predictors.base import Device, DeviceType, load_local_predictor
+from pipeline.predictors.onnx import OnnxModel
 from pipeline.predictors.onnx.predictor import load
 
 LIGHT_MODELS = Path(onnx.__file__).parent / "backend/test/data/light"
@@ -81,7 +82,7 @@ def test_it_is_called_as_scripts_of_the_predecessor_call_it(arithmetic):
 
 
 def test_the_fetch_list_is_the_default_and_a_call_may_ask_for_other_outputs(arithmetic, path):
-    predictor = load(AcceleratedModel(path, fetch_list=["difference"]), CPU)
+    predictor = load(OnnxModel(path, fetch_list=["difference"]), CPU)
     feed = {"a": rows([1, 2, 3]), "b": rows([1, 1, 1])}
     assert predictor.fetch_names == ("difference",)
     assert list(predictor.predict(feed)) == ["difference"]
@@ -90,7 +91,7 @@ def test_the_fetch_list_is_the_default_and_a_call_may_ask_for_other_outputs(arit
 
 def test_a_fetch_list_that_the_model_does_not_have_is_refused_at_start(arithmetic, path):
     with pytest.raises(InitError, match=r"toy\.onnx.*fetch_list.*'price'"):
-        load(AcceleratedModel(path, fetch_list=["price"]), CPU)
+        load(OnnxModel(path, fetch_list=["price"]), CPU)
 
 
 def test_feeds_are_cast_and_need_not_be_contiguous(arithmetic):
@@ -223,15 +224,15 @@ def test_an_output_that_is_no_tensor_is_refused_unless_it_is_not_fetched(path):
     )
     for fetch_list in (None, ["list", "y"]):
         with pytest.raises(InitError, match=r"'list' is seq\(tensor\(float\)\).*fetch_list"):
-            load(AcceleratedModel(model.model_path, fetch_list=fetch_list), CPU)
-    predictor = load(AcceleratedModel(model.model_path, fetch_list=["y"]), CPU)
+            load(OnnxModel(model.model_path, fetch_list=fetch_list), CPU)
+    predictor = load(OnnxModel(model.model_path, fetch_list=["y"]), CPU)
     assert predictor.predict({"x": rows([1, 2])})["y"].tolist() == [[1, 2]]
 
 
 def test_a_file_that_is_no_model_is_refused_by_its_path(path):
     path.write_bytes(b"not a model")
     with pytest.raises(InitError, match=rf"model_config: cannot load {path}"):
-        load(AcceleratedModel(path), CPU)
+        load(OnnxModel(path), CPU)
 
 
 def test_threads_share_one_session(arithmetic):
@@ -256,7 +257,7 @@ def test_a_closed_predictor_says_so_and_may_be_closed_again(arithmetic):
 
 
 def test_a_precision_that_an_onnx_file_cannot_be_given_is_warned_about(arithmetic, path, caplog):
-    load(AcceleratedModel(path, precision="fp16"), CPU)
+    load(OnnxModel(path, precision="fp16"), CPU)
     assert "precision: fp16 has no effect" in caplog.text
 
 
@@ -284,7 +285,7 @@ def test_onnxruntime_is_not_asked_to_report_our_use_unless_the_user_says_so(
 
 def test_a_card_is_asked_for_by_its_number():
     runtime = FakeRuntime([CUDA, HOST])
-    predictor = load(AcceleratedModel("m.onnx"), Device(DeviceType.GPU, 3), runtime)
+    predictor = load(OnnxModel("m.onnx"), Device(DeviceType.GPU, 3), runtime)
     (first, options), *others = runtime.session.providers
     assert (first, options["device_id"], others) == (CUDA, 3, [(HOST, {})])
     assert not runtime.session.enable_fallback
@@ -296,12 +297,12 @@ def test_a_card_is_asked_for_by_its_number():
 )
 def test_a_card_that_is_not_there_is_an_error_and_never_the_cpu(available, landed):
     with pytest.raises(InitError, match=r"devices: GPU 1 was asked for.*CPUExecutionProvider"):
-        load(AcceleratedModel("m.onnx"), Device(DeviceType.GPU, 1), FakeRuntime(available, landed))
+        load(OnnxModel("m.onnx"), Device(DeviceType.GPU, 1), FakeRuntime(available, landed))
 
 
 def test_a_card_is_refused_by_the_real_runtime_of_a_machine_without_one(arithmetic, path):
     with pytest.raises(InitError, match="GPU 0 was asked for"):
-        load_local_predictor(AcceleratedModel(path, devices="0"))
+        load_local_predictor(OnnxModel(path, devices="0"))
 
 
 @pytest.mark.parametrize(
@@ -310,7 +311,7 @@ def test_a_card_is_refused_by_the_real_runtime_of_a_machine_without_one(arithmet
 )
 def test_on_a_card_every_run_is_bound_to_its_memory(card, memory):
     runtime = FakeRuntime([CUDA, ASCEND, HOST])
-    predictor = load(AcceleratedModel("m.onnx"), card, runtime)
+    predictor = load(OnnxModel("m.onnx"), card, runtime)
     assert predictor.predict({"x": rows(1, 2)})["x"].tolist() == [1, 2]
     warm_up, binding = runtime.session.bindings
     assert warm_up.inputs["x"].tolist() == [0]
@@ -322,7 +323,7 @@ def test_on_a_card_every_run_is_bound_to_its_memory(card, memory):
 @pytest.mark.parametrize("kind", [DeviceType.CPU, DeviceType.ARM_CPU])
 def test_on_the_cpu_threads_are_as_configured_and_do_not_spin(kind):
     runtime = FakeRuntime([HOST])
-    load(AcceleratedModel("m.onnx", thread_num=5), Device(kind), runtime)
+    load(OnnxModel("m.onnx", thread_num=5), Device(kind), runtime)
     options = runtime.session.options
     assert runtime.session.providers == [(HOST, {})]
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (5, 1)
@@ -336,20 +337,20 @@ def test_on_the_cpu_threads_are_as_configured_and_do_not_spin(kind):
 @pytest.mark.parametrize("mem_optim", [True, False])
 def test_mem_optim_decides_whether_memory_is_planned_and_kept(mem_optim):
     runtime = FakeRuntime([HOST])
-    load(AcceleratedModel("m.onnx", mem_optim=mem_optim), CPU, runtime)
+    load(OnnxModel("m.onnx", mem_optim=mem_optim), CPU, runtime)
     options = runtime.session.options
     assert (options.enable_mem_pattern, options.enable_cpu_mem_arena) == (mem_optim, mem_optim)
 
 
 def test_without_mem_optim_a_model_answers_the_same(arithmetic, path):
-    predictor = load(AcceleratedModel(path, mem_optim=False), CPU)
+    predictor = load(OnnxModel(path, mem_optim=False), CPU)
     feed = {"a": rows([1, 2, 3]), "b": rows([1, 1, 1])}
     assert predictor.predict(feed)["sum"].tolist() == [[2, 3, 4]]
 
 
 def test_a_model_is_run_once_when_it_is_loaded():
     runtime = FakeRuntime([HOST])
-    load(AcceleratedModel("m.onnx", dynamic_shapes={"opt_input_shape": {"x": [4]}}), CPU, runtime)
+    load(OnnxModel("m.onnx", dynamic_shapes={"opt_input_shape": {"x": [4]}}), CPU, runtime)
     (feed,) = runtime.session.plain_runs
     assert feed["x"].tolist() == [0, 0, 0, 0]
 
@@ -362,7 +363,7 @@ def test_a_model_that_refuses_zeros_is_loaded_with_a_warning(path, caplog):
         [value_info("y", FLOAT, ["n"])],
     )
     empty_table = {"opt_input_shape": {"table": [0]}}
-    predictor = load(AcceleratedModel(model.model_path, dynamic_shapes=empty_table), CPU)
+    predictor = load(OnnxModel(model.model_path, dynamic_shapes=empty_table), CPU)
     assert "toy.onnx] the warm-up failed" in caplog.text
     assert predictor.predict({"index": np.array([1]), "table": rows(5, 6)})["y"].tolist() == [6]
 
@@ -371,16 +372,16 @@ def test_cuda_that_pip_has_installed_is_loaded_first_for_a_card_alone():
     runtime = FakeRuntime([CUDA, ASCEND, HOST])
     loads = []
     runtime.preload_dlls = lambda: loads.append(runtime.session)
-    load(AcceleratedModel("m.onnx"), CPU, runtime)
-    load(AcceleratedModel("m.onnx"), Device(DeviceType.ASCEND910, 0), runtime)
+    load(OnnxModel("m.onnx"), CPU, runtime)
+    load(OnnxModel("m.onnx"), Device(DeviceType.ASCEND910, 0), runtime)
     runtime.session = None
-    load(AcceleratedModel("m.onnx"), Device(DeviceType.GPU, 0), runtime)
+    load(OnnxModel("m.onnx"), Device(DeviceType.GPU, 0), runtime)
     assert loads == [None]  # once, before there was a session
 
 
 def test_a_network_of_the_onnx_package_runs(caplog):
     caplog.set_level("INFO")
-    predictor = load(AcceleratedModel(LIGHT_MODELS / "light_squeezenet.onnx", thread_num=1), CPU)
+    predictor = load(OnnxModel(LIGHT_MODELS / "light_squeezenet.onnx", thread_num=1), CPU)
     assert caplog.text == ""  # neither a warning nor a word about a warm-up left out
     picture = np.random.default_rng(0).random((1, 3, 224, 224), np.float32)
     (scores,) = predictor.predict({predictor.feed_names[0]: picture}).values()

@@ -16,7 +16,8 @@ from onnx import helper, numpy_helper
 from onnx_doubles import CUDA, FLOAT, HOST, TENSORRT, FakeRuntime, build, value_info
 
 from pipeline.errors import InitError
-from pipeline.predictors.base import AcceleratedModel, Device, DeviceType
+from pipeline.predictors.base import Device, DeviceType
+from pipeline.predictors.onnx import OnnxModel
 from pipeline.predictors.onnx.predictor import load
 from pipeline.predictors.onnx.tensorrt import building, engine_folder, tensorrt_options
 
@@ -40,7 +41,7 @@ def shapes(lowest, usual, highest):
 
 
 def options(**keys):
-    return tensorrt_options(AcceleratedModel("toy.onnx", **keys), 3)
+    return tensorrt_options(OnnxModel("toy.onnx", **keys), 3)
 
 
 @pytest.mark.parametrize(
@@ -124,18 +125,18 @@ def test_a_profile_says_the_shapes_that_it_was_given(given_shapes):
 )
 def test_use_calib_takes_the_table_beside_the_model(path, table, is_native):
     (path.parent / table).touch()
-    chosen = tensorrt_options(AcceleratedModel(path, precision="int8", use_calib=True), 0)
+    chosen = tensorrt_options(OnnxModel(path, precision="int8", use_calib=True), 0)
     assert chosen["trt_int8_calibration_table_name"] == str(path.parent / table)
     assert chosen["trt_int8_use_native_calibration_table"] == is_native
 
 
 def test_use_calib_without_a_table_is_refused(path):
     with pytest.raises(InitError, match=r"use_calib: True needs.*calibration\.flatbuffers"):
-        tensorrt_options(AcceleratedModel(path, precision="int8", use_calib=True), 0)
+        tensorrt_options(OnnxModel(path, precision="int8", use_calib=True), 0)
 
 
 def test_use_calib_is_for_int8_alone(path):
-    chosen = tensorrt_options(AcceleratedModel(path, precision="fp16", use_calib=True), 0)
+    chosen = tensorrt_options(OnnxModel(path, precision="fp16", use_calib=True), 0)
     assert not [name for name in chosen if "calibration" in name]
 
 
@@ -234,9 +235,7 @@ class WatchfulRuntime(FakeRuntime):
 
 def test_a_model_keeps_its_engines_and_builds_them_alone(path, cache):
     runtime = WatchfulRuntime()
-    predictor = load(
-        AcceleratedModel(path, precision="fp16"), Device(DeviceType.TENSORRT, 1), runtime
-    )
+    predictor = load(OnnxModel(path, precision="fp16"), Device(DeviceType.TENSORRT, 1), runtime)
     (tensorrt, chosen), (cuda, _), (host, _) = runtime.session.providers
     assert (tensorrt, cuda, host) == (TENSORRT, CUDA, HOST)
     assert chosen["trt_engine_cache_enable"] == 1
@@ -248,5 +247,5 @@ def test_a_model_keeps_its_engines_and_builds_them_alone(path, cache):
 def test_a_model_whose_engines_cannot_be_kept_runs_all_the_same(path, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(path))
     runtime = FakeRuntime([TENSORRT, CUDA, HOST])
-    load(AcceleratedModel(path), Device(DeviceType.TENSORRT, 1), runtime)
+    load(OnnxModel(path), Device(DeviceType.TENSORRT, 1), runtime)
     assert "trt_engine_cache_path" not in runtime.session.providers[0][1]
