@@ -244,7 +244,7 @@ def response_pieces(response: InferResponse) -> list[bytes | memoryview]:
         model_name=response.model_name, model_version=response.model_version, id=response.id
     )
     for name, value in response.parameters.items():
-        _set_parameter(head.parameters[name], name, value)
+        set_parameter(head.parameters[name], name, value)
     raws: list[bytes | memoryview] = []
     for name, array in response.outputs.items():
         add_tensor(head.outputs, raws, name, array, raw_view)
@@ -322,7 +322,8 @@ def _listed(fields: tuple[str, ...]) -> str:
     return f"{', '.join(first)}{',' if len(first) > 1 else ''} or {last}" if first else last
 
 
-def _set_parameter(parameter: InferParameter, name: str, value: bool | int | float | str) -> None:
+def set_parameter(parameter: InferParameter, name: str, value: bool | int | float | str) -> None:
+    """Set one parameter of a message. Raises PayloadTypeError: it cannot hold the value."""
     try:
         if isinstance(value, bool):
             parameter.bool_param = value

@@ -200,7 +200,7 @@ def _is_list(text: bytes) -> bool:
 
 
 class OutputsForm(msgspec.Struct, frozen=True):
-    """Outputs of answers of one form: numbers of these dtypes and shapes.
+    """Outputs of answers of one form: numbers of these dtypes and shapes, with the same parameters.
 
     `pieces`: the JSON around the lists of those that are not in `binary`, by their places.
     """
@@ -211,7 +211,7 @@ class OutputsForm(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, response: InferResponse, binary: Collection[str]) -> OutputsForm | None:
         """Return the form of an answer; None if it has none that is known."""
-        if not response.outputs or response.parameters:
+        if not response.outputs:
             return None
         outputs = []
         for name, array in response.outputs.items():
@@ -224,7 +224,7 @@ class OutputsForm(msgspec.Struct, frozen=True):
             if datatype_of(array.dtype) in BINARY_ONLY or array.size > SLICE:
                 return None
             outputs.append(output_fields(name, array, data=orjson.Fragment(_MARK)))
-        empty = InferResponse(response.model_name, response.model_version)
+        empty = msgspec.structs.replace(response, id="", outputs={})
         text = orjson.dumps(response_fields(empty, outputs), option=_NUMPY)
         return cls(tuple(text.split(_MARK)), tuple(name in binary for name in response.outputs))
 

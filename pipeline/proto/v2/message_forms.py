@@ -12,7 +12,7 @@ from pipeline.errors import PackageError
 from pipeline.proto.inference_v2_pb2 import ModelInferRequest, ModelInferResponse
 from pipeline.proto.pipeline.blocks import field_head
 from pipeline.proto.slices import Limits
-from pipeline.proto.v2.codec import InferRequest, InferResponse
+from pipeline.proto.v2.codec import InferRequest, InferResponse, set_parameter
 from pipeline.proto.v2.forms import InputForm
 from pipeline.proto.v2.raw import BYTES, Array, datatype_of
 
@@ -122,7 +122,7 @@ class MessageInputs(msgspec.Struct, frozen=True):
 
 
 class MessageOutputs(msgspec.Struct, frozen=True):
-    """Outputs of answers of one form: numbers of these dtypes and shapes.
+    """Outputs of answers of one form: numbers of these dtypes and shapes, with the same parameters.
 
     `before`, `behind`: the fields before the id, and those behind it up to the raw contents;
     `heads`: of each of these.
@@ -135,9 +135,11 @@ class MessageOutputs(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, response: InferResponse, binary: Collection[str] = ()) -> MessageOutputs | None:
         """Return the form of an answer; None if it has none that is known. All are raw."""
-        if not response.outputs or response.parameters:
+        if not response.outputs:
             return None
         message, heads = ModelInferResponse(), []
+        for name, value in response.parameters.items():
+            set_parameter(message.parameters[name], name, value)
         for name, array in response.outputs.items():
             if array.dtype == BYTES or not array.dtype.isnative or sys.byteorder != "little":
                 return None
