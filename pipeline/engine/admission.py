@@ -33,6 +33,12 @@ def places_for(ops: Iterable[OpConfig]) -> int:
     return max(_DEFAULT_CAP, 2 * most)
 
 
+class ActiveRequests(set[RequestState]):
+    """Requests in the graph; `beside` are those of convoys, but for one of each."""
+
+    beside: int = 0
+
+
 class AdmissionController:
     """Admits requests to the graph, in order of arrival.
 
@@ -61,7 +67,7 @@ class AdmissionController:
         enter: Callable[[RequestState], None],
         clock: Callable[[], float],
     ) -> None:
-        self.active: set[RequestState] = set()
+        self.active: ActiveRequests = ActiveRequests()
         self.queued: int = 0
         self._is_admitting = False
         self.accepted: int = 0
@@ -78,6 +84,15 @@ class AdmissionController:
         self.throughput: Throughput | None = None
 
     @property
+    def inside(self) -> int:
+        """Return how many requests are active."""
+        return len(self.active) + self.active.beside
+
+    def has_room(self, count: int) -> bool:
+        """Return whether so many more may become active at once."""
+        return not self.queued and self._has_room(count)
+
+    @property
     def is_empty(self) -> bool:
         """Return whether every request is answered."""
         return not self.active and not self.queued
@@ -92,7 +107,7 @@ class AdmissionController:
             return
         self.rejected += 1
         raise OverloadedError(
-            f"server is overloaded: {len(self.active)} requests inside and "
+            f"server is overloaded: {self.inside} requests inside and "
             f"{self.queued} waiting (queue_size); try again later."
         )
 
@@ -103,7 +118,7 @@ class AdmissionController:
             return
         now = self._clock()
         throughput.passes(now)
-        ahead = len(self.active) + self.queued - self._parked()
+        ahead = self.inside + self.queued - self._parked()
         over_s = seconds_over(throughput, now, ahead, time_left_s)
         if over_s is None:
             return
@@ -118,10 +133,13 @@ class AdmissionController:
     def submit(self, request: RequestState) -> None:
         """Admit a request, or let it wait."""
         self.accepted += 1
-        has_place = self.is_open and not self.queued and len(self.active) < self._cap
+        has_place = (
+            self.is_open and not self.queued and len(self.active) + self.active.beside < self._cap
+        )
+        if request.convoy is not None:
+            self.accepted += len(request.convoy) - 1
         if has_place and (self.is_full is None or not self.is_full()):
-            self.active.add(request)
-            self._enter(request)
+            self._admit(request)
         else:
             request.advance(QUEUED)
             self._queue[request] = None
@@ -136,6 +154,8 @@ class AdmissionController:
         """
         if is_served and self.throughput is not None:
             self.throughput.served()
+        if request.convoy is not None and request in self.active:
+            self.active.beside -= len(request.convoy) - 1
         self.active.discard(request)
         if self.queued:
             self._queue.pop(request, None)
@@ -169,7 +189,12 @@ class AdmissionController:
                 self._late[request] = None
                 return
         self._count()
+        self._admit(request)
+
+    def _admit(self, request: RequestState) -> None:
         self.active.add(request)
+        if request.convoy is not None:
+            self.active.beside += len(request.convoy) - 1
         self._enter(request)
 
     def _count(self) -> None:
@@ -178,8 +203,8 @@ class AdmissionController:
     def _parked(self) -> int:
         return 0 if self.parked is None else min(self.parked(), _MOST_PARKED)
 
-    def _has_room(self) -> bool:
-        has_place = self.is_open and len(self.active) < self._cap + self._parked()
+    def _has_room(self, count: int = 1) -> bool:
+        has_place = self.is_open and self.inside + count <= self._cap + self._parked()
         return has_place and (self.is_full is None or not self.is_full())
 
 

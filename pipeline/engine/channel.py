@@ -21,6 +21,7 @@ from pipeline.op import Op
 
 if TYPE_CHECKING:
     from pipeline.engine.answer_cache import Found
+    from pipeline.engine.convoy import Convoy
     from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.request import RequestState
 
@@ -81,6 +82,11 @@ class Item(msgspec.Struct, eq=False):
     def deadline(self) -> float | None:
         """Return when its caller stops waiting, in `time.monotonic`; None: never."""
         return self.request.deadline
+
+    @property
+    def convoy(self) -> Convoy | None:
+        """Return the requests that its request is; None: it is one."""
+        return self.request.convoy
 
     @property
     def info(self) -> RequestInfo:

@@ -5,22 +5,29 @@ from __future__ import annotations
 import heapq
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
 from pipeline.engine.collate import form_of
+from pipeline.engine.convoy import ConvoyRun
+from pipeline.engine.convoy_way import beside
 from pipeline.engine.dispatcher import OpDispatcher
+from pipeline.engine.journal import Outcome
 from pipeline.engine.lone_run import LoneRun
+from pipeline.engine.payload import LOCAL
 from pipeline.engine.schedulers.base import Scheduler
 from pipeline.engine.schedulers.dynamic_batcher import DynamicBatcher
 from pipeline.engine.schedulers.held_start import held_start
+from pipeline.engine.state import OpState
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Worker
+from pipeline.errors import PipelineError
 from pipeline.op import Op, overrides
 
 
@@ -40,6 +47,8 @@ class DynamicDispatcher(OpDispatcher):
         self._taken = 0
         self._answers: list[tuple[Item, Any, bool]] | None = None  # of the batch that is done
         self._held: list[tuple[int, list[tuple[Item, Any, bool]]]] = []
+        self._is_local = self.workers.memory_domain is LOCAL
+        self.convoy_rows: int = self.op.pipeline_config.batch_size if self._takes_convoys() else 0
 
     def _make_scheduler(self) -> Scheduler:
         batcher = DynamicBatcher(self.op.pipeline_config)
@@ -49,6 +58,33 @@ class DynamicDispatcher(OpDispatcher):
         of_fed = partial(_form_of_fed, ragged=ragged)
         batcher.form = of_fed if overrides(self.op, "preprocess") else of_inputs
         return batcher
+
+    def _takes_convoys(self) -> bool:
+        """Return whether requests may come together, to be cut into batches as one of many samples.
+
+        Not where how many they are, or which of them is first, says when and where they run.
+        """
+        config = self.op.pipeline_config
+        batching = config.dynamic_batching
+        is_plain = not (
+            {*batching.preferred_batch_size} - {config.batch_size}
+            or batching.priority_levels
+            or batching.preserve_ordering
+            or any(
+                each.default_timeout_microseconds
+                or each.allow_timeout_override
+                or each.max_queue_size
+                for each in batching.policies
+            )
+        )
+        is_alone = type(self) is DynamicDispatcher and not self.op.pipeline_ragged
+        is_alone = is_alone and getattr(self.workers, "takes_convoys", False)
+        return is_plain and is_alone and config.retry == 1 and held_start(os.environ) is None
+
+    def state(self, group: tuple[str, ...] = ()) -> OpState:
+        state = super().state(group)
+        scheduler: Any = self.scheduler
+        return replace(state, queued=state.queued + beside(scheduler))
 
     def schedule(self) -> bool:
         self._pass_on_held()  # a batch may have been lost
@@ -60,11 +96,17 @@ class DynamicDispatcher(OpDispatcher):
             if number is None:
                 self._taken = number = self._taken + 1
             self._order[item] = number
+        if self.convoy_rows and (more := beside(run.items)):
+            self.load.items += more
+            if self._is_local and type(run) is BatchRun:
+                run = ConvoyRun(run.items, run.worker, attempts=run.attempts)
         return super().count(run)
 
     def release(self, run: BatchRun | LoneRun) -> None:
         for item in run.items if self._keeps_order else ():
             self._left[item] = self._order.pop(item)
+        if self.convoy_rows:
+            self.load.items -= beside(run.items)
         super().release(run)
 
     def done(self, worker: Worker, job: BatchRun | LoneRun | Walk) -> None:
@@ -76,6 +118,12 @@ class DynamicDispatcher(OpDispatcher):
         heapq.heappush(self._held, (number, self._answers))
         self._answers = None
         self._pass_on_held()
+
+    def fail(self, items: Sequence[Item], error: PipelineError, outcome: Outcome) -> None:
+        again = [item for item in items if _comes_again(item, error)]
+        super().fail([item for item in items if item not in again], error, outcome)
+        for item in again:
+            self._pass_on(item, error)
 
     def _pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
         if self._answers is None:
@@ -89,6 +137,11 @@ class DynamicDispatcher(OpDispatcher):
         while self._held and self._held[0][0] < min(self._order.values(), default=math.inf):
             for item, outcome, jumped in heapq.heappop(self._held)[1]:
                 self._pass_on(item, outcome, jumped)
+
+
+def _comes_again(item: Item, error: PipelineError) -> bool:
+    convoy = item.convoy
+    return convoy is not None and convoy.comes_again(error)
 
 
 def is_dynamic(op: Op) -> bool:

@@ -12,6 +12,7 @@ from pipeline.config.schema import ServiceConfig
 from pipeline.engine.admission import AdmissionController, places_for
 from pipeline.engine.answers import channel_data, refusal
 from pipeline.engine.cached_dispatcher import CachedGraph, ModelCache
+from pipeline.engine.convoy_way import ConvoyWay
 from pipeline.engine.edges import Edges
 from pipeline.engine.executor import DispatchCycle, Executor
 from pipeline.engine.filters import Deadline, Filter, FilterChain, own_filters
@@ -22,6 +23,7 @@ from pipeline.engine.payload import opened
 from pipeline.engine.request import (
     ACTIVE,
     ENDED,
+    LAST_ID,
     PACKING,
     RequestState,
     RequestTarget,
@@ -52,7 +54,6 @@ from pipeline.proto.pipeline.plain import PlainResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 
 _LOGGER = logging.getLogger(__name__)
-_LAST_ID = 10**18
 _JOIN_TIMEOUT_S = 5.0
 
 
@@ -98,10 +99,8 @@ class Engine:
         if cache is not None and config.response_cache:
             cached = CachedGraph(complete, observers.clock_ns)
             complete = cached.complete
-        tell = complete, self.workers_changed
-        self.executor: Executor = Executor(
-            graph, factory, loop, cycle, *tell, observers, config.dag, streams
-        )
+        own = graph, factory, loop, cycle, complete, self.workers_changed, observers
+        self.executor: Executor = Executor(*own, config.dag, streams)
         if cache is not None:
             cache.open(cached, self.executor, observers)
         if config.dag.channel_size > 0:
@@ -114,13 +113,13 @@ class Engine:
             graph.response_op, streams, config, self.executor, self._packer, loop, observers, ways
         )
         self._filters = chain = FilterChain(self._own_filters(config), filters)
+        self.executor.convoys = ConvoyWay(self.executor, self._admission, chain, config, stored)
         if config.dag.fuse == "auto" and not (config.dag.channel_size or cached or stored):
             edges = (self._unpacker, self._packer, observers.clock_ns, chain.looks)
             Edges(self.executor, *edges)
         self._on_readiness = on_readiness
-        self._was_ready = False
         self._ids = itertools.count(*numbering)
-        self._is_leaving = self._is_closing = False
+        self._was_ready = self._is_leaving = self._is_closing = False
         self._init_error = ""
         self._all_answered = asyncio.Event()
 
@@ -167,7 +166,7 @@ class Engine:
     @property
     def inside(self) -> int:
         """Requests in the graph."""
-        return len(self._admission.active)
+        return self._admission.inside
 
     @property
     def waiting(self) -> int:
@@ -251,11 +250,12 @@ class Engine:
             OverloadedError: as many requests as allowed are inside and waiting, or so many that
                 this one cannot be answered in its time. The sink gets nothing.
         """
-        data_id = next(self._ids) % _LAST_ID
-        start_ns = self._clock_ns()
-        request = RequestState(raw, sink, self, data_id, start_ns, target, timeout_s)
+        data_id = next(self._ids) % LAST_ID
+        request = RequestState(raw, sink, self, data_id, self._clock_ns(), target, timeout_s)
         if target is not None:
             request.rows = target.rows
+            if target.convoy is not None:
+                target.convoy.enter(request, self._ids, self.executor.convoys.forget)
             if target.collector is not None:
                 target.collector.attach(request)
         try:

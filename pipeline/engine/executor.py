@@ -11,6 +11,8 @@ from pipeline.engine.admission import AdmissionController
 from pipeline.engine.cached_dispatcher import CachedGraph, kind_of
 from pipeline.engine.channel import Item, Receiver, alone, link, own_dict
 from pipeline.engine.conditions import Absent, nowhere, waits_in_vain
+from pipeline.engine.convoy import Each
+from pipeline.engine.convoy_way import ConvoyWay
 from pipeline.engine.detours import Detours
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.fusing import Fusing
@@ -106,7 +108,10 @@ class Executor:
         complete: ends a request with its answer, or an error.
         delivery: takes the parts of answers; None: there are no streams.
         cached: looks for answers of the whole graph; None: they are not kept.
+        convoys: says which of them pass; given by the engine.
     """
+
+    convoys: ConvoyWay
 
     def __init__(
         self,
@@ -198,6 +203,8 @@ class Executor:
         is_plain = type(answer) is dict
         if not is_plain:
             note_op(answer, source.name)
+            if request.convoy is not None and type(answer) is Each:
+                request.convoy.fail(answer, source.name)
         if not is_plain and isinstance(answer, Answer):
             source.links.withheld.update(source.links.successors)
             self.complete(request, answer.answer)

@@ -73,6 +73,8 @@ class Filter:
 class FilterChain:
     """The hooks that are overridden, by name, in the order in which they are called.
 
+    `lets_convoys_pass`: none of them has to see each request of a Convoy.
+
     Args:
         ours: filters of this library.
         users: others, which must not harm the requests: what they raise is logged, but for
@@ -93,6 +95,7 @@ class FilterChain:
         return self.on_input if all(type(owner) is ProfileFilter for owner in owners) else None
 
     def __init__(self, ours: Sequence[Filter], users: Sequence[Filter] = ()) -> None:
+        self.lets_convoys_pass: bool = not users and all(map(_lets_convoys_pass, ours))
         for name in FilterChain.__annotations__:
             base = getattr(Filter, name)
             hooks = [
@@ -146,6 +149,11 @@ def _made(name: str, options: object) -> Filter:
         if hint and method not in hooks:
             _LOGGER.warning("filters.%s: %s is no hook%s", name, method, hint)
     return made
+
+
+def _lets_convoys_pass(ours: Filter) -> bool:
+    """Return whether a filter has nothing to do for requests that come together."""
+    return type(ours) is ProfileFilter or (type(ours) is Deadline and not ours.has_limit)
 
 
 def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,6 +210,11 @@ class Deadline(Filter):
         self._loop = loop
         self._judge = judge
         self._end = end
+
+    @property
+    def has_limit(self) -> bool:
+        """Return whether the service has a deadline of its own."""
+        return self._limit_s is not None
 
     def on_admission(self, request: RequestState) -> None:
         left_s = request.timeout_s

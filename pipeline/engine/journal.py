@@ -330,6 +330,8 @@ class EngineObservers:
     def tell(self, request: RequestState, target: int) -> None:
         """Say how a request ended, which was for `target`, see REQUEST; never raises."""
         try:
+            if request.convoy is not None and request.convoy.tell(self, request, target):
+                return
             if self.journal is not None:
                 request.end_ns = request.end_ns or self.clock_ns()
                 if request.lone is None or not _tell_lone(self.journal, request, target):
@@ -350,14 +352,7 @@ def _tell_lone(journal: Journal, request: RequestState, target: int) -> bool:
     if is_one:
         journal.lone.append(
             pack_lone(
-                op,
-                worker,
-                batch,
-                ready_ns,
-                start_ns,
-                middle_ns,
-                end_ns,
-                received_ns,
+                *(op, worker, batch, ready_ns, start_ns, middle_ns, end_ns, received_ns),
                 request.data_id,
                 request.rows,
                 request.start_ns,

@@ -78,34 +78,29 @@ class Passage(Shortcut):
         """Take down its span, and add to its request's times."""
         spans, request, outcome = self._node.spans, job.request, job.outcome
         spans.batches = batch = spans.batches + 1
+        convoy, journal = request.convoy, spans.journal
         is_good = type(outcome) is dict or not isinstance(outcome, PipelineError)
-        start_ns, preprocess_end_ns, process_end_ns = (
+        who = spans.index, worker.number, batch
+        start_ns, preprocess_end_ns, process_end_ns, end_ns = times = (
             job.start_ns,
             job.preprocess_end_ns,
             job.process_end_ns,
-        )
-        span = pack_span(
-            spans.index,
-            worker.number,
-            batch,
-            job.data_id,
-            request.rows,
-            _OK if is_good else outcome_of(outcome),
-            job.ready_ns,
-            start_ns,
-            preprocess_end_ns,
-            process_end_ns,
             job.end_ns,
-            spans.clock_ns(),
         )
+        ends = job.ready_ns, *times, spans.clock_ns()
+        if convoy is None:
+            code = _OK if is_good else outcome_of(outcome)
+            packed = [pack_span(*who, job.data_id, request.rows, code, *ends)]
+        else:
+            packed = convoy.spans(outcome, who, ends)
         if request.spans is not None:
-            request.spans.append(span)
+            request.spans += packed
         if is_good and job.generation == request.generation:
             request.input_ns += preprocess_end_ns - start_ns
             request.infer_ns += process_end_ns - preprocess_end_ns
-            request.output_ns += job.end_ns - process_end_ns
-        if (journal := spans.journal) is not None:
-            journal.spans.append(span)
+            request.output_ns += end_ns - process_end_ns
+        if journal is not None:
+            journal.spans += packed
             journal.flush_if_long()
 
 

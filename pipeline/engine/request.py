@@ -19,12 +19,16 @@ from pipeline.errors import PipelineError
 from pipeline.op import Op
 
 if TYPE_CHECKING:
+    from pipeline.engine.convoy import Convoy
     from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.engine import Engine
     from pipeline.engine.models import ModelEntry
     from pipeline.engine.streams.flow import RequestStream
 
 _LOGGER = logging.getLogger(__name__)
+
+LAST_ID = 10**18
+"""Data ids begin anew there."""
 
 _LATE_SHARE = 0.5  # of its time has passed when a request goes behind the others
 
@@ -54,6 +58,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
         info: what its caller says beside the data; None: nothing.
         is_text: numbers in `payload` came as text, which a schema converts.
         collector: of what becomes of it; None: it is not traced in a file.
+        convoy: requests that it is, of which `payload` has all samples; None: it is one.
     """
 
     op: Op | None = None
@@ -66,6 +71,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
     info: RequestInfo | None = None
     is_text: bool = False
     collector: TraceCollector | None = None
+    convoy: Convoy | None = None
 
 
 class Phase(enum.IntEnum):
@@ -113,7 +119,7 @@ class RequestState(msgspec.Struct, eq=False):
     ended. `trace` is its own traceparent; "" if it is not traced. `settled`: the targets of jumps
     that have answered, or for which a jump stood in. `laps`: how often jumps back and loops have
     had an Op run again; `loops`: how often each Op has looped. `stream`: where the graph has
-    streams, how far those of this request are.
+    streams, how far those of this request are. `convoy`: those that it is, if it is several.
     """
 
     OVER: ClassVar[int] = -1
@@ -152,6 +158,7 @@ class RequestState(msgspec.Struct, eq=False):
     laps: dict[OpDispatcher, int] | None = None
     loops: dict[OpDispatcher, int] | None = None
     stream: RequestStream | None = None
+    convoy: Convoy | None = None
 
     def advance(self, phase: Phase) -> None:
         """Go on to `phase`."""

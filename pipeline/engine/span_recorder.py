@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
@@ -19,6 +20,9 @@ from pipeline.engine.journal import (
 from pipeline.engine.plain_step import PlainTimes
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pipeline.engine.convoy import Convoy
 
 _OK = int(Outcome.OK)
 
@@ -69,6 +73,10 @@ class SpanRecorder:
                     missed.append(item)
                     continue
                 request, is_failed = item.request, isinstance(outcome, PipelineError)
+                if request.convoy is not None:
+                    who = self.index, worker.number, self.batches
+                    self._of_convoy(item, outcome, who, (*times, result_received_ns))
+                    continue
                 span = pack_span(
                     self.index,
                     worker.number,
@@ -92,6 +100,22 @@ class SpanRecorder:
             self.unfinished(missed, Outcome.OTHER)
         if journal is not None:
             journal.flush_if_long()
+
+    def _of_convoy(
+        self, item: Item, outcome: object, who: tuple[int, int, int], times: tuple[int, ...]
+    ) -> None:
+        """Take down the spans of requests that went together, and add to the times of these."""
+        request = item.request
+        convoy = request.convoy
+        if convoy is None or (isinstance(outcome, PipelineError) and convoy.comes_again(outcome)):
+            return
+        if self.journal is not None:
+            self.journal.spans += convoy.spans(outcome, who, (item.ready_ns, *times))
+        if item.generation == request.generation:
+            start_ns, preprocess_end_ns, process_end_ns, end_ns, _ = times
+            request.input_ns += preprocess_end_ns - start_ns
+            request.infer_ns += process_end_ns - preprocess_end_ns
+            request.output_ns += end_ns - process_end_ns
 
     def _tell_fillers(self, run: BatchRun, indexes: Iterable[int]) -> None:
         """Tell sinks that want to know how many rows of an execution nobody has sent."""
@@ -134,7 +158,16 @@ class SpanRecorder:
         for item in items:
             ended = item.request.outcome
             reason = ended if ended in FROM_OUTSIDE else outcome
+            if item.convoy is not None:
+                self._unfinished_convoy(item, item.convoy, reason, now)
+                continue
             ends = (item.data_id, item.request.rows, reason, item.ready_ns, now, now, now, now, now)
+            self.journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))
+
+    def _unfinished_convoy(self, item: Item, convoy: Convoy, reason: int, now_ns: int) -> None:
+        assert self.journal is not None, "else nobody asks"
+        for data_id, rows in zip(convoy.ids, convoy.rows, strict=True):
+            ends = (data_id, rows, reason, item.ready_ns, *[now_ns] * 5)
             self.journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))
 
 

@@ -20,6 +20,7 @@ from pipeline.workers.model_step import ModelStep, ServerModels
 
 _LOGGER = logging.getLogger(__name__)
 _NOTHING: Mapping[str, Any] = {}
+_ANY = 1 << 30
 PLACES = 4096  # requests in an ensemble, for each step: its models have limits of their own
 
 Fit = Callable[[Any], Any]
@@ -136,9 +137,22 @@ class EnsembleStep:
                 feeds[name] = value if fit is None else fit(value)
         return feeds
 
+    def convoy_rows(self) -> int:
+        """Return how many samples of requests that go together the model takes; 0: of one alone."""
+        if self.most or self.fits or any(fit is not None for *_, fit in self._reads):
+            return 0
+        return self.models.convoy_rows(self.name, self.version)
+
+    def has_room(self, count: int) -> bool:
+        """Return whether the model takes so many more requests at once."""
+        return self.models.has_room(self.name, self.version, count)
+
     def info(self, item: Item) -> RequestInfo:
         """Return what the caller of the ensemble says, and which outputs are needed here."""
-        info = item.request.info
+        return self.told(item.request.info)
+
+    def told(self, info: RequestInfo) -> RequestInfo:
+        """Return the same, of what the caller says."""
         if info is NO_INFO:
             return self._plain_info
         if info.outputs == self._outputs:
@@ -165,6 +179,14 @@ class EnsembleStep:
 
 class OutputStep(EnsembleStep):
     """The end of an ensemble whose outputs several steps make: it asks nobody."""
+
+    def convoy_rows(self) -> int:
+        """Return that any number goes through, unless they are to be fitted."""
+        return 0 if any(fit is not None for *_, fit in self._reads) else _ANY
+
+    def has_room(self, count: int) -> bool:
+        """Return that nobody has to wait."""
+        return True
 
     def feeds(self, item: Item) -> None:
         return None

@@ -106,7 +106,14 @@ class AskedModel:
 
     def info(self, item: Item) -> RequestInfo:
         """Return what the caller says, and which outputs are needed."""
-        info = item.request.info
+        return self.told(item.request.info)
+
+    def has_room(self, count: int) -> bool:
+        """Return that convoys have none: requests come one by one."""
+        return False
+
+    def told(self, info: RequestInfo) -> RequestInfo:
+        """Return the same, of what the caller says."""
         if info is NO_INFO:
             return self._info
         return msgspec.structs.replace(info, outputs=self._info.outputs)

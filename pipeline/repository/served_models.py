@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from pipeline.data import RequestInfo
+from pipeline.engine.convoy import Convoy
 from pipeline.engine.models import ModelEntry, ModelRegistry, ModelState
 from pipeline.engine.request import (
     Begin,
@@ -16,7 +17,7 @@ from pipeline.engine.request import (
     ResponseSink,
     TraceCollector,
 )
-from pipeline.errors import InputError, NoServiceError
+from pipeline.errors import InputError, NoServiceError, PipelineError
 from pipeline.frontends.v2.errors import V2Error
 from pipeline.frontends.v2.interface import ModelInterface, interface_of_config
 from pipeline.proto.inference_v2_pb2 import ModelConfig
@@ -76,6 +77,7 @@ class ServedModels:
         timeout_s: float | None = None,
         *,
         collector: TraceCollector | None = None,
+        convoy: Convoy | None = None,
     ) -> RequestState:
         """Ask a model, for so long; see `ServerModels.begin`.
 
@@ -85,12 +87,24 @@ class ServedModels:
         entry = found.entry
         rows = _rows(found, feeds, info)
         target = RequestTarget(
-            entry.op, feeds, entry.op is not None, False, rows, traceparent, False, info
+            *(entry.op, feeds, entry.op is not None, False, rows, traceparent, False, info),
+            convoy=convoy,
         )
         begin: Begin = entry.served.engine.begin
         if collector is not None:
             begin = collector.asks(entry, info.id, feeds)
         return cast(RequestState, begin(_NO_MESSAGE, timeout_s, target, sink))
+
+    def convoy_rows(self, name: str, version: int) -> int:
+        """Return how many samples a convoy may have that goes to a model; 0: none does."""
+        try:
+            return self._find(name, version).entry.served.engine.executor.convoys.rows
+        except PipelineError:
+            return 0
+
+    def has_room(self, name: str, version: int, count: int) -> bool:
+        """Return whether a model takes so many more requests at once; on readiness see `begin`."""
+        return self._find(name, version).entry.served.engine.executor.convoys.has_room(count)
 
     def _find(self, name: str, version: int) -> _Found:
         if self._changes != self._registry.changes:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.data import ChannelData
 from pipeline.engine.channel import Item
+from pipeline.engine.convoy import Convoy, Each
 from pipeline.engine.model_answers import error_in
 from pipeline.engine.passage import PassingRun
 from pipeline.engine.payload import LOCAL, MemoryDomain
@@ -24,6 +25,7 @@ from pipeline.engine.streams.run import StreamRun
 from pipeline.engine.worker_api import Owner, Worker, WorkerContext
 from pipeline.errors import PipelineError, UserCodeError, described
 from pipeline.op import Op
+from pipeline.workers.model_convoys import AskedEach, goes_together, mapped
 from pipeline.workers.model_runs import ModelRun, ModelStream
 from pipeline.workers.model_step import ModelStep, step_of
 
@@ -90,6 +92,12 @@ class ModelWorkers:
         self._waiting: deque[Any] = deque()
         self._is_feeding = False
 
+    @property
+    def convoy_rows(self) -> int:
+        """Return how many samples a convoy may have; 0: none goes to the model."""
+        rows: Callable[[], int] | None = getattr(self._step, "convoy_rows", None)
+        return 0 if rows is None else rows()
+
     def state(self) -> WorkersState:
         wanted = self._step.most or 1
         return WorkersState("model", wanted, wanted if self.count else 0, self._running)
@@ -141,9 +149,13 @@ class ModelWorkers:
     def _ask(self, run: Any) -> None:
         """Ask the model, or answer in its place."""
         step, item = self._step, (run if type(run) is ModelRun else run.items[0])
+        convoy = item.request.convoy
         self._running += 1
         if item.is_over:
             run.let_go()
+            return
+        if convoy is not None and not self._goes_together(item, convoy):
+            self._ask_each(run, convoy)
             return
         try:
             feeds = step.feeds(item)
@@ -154,9 +166,10 @@ class ModelWorkers:
                 self._beside.append(run)
             target, info = item.request.target, step.info(item)
             collector = None if target is None else target.collector
-            run.handle = step.models.begin(
-                step.name, step.version, feeds, info, item.trace, run, collector=collector
-            )
+            if convoy is not None:
+                convoy = convoy.following([step.told(each) for each in convoy.infos])
+            told = step.name, step.version, feeds, info, item.trace, run
+            run.handle = step.models.begin(*told, collector=collector, convoy=convoy)
         except PipelineError as error:
             self._fail(run, error)
             return
@@ -167,6 +180,26 @@ class ModelWorkers:
         if run.early is not None:  # others may wait for what comes of it: not from within this
             early, run.early = run.early, None
             self._loop.call_soon(self._ended_early, run, early)
+
+    def _goes_together(self, item: Item, convoy: Convoy) -> bool:
+        """Return whether the model takes all members of a convoy at once, and may have them."""
+        if not goes_together(list(item.inputs.values())):
+            return False
+        most, step = self.convoy_rows, self._step
+        return sum(convoy.rows) <= most and step.has_room(len(convoy))
+
+    def _ask_each(self, run: ModelRun, convoy: Convoy) -> None:
+        """Ask for each member of a convoy by itself."""
+
+        def tell(outcome: Any) -> None:
+            if self._is_asked(run):
+                self.tell(run, outcome)
+
+        if self._asked.setdefault(run.data_id, run) is not run and run not in self._beside:
+            self._beside.append(run)
+        asked: Any = AskedEach(self._step, run, convoy, tell, self._loop.call_soon)
+        run.handle = asked
+        asked.ask()
 
     def _ended_early(self, run: Any, early: Any) -> None:
         if self._is_asked(run):  # it was not let go meanwhile
@@ -197,15 +230,20 @@ class ModelWorkers:
 
     def ended(self, run: ModelRun, answer: ChannelData) -> None:
         """Take a model's answer."""
-        error = answer.error
-        if error is not None:
+        error, convoy = answer.error, run.request.convoy
+        if error is not None and convoy is not None and convoy.comes_again(error):
+            self._ask_each(run, convoy)
+        elif error is not None:
             self._fail(run, error)
         else:
             self._answer(run, run, answer.payload)
 
-    def _answer(self, run: Any, item: Item, fetched: dict[str, Any]) -> None:
+    def _answer(self, run: Any, item: Item, fetched: Any) -> None:
         try:
-            outcome = self._step.answer(item, fetched)
+            if type(fetched) is Each:
+                outcome: Any = mapped(self._step, item, fetched)
+            else:
+                outcome = self._step.answer(item, fetched)
         except Exception as error:  # ours, on data of any type
             _LOGGER.exception("[%s] a model's answer could not be passed on", self._name)
             outcome = self._step.failed(UserCodeError(described(error)))

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from pipeline.data import RequestInfo
 from pipeline.engine.channel import Item
+from pipeline.engine.convoy import Convoy
 from pipeline.engine.request import RequestState, ResponseSink, TraceCollector
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.op import Op
@@ -24,6 +25,7 @@ class ServerModels(Protocol):
         sink: ResponseSink,
         *,
         collector: TraceCollector | None = None,
+        convoy: Convoy | None = None,
     ) -> RequestState:
         """Ask a model; on the event loop.
 
@@ -34,14 +36,23 @@ class ServerModels(Protocol):
             traceparent: of the request that asks; "" for none.
             sink: gets the answer as ChannelData; if it takes parts, each of them.
             collector: of the request that asks; None: it is not traced in a file.
+            convoy: those whose inputs these are; None: it is one request.
 
         Raises:
             PipelineError: there is no such model, or it takes no more requests.
         """
 
+    def convoy_rows(self, name: str, version: int) -> int:
+        """Return how many samples a convoy may have that goes to a model; 0: none does."""
+
+    def has_room(self, name: str, version: int, count: int) -> bool:
+        """Return whether a model takes so many more requests at once."""
+
 
 class ModelStep(Protocol):
     """Question of an Op to a model; `pipeline_step` of the Op is one.
+
+    Of those that convoys go to, `convoy_rows()` says how many samples one may have.
 
     Attributes:
         models: has the model.
@@ -60,6 +71,12 @@ class ModelStep(Protocol):
 
     def info(self, item: Item) -> RequestInfo:
         """Return what the model is told beside that."""
+
+    def told(self, info: RequestInfo) -> RequestInfo:
+        """Return the same, of what a caller says."""
+
+    def has_room(self, count: int) -> bool:
+        """Return whether the model takes so many more requests at once."""
 
     def answer(self, item: Item, fetched: dict[str, Any]) -> Any:
         """Return the Op's answer, of the model's; of nothing, if that was not asked."""

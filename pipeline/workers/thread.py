@@ -85,6 +85,7 @@ class ThreadWorkers:
         self.post: Callable[..., None] = inbox.post
         self.post_soon: Callable[..., None] = inbox.post_soon
         self.memory_domain: MemoryDomain = LOCAL
+        self.takes_convoys: bool = True
         self.keeps_progress: bool = True
         self.addressable: bool = True
         self.may_be_none: bool = False  # the model stays

@@ -185,6 +185,7 @@ class ScriptedWorkers:
         memory_domain: MemoryDomain = LOCAL,
     ) -> None:
         self.memory_domain = memory_domain
+        self.takes_convoys = True
         self.keeps_progress = True
         self.addressable = False
         self.runs_slices = True

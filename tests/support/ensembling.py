@@ -139,6 +139,7 @@ class Shelf:
         sink: Any,
         *,
         collector: Any = None,
+        convoy: Any = None,
     ) -> RequestState:
         config, op = self.config(name, version), self.ops[name]
         first = next(iter(feeds.values()), None)
@@ -151,8 +152,15 @@ class Shelf:
             rows=rows,
             traceparent=traceparent,
             info=info,
+            convoy=convoy,
         )
         return self.engines[name].begin(Request(), None, target, sink)
+
+    def convoy_rows(self, name: str, version: int) -> int:
+        return self.engines[name].executor.convoys.rows if name in self.engines else 0
+
+    def has_room(self, name: str, version: int, count: int) -> bool:
+        return self.engines[name].executor.convoys.has_room(count)
 
     # What tests do ------------------------------------------------------------------------------
 
@@ -205,11 +213,18 @@ class Shelf:
         await engine.start()
         return engine
 
-    def ask(self, name: str, info: RequestInfo = NO_INFO, sink: Any = None, **tensors: Any) -> Any:
+    def ask(
+        self,
+        name: str,
+        info: RequestInfo = NO_INFO,
+        sink: Any = None,
+        convoy: Any = None,
+        **tensors: Any,
+    ) -> Any:
         """Ask a model, with lists of numbers: a future of its ChannelData, or the sink."""
         feeds = {key: np.array(value, np.float32) for key, value in tensors.items()}
         answer = sink or AnswerFuture(loop=asyncio.get_running_loop())
-        answer.request = self.begin(name, -1, feeds, info, "", answer)
+        answer.request = self.begin(name, -1, feeds, info, "", answer, convoy=convoy)
         return answer
 
     async def answer(self, name: str, info: RequestInfo = NO_INFO, **tensors: Any) -> Any:

@@ -47,6 +47,7 @@ class Sample:
     deadline: float | None = None
     trace: str = ""
     is_feed: bool = False
+    convoy: None = None
 
 
 def run_of(*data_ids: int, **inputs: Any) -> BatchRun:

@@ -41,6 +41,7 @@ class DynamicBatcher:
         self._queues: dict[int, PolicyQueue] = {}
         self._levels: list[int] = []  # of the queues, sorted
         self._at: dict[Item, int] = {}  # level of each
+        self._rows = 0  # samples of all
         self._draft: Draft | None = None  # of all that are here; None: begin anew
         self._may_be_ahead = not batching.priority_levels and not any(
             each.default_timeout_microseconds or each.allow_timeout_override or each.max_queue_size
@@ -51,6 +52,9 @@ class DynamicBatcher:
 
     def __len__(self) -> int:
         return len(self._at)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._at)
 
     def add(self, item: Item, now: float) -> None:
         level = self._level_of(item)
@@ -64,6 +68,7 @@ class DynamicBatcher:
             self._draft = None
         queue.add(item, now)
         self._at[item] = level
+        self._rows += item.request.rows
 
     def next(self, load: Load, now: float) -> Batch | Refusal | float | None:
         """Return the next batch; or who is refused; or when to ask again.
@@ -121,7 +126,7 @@ class DynamicBatcher:
             self.start = None
         if load.max_items <= 0 or load.running < load.workers:
             return load.max_items > 0
-        if not (self._may_be_ahead and load.workers and len(self._at) >= self._batch_size):
+        if not (self._may_be_ahead and load.workers and self._rows >= self._batch_size):
             return False
         ahead = batches_ahead(load, self._batch_size)
         return load.running < load.workers + ahead
@@ -149,7 +154,7 @@ class DynamicBatcher:
             if has_changed:
                 self._draft = None
         for item in refused:
-            del self._at[item]
+            self._forget(item)
         return refused
 
     def _overflow(self) -> Refusal | None:
@@ -157,7 +162,7 @@ class DynamicBatcher:
             item = queue.overflow()
             if item is not None:
                 self._draft = None
-                del self._at[item]
+                self._forget(item)
                 return Refusal([item], QueueLimitError(f"{about_request(item.info.id)}{FULL}"))
         return None
 
@@ -171,9 +176,14 @@ class DynamicBatcher:
 
     def _remove(self, item: Item) -> None:
         self._draft = None
-        level = self._at.pop(item)
+        level = self._forget(item)
         queue = self._queues[level]
         queue.remove(item)
         if not queue and len(self._levels) > _SPARE:
             del self._queues[level]
             self._levels.remove(level)
+
+    def _forget(self, item: Item) -> int:
+        """Count one no more; return its level."""
+        self._rows -= item.request.rows
+        return self._at.pop(item)

@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import msgspec
 from google.protobuf.message import DecodeError
 
-from pipeline.data import ChannelData
+from pipeline.data import NO_INFO, ChannelData, RequestInfo
 from pipeline.engine.model_answers import PARAMETERS
 from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
 from pipeline.errors import PipelineError
+from pipeline.frontends.v2.convoys import Muster, Mustered, can_muster
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.frontends.v2.repository import FittedRequest, ModelRepository
 from pipeline.observe.traces.traces import GRPC, HTTP, FrontendStages
@@ -67,6 +68,10 @@ class RequestForm(Generic[_Inputs]):
         request: one of them.
         inputs: reads their data; None: it is known of this request alone.
         outputs_form: remembers how an answer looks.
+
+    Attributes:
+        muster: where requests wait for others to go on with; None: each goes by itself.
+        info: of those that have no id, and no headers that are forwarded.
     """
 
     def __init__(
@@ -85,6 +90,12 @@ class RequestForm(Generic[_Inputs]):
         self._names = tuple(dict.fromkeys(fitted.wanted or [slot.name for slot in slots]))
         self._outputs_form = outputs_form
         self._layouts: dict[Any, Any] = {}
+        self.muster: Muster | None = None
+        self.info: RequestInfo = NO_INFO
+
+    def asks_again(self, inputs: dict[str, Array]) -> InferRequest:
+        """Return a request of this form, for what has taken its model's place."""
+        return msgspec.structs.replace(self._asked, inputs=inputs)
 
     def written(self, answer: Any, request_id: str) -> Any:
         """Return what the outputs' form writes for an engine's answer; None: no such is known.
@@ -178,6 +189,14 @@ class RequestForms(Generic[_Inputs]):
         """
         fitted = form.fitted
         timeout_s, traceparent, headers = told
+        muster = form.muster
+        may_wait = timeout_s is None and self._models.lets_muster
+        if muster is not None and may_wait and muster.is_open:
+            info = form.info
+            if request_id or self._models.forwards:
+                info = self._models.info(fitted, request_id, form.parameters, headers)
+            call = InferCall(form, request_id, sink)
+            return muster.add(Mustered(call, inputs, fitted.rows, info))
         try:
             raw, target = self._models.route(
                 fitted, inputs, request_id, form.parameters, traceparent, headers
@@ -216,7 +235,11 @@ class RequestForms(Generic[_Inputs]):
         self._seen.add(hash(key))
         return False
 
-    def _keep(self, key: bytes, form: RequestForm[_Inputs]) -> None:
+    def _keep(self, key: bytes, form: RequestForm[_Inputs], inputs: dict[str, Array]) -> None:
+        """Remember a form, which the request with these inputs has."""
+        if can_muster(inputs):
+            form.muster = self._models.muster(form.fitted, form.asks_again)
+            form.info = self._models.info(form.fitted, "", form.parameters, tuple)
         if len(self._known) >= _MOST_FORMS:
             self._known.clear()
         self._known[key] = form
@@ -270,7 +293,7 @@ class BodyForms(RequestForms[InputsForm]):
             inputs = InputsForm.of(cut, request)
         form = RequestForm(fitted, request, inputs, OutputsForm.of)
         if inputs is not None and cut is not None:
-            self._keep(cut.key, form)
+            self._keep(cut.key, form, request.inputs)
         return self._begin(form, request.id, request.inputs, told, sink)
 
 
@@ -294,5 +317,5 @@ class MessageForms(RequestForms[MessageInputs]):
         found = MessageInputs.of(cut, request) if self._is_seen(cut.key) else None
         form = RequestForm(fitted, request, found, MessageOutputs.of)
         if found is not None:
-            self._keep(cut.key, form)
+            self._keep(cut.key, form, request.inputs)
         return self._begin(form, request.id, request.inputs, told, sink)

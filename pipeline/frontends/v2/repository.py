@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from pipeline.data import ChannelData
+from pipeline.data import ChannelData, RequestInfo
+from pipeline.engine.convoy import Arrays
 from pipeline.engine.model_answers import PARAMETERS, error_in
 from pipeline.engine.models import ModelEntry, ModelRegistry
 from pipeline.engine.offload import Offload
@@ -22,6 +23,7 @@ from pipeline.frontends.v2 import model_config as config
 from pipeline.frontends.v2.classification import classes_of, classes_wanted
 from pipeline.frontends.v2.control import Overrides, RepositoryControl
 from pipeline.frontends.v2.convert import arrays_of, payload_of
+from pipeline.frontends.v2.convoys import Muster, Routed
 from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.frontends.v2.log_settings import LogSettings
@@ -515,10 +517,53 @@ class ModelRepository:
         """Return what the engine takes. Raises V2Error, PipelineError."""
         raw, target = fitted.model.routed(inputs, request_id, fitted.rows, traceparent)
         if self._takes_info:
-            chosen = self._forwarding.choose(headers()) if self._forwarding else {}
-            info = info_of(request_id, parameters, chosen, fitted.wanted)
+            info = self.info(fitted, request_id, parameters, headers)
             target = msgspec.structs.replace(target, info=info)
         return raw, target
+
+    def info(
+        self,
+        fitted: FittedRequest,
+        request_id: str,
+        parameters: Parameters,
+        headers: Callable[[], Iterable[tuple[str | bytes, str | bytes]]],
+    ) -> RequestInfo:
+        """Return what a request says beside its data."""
+        chosen = self._forwarding.choose(headers()) if self._forwarding else {}
+        return info_of(request_id, parameters, chosen, fitted.wanted)
+
+    @property
+    def forwards(self) -> bool:
+        """Return whether a request's headers are part of what it says."""
+        return self._forwarding is not None
+
+    @property
+    def lets_muster(self) -> bool:
+        """Return whether requests may go on together: none is traced by itself."""
+        return self._traces.is_off
+
+    def muster(
+        self, fitted: FittedRequest, asks_again: Callable[[Arrays], InferRequest]
+    ) -> Muster | None:
+        """Return where requests of a form wait for each other; None: each goes by itself.
+
+        `asks_again`: makes another request of such inputs, for a model that was loaded anew.
+        """
+        engine = fitted.entry.served.engine
+        is_many = engine.executor.convoys.rows >= 2 * fitted.rows
+        if not (self._registry.is_repository and is_many and fitted.limit_s is None):
+            return None
+
+        def successor(inputs: Arrays) -> tuple[Begin, Routed] | None:
+            if self.is_current(fitted):
+                return None
+            try:
+                found = self.fit(asks_again(inputs))
+            except (PipelineError, V2Error):
+                return None
+            return found.entry.served.engine.begin, partial(_routed, found.model)
+
+        return Muster(engine, partial(_routed, fitted.model), successor)
 
     # Names ------------------------------------------------------------------------------
 
@@ -553,6 +598,11 @@ def number_of(version: str) -> int | None:
         return version_number(version)
     except StatisticsError as error:
         raise v2_error(error) from error
+
+
+def _routed(model: Model, inputs: Arrays, rows: int) -> tuple[Any, RequestTarget]:
+    """Return what an engine takes, but for what callers say beside it."""
+    return model.routed(inputs, "", rows, "")
 
 
 def is_short_answer(answer: Any) -> bool:

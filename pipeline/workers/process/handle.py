@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
+from pipeline.engine.convoy import Each
 from pipeline.engine.hooks import asking
 from pipeline.engine.model_calls import ModelHost
 from pipeline.engine.sequence_feeds import feeds_sequences
@@ -49,6 +50,7 @@ from pipeline.workers.process.wire import (
     Jobs,
     Link,
     Result,
+    WireConvoy,
     WireItem,
     WireJob,
     WireParts,
@@ -354,6 +356,9 @@ class ProcessWorker:
         )
         if gathered:
             wire.gathered = gathered
+        if (convoy := item.convoy) is not None:
+            infos = convoy.infos if self._asks_context else []
+            wire.convoy = WireConvoy(convoy.ids, convoy.rows, infos, sorted(convoy.left))
         if self._pool.entries:
             wire.is_entered = bool(item.entered)
         return wire
@@ -512,14 +517,16 @@ class ProcessWorker:
             run.kept = {sent.indexes[at]: self._states(taken) for at, taken in kept.items()}
         self._pool.done(self, run)
 
-    def _states(self, taken: SharedPayload | Routed | PipelineError | None) -> Any:
+    def _states(self, taken: object) -> Any:
         """Return the states of a sequence; None: they could not be sent."""
         if isinstance(taken, SharedPayload):
             return taken
         _LOGGER.warning("[%s] states of a sequence cannot be kept: %s", self._op_name, taken)
         return None
 
-    def _taken(self, outcome: ItemOutcome) -> SharedPayload | Routed | PipelineError | None:
+    def _taken(self, outcome: ItemOutcome) -> SharedPayload | Routed | PipelineError | Each | None:
+        if outcome.each is not None:
+            return Each([self._taken(each) for each in outcome.each])
         if outcome.payload is None:
             return error_of(outcome.error)
         payload = self._memory.payload(outcome.payload, self._op_name)

@@ -10,7 +10,7 @@ import socket
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ import msgspec
 from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.convoy import Each, close_ranks, members_of
 from pipeline.engine.init_op import end_op, run_init_op
 from pipeline.engine.streams.plan import is_iterative
 from pipeline.engine.warm_up import warm_up
@@ -330,16 +331,20 @@ class ServedWorker:
         It counts as what the worker is at until its result is sent, or held beside the next job:
         should the process end of that, it is this job that is tried again.
         """
-        items = [self._open(item) for item in job.items]
+        opened = [self._open(item) for item in job.items]
         if job.allowed is not None:
-            return self._slices.begin(job, items)
+            return self._slices.begin(job, opened)
+        ranks = _Ranks(job.items, opened, self._forgotten) if _has_convoys(job) else None
+        items: Sequence[Any] = opened if ranks is None else ranks.members
         run = BatchRun(items, places=job.places)
         if job.given:
             run.given = {at: deserialize(part, self._arena) for at, part in job.given.items()}
         run.run(self._op, self._status, time.monotonic_ns)
+        if ranks is not None:
+            ranks.close(run)
         outcomes = [
             self._outcome(item.failure or outcome, self._op.name)
-            for item, outcome in zip(run.items, run.outcomes, strict=True)
+            for item, outcome in zip(opened, run.outcomes, strict=True)
         ]
         return Result(
             job.number,
@@ -406,7 +411,55 @@ class ServedWorker:
         return self._outcome(outcome, self._op.name)
 
     def _outcome(self, outcome: Any, maker: str, place: int = -1) -> ItemOutcome:
+        if type(outcome) is Each:
+            return ItemOutcome(
+                each=[
+                    ItemOutcome() if each is None else self._outcome(each, maker)
+                    for each in outcome.outcomes
+                ]
+            )
         return outcome_of(outcome, maker, self._memory, self._arena, place)
+
+
+def _has_convoys(job: WireJob) -> bool:
+    return any(item.convoy is not None for item in job.items)
+
+
+class _Ranks:
+    """The requests of a job in which there are convoys.
+
+    Attributes:
+        members: all of them, as items.
+    """
+
+    def __init__(
+        self, items: Sequence[WireItem], opened: Sequence[OpenedItem], forgotten: ForgottenRequests
+    ) -> None:
+        self.members: list[Any] = []
+        self._sizes: list[int] = []
+        self._rows: list[list[int] | None] = []
+        for wire, item in zip(items, opened, strict=True):
+            convoy = wire.convoy
+            if convoy is None or item.failure is not None:
+                self.members.append(item)
+                self._take(1, None)
+            else:
+                told = convoy.ids, convoy.rows, convoy.infos, convoy.over
+                self.members += members_of(item, *told, _seen_by(forgotten, wire.data_id))
+                self._take(len(convoy.rows), convoy.rows)
+
+    def _take(self, size: int, rows: list[int] | None) -> None:
+        self._sizes.append(size)
+        self._rows.append(rows)
+
+    def close(self, run: BatchRun) -> None:
+        """Have the run's outcomes be those of the job's items."""
+        close_ranks(run, self._sizes, self._rows)
+
+
+def _seen_by(forgotten: ForgottenRequests, data_id: int) -> Callable[[int], bool]:
+    """Return what says whether nobody waits for a member, or for all of the convoy `data_id`."""
+    return lambda member: forgotten.has(member) or forgotten.has(data_id)
 
 
 def _made(init: Init) -> Op:

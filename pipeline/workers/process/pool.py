@@ -65,6 +65,7 @@ class ProcessWorkers:
     ) -> None:
         self.name: str = op.name
         self.memory_domain: MemoryDomain = cast(MemoryDomain, processes.memory)
+        self.takes_convoys: bool = True
         self.keeps_progress: bool = False
         self.addressable: bool = True
         self.may_be_none: bool = True

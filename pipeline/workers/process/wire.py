@@ -33,6 +33,15 @@ _LENGTH = struct.Struct("<Q")
 _RECEIVE_BYTES = 64 * 1024
 
 
+class WireConvoy(msgspec.Struct, array_like=True):
+    """Members of an item that is a convoy, see `engine.convoy`; `over` are places of who left."""
+
+    ids: list[int]
+    rows: list[int]
+    infos: list[RequestInfo] = []
+    over: list[int] = []
+
+
 class WireItem(msgspec.Struct, array_like=True):
     """One request of a batch: `inputs` by the name of the Op that they come from.
 
@@ -40,7 +49,8 @@ class WireItem(msgspec.Struct, array_like=True):
     which all processes of a machine share. `info` is there if a hook of the Op asks for
     it, or its sequences need it.
     `is_entered`: the further entries of a walk read it, too. `gathered` has what of an input is all
-    parts of a stream. `sequence` is its number as one, of who joins a SteppedRun.
+    parts of a stream. `sequence` is its number as one, of who joins a SteppedRun. `convoy` says of
+    which requests it has the inputs.
     """
 
     data_id: int
@@ -53,6 +63,7 @@ class WireItem(msgspec.Struct, array_like=True):
     is_entered: bool = False
     gathered: dict[str, list[SerializedPayload]] = {}
     sequence: int = 0
+    convoy: WireConvoy | None = None
 
 
 class WireJob(msgspec.Struct, array_like=True):
@@ -134,7 +145,7 @@ class ItemOutcome(msgspec.Struct, array_like=True):
     """Outcome of an item: one of both; of a part of a stream neither: the stream ended well.
 
     `to` are the Ops of a Goto; with `is_final` it is an Answer. `place` is that of the step of a
-    walk whose outcome it is, -1: the last.
+    walk whose outcome it is, -1: the last. `each` is that of each request of a convoy.
     """
 
     payload: SerializedPayload | None = None
@@ -142,6 +153,7 @@ class ItemOutcome(msgspec.Struct, array_like=True):
     to: tuple[str, ...] | None = None
     is_final: bool = False
     place: int = -1
+    each: list[ItemOutcome] | None = None
 
 
 class StepResult(msgspec.Struct, array_like=True):

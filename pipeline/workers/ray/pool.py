@@ -79,6 +79,7 @@ class RayWorkers(ProcessWorkers):
         passes_on: bool,
     ) -> None:
         super().__init__(op, count, loop, context, owner, schedule)
+        self.takes_convoys = False
         self.passes_on: bool = passes_on
         self.sender: Sender = context.make_sender(op.name)
         self.model_refs: Sequence[Any] = ()

@@ -1,0 +1,322 @@
+"""Convoy: requests of one form that go through an engine as one request of all their samples.
+
+What an engine does for a request is done once for all of them: at each model, and at each step of
+an ensemble. To the code of a model they are requests as ever: whoever works on them takes them
+apart and puts their answers together again, in the worker. Where these are not alike, as one of
+them is an error, they go on as `Each`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import msgspec
+import numpy as np
+from msgspec import field
+
+from pipeline.data import NO_INFO, RequestInfo
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.journal import Outcome, outcome_of, pack_span, packed_request_of
+from pipeline.engine.request import LAST_ID
+from pipeline.engine.stage_errors import stage_error
+from pipeline.errors import PipelineError, WorkerDiedError, note_op
+from pipeline.proto.slices import SHORT_BYTES
+
+if TYPE_CHECKING:
+    from pipeline.engine.bound_op import BoundOp
+    from pipeline.engine.journal import EngineObservers
+    from pipeline.engine.request import RequestState
+
+Arrays = dict[str, Any]
+
+_pack_three = struct.Struct("3q").pack
+_THREE = 3 * 8
+_SPAN_HEAD = 3 * 8  # bytes of a row before data_id, rows, outcome; those of a request are in front
+_OBJECTS = "OSUV"  # kinds of arrays whose elements are not of one size
+
+
+class Each(msgspec.Struct, eq=False):
+    """Outcomes of the members of a convoy, where they cannot go on together.
+
+    `outcomes`: of each its answer, or an error; None of one whose caller has left.
+    """
+
+    outcomes: list[Any]
+
+
+class Follower(Protocol):
+    """Requests that were asked for the members of a convoy."""
+
+    def leave(self, place: int) -> None:
+        """Take note that the caller of one of them has left."""
+
+
+class Convoy(msgspec.Struct, eq=False):
+    """The members of one request.
+
+    Attributes:
+        rows: samples of each; those of the request are all of them, one behind the other.
+        infos: what the caller of each says; empty: what the request says.
+        ids: data id of each, in the engine that the request is in.
+        left: places of those whose callers have left.
+        errors: of those that have failed, by place.
+        forget: has the engine's workers forget an id.
+        followers: what was asked for them of others.
+    """
+
+    rows: list[int]
+    infos: list[RequestInfo] = []
+    ids: list[int] = []
+    left: set[int] = field(default_factory=set)
+    errors: dict[int, PipelineError] = field(default_factory=dict)
+    forget: Callable[[int], None] = lambda data_id: None
+    followers: list[Follower] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def enter(
+        self, request: RequestState, numbers: Iterator[int], forget: Callable[[int], None]
+    ) -> None:
+        """Be the members of a request that an engine begins, whose next data ids are `numbers`."""
+        request.convoy = self
+        self.ids = [next(numbers) % LAST_ID for _ in self.rows]
+        self.forget = forget
+
+    def leave(self, place: int) -> None:
+        """Take note that the caller of one has left."""
+        self.left.add(place)
+        self.forget(self.ids[place])
+        for follower in self.followers:
+            follower.leave(place)
+
+    def following(self, infos: list[RequestInfo]) -> Convoy:
+        """Return the same members as another engine is asked for them."""
+        found = Convoy(self.rows, infos, left=set(self.left))
+        self.followers.append(found)
+        return found
+
+    def fail(self, each: Each, op: str) -> None:
+        """Take down which of them have failed, at the Op of this name."""
+        for place, outcome in enumerate(each.outcomes):
+            if isinstance(outcome, PipelineError):
+                note_op(outcome, op)
+                self.errors[place] = outcome
+
+    def codes(self, outcome: Any) -> list[int]:
+        """Return how each ended, with this outcome of all or of each."""
+        outcomes = outcome.outcomes if type(outcome) is Each else [outcome] * len(self)
+        found = [
+            int(outcome_of(each)) if isinstance(each, PipelineError) else int(Outcome.OK)
+            for each in outcomes
+        ]
+        for place in self.left:
+            found[place] = int(Outcome.CANCELED)
+        return found
+
+    def comes_again(self, error: PipelineError | None) -> bool:
+        """Return whether its members are asked for one by one, after all failed so.
+
+        As those of any batch whose worker has died: only the one that is to blame fails.
+        """
+        return isinstance(error, WorkerDiedError)
+
+    def spans(self, outcome: Any, who: tuple[int, int, int], times: Sequence[int]) -> list[bytes]:
+        """Return a row of SPAN for each; `who`: the Op, the worker and the batch."""
+        row = pack_span(*who, 0, 0, 0, *times)
+        head, tail = row[:_SPAN_HEAD], row[_SPAN_HEAD + _THREE :]
+        told = zip(self.ids, self.rows, self.codes(outcome), strict=True)
+        return [head + _pack_three(*each) + tail for each in told]
+
+    def tell(self, observers: EngineObservers, request: RequestState, target: int) -> bool:
+        """Say how each ended, as `EngineObservers.tell` does; not of those that come again.
+
+        Returns True: nothing else is to be said of the request.
+        """
+        request.end_ns = request.end_ns or observers.clock_ns()
+        if request.error is not None and self.comes_again(request.error):
+            return True
+        if self.errors or self.left or request.error is not None or observers.on_success:
+            for state in self._states(request):
+                observers.tell(state, target)
+        elif observers.journal is not None:
+            tail = packed_request_of(request, target)[_THREE:]
+            told = zip(self.ids, self.rows, strict=True)
+            rows = [_pack_three(data_id, target, count) + tail for data_id, count in told]
+            observers.journal.requests += rows
+        return True
+
+    def _states(self, request: RequestState) -> Iterator[RequestState]:
+        """Yield a state of each member as if it had been the request, which has ended."""
+        for place, rows in enumerate(self.rows):
+            state = copy(request)
+            state.convoy, state.data_id, state.rows = None, self.ids[place], rows
+            error = self.errors.get(place)
+            if place in self.left:
+                state.outcome = Outcome.CANCELED
+            elif error is not None:
+                state.error, state.outcome = error, outcome_of(error)
+            yield state
+
+
+# Together and apart ------------------------------------------------------------------------------
+
+
+def stacked(parts: Sequence[Any], rows: Sequence[int]) -> Arrays | None:
+    """Return the arrays of all members, one behind the other; None: they do not go together.
+
+    They do if they are short, differ in nothing but their elements, and have a row for each sample.
+    """
+    first = parts[0]
+    if type(first) is not dict or not first:
+        return None
+    size, form = 0, []
+    for name, value in first.items():
+        if type(value) is not np.ndarray or not value.ndim or value.dtype.kind in _OBJECTS:
+            return None
+        size += value.nbytes
+        form.append((name, value.dtype, value.shape[1:]))
+    if size * len(parts) > SHORT_BYTES:
+        return None
+    for part, count in zip(parts, rows, strict=True):
+        if type(part) is not dict or len(part) != len(form):
+            return None
+        for name, dtype, shape in form:
+            value = part.get(name)
+            if type(value) is not np.ndarray or value.dtype != dtype:
+                return None
+            if value.shape != (count, *shape):
+                return None
+    if len(parts) == 1:
+        return first
+    return {name: np.concatenate([part[name] for part in parts]) for name, _, _ in form}
+
+
+def parts_of(stack: Arrays, rows: Sequence[int]) -> Iterator[Arrays]:
+    """Yield the arrays of each member."""
+    start = 0
+    for count in rows:
+        end = start + count
+        yield {name: value[start:end] for name, value in stack.items()}
+        start = end
+
+
+def together(outcomes: list[Any], rows: Sequence[int]) -> Any:
+    """Return what came of each member as one answer, or as Each."""
+    stack = stacked(outcomes, rows)
+    return Each(outcomes) if stack is None else stack
+
+
+def each_of(answer: Any, rows: Sequence[int]) -> list[Any]:
+    """Return what came of each member, by the answer to all; None of who has left."""
+    if type(answer) is Each:
+        return answer.outcomes
+    return list(parts_of(answer, rows))
+
+
+class Member(msgspec.Struct, eq=False):
+    """One request of a convoy as an item of a BatchRun, which feeds `process`."""
+
+    failure: ClassVar[None] = None
+    deadline: ClassVar[None] = None
+    trace: ClassVar[str] = ""
+    is_feed: ClassVar[bool] = True
+
+    data_id: int
+    log_id: int
+    inputs: Arrays
+    info: RequestInfo
+    is_over: bool
+    cancelled: Callable[[int], bool]
+
+    def is_cancelled(self) -> bool:
+        """Return whether its caller has left; in any thread."""
+        return self.cancelled(self.data_id)
+
+
+def members_of(
+    item: Any, ids: Sequence[int], rows: Sequence[int], infos: Sequence[RequestInfo],
+    left: Sequence[int] | set[int], cancelled: Callable[[int], bool],
+) -> list[Member]:  # fmt: skip
+    """Return the members of an item that is a convoy.
+
+    Args:
+        item: has the inputs of all of them, and what all say.
+        left: places of those that are not worked on.
+        cancelled: returns whether nobody waits for the one with this data id.
+    """
+    told: Sequence[RequestInfo] = infos or [item.info or NO_INFO] * len(rows)
+    return [
+        Member(ids[place], item.log_id, inputs, told[place], place in left, cancelled)
+        for place, inputs in enumerate(parts_of(item.inputs, rows))
+    ]
+
+
+def close_ranks(run: BatchRun, sizes: Sequence[int], rows: Sequence[Sequence[int] | None]) -> None:
+    """Make what a run knows of its members known of the items that these are of.
+
+    Args:
+        sizes: how many items of the run each of these is.
+        rows: samples of its members; None: it is no convoy.
+    """
+    outcomes, brought, executions, start = run.outcomes, run.rows, run.executions, 0
+    run.outcomes, run.rows, run.executions = [], [], []
+    for size, of_members in zip(sizes, rows, strict=True):
+        end = start + size
+        if of_members is None:
+            run.outcomes.append(outcomes[start])
+        else:
+            run.outcomes.append(together(outcomes[start:end], of_members))
+        if brought:
+            run.rows.append(sum(brought[start:end]))
+        if executions:
+            run.executions.append(max(executions[start:end]))
+        start = end
+
+
+class ConvoyRun(BatchRun, eq=False):
+    """A batch with convoys in it, as a thread of this process works on it.
+
+    Nothing of it can be gone on with by another.
+    """
+
+    @property
+    def is_prepared(self) -> bool:
+        return False
+
+    def run(self, op: BoundOp, watch: Any, clock_ns: Callable[[], int]) -> None:
+        """Run the stages with all members, see `BatchRun.run`. Raises nothing."""
+        try:
+            items: list[Any] = []
+            sizes = []
+            for item in self.items:
+                convoy = item.convoy
+                found = [item] if convoy is None else _members_here(item, convoy)
+                items += found
+                sizes.append(len(found))
+            inner = BatchRun(items, self.worker)
+            inner.run(op, watch, clock_ns)
+            rows = [item.convoy and item.convoy.rows for item in self.items]
+            close_ranks(inner, sizes, rows)
+            for name in _TOLD:
+                setattr(self, name, getattr(inner, name))
+        except Exception as error:  # ours: the worker must survive it
+            self.start_ns = self.preprocess_end_ns = self.process_end_ns = clock_ns()
+            self.end_ns = self.start_ns
+            self.outcomes = [stage_error(error, op, "process", 0)] * len(self.items)
+
+
+_TOLD = (
+    *("outcomes", "rows", "executions", "execution_ends_ns"),
+    *("start_ns", "preprocess_end_ns", "process_end_ns", "end_ns"),
+)
+
+
+def _members_here(item: Any, convoy: Convoy) -> list[Member]:
+    def cancelled(data_id: int) -> bool:
+        return item.is_cancelled() or convoy.ids.index(data_id) in convoy.left
+
+    return members_of(item, convoy.ids, convoy.rows, convoy.infos, convoy.left, cancelled)

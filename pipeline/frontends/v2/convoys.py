@@ -1,0 +1,228 @@
+"""Muster: requests of one form that come in the same round of the loop go on as a Convoy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pipeline.data import ChannelData, RequestInfo
+from pipeline.engine.convoy import Arrays, Convoy, each_of
+from pipeline.engine.engine import Engine
+from pipeline.engine.payload import opened
+from pipeline.engine.request import Begin, RequestHandle, RequestTarget, ResponseSink, UnarySink
+from pipeline.errors import PipelineError, UserCodeError, described
+from pipeline.proto.slices import SHORT_BYTES
+
+Routed = Callable[[Arrays, int], tuple[Any, RequestTarget]]
+
+_LOGGER = logging.getLogger(__name__)
+
+_OBJECTS = "OSUV"  # kinds of arrays whose elements are not of one size
+
+
+class Mustered(msgspec.Struct, eq=False):
+    """One request that waits for others, and may go on with them.
+
+    Attributes:
+        sink: gets what an engine gives.
+        rows: samples that it brings.
+        info: what its caller says.
+        handle: what has begun of it, or of all.
+        place: among those that it goes with; -1: it goes alone.
+        is_over: whether it was answered, or its caller has left.
+    """
+
+    sink: ResponseSink
+    inputs: Arrays
+    rows: int
+    info: RequestInfo
+    handle: Any = None
+    place: int = -1
+    is_over: bool = False
+
+    def cancel(self) -> None:
+        """Drop it, whose caller has left."""
+        if self.is_over:
+            return
+        self.is_over = True
+        if self.place >= 0:
+            self.handle.leave(self.place)
+        elif self.handle is not None:
+            self.handle.cancel()
+
+    def end(self, answer: Any) -> None:
+        """Give it its answer, if anybody waits for that."""
+        if self.is_over:
+            return
+        self.is_over = True
+        try:
+            self.sink.end(answer)
+        except Exception:  # a bug of ours: other requests go on
+            _LOGGER.exception("an answer could not be handed over")
+
+
+class Muster:
+    """Requests of one form for one model.
+
+    A request that comes while the model has none goes on at once; one that would have to wait
+    before it is admitted, too.
+
+    Args:
+        engine: of the model.
+        routed: makes of inputs, with so many samples, what the engine takes.
+        successor: returns what has taken the model's place, where that was loaded anew; None: it
+            is as it was, or nothing has.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        routed: Routed,
+        successor: Callable[[Arrays], tuple[Begin, Routed] | None],
+    ) -> None:
+        self._way = engine.executor.convoys
+        self._begin = engine.begin
+        self._routed = routed
+        self._successor = successor
+        self._most = engine.executor.convoys.rows
+        self._waiting: list[Mustered] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether a request is to wait for others, which `add` is for."""
+        if not self._waiting and self._way.is_idle:
+            return False
+        return self._way.has_room(len(self._waiting) + 1)
+
+    def add(self, request: Mustered) -> Mustered:
+        """Have a request begin at the end of this round of the loop; return it."""
+        self._waiting.append(request)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._go)
+        return request
+
+    def _go(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        requests = [each for each in waiting if not each.is_over]
+        successor = self._successor(requests[0].inputs) if requests else None
+        if successor is not None:
+            for request in requests:
+                self._alone(request, *successor)
+            return
+        while requests:
+            count = self._count(requests)
+            if count == 1:
+                self.alone(requests[0])
+            else:
+                self._together(requests[:count])
+            del requests[:count]
+
+    def _count(self, requests: Sequence[Mustered]) -> int:
+        """Return how many of them, from the first, go together."""
+        size: int = sum(value.nbytes for value in requests[0].inputs.values())
+        most = min(self._most // requests[0].rows, SHORT_BYTES // max(1, size))
+        return max(1, min(most, len(requests)))
+
+    def alone(self, request: Mustered) -> None:
+        """Begin with one by itself."""
+        self._alone(request, self._begin, self._routed)
+
+    def _alone(self, request: Mustered, begin: Begin, routed: Routed) -> None:
+        request.place = -1
+        raw, target = routed(request.inputs, request.rows)
+        target = msgspec.structs.replace(target, info=request.info)
+        try:
+            request.handle = begin(raw, None, target, _Alone(request))
+        except PipelineError as error:
+            request.end(ChannelData(0, error=error))
+
+    def _together(self, requests: Sequence[Mustered]) -> None:
+        first = requests[0]
+        rows = [each.rows for each in requests]
+        stack = {
+            name: np.concatenate([each.inputs[name] for each in requests]) for name in first.inputs
+        }
+        infos = [each.info for each in requests]
+        if all(info is first.info for info in infos):
+            infos = []
+        convoy = Convoy(rows, infos)
+        raw, target = self._routed(stack, sum(rows))
+        target = msgspec.structs.replace(target, info=first.info, convoy=convoy)
+        sink = _Together(self, convoy, requests)
+        for place, request in enumerate(requests):
+            request.place, request.handle = place, sink
+        try:
+            sink.handle = self._begin(raw, None, target, sink)
+        except PipelineError as error:
+            sink.end(ChannelData(0, error=error))
+
+
+class _Alone(UnarySink):
+    """Sink of a request that goes by itself."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Mustered) -> None:
+        self._request = request
+
+    def end(self, answer: Any) -> None:
+        self._request.end(answer)
+
+
+class _Together(UnarySink):
+    """Sink of a convoy."""
+
+    __slots__ = ("_convoy", "_muster", "_requests", "handle")
+
+    def __init__(self, muster: Muster, convoy: Convoy, requests: Sequence[Mustered]) -> None:
+        self._muster = muster
+        self._convoy = convoy
+        self._requests = requests
+        self.handle: RequestHandle | None = None
+
+    def leave(self, place: int) -> None:
+        """Drop one request, whose caller has left."""
+        self._convoy.leave(place)
+        if self.handle is not None and len(self._convoy.left) == len(self._convoy):
+            self.handle.cancel()
+
+    def end(self, answer: ChannelData) -> None:
+        """Give each its answer."""
+        error = answer.error
+        if error is not None and self._convoy.comes_again(error):
+            for request in self._requests:
+                if not request.is_over:
+                    self._muster.alone(request)
+            return
+        if error is not None:
+            for request in self._requests:
+                request.end(answer)
+            return
+        try:
+            outcomes = each_of(answer.payload, self._convoy.rows)
+        except Exception as failure:  # ours, on a model's data
+            _LOGGER.exception("the answers to a batch could not be told apart")
+            outcomes = [UserCodeError(described(failure))] * len(self._requests)
+        for request, outcome in zip(self._requests, outcomes, strict=True):
+            if not request.is_over:
+                request.end(_answered(answer, outcome))
+
+
+def _answered(answer: ChannelData, outcome: Any) -> ChannelData:
+    """Return what an engine would have given for one request of several."""
+    payload = opened(outcome)
+    if isinstance(payload, PipelineError):
+        return ChannelData(answer.data_id, error=payload)
+    return ChannelData(answer.data_id, payload=payload)
+
+
+def can_muster(inputs: Arrays) -> bool:
+    """Return whether arrays of such a form can be put one behind the other."""
+    return bool(inputs) and all(
+        value.ndim and value.dtype.kind not in _OBJECTS for value in inputs.values()
+    )

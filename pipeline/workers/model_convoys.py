@@ -1,0 +1,165 @@
+"""Convoys at Ops that ask models: their members go together, or each is asked for by itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from pipeline.data import ChannelData, RequestInfo
+from pipeline.engine.convoy import Convoy, Each, each_of, together
+from pipeline.engine.payload import opened
+from pipeline.engine.request import RequestState, UnarySink
+from pipeline.errors import PipelineError, UserCodeError, described
+from pipeline.workers.model_step import ModelStep
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class _Asking(msgspec.Struct, eq=False):
+    """One member as a ModelStep sees it: an item, and its own request."""
+
+    inputs: dict[str, Any]
+    info: RequestInfo
+
+    @property
+    def request(self) -> _Asking:
+        return self
+
+
+class AskedEach:
+    """The members of a convoy, each of whom is asked for by itself; to its run it is one request.
+
+    Args:
+        step: what is asked.
+        run: the convoy's.
+        tell: is given what came of all when the last has been answered; not from within `ask`.
+        soon: has something called in the next round of the loop.
+    """
+
+    def __init__(
+        self,
+        step: ModelStep,
+        run: Any,
+        convoy: Convoy,
+        tell: Callable[[Any], None],
+        soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self.input_ns: int = 0
+        self.infer_ns: int = 0
+        self.output_ns: int = 0
+        self._step = step
+        self._run = run
+        self._convoy = convoy
+        self._tell = tell
+        self._soon = soon
+        self._handles: list[RequestState | None] = [None] * len(convoy)
+        self._outcomes: list[Any] = [None] * len(convoy)
+        self._open = set(range(len(convoy)))
+        convoy.followers.append(self)
+
+    def ask(self) -> None:
+        """Ask for all of them, but for those that have failed before and those that have left."""
+        run, convoy = self._run, self._convoy
+        parts = {name: each_of(part, convoy.rows) for name, part in run.inputs.items()}
+        infos = convoy.infos or [run.request.info] * len(convoy)
+        for place in range(len(convoy)):
+            inputs = {name: opened(part[place]) for name, part in parts.items()}
+            failure = next((p for p in inputs.values() if isinstance(p, PipelineError)), None)
+            if place in convoy.left or failure is not None:
+                self._take(place, None if place in convoy.left else failure)
+                continue
+            try:
+                self._ask_one(place, _Asking(inputs, infos[place]))
+            except PipelineError as error:
+                self._take(place, self._step.failed(error))
+            except Exception as error:  # ours, on data of any type
+                _LOGGER.exception("a model could not be asked")
+                self._take(place, self._step.failed(UserCodeError(described(error))))
+
+    def _ask_one(self, place: int, item: Any) -> None:
+        step, request = self._step, self._run.request
+        feeds = step.feeds(item)
+        if feeds is None:
+            self._take(place, step.answer(item, {}))
+            return
+        sink = _MemberSink(self, place, item)
+        handle = step.models.begin(
+            step.name, step.version, feeds, step.info(item), request.trace, sink
+        )
+        self._handles[place] = handle
+
+    def answered(self, place: int, item: Any, answer: ChannelData) -> None:
+        """Take a model's answer."""
+        if answer.error is not None:
+            self._take(place, self._step.failed(answer.error))
+            return
+        try:
+            outcome = self._step.answer(item, answer.payload)
+        except Exception as error:  # ours, on data of any type
+            _LOGGER.exception("a model's answer could not be passed on")
+            self._take(place, self._step.failed(UserCodeError(described(error))))
+        else:
+            self._take(place, outcome)
+
+    def _take(self, place: int, outcome: Any) -> None:
+        if place in self._open:
+            self._open.remove(place)
+            self._outcomes[place] = outcome
+            if not self._open:
+                self._soon(self._end)
+
+    def _end(self) -> None:
+        for handle in self._handles:
+            if handle is not None:
+                self.input_ns = max(self.input_ns, handle.input_ns)
+                self.infer_ns = max(self.infer_ns, handle.infer_ns)
+                self.output_ns = max(self.output_ns, handle.output_ns)
+        self._tell(together(self._outcomes, self._convoy.rows))
+
+    def leave(self, place: int) -> None:
+        """Take note that the caller of one has left."""
+        handle = self._handles[place]
+        if handle is not None:
+            handle.cancel()
+        self._take(place, None)
+
+    def cancel(self) -> None:
+        """Drop all of them."""
+        for handle in self._handles:
+            if handle is not None:
+                handle.cancel()
+
+
+class _MemberSink(UnarySink):
+    """Sink of one of them."""
+
+    __slots__ = ("_asked", "_item", "_place")
+
+    def __init__(self, asked: AskedEach, place: int, item: Any) -> None:
+        self._asked = asked
+        self._place = place
+        self._item = item
+
+    def end(self, answer: ChannelData) -> None:
+        self._asked.answered(self._place, self._item, answer)
+
+
+def mapped(step: ModelStep, item: Any, each: Each) -> Each:
+    """Return what came of each member at the model, as the Op answers."""
+    return Each([_mapped(step, item, opened(outcome)) for outcome in each.outcomes])
+
+
+def _mapped(step: ModelStep, item: Any, outcome: Any) -> Any:
+    if outcome is None:
+        return None
+    return (
+        step.failed(outcome) if isinstance(outcome, PipelineError) else step.answer(item, outcome)
+    )
+
+
+def goes_together(parts: Sequence[Any]) -> bool:
+    """Return whether what an Op reads of a convoy is of all its members."""
+    return not any(type(part) is Each for part in parts)

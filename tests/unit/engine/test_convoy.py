@@ -1,0 +1,310 @@
+"""Convoys: requests of one form go through an engine as one, and end each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import doubles
+import numpy as np
+import pytest
+from doubles import run_virtual
+
+from pipeline import Op, RequestOp, ResponseOp
+from pipeline.config.schema import load_config, resolve_op
+from pipeline.data import RequestInfo
+from pipeline.engine.convoy import Convoy, Each, each_of, parts_of, stacked, together
+from pipeline.engine.convoy_way import beside
+from pipeline.engine.engine import Engine
+from pipeline.engine.graph import build_graph
+from pipeline.engine.journal import EngineObservers, Journal, Outcome
+from pipeline.engine.request import AnswerFuture, RequestTarget
+from pipeline.errors import InputError, WorkerDiedError
+from pipeline.op import configure_op
+from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.proto.slices import SHORT_BYTES
+
+
+def row(*values, dtype=np.float32):
+    return np.array([values], dtype)
+
+
+class Adds(Op):
+    """y is x + 1, of each request by itself; below 0 it is refused."""
+
+    pipeline_merges = False
+
+    def __init__(self, name="adds"):
+        super().__init__(name, RequestOp())
+        self.seen = []
+
+    def process(self, feed_batch, log_id=0, *, context=()):
+        told = zip(feed_batch, context, strict=True)
+        self.seen.append([(feed["x"].tolist(), each.id) for feed, each in told])
+        return [
+            InputError("below zero") if feed["x"].min() < 0 else {"y": feed["x"] + 1}
+            for feed in feed_batch
+        ]
+
+
+class Rows:
+    def __init__(self):
+        self.spans, self.requests = [], []
+
+    def notify(self, spans, requests):
+        for rows, kept in ((spans, self.spans), (requests, self.requests)):
+            kept += [dict(zip(rows.dtype.names, each, strict=True)) for each in rows.tolist()]
+
+
+class World:
+    """An engine of one Op on a virtual clock; `told` are the failures that its log has."""
+
+    def __init__(self, op, service_s=0.0, **settings):
+        self.op, self.service_s = op, service_s
+        settings = {"batching": "dynamic", "batch_size": 8, **settings}
+        self.config = load_config(yml_dict={"rpc_port": 0, "op": {op.name: settings}})
+        self.graph = build_graph(ResponseOp(op))
+        for each in (self.graph.request_op, *self.graph.ops, self.graph.response_op):
+            configure_op(each, resolve_op(each.name, each.pipeline_given, self.config))
+        self.rows, self.told = Rows(), []
+
+    async def __aenter__(self):
+        loop = asyncio.get_running_loop()
+
+        def make_workers(pump):
+            def make(op, owner):
+                pool = doubles.ScriptedWorkers(op, owner, self.service_s)
+                if op is self.op:
+                    self.pool = pool
+                return pool
+
+            return make
+
+        self.journal = Journal([self.rows])
+        observers = EngineObservers(
+            self.journal,
+            on_failure=lambda request, error: self.told.append((request.data_id, str(error))),
+            clock_ns=lambda: int(loop.time() * 1e9),
+        )
+        self.engine = Engine(self.graph, self.config, make_workers, loop, observers)
+        await self.engine.start()
+        return self
+
+    async def __aexit__(self, *failure):
+        await self.engine.stop(0.0)
+
+    def ask(self, convoy, **inputs):
+        """Have it begin; returns a future of the ChannelData."""
+        answer = AnswerFuture(loop=asyncio.get_running_loop())
+        rows = sum(convoy.rows)
+        target = RequestTarget(self.op, inputs, True, False, rows, convoy=convoy)
+        answer.request = self.engine.begin(Request(), None, target, answer)
+        return answer
+
+    def ended(self):
+        """(the requests, the spans) that were told, in the order of their data ids."""
+        self.journal.flush()
+        return tuple(
+            sorted(rows, key=lambda each: each["data_id"])
+            for rows in (self.rows.requests, self.rows.spans)
+        )
+
+
+async def settled():
+    for _ in range(9):
+        await asyncio.sleep(0)
+
+
+def lists(outcomes):
+    return [
+        str(each) if isinstance(each, Exception) else each and each["y"].tolist()
+        for each in outcomes
+    ]
+
+
+def test_its_members_are_requests_to_the_model_and_in_all_that_is_counted():
+    async def main():
+        async with World(Adds()) as world:
+            infos = [RequestInfo(id="a"), RequestInfo(id="b")]
+            data = await world.ask(Convoy([1, 2], infos), x=np.array([[1], [2], [3]], np.float32))
+            assert {name: value.tolist() for name, value in data.payload.items()} == {
+                "y": [[2], [3], [4]]
+            }
+            assert world.op.seen == [[([[1.0]], "a"), ([[2.0], [3.0]], "b")]]
+            requests, spans = world.ended()
+            assert [(each["rows"], each["outcome"]) for each in requests] == [(1, 0), (2, 0)]
+            assert [(each["rows"], each["outcome"], each["batch"]) for each in spans] == [
+                (1, 0, 1),
+                (2, 0, 1),
+            ]
+            assert [each["data_id"] for each in requests] == [each["data_id"] for each in spans]
+            assert (world.engine.inside, world.engine.state().accepted) == (0, 2)
+
+    run_virtual(main())
+
+
+def test_one_that_fails_fails_alone():
+    async def main():
+        async with World(Adds()) as world:
+            data = await world.ask(Convoy([1, 1, 1]), x=np.array([[1], [-2], [3]], np.float32))
+            assert type(data.payload) is Each
+            assert lists(each_of(data.payload, [1, 1, 1])) == [[[2]], "below zero", [[4]]]
+            requests, spans = world.ended()
+            wanted = [Outcome.OK, Outcome.BACKEND, Outcome.OK]
+            assert [each["outcome"] for each in requests] == wanted
+            assert [each["outcome"] for each in spans] == wanted
+            assert world.told == [(requests[1]["data_id"], "below zero")]
+
+    run_virtual(main())
+
+
+def test_who_leaves_is_not_worked_on_and_counts_as_one_that_left():
+    async def main():
+        async with World(Adds(), service_s=None) as world:
+            blocker = world.ask(Convoy([1]), x=row(9))
+            await settled()
+            convoy = Convoy([1, 1])
+            answer = world.ask(convoy, x=np.array([[1], [2]], np.float32))
+            await settled()
+            convoy.leave(0)
+            world.pool.release()
+            await blocker
+            await settled()
+            world.pool.release()
+            data = await answer
+            assert lists(each_of(data.payload, [1, 1])) == [None, [[3]]]
+            assert world.op.seen[-1] == [([[2.0]], "")]
+            requests, spans = world.ended()
+            wanted = [Outcome.OK, Outcome.CANCELED, Outcome.OK]
+            assert [each["outcome"] for each in requests] == wanted
+            assert [each["outcome"] for each in spans] == wanted
+
+    run_virtual(main())
+
+
+def test_a_batch_has_as_many_samples_as_it_may_whoever_brings_them():
+    async def main():
+        async with World(Adds(), service_s=0.1) as world:
+            asked = [
+                world.ask(Convoy([1] * count), x=np.zeros((count, 1), np.float32))
+                for count in (1, 5, 3, 4)
+            ]
+            assert world.engine.inside == 13
+            await asyncio.sleep(0.05)
+            assert world.engine.state().ops[0].queued + world.engine.state().ops[0].running == 13
+            await asyncio.gather(*asked)
+            assert max(map(len, world.op.seen)) <= 8
+            assert sum(map(len, world.op.seen)) == 13
+            assert (world.engine.inside, world.engine.state().ops[0].running) == (0, 0)
+
+    run_virtual(main())
+
+
+def test_one_whose_worker_died_is_not_counted_for_its_members_come_again():
+    async def main():
+        async with World(Adds(), service_s=None) as world:
+            convoy = Convoy([1, 1])
+            answer = world.ask(convoy, x=np.array([[1], [2]], np.float32))
+            await settled()
+            (run,) = (worker.job for worker in world.pool.busy())
+            world.engine.executor.nodes[world.op].lost(run, WorkerDiedError("it died"))
+            data = await answer
+            assert convoy.comes_again(data.error)
+            assert world.ended() == ([], [])
+            assert world.told == []
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batching": "full"},
+        {"retry": 2},
+        {"dynamic_batching": {"preserve_ordering": True}},
+        {"dynamic_batching": {"preferred_batch_size": [4]}},
+        {"dynamic_batching": {"priority_levels": 2, "default_priority_level": 1}},
+        {"dynamic_batching": {"default_queue_policy": {"max_queue_size": 9}}},
+        {"response_cache": True},
+    ],
+    ids=str,
+)
+def test_none_passes_where_each_request_counts(settings):
+    async def main():
+        async with World(Adds(), **settings) as world:
+            assert world.engine.executor.convoys.rows == 0
+
+    run_virtual(main())
+
+
+def test_as_many_pass_as_a_batch_has_samples():
+    async def main():
+        async with World(Adds()) as world:
+            assert world.engine.executor.convoys.rows == 8
+            assert world.engine.executor.convoys.has_room(256)
+            assert not world.engine.executor.convoys.has_room(257)
+
+    run_virtual(main())
+
+
+# Together and apart -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [{"y": row(1)}, InputError("no")],
+        [{"y": row(1)}, None],
+        [{"y": row(1)}, {"z": row(1)}],
+        [{"y": row(1)}, {"y": row(1), "z": row(1)}],
+        [{"y": row(1)}, {"y": row(1, dtype=np.float64)}],
+        [{"y": row(1)}, {"y": row(1, 2)}],
+        [{"y": row(1)}, {"y": np.zeros((2, 1), np.float32)}],
+        [{"y": np.float32(1)}, {"y": np.float32(1)}],
+        [{"y": np.array(1)}, {"y": np.array(1)}],
+        [{"y": np.array([["a"]])}, {"y": np.array([["b"]])}],
+        [{"y": row("a", dtype=object)}, {"y": row("b", dtype=object)}],
+        [{"y": np.zeros((1, SHORT_BYTES // 4), np.uint8)}] * 5,
+        [{}, {}],
+        [{"y": row(1), "@parameters": {}}, {"y": row(1), "@parameters": {}}],
+    ],
+)
+def test_what_is_not_alike_goes_on_as_each(parts):
+    rows = [1] * len(parts)
+    assert stacked(parts, rows) is None
+    assert together(parts, rows).outcomes is parts
+
+
+def test_what_is_together_comes_apart_as_it_was():
+    chance = random.Random(7)
+    for _ in range(200):
+        rows = [chance.randint(0, 3) for _ in range(chance.randint(1, 9))]
+        form = {
+            name: (
+                chance.choice([np.float32, np.int64, np.bool_]),
+                chance.choice([(), (2,), (2, 3)]),
+            )
+            for name in chance.sample("abcd", chance.randint(1, 4))
+        }
+        parts = [
+            {
+                name: np.arange(count * int(np.prod(shape))).reshape(count, *shape).astype(dtype)
+                for name, (dtype, shape) in form.items()
+            }
+            for count in rows
+        ]
+        stack = stacked(parts, rows)
+        for part, found in zip(parts, parts_of(stack, rows), strict=True):
+            assert list(found) == list(part)
+            for name, value in part.items():
+                assert found[name].dtype == value.dtype
+                np.testing.assert_array_equal(found[name], value)
+
+
+def test_members_beside_the_first_are_counted():
+    class Item:
+        def __init__(self, convoy):
+            self.request = self
+            self.convoy = convoy
+
+    assert beside([Item(None), Item(Convoy([1, 1, 1])), Item(Convoy([2]))]) == 2

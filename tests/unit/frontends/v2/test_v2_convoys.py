@@ -1,0 +1,253 @@
+"""Muster: who waits for others in a round of the loop, and who does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from doubles import virtual
+
+from pipeline.data import NO_INFO, ChannelData, RequestInfo
+from pipeline.engine.convoy import Each
+from pipeline.engine.request import RequestTarget, UnarySink
+from pipeline.errors import ClosedError, InputError, OverloadedError, WorkerDiedError
+from pipeline.frontends.v2.convoys import Muster, Mustered, can_muster
+from pipeline.proto.slices import SHORT_BYTES
+
+
+class Way:
+    """What an engine says of convoys."""
+
+    def __init__(self, rows):
+        self.rows, self.is_idle, self.room = rows, False, 99
+
+    def has_room(self, count):
+        return count <= self.room
+
+
+class Request:
+    def __init__(self, target, sink):
+        self.target, self.sink, self.is_cancelled = target, sink, False
+
+    @property
+    def values(self):
+        return self.target.payload["x"][:, 0].tolist()
+
+    def cancel(self):
+        self.is_cancelled = True
+
+    def answer(self, payload=None, error=None):
+        self.sink.end(ChannelData(1, payload=payload, error=error))
+
+
+class Engine:
+    """Takes requests down, or raises `refusal`."""
+
+    def __init__(self, rows=8):
+        self.executor = self
+        self.convoys = Way(rows)
+        self.begun = []
+        self.refusal = None
+
+    def begin(self, raw, timeout_s, target, sink):
+        if self.refusal is not None:
+            raise self.refusal
+        request = Request(target, sink)
+        target.convoy and target.convoy.enter(request, iter(range(100, 200)), lambda data_id: None)
+        self.begun.append(request)
+        return request
+
+
+class Sink(UnarySink):
+    def __init__(self):
+        self.answers = []
+
+    def end(self, answer):
+        self.answers.append(answer)
+
+
+def routed(inputs, rows):
+    return None, RequestTarget(None, inputs, rows=rows)
+
+
+class World:
+    def __init__(self, rows=8):
+        self.engine = Engine(rows)
+        self.successor = None
+        self.muster = Muster(self.engine, routed, lambda inputs: self.successor)
+
+    def add(self, *values, info=NO_INFO):
+        """Requests of one sample each; a value may be an array."""
+        found = []
+        for value in values:
+            array = value if isinstance(value, np.ndarray) else np.array([[value]], np.float32)
+            found.append(Mustered(Sink(), {"x": array}, len(array), info))
+            self.muster.add(found[-1])
+        return found
+
+    def begun(self):
+        return [request.values for request in self.engine.begun]
+
+
+def told(request):
+    """What a request was answered with, once."""
+    (answer,) = request.sink.answers
+    return answer.error or answer.payload["y"].tolist()
+
+
+@virtual
+async def test_those_of_one_round_go_together_and_get_their_own():
+    world = World()
+    one, two, three = world.add(1, 2, 3)
+    assert world.begun() == []
+    await asyncio.sleep(0)
+    assert world.begun() == [[1, 2, 3]]
+    world.engine.begun[0].answer({"y": np.array([[10], [20], [30]])})
+    assert [told(each) for each in (one, two, three)] == [[[10]], [[20]], [[30]]]
+
+
+@virtual
+async def test_one_alone_is_a_request_as_ever():
+    world = World()
+    (only,) = world.add(1, info=RequestInfo(id="me"))
+    await asyncio.sleep(0)
+    (request,) = world.engine.begun
+    assert (request.target.convoy, request.target.info.id) == (None, "me")
+    request.answer({"y": np.array([[10]])})
+    assert told(only) == [[10]]
+
+
+@virtual
+async def test_what_is_too_much_goes_in_several():
+    world = World(rows=4)
+    world.add(1, 2, 3, 4, 5)
+    await asyncio.sleep(0)
+    assert world.begun() == [[1, 2, 3, 4], [5]]
+    world = World(rows=4)
+    world.add(*[np.array([[number], [number]], np.float32) for number in range(3)])
+    await asyncio.sleep(0)
+    assert world.begun() == [[0, 0, 1, 1], [2, 2]]
+    world = World(rows=64)
+    large = np.zeros((1, SHORT_BYTES // 8), np.float32)
+    world.add(large, large, large)
+    await asyncio.sleep(0)
+    assert list(map(len, world.begun())) == [2, 1]
+
+
+@virtual
+async def test_it_is_open_while_the_model_is_busy_and_has_room():
+    world = World()
+    world.engine.convoys.is_idle = True
+    assert not world.muster.is_open
+    world.add(1)
+    assert world.muster.is_open
+    world.engine.convoys.room = 1
+    assert not world.muster.is_open
+    world.engine.convoys.is_idle = False
+    await asyncio.sleep(0)
+    assert world.muster.is_open
+
+
+@virtual
+async def test_who_leaves_before_it_began_never_does_and_then_only_its_answer_is_dropped():
+    world = World()
+    first, second, third = world.add(1, 2, 3)
+    first.cancel()
+    await asyncio.sleep(0)
+    assert world.begun() == [[2, 3]]
+    (request,) = world.engine.begun
+    second.cancel()
+    second.cancel()
+    assert request.target.convoy.left == {0}
+    assert not request.is_cancelled
+    request.answer(Each([None, {"y": np.array([[30]])}]))
+    assert (first.sink.answers, second.sink.answers, told(third)) == ([], [], [[30]])
+
+
+@virtual
+async def test_when_all_have_left_the_engine_is_told():
+    world = World()
+    for each in world.add(1, 2):
+        await asyncio.sleep(0)
+        each.cancel()
+    assert world.engine.begun[0].is_cancelled
+    (alone,) = world.add(3)
+    await asyncio.sleep(0)
+    alone.cancel()
+    assert world.engine.begun[1].is_cancelled
+
+
+@virtual
+async def test_each_gets_its_error():
+    world = World()
+    one, two = world.add(1, 2)
+    await asyncio.sleep(0)
+    refused = InputError("no")
+    world.engine.begun[0].answer(Each([refused, {"y": np.array([[20]])}]))
+    assert (told(one), told(two)) == (refused, [[20]])
+    both = world.add(1, 2)
+    await asyncio.sleep(0)
+    world.engine.begun[1].answer(error=refused)
+    assert [told(each) for each in both] == [refused, refused]
+
+
+@virtual
+async def test_those_whose_worker_died_begin_one_by_one():
+    world = World()
+    _, second, third = world.add(1, 2, 3)
+    await asyncio.sleep(0)
+    second.cancel()
+    world.engine.begun[0].answer(error=WorkerDiedError("it died"))
+    assert world.begun()[1:] == [[1], [3]]
+    world.engine.begun[2].answer({"y": np.array([[30]])})
+    assert told(third) == [[30]]
+    third.cancel()
+    assert not world.engine.begun[2].is_cancelled
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@virtual
+async def test_a_refusal_is_the_answer(count):
+    world = World()
+    world.engine.refusal = OverloadedError("too many", 3)
+    requests = world.add(*range(count))
+    await asyncio.sleep(0)
+    assert [told(each).retry_after_s for each in requests] == [3] * count
+
+
+@virtual
+async def test_those_of_a_model_that_was_loaded_anew_go_to_its_successor():
+    world, other = World(), Engine()
+    requests = world.add(1, 2)
+    world.successor = other.begin, routed
+    await asyncio.sleep(0)
+    assert (world.begun(), [each.values for each in other.begun]) == ([], [[1], [2]])
+    other.begun[1].answer({"y": np.array([[20]])})
+    assert told(requests[1]) == [[20]]
+
+
+@virtual
+async def test_an_answer_that_cannot_be_told_apart_fails_each():
+    world = World()
+    requests = world.add(1, 2)
+    await asyncio.sleep(0)
+    world.engine.begun[0].answer("no dict")
+    assert all(isinstance(told(each), Exception) for each in requests)
+
+
+@virtual
+async def test_a_sink_that_fails_harms_no_other(caplog):
+    world = World()
+    one, two = world.add(1, 2)
+    one.sink.end = lambda answer: 1 / 0
+    await asyncio.sleep(0)
+    world.engine.begun[0].answer(error=ClosedError("over"))
+    assert str(told(two)) == "over"
+
+
+def test_arrays_of_texts_and_single_numbers_are_not_put_together():
+    assert can_muster({"x": np.zeros((1, 2))})
+    assert not can_muster({})
+    assert not can_muster({"x": np.zeros(())})
+    assert not can_muster({"x": np.array([[b"a"]], object)})
