@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pipeline.cli.parsing import PROGRAM, WRONG_USAGE
 from pipeline.config.registry import did_you_mean
+from pipeline.system.malloc import run_on_huge_pages
 
 
 class Command(NamedTuple):
@@ -20,13 +21,15 @@ class Command(NamedTuple):
 
     `run` takes the arguments behind the command's name, and returns the exit status; `parser`
     makes the parser that has its options, for its help and for completion by shells. `environment`
-    is set before the import, unless it is set already.
+    is set before the import, unless it is set already. With `is_on_huge_pages` large models come
+    and go there.
     """
 
     summary: str
     run: str
     parser: str
     environment: Mapping[str, str] = {}
+    is_on_huge_pages: bool = False
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -91,6 +94,7 @@ COMMANDS: Mapping[str, Command] = {
         "pipeline.cli.repository:repository_parser",
         # Its processes are fresh interpreters, and gRPC's own handlers of forks only warn.
         {"GRPC_ENABLE_FORK_SUPPORT": "0"},
+        is_on_huge_pages=True,
     ),
     "cluster": Command(
         "serve a script on the nodes of a Ray cluster",
@@ -129,6 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = did_you_mean(given[0], COMMANDS) or f"; {PROGRAM} --help lists them"
         sys.stderr.write(f"{PROGRAM}: there is no command {given[0]!r}{hint}\nusage: {_LINE}\n")
         return WRONG_USAGE
+    if arguments is None and command.is_on_huge_pages:
+        run_on_huge_pages()
     for variable, value in command.environment.items():
         os.environ.setdefault(variable, value)
     run: Callable[[Sequence[str]], int] = pkgutil.resolve_name(command.run)

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from pipeline.system.malloc import _WHO_GETS_THEM
+
 _COUNT = """
 import resource, sys
 from pipeline.system.malloc import tune_malloc
@@ -47,3 +49,40 @@ def test_freed_megabytes_are_not_faulted_in_again():
 
 def test_settings_of_the_user_are_left_alone():
     assert faults("kept", MALLOC_TRIM_THRESHOLD_="65536") > 2_000
+
+
+_HUGE = """
+import os, resource, sys
+from pipeline.system.malloc import run_on_huge_pages
+run_on_huge_pages()
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+before = faults()
+block = bytearray(64 << 20)
+print(os.getpid(), faults() - before, sys.argv[1], os.environ.get("GLIBC_TUNABLES", "none"))
+"""
+
+
+def started(**environment):
+    """(is it the process that was started, page faults of 64 MiB, argument, tunables)."""
+    clean = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+    command = [sys.executable, "-c", _HUGE, "an argument"]
+    with subprocess.Popen(command, env=clean | environment, stdout=subprocess.PIPE) as process:
+        pid, count, *told, tunables = process.stdout.read().decode().split()
+    return int(pid) == process.pid, int(count), " ".join(told), tunables
+
+
+@pytest.mark.skipif(
+    "[madvise]" not in (_WHO_GETS_THEM.read_text() if _WHO_GETS_THEM.exists() else "")
+    or "glibc" not in os.confstr("CS_GNU_LIBC_VERSION"),
+    reason="nobody, or everybody, gets huge pages here",
+)
+def test_a_program_runs_on_huge_pages_as_the_same_process():
+    is_same, count, argument, tunables = started()
+    assert (is_same, argument, tunables) == (True, "an argument", "none")
+    assert count < 8_000, "64 MiB are 16,384 small pages"
+
+
+def test_a_program_with_settings_of_the_users_runs_as_it_is():
+    said = "glibc.malloc.check=0"
+    is_same, _, argument, tunables = started(GLIBC_TUNABLES=said)
+    assert (is_same, argument, tunables) == (True, "an argument", said)
