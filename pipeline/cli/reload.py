@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from pipeline.cli.parsing import FAILED
 from pipeline.cli.watch import Watch
+from pipeline.system.listeners import is_shared_with_strangers
 from pipeline.system.service_manager import VARIABLE
 from pipeline.system.stdio import say_on_stderr
 
@@ -49,6 +51,9 @@ class Release(Protocol):
     def leave(self) -> None:
         """Have it answer what it has, and end; a second call: at once."""
 
+    def shared_port(self) -> str:
+        """Return a port of it at which another program listens, too; "": there is none."""
+
 
 class Reloader:
     """The server that serves, the one that starts, and those that leave, as files change.
@@ -57,6 +62,9 @@ class Reloader:
         start: starts a server on these ports, {} at first.
         changed: the files that have changed since the last call.
         say: writes a line for whoever is developing.
+
+    Attributes:
+        is_unwanted: somebody else serves at the ports, so that it had better end.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class Reloader:
         self._serving: Release | None = None
         self._starting: Release | None = start({})
         self._leaving: list[Release] = []
+        self.is_unwanted = False
 
     def tick(self) -> None:
         """Look at the files and the servers once."""
@@ -94,6 +103,9 @@ class Reloader:
         if ports is not None:
             if self._serving is not None:
                 self._say("the new server has taken over")
+            elif not self._ports and (port := self._starting.shared_port()):
+                self._say(f"port {port} is another server's, too: stop that one, or use --port")
+                self.is_unwanted = True
             self._leave(self._serving)
             self._ports = ports
             self._serving, self._starting = self._starting, None
@@ -137,16 +149,16 @@ def serve_and_reload(
 
         reloader = Reloader(start, Watch(folder).changed, _say)
         _say(f"watching {folder}; stop with Ctrl-C")
-        while not signals:
+        while not signals and not reloader.is_unwanted:
             reloader.tick()
             stop.wait(_POLL_INTERVAL_S)
-        told = 0
+        told = -1
         while not reloader.is_over:
             if len(signals) > told:
                 told = len(signals)
                 reloader.stop()
             stop.wait(_POLL_INTERVAL_S)
-    return 0
+    return FAILED if reloader.is_unwanted else 0
 
 
 def pinned(settings: Sequence[str], ports: Ports) -> list[str]:
@@ -175,6 +187,7 @@ class ServerProcess:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(place)
         self._socket.setblocking(False)
+        self._ports: Ports = {}
         # A session of its own: what Ctrl-C sends goes to this process, which tells it once.
         self._process = subprocess.Popen(
             command, env={**os.environ, VARIABLE: place}, start_new_session=True
@@ -186,7 +199,14 @@ class ServerProcess:
         except BlockingIOError:
             return None
         told = dict(line.split("=", 1) for line in lines if "=" in line)
-        return {"http_port": told.get("X_HTTP_PORT", "0"), "rpc_port": told.get("X_RPC_PORT", "0")}
+        keys = {"http_port": "X_HTTP_PORT", "rpc_port": "X_RPC_PORT"}
+        self._ports = {key: told.get(name, _ANY_FREE) for key, name in keys.items()}
+        return self._ports
+
+    def shared_port(self) -> str:
+        taken = (port for port in self._ports.values() if port != _ANY_FREE)
+        session = self._process.pid  # see above
+        return next((p for p in taken if is_shared_with_strangers(int(p), session)), "")
 
     def status(self) -> int | None:
         status = self._process.poll()

@@ -402,18 +402,19 @@ class Reader:
 def as_meant(source: Source, setting: Setting, value: object, path: KeyPath) -> object:
     """Return a value of `source`: the text that it was given as, where its key holds text.
 
-    An empty text is none where the key may be absent.
+    An empty text, and null, are none where the key may be absent.
     """
     texts = source.texts
     if not texts or setting.section is not None or setting.chosen is not None:
         return value
     info = inspect.type_info(setting.value_type)
-    if path in texts and isinstance(info, _TEXT):
-        return texts[path].text or (None if setting.is_optional else "")
-    if isinstance(value, list) and isinstance(getattr(info, "item_type", None), _TEXT):
+    if path in texts and isinstance(info, inspect.StrType):
+        text = texts[path].text
+        return None if setting.is_optional and text in _NOTHING else text
+    if isinstance(value, list) and isinstance(getattr(info, "item_type", None), inspect.StrType):
         items = ((texts.get((*path, index)), item) for index, item in enumerate(value))
         return [item if text is None else text.text for text, item in items]
-    if isinstance(value, dict) and isinstance(getattr(info, "value_type", None), _TEXT):
+    if isinstance(value, dict) and isinstance(getattr(info, "value_type", None), inspect.StrType):
         values = ((key, texts.get((*path, key)), item) for key, item in value.items())
         return {key: item if text is None else text.text for key, text, item in values}
     return value
@@ -425,7 +426,7 @@ def found(value: object) -> str:
 
 
 _NUMBER = (inspect.IntType, inspect.FloatType)
-_TEXT = (inspect.StrType, inspect.LiteralType)
+_NOTHING = ("", "null", "~")
 
 
 def _is_huge(value: object) -> bool:

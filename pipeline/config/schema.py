@@ -725,11 +725,11 @@ def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:
 
 def unknown_ops(config: ServiceConfig, op_names: Collection[str]) -> list[str]:
     """Return a warning for each name under `op:` that no Op of the graph has."""
+    unknown = (name for name in config.op if name not in op_names and name != REQUEST_OP)
+    places = {name: config.places.get(name, f"{config.source}: op.{name}") for name in unknown}
     return [
-        f"{config.places[name]}: no Op of the graph has this name, ignored"
-        f"{did_you_mean(name, op_names)}"
-        for name in config.op
-        if name not in op_names and name != REQUEST_OP
+        f"{place}: no Op of the graph has this name, ignored{did_you_mean(name, op_names)}"
+        for name, place in places.items()
     ]
 
 

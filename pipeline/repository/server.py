@@ -27,6 +27,7 @@ from pipeline.runtime.service import MakeControl, Service
 from pipeline.runtime.share import Share
 from pipeline.server import exposure_of, serve_until_signalled
 from pipeline.system.malloc import tune_malloc
+from pipeline.system.service_manager import ServiceManager
 from pipeline.system.stdio import ensure_stdio
 from pipeline.workers.process.shared import SharedProcesses
 
@@ -72,7 +73,13 @@ def serve(settings: RepositorySettings) -> None:
     switch_logs(settings.kinds)
     service = new_service(settings)
     service.fork()
-    serve_until_signalled(service, lambda: _say(service))
+    manager = ServiceManager.taken_from(os.environ)
+
+    def on_ready() -> None:
+        _say(service)
+        manager.tell(READY=1, STATUS=service.describe())
+
+    serve_until_signalled(service, on_ready)
 
 
 def new_service(settings: RepositorySettings) -> Service:

@@ -20,11 +20,11 @@ CONFIG = "rpc_port: 0\nhttp_port: 0\n"
 class Developed:
     """A service that is being developed: its folder, and `pipeline serve --reload` in it."""
 
-    def __init__(self, folder: Path, script: str) -> None:
+    def __init__(self, folder: Path, script: str, port: int = 0) -> None:
         self.folder = folder
         (folder / "config.yml").write_text(CONFIG)
         self.write(script)
-        command = [sys.executable, "-m", "pipeline", "serve", "--reload", "--port", "0"]
+        command = [sys.executable, "-m", "pipeline", "serve", "--reload", "--port", str(port)]
         with (folder / "stderr").open("w") as stderr:
             self.process = subprocess.Popen(
                 [*command, "--set", "drain_delay=1000"],
@@ -65,7 +65,7 @@ def developed(tmp_path: Path) -> Iterator[Developed]:
     wait_until(lambda: not family_of(tmp_path), PATIENCE_S)  # what it has started ends with it
 
 
-def test_no_request_fails_while_a_server_follows_its_files(developed):
+def test_no_request_fails_while_a_server_follows_its_files(developed, tmp_path):
     developed.wait_for("is ready")
     with Load(*developed.ports) as load:
         load.wait_for("one")
@@ -81,6 +81,11 @@ def test_no_request_fails_while_a_server_follows_its_files(developed):
         (developed.folder / "config.yml").write_text(CONFIG)
         load.wait_for_only("three")
     assert load.failures == []
+    elsewhere = tmp_path / "second"
+    elsewhere.mkdir()
+    second = Developed(elsewhere, SERVICE.format(release="second"), developed.ports[1])
+    assert second.process.wait(PATIENCE_S) == 1
+    assert f"port {developed.ports[1]} is another server's, too" in second.stderr
     developed.process.send_signal(signal.SIGINT)
     assert developed.process.wait(PATIENCE_S) == 0
     assert not family_of(developed.folder)

@@ -10,6 +10,7 @@ class FakeRelease:
 
     def __init__(self, given):
         self.given, self.told, self.ended, self.left = given, None, None, 0
+        self.shared = ""
 
     def ports(self):
         told, self.told = self.told, None
@@ -20,6 +21,9 @@ class FakeRelease:
 
     def leave(self):
         self.left += 1
+
+    def shared_port(self):
+        return self.shared
 
 
 class Desk:
@@ -122,3 +126,17 @@ def test_free_ports_are_kept_and_others_left_alone():
         "rpc_port=0",
         "rpc_port=8",
     ]
+
+
+def test_a_port_that_is_another_servers_is_told_at_the_first_start_only():
+    desk = Desk()
+    desk.releases[0].shared = "7"
+    desk.ready(0)
+    assert desk.said == ["port 7 is another server's, too: stop that one, or use --port"]
+    assert desk.reloader.is_unwanted
+    desk = Desk()
+    desk.ready(0)
+    desk.tick("a.py")
+    desk.releases[1].shared = "7"  # with the one before
+    desk.ready(1)
+    assert not desk.reloader.is_unwanted

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.caches.redis import RedisOptions
+from pipeline.config.fields import Mismatch, OneOf, Reader, Setting, known_keys
 from pipeline.config.layers import Layers, merged, read_layers
 from pipeline.config.schema import OpConfig, ServiceConfig, load_config, resolve_op, unknown_ops
 from pipeline.config.yaml import Source
@@ -297,3 +299,69 @@ def test_what_a_replaced_value_was_is_forgotten():
 def test_a_null_takes_a_value_away():
     source, _ = read_layers(ServiceConfig, "config.yml", None, Layers(settings=("op.bow=",)))
     assert source.data["op"] == {"bow": None}  # type: ignore[index]
+
+
+# Every key ---------------------------------------------------------------------------------
+
+KEYS = [
+    (path.replace("<name>", "bow"), setting)
+    for path, setting in known_keys(ServiceConfig)
+    if setting.section is None and setting.chosen is None
+]
+
+
+def sample(setting: Setting) -> object:
+    """Return a value that the key takes, other than its default where there is one."""
+    default = setting.default
+    names = setting.rule.known if isinstance(setting.rule, OneOf) else ()
+    candidates = (
+        *names,
+        not default,
+        2000,
+        1025,
+        0.5,
+        "json",
+        "oldest",
+        "off",
+        "x",
+        ["x"],
+        {"x": "y"},
+        1,
+    )
+    fitting = [each for each in (*candidates, default) if _fits(setting, each)]
+    return next((each for each in fitting if each != default), default)
+
+
+def _fits(setting: Setting, value: object) -> bool:
+    try:
+        setting.read(value)
+    except Mismatch:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("path", "setting"), KEYS, ids=[path for path, _ in KEYS])
+def test_what_a_file_says_the_environment_and_set_can_say(path, setting):
+    value = sample(setting)
+    text = value if isinstance(value, str) else json.dumps(value)
+    data: Any = value
+    for key in reversed(path.split(".")):
+        data = {key: data}
+    variable = "PIPELINE__" + "__".join(path.split(".")).upper().replace("__BOW__", "__bow__")
+    given = [
+        Layers(environ={variable: text}),
+        Layers(settings=(f"{path}={text}",)),
+    ]
+    base: dict[str, Any] = {"op": {"bow": None}}
+    wanted = fields_of(merged(Source("a", base), Source("b", data)))
+    for layers in given:
+        source, paths = read_layers(ServiceConfig, None, base, layers)
+        assert fields_of(source) == wanted, (path, text)
+        assert paths, path
+
+
+def fields_of(source: Source) -> tuple[dict[str, Any], list[str]]:
+    """Return what a Source says, and the kinds of its mistakes."""
+    reader = Reader(source, ServiceConfig)
+    values = reader.fields(ServiceConfig, source.data, ())
+    return values, [problem.rpartition(": ")[2] for problem in reader.problems]
