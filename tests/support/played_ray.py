@@ -116,13 +116,13 @@ class PlayedActor:
         refs, reply = self._polls.pop(0), self._made.poll()
         return lambda: _settle(refs, reply)
 
-    def dies(self, why: str = KILLED) -> None:
+    def dies(self, why: str | Exception = KILLED) -> None:
         self.is_dead = True
         everybody = [ref for _, _, refs in self.calls for ref in refs]
         everybody += [ref for refs in self._polls for ref in refs]
         self.calls.clear()
         for ref in everybody:
-            ref.settle(None, ActorGoneError(why))
+            ref.settle(None, ActorGoneError(why) if isinstance(why, str) else why)
 
 
 def _values(args: Sequence[Any]) -> list[Any]:
@@ -196,6 +196,7 @@ class PlayedMaker:
 
     def __init__(self, api: PlayedRay) -> None:
         self.api = api
+        self.silent: list[str] = []
 
     async def prepare(self, op: Op) -> Sequence[Any]:
         return []
@@ -206,7 +207,8 @@ class PlayedMaker:
             self.api.where, look_s
         )  # fmt: skip
 
-    def node_for(self, op: Op, number: int) -> str | None:
+    def node_for(self, op: Op, number: int, silent: str) -> str | None:
+        self.silent.append(silent)
         return None
 
     async def describe_room(self) -> str:
@@ -227,7 +229,7 @@ class RayPool:
             make_sender=InlineSender,
         )  # fmt: skip
         configure_op(op, OpConfig(workers="ray", **keys))
-        maker = PlayedMaker(self.api)
+        self.maker = maker = PlayedMaker(self.api)
         self.workers = RayWorkers(
             op, count, self.loop, context, self.owner, lambda: None, maker, passes_on
         )

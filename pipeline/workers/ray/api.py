@@ -13,7 +13,11 @@ Told = Callable[[Any, "Exception | None"], None]
 
 
 class ActorGoneError(Exception):
-    """An actor has died, or cannot be reached."""
+    """An actor has died."""
+
+
+class UnreachableError(ActorGoneError):
+    """An actor cannot be reached: most likely its node is gone."""
 
 
 class ObjectGoneError(Exception):

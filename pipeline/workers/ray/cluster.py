@@ -8,7 +8,13 @@ from typing import Any
 
 from pipeline.config.ray import RayConfig
 from pipeline.errors import InitError, described
-from pipeline.workers.ray.api import ActorGoneError, Demands, ObjectGoneError, Told
+from pipeline.workers.ray.api import (
+    ActorGoneError,
+    Demands,
+    ObjectGoneError,
+    Told,
+    UnreachableError,
+)
 
 _MISSING = "`workers: ray` needs Ray: pip install 'pipeline-serving[ray]'"
 _CONTROL = "control"  # the group of threads for methods that do not wait for batches
@@ -63,7 +69,10 @@ class RayCluster:
 
         strategy: Any = "SPREAD" if demands.spreads else "DEFAULT"
         if demands.node is not None:
-            strategy = NodeAffinitySchedulingStrategy(demands.node, soft=True)
+            # Else it would wait there for room; there is no public word for this.
+            strategy = NodeAffinitySchedulingStrategy(
+                demands.node, soft=True, _spill_on_unavailable=True
+            )
         made = self._remote(actor).options(
             num_cpus=demands.num_cpus,
             num_gpus=demands.num_gpus,
@@ -150,6 +159,8 @@ def _ours(error: BaseException) -> Exception:
     from ray import exceptions as theirs
 
     text = _first_line(error)
+    if isinstance(error, theirs.ActorUnavailableError):
+        return UnreachableError(text)
     if isinstance(error, theirs.RayActorError | theirs.NodeDiedError | theirs.WorkerCrashedError):
         return ActorGoneError(text)
     cause = getattr(error, "cause", None)  # of what could not be fetched for a call

@@ -80,14 +80,21 @@ class RayWorker(ProcessWorker):
     def call_started(self) -> float | None:
         if not self.sent:
             return None
-        look_s = self._workers.look_s
         if self._told is None or self._told[0] != self.status.job:
             return self._head_since + _PICK_UP_TIMEOUT_S
         _, told_at, called_at = self._told
-        if self._pool.loop.time() - told_at > look_s * _SILENT_LOOKS:
+        if self.is_silent:
             return called_at or told_at
         # What it told is as old as one of its looks: the call may have ended since.
-        return called_at + look_s if called_at is not None else None
+        return called_at + self._workers.look_s if called_at is not None else None
+
+    @property
+    def is_silent(self) -> bool:
+        """Return whether it has told nothing of what it is at: perhaps it cannot be reached."""
+        if self._told is None or self._told[0] != self.status.job:
+            return True
+        look_s = self._workers.look_s
+        return self._pool.loop.time() - self._told[1] > look_s * _SILENT_LOOKS
 
     def _look_at_head(self) -> None:
         """Take note of which job it is at now."""
@@ -176,6 +183,9 @@ class RayWorker(ProcessWorker):
         if sent is not None:
             self._look_at_head()
             self._workers.on_job_lost(self, sent.run, why)
+
+    def on_unreachable(self) -> None:
+        self._workers.on_unreachable(self)
 
     def on_end(self, why: str) -> None:
         self._actor.state, self._actor.ending = "ended", why

@@ -118,14 +118,18 @@ class RayKind:
             self._models.get(op.name, ()),
         )
 
-    def node_for(self, op: Op, number: int) -> str | None:
+    def node_for(self, op: Op, number: int, silent: str) -> str | None:
         wanted: RayOpConfig = op.pipeline_config.ray
         if wanted.near is not None:
-            nodes = sorted(filter(None, self._pools[wanted.near].nodes))
-            return nodes[number % len(nodes)] if nodes else None
-        if wanted.placement == "pack":
-            return next(filter(None, self._pools[op.name].nodes), None)
-        return None
+            nodes = sorted({*self._pools[wanted.near].nodes} - {"", silent})
+        elif silent:
+            everybody = (node for pool in self._pools.values() for node in pool.nodes)
+            nodes = sorted({*everybody} - {"", silent})
+        elif wanted.placement == "pack":
+            nodes = [node for node in self._pools[op.name].nodes if node][:1]
+        else:
+            nodes = []
+        return nodes[number % len(nodes)] if nodes else None
 
     async def describe_room(self) -> str:
         return await asyncio.to_thread(self._api.describe_room)

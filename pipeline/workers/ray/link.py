@@ -19,7 +19,13 @@ from pipeline.errors import described
 from pipeline.workers.inbox import LoopInbox
 from pipeline.workers.process.wire import Jobs, WorkerReport, encoded
 from pipeline.workers.ray.actor import RayActor
-from pipeline.workers.ray.api import ActorGoneError, Demands, ObjectGoneError, RayApi
+from pipeline.workers.ray.api import (
+    ActorGoneError,
+    Demands,
+    ObjectGoneError,
+    RayApi,
+    UnreachableError,
+)
 from pipeline.workers.ray.cargo import Cargo
 from pipeline.workers.ray.objects import (
     ActorCall,
@@ -92,6 +98,7 @@ class LinkOwner(Protocol):
     def on_report(self, report: WorkerReport) -> None: ...
     def on_running(self, job: int, age_s: float, call_age_s: float) -> None: ...
     def on_job_lost(self, number: int, why: str) -> None: ...
+    def on_unreachable(self) -> None: ...
     def on_end(self, why: str) -> None: ...
 
 
@@ -295,6 +302,8 @@ class ActorLink:
     def _failed(self, error: Exception, _: object) -> None:
         """An actor that cannot be called has ended, or is to."""
         if isinstance(error, ActorGoneError):
+            if isinstance(error, UnreachableError) and not self._ended:
+                self._owner.on_unreachable()
             self._end(f"ended: {error}", None)
             return
         if self._is_open:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from pipeline.config.ray import RayOpConfig
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.hooks import asking
-from pipeline.engine.worker_api import Owner
+from pipeline.engine.worker_api import Owner, Worker
 from pipeline.errors import DataLostError, InitError
 from pipeline.op import Op
 from pipeline.workers.process.handle import ProcessWorker
@@ -39,8 +39,11 @@ class ActorMaker(Protocol):
     def cargo(self, op: Op, number: int, look_s: float) -> Cargo:
         """Return what an actor of an Op is made of."""
 
-    def node_for(self, op: Op, number: int) -> str | None:
-        """Return where an actor is put if there is room; None: anywhere."""
+    def node_for(self, op: Op, number: int, silent: str) -> str | None:
+        """Return where an actor is put if there is room, not on the node `silent`; None: anywhere.
+
+        That is one that cannot be reached, as it seems; "": there is none.
+        """
 
     async def describe_room(self) -> str:
         """Return what the nodes have."""
@@ -90,6 +93,7 @@ class RayWorkers(ProcessWorkers):
         self._context = context
         self._maker = maker
         self._asks = asking(op)
+        self._silent: dict[int, str] = {}  # nodes of actors that hung without a word
 
     @property
     def nodes(self) -> list[str]:
@@ -122,12 +126,21 @@ class RayWorkers(ProcessWorkers):
         self.has_started.set()
 
     def _make(self, slot: RestartSlot) -> ProcessWorker:
-        node = self._maker.node_for(self._op, slot.number)
+        node = self._maker.node_for(self._op, slot.number, self._silent.pop(slot.number, ""))
         return RayWorker(self, slot, self._context, self._op, node)
 
     def has_large(self, count: int) -> None:
         """Take note that a reply had so many large answers."""
         self.objects = min(_MOST_OBJECTS, max(self.objects, count))
+
+    def replace(self, worker: Worker, job: Any) -> bool:
+        if isinstance(worker, RayWorker) and worker.is_silent:
+            self.on_unreachable(worker)
+        return super().replace(worker, job)
+
+    def on_unreachable(self, worker: RayWorker) -> None:
+        """Put the next worker of this place on another node, if there is one that answers."""
+        self._silent[worker.number] = worker.node
 
     def forget(self, data_id: int) -> None:
         if not (self._asks or self._op_streams):

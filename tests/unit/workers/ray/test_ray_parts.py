@@ -226,8 +226,11 @@ def test_an_actor_that_is_to_be_near_is_put_on_a_node_of_the_other_op():
     kind = kind_of(other, op)
     kind.fork()
     kind._pools["b"] = SimpleNamespace(nodes=["n2", "", "n1"])
-    assert [kind.node_for(op, number) for number in range(3)] == ["n1", "n2", "n1"]
-    assert kind.node_for(other, 0) is None
+    kind._pools["a"] = SimpleNamespace(nodes=["n3"])
+    assert [kind.node_for(op, number, "") for number in range(3)] == ["n1", "n2", "n1"]
+    assert kind.node_for(op, 0, "n1") == "n2"
+    assert kind.node_for(other, 0, "") is None
+    assert kind.node_for(other, 0, "n2") == "n1", "one that answers, whoever is there"
 
 
 def test_without_ray_the_start_fails_and_names_the_package(monkeypatch):

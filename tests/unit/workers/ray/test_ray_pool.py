@@ -14,6 +14,7 @@ from played_ray import RayPool, big
 from pipeline import Op
 from pipeline.engine.payload import opened
 from pipeline.errors import DataLostError, InitError, UserCodeError
+from pipeline.workers.ray.api import UnreachableError
 
 
 class Doubling(Op):
@@ -165,6 +166,23 @@ async def test_an_actor_that_dies_is_replaced_and_the_batch_that_waited_goes_to_
         await settle()
         assert pool.finished == [waits]
         assert pool.workers.state().restarts == 1
+
+
+@virtual
+async def test_the_next_actor_of_one_that_cannot_be_reached_is_put_elsewhere():
+    async with RayPool(Doubling("op"), timeout_s=1.0) as pool:
+        (first,) = await pool.up()
+        first.dies(UnreachableError("no connection"))
+        await settle()
+        pool.actors[-1].runs()
+        await settle()
+        assert pool.maker.silent == ["", "node"]
+        pool.workers.submit([run_of(1)])
+        (busy,) = pool.workers.busy()
+        busy.on_running(busy.status.job, 0.5, 0.5)
+        pool.workers.replace(busy, None)
+        await settle()
+        assert pool.maker.silent == ["", "node", ""], "it says that it is at its call"
 
 
 @virtual
