@@ -65,12 +65,14 @@ class Expressions:
             )
         value = self._environ.get(name)
         if default is not None:
-            return value or default
+            value = value or default
         if value is None:
             raise ExpressionError(
                 f"${{{name}}}: the environment variable {name} is not set; set it, or give a "
                 f"default: ${{{name}{_DEFAULT}...}}"
             )
+        if not is_text(value):
+            raise ExpressionError(f"${{{name}}}: the environment variable is no text in UTF-8")
         return value
 
     def _file(self, path: str, default: str | None) -> str:
@@ -95,3 +97,12 @@ class Expressions:
         if len(data) > MAX_FILE_BYTES:
             raise ExpressionError(f"{place}: the file is larger than {MAX_FILE_BYTES} bytes")
         return text.rstrip("\r\n")
+
+
+def is_text(value: str) -> bool:
+    """Return whether a value of the environment or a command line was UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # Python has put stand-ins for the other bytes
+        return False
+    return True

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pipeline.config import registry
-from pipeline.config.expressions import Expressions
+from pipeline.config.expressions import Expressions, is_text
 from pipeline.config.fields import Setting, found, settings_of
 from pipeline.config.yaml import KeyPath, Source, Text, read_yaml, value_of
 from pipeline.errors import ConfigError
@@ -91,9 +91,11 @@ def read_layers(
         source = Source("yml_dict", yml_dict, warnings=(unused,) if profiles else ())
     given: list[KeyPath] = []
     for setting in (*_in_environment(layers.environ), *map(_flag, layers.settings)):
+        if not is_text(setting.text):
+            raise ConfigError(f"{setting.origin}: no text in UTF-8")
         path = _spelt(root, setting.parts, source.data)
-        value = value_of(setting.text, setting.origin)
-        source = merged(source, _source_of(path, value, setting))
+        value, problems = value_of(setting.text, setting.origin)
+        source = merged(source, _source_of(path, value, setting, problems))
         given += _leaves(path, value)
     return source, tuple(given)
 
@@ -240,13 +242,16 @@ def _flag(setting: str) -> _Setting:
     return _Setting(tuple(parts), text, SET)
 
 
-def _source_of(path: KeyPath, value: object, setting: _Setting) -> Source:
+def _source_of(
+    path: KeyPath, value: object, setting: _Setting, problems: tuple[str, ...]
+) -> Source:
     """Return one setting as a Source."""
     data: Any = value
     for key in reversed(path):
         data = {key: data}
     above = {path[:length]: setting.origin for length in range(1, len(path) + 1)}
-    return Source(setting.origin, data, origins=above, texts={path: Text(setting.text)})
+    texts = {path: Text(setting.text)}
+    return Source(setting.origin, data, problems=problems, origins=above, texts=texts)
 
 
 def _leaves(path: KeyPath, value: object) -> Iterator[KeyPath]:

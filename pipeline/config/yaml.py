@@ -107,15 +107,19 @@ def shown(value: object) -> str:
         return "what cannot be shown"
 
 
-def value_of(text: str, name: str) -> object:
-    """Return what YAML makes of a value that is given outside of files; the text if it is none.
+def value_of(text: str, name: str) -> tuple[object, tuple[str, ...]]:
+    """Return what YAML makes of a value that is given outside of files, and its mistakes.
 
-    Raises ConfigError: it is too large.
+    A text that is no YAML, or a single word of no type, is itself the value. Raises ConfigError: it
+    is too large.
     """
     try:
-        return parse_yaml(text.encode("utf-8", "surrogateescape"), name).data
+        parsed = parse_yaml(text.encode(), name)
     except (yaml.YAMLError, ValueError):
-        return text
+        return text, ()
+    if isinstance(parsed.data, Mapping | list):
+        return parsed.data, parsed.problems
+    return (text if parsed.problems else parsed.data), ()
 
 
 def flow(value: object) -> str:

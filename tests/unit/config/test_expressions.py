@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.expressions import MAX_FILE_BYTES, ExpressionError, Expressions
 
-ENVIRON = {"A": "1", "EMPTY": "", "DOLLARS": "${A} $${A}"}
+ENVIRON = {"A": "1", "EMPTY": "", "BYTES": "\udcff", "DOLLARS": "${A} $${A}"}
 
 
 @pytest.fixture
@@ -75,6 +75,8 @@ def test_what_is_written_with_two_dollars_comes_out_with_one(text):
     [
         ("${B}", "the environment variable B is not set; set it, or give a default: ${B:-...}"),
         ("${A", "${ without its }"),
+        ("${BYTES}", "no text in UTF-8"),
+        ("${BYTES:-x}", "no text in UTF-8"),
         ("${A:-${", "${ without its }"),
         ("${}", "expected the name of an environment variable or file:PATH"),
         ("${a b}", "${a b}: expected the name of an environment variable"),

@@ -174,6 +174,11 @@ def test_a_value_has_the_type_of_its_key():
     assert (config.dag.fuse, config.op["bow"].fetch_list) == ("off", ("x=1",))
 
 
+@pytest.mark.parametrize("text", ["!!python/object:os.system x", "[", "a: b: c", "%", "*x", "- "])
+def test_text_is_text_whatever_yaml_makes_of_it(text):
+    assert read(None, f"op.bow.model_name={text}").op["bow"].model_name == text
+
+
 def test_options_of_what_a_key_names_are_keys():
     config = read(None, "cache.redis={host: h, port: 1}", PIPELINE__CACHE__REDIS__PASSWORD="007")
     options = config.cache["redis"]
@@ -197,6 +202,12 @@ def test_options_of_what_a_key_names_are_keys():
         ),
         ([], {"PIPELINE__": "x"}, "environment variable PIPELINE__: expected PIPELINE__KEY"),
         ([], {"PIPELINE__OP____retry": "x"}, "variable PIPELINE__OP____retry: expected"),
+        (["op.bow={retry: 2, retry: 3}"], {}, "--set:1: retry: given twice"),
+        (["op.bow.timeout=!!int x"], {}, "--set: op.bow.timeout: expected int"),
+        (["op=&a [*a]"], {}, "nested deeper than"),
+        (["op.bow.fetch_list.0=x"], {}, "expected list of str, found {'0': 'x'} (dict)"),
+        (["host=\udcff"], {}, "--set: no text in UTF-8"),
+        ([], {"PIPELINE__HOST": "\udcff"}, "PIPELINE__HOST: no text in UTF-8"),
         (["op=[1]"], {}, "--set: op: expected a mapping (key: value), found [1] (list)"),
     ],
 )
