@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import threading
 import time
 from collections import Counter
@@ -102,6 +103,8 @@ class Load:
         body = json.dumps({"key": ["x"], "value": ["y"]})
 
         def ask() -> str:
+            if connection.sock is not None and select.select([connection.sock], [], [], 0)[0]:
+                connection.close()  # it was closed while nothing was asked on it
             connection.request("POST", "/rolling/prediction", body)
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
             return _release_in(answer["err_no"], answer["key"], answer["value"])
