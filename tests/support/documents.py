@@ -16,6 +16,14 @@ MIGRATION = ROOT / "docs" / "migration.md"
 TRITON = ROOT / "docs" / "triton.md"
 OBSERVABILITY = ROOT / "docs" / "observability.md"
 TESTING = ROOT / "docs" / "testing.md"
+# Pages that were one with the guide before that became too long.
+OF_THE_GUIDE = tuple(
+    ROOT / "docs" / f"{name}.md"
+    for name in (
+        *("cascades", "streams", "sequences", "batching", "models"),
+        *("types", "clients", "json", "filters"),
+    )
+)
 RUN = (
     README,
     GUIDE,
@@ -24,6 +32,7 @@ RUN = (
     TRITON,
     OBSERVABILITY,
     TESTING,
+    *OF_THE_GUIDE,
 )  # the pages whose examples are run
 IN_CHINESE = {page: page.with_suffix(".zh-CN.md") for page in (README, MIGRATION)}
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
