@@ -1,4 +1,4 @@
-"""`pipeline analyse --serve`: tries other settings of a service, writes the best."""
+"""`pipeline analyse --serve`: tries other settings of a service or of models, writes the best."""
 
 from __future__ import annotations
 
@@ -7,16 +7,24 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from pipeline.cli.parsing import command_parser, fails
 from pipeline.cli.progress import ProgressLine
 from pipeline.config.yaml_edit import OpChange, with_ops_changed
 from pipeline.errors import ConfigError
-from pipeline.tuning.load import read_load
+from pipeline.tuning.load import LoadRequest, read_load
 from pipeline.tuning.search import Search
 from pipeline.tuning.settings import Goal, OpSettings, OpSpace, Settings, Space, Trial
+from pipeline.tuning.tried_models import (
+    ModelsBench,
+    ModelsServer,
+    advised_files,
+    asked_models,
+    tried_models,
+    tried_op,
+)
 from pipeline.tuning.tried_server import Bench, Script, TrialError, TriedOp, TriedService, keys_of
 
 _CLIENTS = 64  # requests at a time where no recording tells
@@ -26,42 +34,91 @@ _CLIENT_CORES = 0.5  # of this process, which asks
 def advise(arguments: Sequence[str]) -> int:
     """Run the trials; 0: the best settings are written; 1: none are within the limits."""
     given = _arguments(arguments)
-    script = Script(tuple(given.script))
     try:
         requests = read_load(given.load)
+        if given.model_repository:
+            return _advise_models(given, requests)
+        script = Script(tuple(given.script))
         service = script.describe()
     except (ConfigError, TrialError) as error:
         return fails("analyse --serve", str(error))
-    for op in service.ops:
-        if op.held:
-            _say(f"note: {op.name} stays as it is: {op.held}")
-    clients = given.clients or max(request.at_once for request in requests) or _CLIENTS
-    space, start = space_of(service, clients, given.most_workers, given.most_batch)
-    if space.size == 1:
-        return fails("analyse --serve", "no Op has settings that may be tried")
     names = tuple(op.name for op in service.ops)
+    clients = _clients(given, requests)
     bench = Bench(script, names, requests, clients, seconds=given.seconds)
-    goal = Goal(given.objective == "latency", given.latency_p99_ms, given.memory_mb)
-    search = Search(space, goal, start, given.most_trials)
-    _say(f"{len(requests):,} requests, {clients} clients, {space.size:,} choices")
-    with contextlib.suppress(KeyboardInterrupt):  # the best until then
-        while (settings := search.propose()) is not None:
-            with ProgressLine(sys.stderr, f"trial {len(search.trials) + 1}"):
-                search.tell(bench.trial(settings))
-            told = _line(search.trials[-1], names)
-            _say(f"{len(search.trials):>3}  {told}  ({search.why})")
-    if search.best is None:
-        return fails(
-            "analyse --serve", "no settings that were tried are within the limits, or all failed"
-        )
-    _say(f"best: {_line(search.best, names)}")
+    _say(f"{len(requests):,} requests, {clients} clients")
+    search = _searched(given, service, clients, bench.trial)
+    if search is None or search.best is None:
+        return 1
     for op in service.ops:
         if op.said:
             _say(f"note: the constructor of {op.name} says {', '.join(op.said)}: take it out")
+    out = given.out or "config.advised.yml"
     text = advised(service, search.trials[0], search.best)
-    Path(given.out).write_text(text, encoding="utf-8")
-    _say(f"written: {given.out}")
+    Path(out).write_text(text, encoding="utf-8")
+    _say(f"written: {out}")
     return 0
+
+
+def _advise_models(given: argparse.Namespace, requests: Sequence[LoadRequest]) -> int:
+    """Try settings of the models of a repository that a load asks. ConfigError, TrialError."""
+    repositories = [Path(each) for each in given.model_repository]
+    models = asked_models(requests)
+    clients = _clients(given, requests)
+    with ModelsServer(repositories, models) as server:
+        configs = tried_models(server, models)
+        service = TriedService("", tuple(map(tried_op, configs.values())))
+        bench = ModelsBench(server, configs, requests, clients, seconds=given.seconds)
+        _say(f"{len(requests):,} requests, {clients} clients")
+        search = _searched(given, service, clients, bench.trial)
+    if search is None or search.best is None:
+        return 1
+    before, best = search.trials[0], search.best
+    head = f"# pipeline analyse --serve: {_figures(best)}; before: {_figures(before)}\n"
+    files = advised_files(repositories, configs, before.settings, best.settings)
+    for name, text in files.items():
+        file = Path(given.out or "advised", name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(head + text, encoding="utf-8")
+        _say(f"written: {file}")
+    if not files:
+        _say("nothing is better than what there is")
+    return 0
+
+
+def _clients(given: argparse.Namespace, requests: Sequence[LoadRequest]) -> int:
+    return given.clients or max(request.at_once for request in requests) or _CLIENTS
+
+
+def _searched(
+    given: argparse.Namespace,
+    service: TriedService,
+    clients: int,
+    try_out: Callable[[Settings], Trial],
+) -> Search | None:
+    """Run the trials, and say what they did; None: there is nothing to try."""
+    for op in service.ops:
+        if op.held:
+            _say(f"note: {op.name} stays as it is: {op.held}")
+    names = tuple(op.name for op in service.ops)
+    space, start = space_of(service, clients, given.most_workers, given.most_batch)
+    if space.size == 1:
+        fails("analyse --serve", "no Op has settings that may be tried")
+        return None
+    goal = Goal(given.objective == "latency", given.latency_p99_ms, given.memory_mb)
+    search = Search(space, goal, start, given.most_trials)
+    _say(f"{space.size:,} choices")
+    with contextlib.suppress(KeyboardInterrupt):  # the best until then
+        while (settings := search.propose()) is not None:
+            with ProgressLine(sys.stderr, f"trial {len(search.trials) + 1}"):
+                search.tell(try_out(settings))
+            told = _line(search.trials[-1], names)
+            _say(f"{len(search.trials):>3}  {told}  ({search.why})")
+    if search.best is None:
+        text = "no settings that were tried are within the limits, or all failed"
+        fails("analyse --serve", text)
+    else:
+        _say(f"best: {_line(search.best, names)}")
+    return search
 
 
 def space_of(
@@ -152,11 +209,22 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--most-trials", type=_count, default=20, metavar="N")
     parser.add_argument("--most-workers", type=_count, default=16, metavar="N", help="of an Op")
     parser.add_argument("--most-batch", type=_count, default=32, metavar="N")
-    parser.add_argument("--out", default="config.advised.yml", metavar="FILE")
+    parser.add_argument(
+        "--out",
+        metavar="PATH",
+        help="file, config.advised.yml; of a repository: folder of config.pbtxt files, advised",
+    )
+    parser.add_argument(
+        "--model-repository",
+        action="append",
+        metavar="DIR",
+        help="in the place of a script: the models of this repository that the load asks, their "
+        "instances, dynamic batching and its delay",
+    )
     parser.add_argument("script", nargs=argparse.REMAINDER, help="SCRIPT ... or -m MODULE ...")
     given = parser.parse_args(arguments)
-    if not given.script:
-        parser.error("a script is missing")
+    if bool(given.script) == bool(given.model_repository):
+        parser.error("a script is missing, or --model-repository: one of them")
     return given
 
 

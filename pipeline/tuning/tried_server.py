@@ -150,20 +150,22 @@ class Bench:
                 stderr=file,
             )
         try:
-            yield child, self._port_of(child, output)
+            yield child, port_of(child, output, self.start_s)
         finally:
-            _stop(child)
+            stop(child)
 
-    def _port_of(self, child: subprocess.Popen[bytes], output: Path) -> int:
-        give_up = time.monotonic() + self.start_s
-        while (found := _READY.search(output.read_bytes())) is None:
-            if child.poll() is not None or time.monotonic() > give_up:
-                told = output.read_bytes().decode("utf-8", "replace")[-_LAST_WORDS:].strip()
-                ended = f"the server ended with {child.returncode}"
-                late = f"the server was not ready in {self.start_s:g} s"
-                raise TrialError(f"{late if child.poll() is None else ended}: {told}")
-            time.sleep(_POLL_S)
-        return int(found[1])
+
+def port_of(child: subprocess.Popen[bytes], output: Path, start_s: float) -> int:
+    """Return the HTTP port that a server says it is ready on. Raises TrialError: it is not."""
+    give_up = time.monotonic() + start_s
+    while (found := _READY.search(output.read_bytes())) is None:
+        if child.poll() is not None or time.monotonic() > give_up:
+            told = output.read_bytes().decode("utf-8", "replace")[-_LAST_WORDS:].strip()
+            ended = f"the server ended with {child.returncode}"
+            late = f"the server was not ready in {start_s:g} s"
+            raise TrialError(f"{late if child.poll() is None else ended}: {told}")
+        time.sleep(_POLL_S)
+    return int(found[1])
 
 
 def keys_of(settings: OpSettings) -> OpValues:
@@ -183,7 +185,8 @@ def _variables(folder: str) -> dict[str, str]:
     return os.environ | {"SERVING_LOG_PATH": folder, "PYTHONUNBUFFERED": "1"}
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
+def stop(child: subprocess.Popen[bytes]) -> None:
+    """End a server, at once if it does not end by itself."""
     child.terminate()
     try:
         child.wait(_STOP_S)

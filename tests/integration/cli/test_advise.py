@@ -6,6 +6,7 @@ import json
 
 import pytest
 import yaml
+from repositories import add_identity, add_python
 
 from pipeline.cli.advise import advise
 
@@ -75,3 +76,41 @@ def test_a_script_that_runs_no_server_is_told_of(folder, capsys):
     (folder / "other.py").write_text("raise RuntimeError('nothing here')")
     assert _advise(script="other.py") == 1
     assert "nothing here" in capsys.readouterr().err
+
+
+_SLOW = """
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.02)
+        return [pb_utils.InferenceResponse([
+            pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy())]) for request in requests]
+"""
+_TENSOR = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}
+
+
+def _advise_models(*arguments: str) -> int:
+    told = ["--load", "load.jsonl", "--seconds", "0.3", "--model-repository", "models"]
+    return advise([*told, *arguments])
+
+
+def test_the_best_configuration_of_a_model_is_written(folder, capsys):
+    add_python(folder / "models", "slow", _SLOW, "# a comment\nversion_policy { all {} }")
+    add_identity(folder / "models", "another", 1)
+    load = {"path": "/v2/models/slow/infer", "body": {"inputs": [_TENSOR]}, "at_once": 8}
+    (folder / "load.jsonl").write_text(json.dumps(load))
+    assert _advise_models("--most-trials", "2", "--most-workers", "2", "--most-batch", "8") == 0
+    assert "written: advised/slow/config.pbtxt" in capsys.readouterr().out
+    text = (folder / "advised" / "slow" / "config.pbtxt").read_text()
+    assert text.startswith("# pipeline analyse --serve: ")
+    assert "version_policy" in text
+    assert "count: 2" in text or "dynamic_batching" in text
+    assert not (folder / "advised" / "another").exists()
+
+
+def test_a_load_that_asks_no_model_of_a_repository_is_told_of(folder, capsys):
+    (folder / "models").mkdir()
+    assert _advise_models() == 1
+    assert "no request of the load asks a model" in capsys.readouterr().err
