@@ -15,9 +15,10 @@ import (
 const (
 	RoundRobin   = "round-robin"
 	LeastPending = "least-pending"
+	Sticky       = "sticky" // requests of one sequence go to one backend, all else round robin
 )
 
-var policies = []string{RoundRobin, LeastPending}
+var policies = []string{RoundRobin, LeastPending, Sticky}
 
 // Balancing is how requests are spread over the backends, and what becomes of those that fail.
 type Balancing struct {
@@ -43,7 +44,7 @@ const (
 )
 
 func (b *Balancing) addFlags(flags *flag.FlagSet) {
-	flags.StringVar(&b.Policy, "policy", RoundRobin, "who gets the next request: round-robin or least-pending")
+	flags.StringVar(&b.Policy, "policy", RoundRobin, "who gets the next request: round-robin, least-pending, or sticky: round-robin, but for those of one sequence, which go to one backend")
 	flags.DurationVar(&b.HealthInterval, "health-interval", defaultHealthInterval, "time between two checks of a backend by gRPC's health service; 0: only what it says by itself counts")
 	flags.DurationVar(&b.HealthTimeout, "health-timeout", defaultHealthTimeout, "a check that is not answered for so long has failed")
 	flags.IntVar(&b.Checks.Unhealthy, "unhealthy-after", defaultChecks, "a backend gets no requests after so many failed checks in a row")

@@ -12,6 +12,7 @@ import (
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/failure"
 	"pipeline/gateway/internal/memory"
+	"pipeline/gateway/internal/sequence"
 	"pipeline/gateway/internal/upstream"
 	"pipeline/gateway/pipelinepb"
 )
@@ -52,6 +53,9 @@ func (b *balancer) ask(ctx context.Context, asking *call, request *pipelinepb.Re
 	}
 	call := asking.to(pipelinepb.PipelineService_Inference_FullMethodName)
 	call.Data = data
+	if call.Step == nil && b.pool.IsSticky() {
+		call.Step = sequence.OfPairs(request.GetKey(), request.GetValue())
+	}
 	answer, err := b.unary(ctx, asking, call)
 	if err != nil {
 		return nil, err
@@ -64,7 +68,7 @@ func (c *call) to(method string) *upstream.Call {
 	x := c.exchange
 	return &upstream.Call{
 		Method: method, Limit: c.deadline, Started: x.started, Caller: x.caller, Headers: x, Share: &x.share,
-		IsSafe: isIdempotent(x.request.Header),
+		IsSafe: isIdempotent(x.request.Header), Step: sequence.OfHeader(x.request.Header[sequence.Header]),
 	}
 }
 

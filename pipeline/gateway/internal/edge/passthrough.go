@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -17,14 +18,16 @@ import (
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/failure"
 	"pipeline/gateway/internal/logging"
+	"pipeline/gateway/internal/sequence"
 	"pipeline/gateway/internal/upstream"
 )
 
 const (
 	copyBytes      = 32 << 10
 	metricsTimeout = 5 * time.Second
-	wholeBytes     = 64 << 10  // a body up to here is read before it is passed on
-	webHost        = "backend" // of URLs: the transport of a backend has one place to dial
+	wholeBytes     = 64 << 10                          // a body up to here is read before it is passed on
+	jsonLength     = "Inference-Header-Content-Length" // of a body of Triton's protocol that has tensors behind its JSON
+	webHost        = "backend"                         // of URLs: the transport of a backend has one place to dial
 )
 
 // passthrough sends requests to the HTTP port of a backend, as they came.
@@ -159,12 +162,31 @@ func (p *passthrough) RoundTrip(r *http.Request) (*http.Response, error) {
 	want := &upstream.Want{Work: upstream.WebRequests, IsSafe: mayComeTwice(r)}
 	if x.isOurs() {
 		want.Work = upstream.Scrapes
+	} else if p.pool.IsSticky() {
+		want.Step = stepOf(x.request, r)
 	}
 	response, err := upstream.Ask(r.Context(), p.pool, want, func(_ context.Context, chosen *upstream.Attempt) (*http.Response, error) {
 		x.backend = chosen.Name
 		return askWeb(chosen, attempt(r, chosen.Backend))
 	})
 	return response, err
+}
+
+// stepOf returns what a request says of its sequence: in a header, or in its query or its body if that is here.
+func stepOf(in, r *http.Request) *sequence.Step {
+	if found := sequence.OfHeader(in.Header[sequence.Header]); found != nil {
+		return found
+	}
+	var body []byte
+	if r.GetBody != nil && r.ContentLength <= wholeBytes {
+		if again, err := r.GetBody(); err == nil {
+			body, _ = io.ReadAll(again)
+		}
+	}
+	if size, err := strconv.Atoi(in.Header.Get(jsonLength)); err == nil && size >= 0 && size <= len(body) {
+		body = body[:size] // tensors follow
+	}
+	return sequence.OfJSON(in.URL.Path, in.URL.RawQuery, body)
 }
 
 // mayComeTwice says whether a request may be sent again that a backend may have seen.

@@ -110,7 +110,7 @@ func TestTheGraceIsTheEndOfWhatABackendOutOfTheListHas(t *testing.T) {
 		t.Error("the stream goes on")
 	}
 	g.post(t, gatewaytest.Pair).isRefusal(t, 503, 3001, "the list of them is empty")
-	gatewaytest.WantIn(t, g.log.String(), "is let go after 1ms: 2 requests are broken off")
+	gatewaytest.WantIn(t, g.log.String(), "is let go after 1ms: 2 requests and 0 sequences are broken off")
 }
 
 func TestAListThatChangesUnderLoadFailsNoRequest(t *testing.T) {

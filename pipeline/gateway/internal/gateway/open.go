@@ -45,7 +45,7 @@ func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backe
 		o.calls = grpcedge.New(grpcedge.Config{
 			Services: services, MaxMessageBytes: int(cfg.MaxMessageBytes), MaxConnections: cfg.MaxConnections,
 			HandshakeTimeout: cfg.HandshakeTimeout, TLS: security, Budget: handler.Budget, Gate: gate, Trust: cfg.Trust, Side: side,
-			Observe: stats.AnsweredRPC, HungUp: stats.HungUp, Remote: remote,
+			Observe: stats.AnsweredRPC, HungUp: stats.HungUp, Remote: remote, FindSteps: backends.IsSticky(),
 		}, backends)
 		backends.OnChange = o.calls.SetReady
 	}

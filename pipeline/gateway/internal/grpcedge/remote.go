@@ -16,6 +16,7 @@ import (
 
 	"pipeline/gateway/internal/failure"
 	"pipeline/gateway/internal/memory"
+	"pipeline/gateway/internal/sequence"
 	"pipeline/gateway/internal/upstream"
 )
 
@@ -100,6 +101,22 @@ func (s *Server) remoteFailure(stream grpc.ServerStream, err error) error {
 	return err // it is a status already
 }
 
+// findStep finds out to which sequence a call belongs, if that matters: by its metadata, or its first message.
+func (s *Server) findStep(call *upstream.Passed, message []byte) {
+	if !s.config.FindSteps {
+		return
+	}
+	call.Step = sequence.OfHeader(call.Metadata.Get(sequence.Header))
+	_, name, _ := strings.Cut(strings.TrimPrefix(call.Method, "/"), "/")
+	switch {
+	case call.Step != nil:
+	case name == "ModelInfer" || name == "ModelStreamInfer":
+		call.Step = sequence.OfModelInfer(message)
+	case name == "inference" || name == "inference_stream":
+		call.Step = sequence.OfRequest(message)
+	}
+}
+
 // passUnary passes one message on, and the answer back.
 func (s *Server) passUnary(remote Remote, stream grpc.ServerStream, call *upstream.Passed) error {
 	var message asked
@@ -115,6 +132,7 @@ func (s *Server) passUnary(remote Remote, stream grpc.ServerStream, call *upstre
 		return err
 	}
 	call.Message = message.buffer
+	s.findStep(call, message.data())
 	found, err := remote.Pass(stream.Context(), call)
 	if err != nil {
 		return err
@@ -137,6 +155,9 @@ func (s *Server) passStream(remote Remote, stream grpc.ServerStream, call *upstr
 		return err
 	}
 	defer first.free()
+	if hasFirst {
+		s.findStep(call, first.data())
+	}
 	open, err := remote.Open(stream.Context(), call)
 	if err != nil {
 		return err

@@ -48,6 +48,7 @@ type Config struct {
 	Budget           *memory.Budget
 	Gate             *access.Gate // nil: everybody may come in
 	Remote           Remote       // of servers elsewhere; nil: all of them are reached by links
+	FindSteps        bool         // it matters to it to which sequence a call belongs
 	Trust            config.Trust
 	Side             access.Side         // of our own port
 	HungUp           func(reason string) // told of a connection that was ended for too many frames

@@ -10,14 +10,16 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"pipeline/gateway/internal/failure"
+	"pipeline/gateway/internal/sequence"
 )
 
 // Want is what a request needs of who is asked.
 type Want struct {
 	Work     Work
-	IsSafe   bool   // it may be done twice
-	MayHedge bool   // at once, too
-	Asked    string // the name of the backend whose answer counts, as Ask notes it
+	IsSafe   bool           // it may be done twice
+	MayHedge bool           // at once, too
+	Step     *sequence.Step // of a sequence; nil: of none. It is never done twice
+	Asked    string         // the name of the backend whose answer counts, as Ask notes it
 
 	first Attempt
 }
@@ -95,7 +97,7 @@ func isLost(err error) bool {
 // is the last one's or, if nobody was reached, a *failure.Error.
 func Ask[T any](ctx context.Context, p *Pool, want *Want, try func(context.Context, *Attempt) (T, error)) (T, error) {
 	p.budget.Note()
-	if want.MayHedge && p.hedgeAfter > 0 {
+	if want.MayHedge && p.hedgeAfter > 0 && want.Step == nil {
 		return hedge(ctx, p, want, try)
 	}
 	return inTurn(ctx, p, want, &trail{}, try)
@@ -105,7 +107,7 @@ func Ask[T any](ctx context.Context, p *Pool, want *Want, try func(context.Conte
 func inTurn[T any](ctx context.Context, p *Pool, want *Want, asked *trail, try func(context.Context, *Attempt) (T, error)) (answer T, err error) {
 	err = ErrNeverLeft
 	for isRepeated := false; ; {
-		chosen := p.pick(want.Work, asked.all())
+		chosen := p.pick(want, asked.all())
 		if chosen == nil {
 			if errors.Is(err, ErrNeverLeft) {
 				err = p.Nobody()
@@ -137,7 +139,10 @@ func inTurn[T any](ctx context.Context, p *Pool, want *Want, asked *trail, try f
 // mayRepeat says whether a request that a backend has seen may be sent once more.
 func mayRepeat(want *Want, err error) bool {
 	var said *failure.Error
-	return (errors.As(err, &said) && said.IsRefused) || (want.IsSafe && isLost(err))
+	if want.Step != nil && !want.Step.IsStart { // nobody else knows the sequence
+		return false
+	}
+	return (errors.As(err, &said) && said.IsRefused) || (want.IsSafe && want.Step == nil && isLost(err))
 }
 
 // hasOther says whether there is anybody who was not asked yet.

@@ -36,6 +36,7 @@ type Backend struct {
 	retries atomic.Int64    // requests that came from another one
 
 	failures      atomic.Int32 // requests in a row that failed
+	isReached     atomic.Bool  // there is a connection, whatever it says of itself
 	isOnTrial     atomic.Bool  // after an ejection
 	isEjected     bool         // this, and the rest of it: the pool's, under its lock
 	ejections     balance.Ejections
@@ -77,6 +78,7 @@ func (b *Backend) Gone() context.Context { return b.gone }
 // hangUp ends all connections to the backend.
 func (b *Backend) hangUp() {
 	b.letGo()
+	b.isReached.Store(false)
 	if b.stopWatching != nil {
 		b.stopWatching()
 	}

@@ -89,16 +89,24 @@ func (p *Pool) retire(gone *Backend) {
 		end := time.Now().Add(p.grace)
 		for clock.Sleep(p.watching, min(lookAtRetired, p.grace)) {
 			left := gone.Pending()
-			if left == 0 {
+			if left == 0 && p.sequencesOf(gone) == 0 {
 				p.log.Info("backend " + gone.Name + " is let go")
 				return
 			}
 			if !time.Now().Before(end) {
-				p.log.Warn(fmt.Sprintf("backend %s is let go after %v: %d requests are broken off", gone.Name, p.grace, left))
+				p.log.Warn(fmt.Sprintf("backend %s is let go after %v: %d requests and %d sequences are broken off", gone.Name, p.grace, left, p.sequencesOf(gone)))
 				return
 			}
 		}
 	})
+}
+
+// sequencesOf returns how many sequences a backend has.
+func (p *Pool) sequencesOf(each *Backend) int {
+	if p.sequences == nil {
+		return 0
+	}
+	return p.sequences.Count(each, time.Now())
 }
 
 // forget ends the connections to a backend.

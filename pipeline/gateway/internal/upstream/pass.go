@@ -14,14 +14,16 @@ import (
 	"google.golang.org/grpc/status"
 
 	"pipeline/gateway/internal/failure"
+	"pipeline/gateway/internal/sequence"
 )
 
 // Passed is a call of gRPC that is passed on as it came.
 type Passed struct {
 	Method   string // in full
 	Metadata metadata.MD
-	Message  mem.Buffer // of a unary call; it is the caller's to free
-	IsSafe   bool       // it may be done twice
+	Message  mem.Buffer     // of a unary call; it is the caller's to free
+	IsSafe   bool           // it may be done twice
+	Step     *sequence.Step // nil: of no sequence, or it does not matter
 }
 
 // Message is the answer to a unary call.
@@ -55,7 +57,7 @@ type passer interface {
 // Pass asks one backend for a unary call, and another one only if that is safe: see Ask. Its error is an *Ended, a
 // *failure.Error, or one of package context.
 func (p *Pool) Pass(ctx context.Context, call *Passed) (*Message, error) {
-	want := &Want{Work: Calls, IsSafe: call.IsSafe, MayHedge: call.IsSafe}
+	want := &Want{Work: Calls, IsSafe: call.IsSafe, MayHedge: call.IsSafe, Step: call.Step}
 	return Ask(ctx, p, want, func(ctx context.Context, chosen *Attempt) (*Message, error) {
 		remote, takesAny := chosen.Upstream.(passer)
 		if !takesAny {
@@ -78,7 +80,7 @@ func outcomeOfPassed(ctx context.Context, err error) Outcome {
 
 // Open opens a call with any number of messages at a backend, or at another one if that cannot be reached.
 func (p *Pool) Open(ctx context.Context, call *Passed) (*Stream, error) {
-	return Ask(ctx, p, &Want{Work: Calls}, func(ctx context.Context, chosen *Attempt) (*Stream, error) {
+	return Ask(ctx, p, &Want{Work: Calls, Step: call.Step}, func(ctx context.Context, chosen *Attempt) (*Stream, error) {
 		remote, takesAny := chosen.Upstream.(passer)
 		if !takesAny {
 			return nil, ErrNeverLeft

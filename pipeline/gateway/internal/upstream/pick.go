@@ -2,8 +2,11 @@ package upstream
 
 import (
 	"slices"
+	"time"
 
+	"pipeline/gateway/internal/balance"
 	"pipeline/gateway/internal/config"
+	"pipeline/gateway/internal/sequence"
 )
 
 // Work is a kind of requests. Whose turn it is is known for each: with one turn for all, two kinds that alternate would
@@ -28,8 +31,12 @@ func (c *candidates) of(work Work) []*Backend {
 
 // pick returns who is to be asked, without those that were asked; nil: nobody. A second attempt takes no turn of its own, so
 // that all keep their share.
-func (p *Pool) pick(work Work, asked []*Backend) *Backend {
+func (p *Pool) pick(want *Want, asked []*Backend) *Backend {
+	work := want.Work
 	list := p.Candidates.Load().of(work)
+	if want.Step != nil && p.sequences != nil {
+		return p.pickFor(want.Step, list, asked)
+	}
 	turn := p.turns[work].Load()
 	if len(asked) == 0 {
 		turn = p.turns[work].Add(1)
@@ -38,6 +45,39 @@ func (p *Pool) pick(work Work, asked []*Backend) *Backend {
 		return leastPending(list, turn, asked)
 	}
 	return roundRobin(list, turn, asked)
+}
+
+// IsSticky says whether it matters to which sequence a request belongs.
+func (p *Pool) IsSticky() bool { return p.sequences != nil }
+
+// pickFor returns who is to be asked for a step of a sequence: who has it, as long as that one can be reached, be it ready or
+// on its way out of the list. A sequence that begins, or whose backend is gone, is whose that wants it most.
+func (p *Pool) pickFor(step *sequence.Step, list []*Backend, asked []*Backend) *Backend {
+	now := time.Now()
+	var chosen *Backend
+	if known, isKnown := p.sequences.Find(step.ID, now); isKnown && !step.IsStart && known.isReached.Load() && !slices.Contains(asked, known) {
+		chosen = known
+	} else if chosen = wantsMost(step.ID, list, asked); chosen != nil {
+		p.sequences.Put(step.ID, chosen, now)
+	}
+	if step.IsEnd {
+		p.sequences.Drop(step.ID)
+	}
+	return chosen
+}
+
+// wantsMost returns who is to have a sequence.
+func wantsMost(id string, list []*Backend, asked []*Backend) (chosen *Backend) {
+	most := uint64(0)
+	for _, each := range list {
+		if slices.Contains(asked, each) {
+			continue
+		}
+		if weight := balance.Weight(each.Name, id); chosen == nil || weight > most {
+			chosen, most = each, weight
+		}
+	}
+	return chosen
 }
 
 // roundRobin returns whose turn it is. One that is tried again after an ejection has one request at a time: beside that

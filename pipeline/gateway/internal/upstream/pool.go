@@ -29,6 +29,7 @@ type Pool struct {
 	ejection   balance.EjectionLimits
 	hedgeAfter time.Duration // 0: never
 	budget     *balance.Budget
+	sequences  *balance.Sequences[*Backend] // nil: it does not matter who has one
 
 	lock       sync.Mutex
 	members    []*Backend
@@ -75,6 +76,9 @@ func NewPool(cfg config.Config, connect Connect, log *slog.Logger, stats *metric
 		budget:  balance.NewBudget(cfg.Balancing.RetryShare, cfg.Balancing.RetryRate, time.Now()),
 		Serving: make(chan struct{}), Known: make(chan struct{}), Reached: make(chan struct{}),
 	}
+	if p.policy == config.Sticky {
+		p.sequences = balance.NewSequences[*Backend]()
+	}
 	p.Candidates.Store(&candidates{})
 	p.Set(cfg.Backends)
 	stats.WatchBackends(p.Figures)
@@ -113,6 +117,7 @@ func (p *Pool) Update(changed *Backend, now Health) {
 	defer p.lock.Unlock()
 	before := changed.health
 	changed.health = now
+	changed.isReached.Store(now.State != StateDown)
 	if !slices.Contains(p.members, changed) { // it is let go
 		return
 	}
@@ -220,7 +225,7 @@ func (p *Pool) IsReady() bool { return p.Candidates.Load().IsReady }
 // Unary asks one backend, and another one only if that is safe: see Ask. Its error is a *failure.Error, or
 // one of package context.
 func (p *Pool) Unary(ctx context.Context, call *Call) ([]byte, error) {
-	want := &Want{Work: Calls, IsSafe: call.IsSafe, MayHedge: call.IsSafe}
+	want := &Want{Work: Calls, IsSafe: call.IsSafe, MayHedge: call.IsSafe, Step: call.Step}
 	answer, err := Ask(ctx, p, want, func(ctx context.Context, chosen *Attempt) ([]byte, error) {
 		return chosen.Unary(ctx, call)
 	})

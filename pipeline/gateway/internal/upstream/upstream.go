@@ -11,6 +11,7 @@ import (
 
 	"pipeline/gateway/internal/deadline"
 	"pipeline/gateway/internal/memory"
+	"pipeline/gateway/internal/sequence"
 )
 
 // TimeoutKey names the caller's Grpc-Timeout, for a pipeline server.
@@ -45,6 +46,7 @@ type Call struct {
 	Data    []byte            // the request
 	Share   *memory.Share     // where its bytes are counted; nil: nowhere
 	IsSafe  bool              // the caller says that it may be done twice
+	Step    *sequence.Step    // nil: of no sequence, or it does not matter
 
 	Asked string // the name of the backend whose answer counts, as the pool notes it
 }
