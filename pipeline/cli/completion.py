@@ -134,7 +134,7 @@ _{PROGRAM}() {{
     case "${{words_of_it[2]}} ${{words_of_it[CURRENT-1]}}" in
 {behind}    esac
   fi
-  _describe -o word words || _files
+  _describe word words || _files
 }}
 compdef _{PROGRAM} {PROGRAM}
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import NoReturn
 
@@ -14,6 +15,7 @@ FAILED, WRONG_USAGE = 1, 2
 
 
 _EXAMPLE = "example:"
+_CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -29,10 +31,15 @@ class CommandParser(argparse.ArgumentParser):
     """A parser that names the known word next to one that it does not know."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and what is wrong, with the option that may be meant; ends with 2."""
+        """Print the usage and what is wrong, with the word that may be meant; ends with 2."""
+        super().error(f"{message}{self._hint(message)}")
+
+    def _hint(self, message: str) -> str:
+        choice = _CHOICE.search(message)
+        if choice:
+            return did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]))
         word = message.removeprefix("unrecognized arguments: ").split(" ")[0].split("=")[0]
-        hint = did_you_mean(word, self._option_string_actions) if word.startswith("-") else ""
-        super().error(f"{message}{hint}")
+        return did_you_mean(word, self._option_string_actions) if word.startswith("-") else ""
 
 
 def command_parser(command: str, description: str, example: str) -> CommandParser:

@@ -58,7 +58,7 @@ def serve_parser() -> argparse.ArgumentParser:
         metavar="SCRIPT",
         help=f"a Python file, or a folder with {SCRIPT}; default: {SCRIPT}",
     )
-    parser.add_argument("--host", metavar="ADDRESS", help="address to listen on, see host")
+    parser.add_argument("--host", metavar="ADDRESS", help="address to listen on; ::: all of them")
     parser.add_argument("--port", metavar="N", help="HTTP port; gRPC's is the next: 0: free ones")
     parser.add_argument(
         "--reload",

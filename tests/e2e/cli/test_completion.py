@@ -22,7 +22,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     [
         ("pipeline gr", {"graph"}),
         ("pipeline --v", {"--version"}),
-        ("pipeline check --s", {"--strict"}),
+        ("pipeline check --st", {"--strict"}),
         ("pipeline graph --format m", {"mermaid"}),
         ("pipeline completion ''", {"bash", "zsh", "fish", "-h", "--help"}),
     ],

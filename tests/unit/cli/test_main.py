@@ -63,6 +63,13 @@ def test_an_option_is_told_the_nearest(capsys):
     assert "unrecognized arguments: --stric; did you mean --strict?" in capsys.readouterr().err
 
 
+def test_a_choice_is_told_the_nearest(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["config", "shwo"])
+    assert "invalid choice: 'shwo'" in (said := capsys.readouterr().err)
+    assert said.endswith("; did you mean show?\n")
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_parsers_are_called_as_their_command(name):
     assert parser_of(name).prog == f"pipeline {name}"
