@@ -18,7 +18,7 @@ from benchmarks.ask import Question
 from pipeline.proto import pipeline_service_pb2 as pb
 
 _CALLERS = 2  # of each protocol, with a connection each
-_EVERY_S = 0.02  # each of them
+_EVERY_S = 0.02  # each of them, unless they are told otherwise
 _LIMIT_S = 10.0
 _BODY = b'{"key": ["x"], "value": ["1"]}'
 _MESSAGE = pb.Request(key=["x"], value=["1"]).SerializeToString()
@@ -41,7 +41,10 @@ class Asked:
 class Callers:
     """Asks both ports of a service that has TLS by the authority in a file."""
 
-    def __init__(self, http_port: int, grpc_port: int, authority: Path) -> None:
+    def __init__(
+        self, http_port: int, grpc_port: int, authority: Path, every_s: float = _EVERY_S
+    ) -> None:
+        self._every_s = every_s
         self._http_port = http_port
         self._grpc_port = grpc_port
         self._authority = authority
@@ -70,10 +73,10 @@ class Callers:
     def _go_on(self, kind: Callable[[], _Once], asked: Asked, seconds: float) -> None:
         start = time.monotonic()
         number = 0
-        while (due := start + number * _EVERY_S) < start + seconds:
+        while (due := start + number * self._every_s) < start + seconds:
             try:
                 with kind() as once:
-                    while (due := start + number * _EVERY_S) < start + seconds:
+                    while (due := start + number * self._every_s) < start + seconds:
                         time.sleep(max(0.0, due - time.monotonic()))
                         number += 1
                         once()

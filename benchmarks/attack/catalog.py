@@ -66,7 +66,7 @@ def _fields(is_grpc: bool) -> bytes:
     )
 
 
-def _message(is_grpc: bool, size: int = 10) -> bytes:
+def message(is_grpc: bool, size: int = 10) -> bytes:
     """Return the body of a request whose answer is about as long."""
     if not is_grpc:
         return b'{"key": ["x"], "value": ["%s"]}' % (b"v" * size)
@@ -152,7 +152,7 @@ def _bombs(is_grpc: bool) -> list[Attack]:
 
 def _waits(is_grpc: bool) -> list[Attack]:
     """Callers that hold what they have."""
-    body = _message(is_grpc, _BODY_BYTES)
+    body = message(is_grpc, _BODY_BYTES)
     pieces = [body[at : at + _FRAME_BYTES] for at in range(0, len(body), _FRAME_BYTES)]
     no_window = frames.settings((frames.INITIAL_WINDOW_SIZE, 0))
 
@@ -201,7 +201,7 @@ def _waits(is_grpc: bool) -> list[Attack]:
 def _slow_http() -> list[Attack]:
     """Slow callers of HTTP/1.1."""
     head = b"POST /echo/prediction HTTP/1.1\r\nHost: localhost\r\n"
-    body = _message(False, _BODY_BYTES)
+    body = message(False, _BODY_BYTES)
     whole = head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     long = head + b"Content-Length: 1000000\r\n\r\n"
     one = {"per_s": 1.0, "connections": 200, "wire": Wire.HTTP}
