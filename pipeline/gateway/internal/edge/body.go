@@ -158,7 +158,17 @@ func (x *exchange) unpack(encoding string, packed []byte, most config.SizeLimit)
 	return body, nil
 }
 
+// reservedFlags of gzip's header say what nobody knows (RFC 1952, 2.3.1.2): package gzip would pass them over.
+const (
+	flagsAt       = 3
+	reservedFlags = 0xe0
+)
+
 func gunzip(source *bytes.Reader, use func(io.Reader) error) error {
+	var head [flagsAt + 1]byte
+	if n, _ := source.ReadAt(head[:], 0); n > flagsAt && head[flagsAt]&reservedFlags != 0 {
+		return errors.New("unknown header flags set")
+	}
 	unzipper := gzipReaders.Get().(*gzip.Reader)
 	defer gzipReaders.Put(unzipper)
 	if err := unzipper.Reset(source); err != nil {

@@ -64,3 +64,14 @@ func TestABodyThatEndsNowhereTakesNoMemoryAhead(t *testing.T) {
 		t.Error("the limit was passed")
 	}
 }
+
+func TestGzipWithFlagsThatNobodyKnowsIsRefused(t *testing.T) {
+	packed := []byte(gatewaytest.Packed(t, "gzip", "{}"))
+	packed[flagsAt] |= 0x80
+	x := &exchange{}
+	x.share.Of = memory.NewBudget(1 << 20)
+	var handed *fallback
+	if _, err := x.unpack("gzip", packed, config.SizeLimit{Key: "k", Bytes: 100}); !errors.As(err, &handed) {
+		t.Errorf("%v", err)
+	}
+}
