@@ -170,7 +170,7 @@ func (x *exchange) refuse(answer *failure.Error) {
 	if answer.RetryAfter > 0 {
 		header.Set("Retry-After", strconv.Itoa(answer.RetryAfter))
 	}
-	if answer.MustClose {
+	if answer.MustClose && x.request.ProtoMajor == 1 { // of HTTP/2 the stream ends, others go on
 		header.Set("Connection", "close")
 	}
 	body := x.body

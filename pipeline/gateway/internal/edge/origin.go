@@ -23,7 +23,8 @@ func foreignPage(r *http.Request) string {
 	if len(origins) == 0 {
 		return ""
 	}
-	kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";")
+	kinds := append([]string{""}, r.Header["Content-Type"]...)
+	kind, _, _ := strings.Cut(kinds[len(kinds)-1], ";") // the last one counts, as to the server
 	if !simpleTypes[strings.ToLower(strings.TrimSpace(kind))] {
 		return ""
 	}

@@ -21,3 +21,12 @@ func TestAWebPageFromElsewhereCannotAsk(t *testing.T) {
 		}
 	}
 }
+
+func TestOfTwoContentTypesTheLastCounts(t *testing.T) {
+	for _, kinds := range [][]string{{"application/json", "text/plain"}, {"text/plain", "application/json"}} {
+		r := &http.Request{Host: "h", Header: http.Header{"Origin": {"http://x"}, "Content-Type": kinds}}
+		if got := foreignPage(r) != ""; got != (kinds[1] == "text/plain") {
+			t.Errorf("%v", kinds)
+		}
+	}
+}

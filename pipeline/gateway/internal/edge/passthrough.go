@@ -286,12 +286,15 @@ func begin(response *http.Response) error {
 }
 
 // closeIfNeeded ends the connection of a caller that still sends what got its answer, and of
-// one whom the door will not hear any more.
+// one whom the door will not hear any more. A connection of HTTP/2 has others' streams: it goes on.
 func (x *exchange) closeIfNeeded(response *http.Response) {
+	if x.request.ProtoMajor != 1 {
+		return
+	}
 	if response.Close && response.StatusCode >= http.StatusBadRequest {
 		response.Header.Set("Connection", "close")
 	}
-	if x.stream == nil || x.request.ProtoMajor != 1 || x.stream.hasEnded(UnwantedWait) {
+	if x.stream == nil || x.stream.hasEnded(UnwantedWait) {
 		return
 	}
 	_ = x.control().EnableFullDuplex() // else the server would wait for the body first

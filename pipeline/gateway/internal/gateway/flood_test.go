@@ -3,6 +3,7 @@ package gateway
 import (
 	"crypto/tls"
 	"net"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -86,5 +87,27 @@ func TestABodyThatIsOnlyAnnouncedTakesNoMemory(t *testing.T) {
 	gatewaytest.WaitUntil(t, "all are inside", func() bool { return g.Budget.Held.Load() >= callers*(32<<10) })
 	if held := g.Budget.Held.Load(); held > callers*(160<<10) {
 		t.Errorf("%d bytes for each", held/callers)
+	}
+}
+
+// A backend that hears no more on its connection says nothing of the caller's, which has other streams.
+func TestAnHTTP2ConnectionOutlivesARefusal(t *testing.T) {
+	g := startBoth(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Connection", "close")
+		w.WriteHeader(http.StatusMethodNotAllowed)
+	}, nil, "--h2c")
+	caller := startH2(t, g.address)
+	for number := range 3 {
+		caller.ask(uint32(2*number+1), "{}", ":path", "/v2/x")
+		frame := caller.hear(func(frame http2.Frame) bool {
+			switch frame.(type) {
+			case *http2.MetaHeadersFrame, *http2.GoAwayFrame:
+				return true
+			}
+			return false
+		})
+		if answer, isAnswer := frame.(*http2.MetaHeadersFrame); !isAnswer || answer.PseudoValue("status") != "405" {
+			t.Fatalf("%v", frame)
+		}
 	}
 }

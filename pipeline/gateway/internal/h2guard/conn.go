@@ -24,6 +24,7 @@ type Conn struct {
 	told func(reason string)
 
 	// Of the goroutine that reads:
+	mustBe     bool // HTTP/2, as its TLS has said
 	isHTTP2    bool // the preface has come
 	prefaceHas int  // bytes of it that have come; -1: it is something else
 	in         scanner
@@ -43,7 +44,7 @@ type Conn struct {
 // New returns a guarded connection; told, if given, is told why the caller was hung up on. Who speaks first is the caller,
 // unless the connection is known to be HTTP/2.
 func New(conn net.Conn, isHTTP2 bool, told func(reason string)) *Conn {
-	return &Conn{Conn: conn, told: told, counts: isHTTP2, allowed: newAllowance(time.Now)}
+	return &Conn{Conn: conn, told: told, mustBe: isHTTP2, counts: isHTTP2, allowed: newAllowance(time.Now)}
 }
 
 // Read reads, and hangs up on a caller that goes too far.
@@ -55,6 +56,9 @@ func (c *Conn) Read(buffer []byte) (int, error) {
 	if n > 0 && c.isTooMuch(buffer[:n]) {
 		c.hangUp()
 		return 0, io.EOF
+	}
+	if c.mustBe && c.prefaceHas < 0 {
+		return 0, io.EOF // the server would take it for HTTP/1
 	}
 	return n, err
 }

@@ -237,3 +237,11 @@ func TestOtherProtocolsPass(t *testing.T) {
 		t.Errorf("%d bytes %v", len(found), err)
 	}
 }
+
+func TestWhatIsToBeHTTP2AndIsNotEnds(t *testing.T) {
+	guarded, caller, _ := played(t, true)
+	go func() { _, _ = io.WriteString(caller, "GET / HTTP/1.1\r\n\r\n") }()
+	if found, err := io.ReadAll(guarded); err != nil || len(found) > 0 {
+		t.Errorf("%q %v", found, err)
+	}
+}

@@ -1,0 +1,57 @@
+"""A few hundred random requests to both edges, the same every time: see tests/fuzz/edge.py."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import pytest
+from fuzz.edge import Heard, Ports, difference, edges, run
+from fuzz.edge_cases import HttpCase
+from raw_http import Answer
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("gateway_binary")]
+
+CASES = range(7_000_000, 7_000_300)
+
+
+@pytest.fixture(scope="module")
+def ports(gateway_binary, module_logs) -> Iterator[Ports]:
+    with edges() as found:
+        yield found
+
+
+def test_both_edges_answer_alike(ports):
+    found = asyncio.run(run(ports, CASES, math.inf))
+    assert found.findings == []
+    kinds = {"HTTP/1.1", "HTTP/1.1, wounded", "HTTP/2", "gRPC"}
+    assert all(found.played[kind] for kind in kinds), found.played
+
+
+def test_an_edge_that_answers_otherwise_is_found(ports):
+    """The port of the embedded gRPC is none of HTTP: whatever is asked there differs."""
+    wrong = dataclasses.replace(ports, gateway=ports.door_grpc)
+    assert asyncio.run(run(wrong, CASES, math.inf, stops=True)).findings
+
+
+CASE = HttpCase("POST", "/conf/echo", (), b"{}")
+ANSWER = Answer(200, {"content-type": "application/json"}, b'{"err_no": 0}')
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Answer(400, ANSWER.headers, ANSWER.body),
+        Answer(200, {"content-type": "text/plain"}, ANSWER.body),
+        Answer(200, ANSWER.headers, b'{"err_no": 1}'),
+        Answer(0, {}, b"noise"),
+    ],
+)
+def test_answers_that_differ_are_told(other):
+    ours = Heard((ANSWER,), True)
+    assert difference(ours, Heard((ANSWER,), True), CASE) == ""
+    assert difference(ours, Heard((other,), True), CASE)
+    assert difference(ours, Heard((), True), CASE)
+    assert difference(ours, Heard((ANSWER,), False), CASE)
