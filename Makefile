@@ -76,9 +76,10 @@ attack: $(READY) $(GATEWAY)
 
 # Random graphs and faults, held to a model. FUZZ='--seconds 3600 --seed 7': see --help.
 FUZZ ?= --seconds 600
-fuzz: $(READY)
+fuzz: $(READY) $(GATEWAY)
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 	PYTHONPATH=tests $(BIN)/python -m fuzz.batches
+	PYTHONPATH=tests $(BIN)/python -m fuzz.edge
 
 # Against clients and servers that none of us wrote. Triton's need Debian's libb64-0d, brpc's
 # a JDK and Maven. TRITON_CLIENT=DIR: also the examples in DIR, a checkout of tritonclient's sources.
@@ -88,6 +89,7 @@ interop: $(READY)
 	$(BIN)/python interop/triton/loads.py
 	$(BIN)/python interop/triton/examples.py
 	$(BIN)/python interop/run.py
+	$(BIN)/python interop/h2spec.py
 
 # The pages in a real browser, Debian's chromium, and their pictures for the docs.
 page: $(READY)
