@@ -250,6 +250,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         "rpc_host": _host(given.grpc_address),
         "http_port": given.http_port if given.allow_http else 0,
         "rpc_port": given.grpc_port if given.allow_grpc else 0,
+        "reuse_port": given.reuse_http_port or given.reuse_grpc_port,
         "edge": given.edge,
         "http_server": "gateway" if given.edge == "gateway" else "embedded",
     }

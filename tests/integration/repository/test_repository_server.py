@@ -304,6 +304,16 @@ def test_a_port_that_is_taken_is_an_error_that_says_which(tmp_path):
     assert (caught.value.key, caught.value.port) == ("rpc_port", settings["rpc_port"])
 
 
+def test_servers_share_a_port_if_they_both_say_so(tmp_path):
+    add_identity(tmp_path, "m", 1)
+    shared = {"reuse_port": True}
+    with serving(tmp_path, mode="none", server=shared) as server:
+        ports = {"http_port": server.http_port, "rpc_port": server.rpc_port}
+        with serving(tmp_path, mode="none", server={**shared, **ports}) as other:
+            assert (other.http_port, other.rpc_port) == (server.http_port, server.rpc_port)
+            assert infer(other, "m", [1.0]) == (200, {"OUTPUT0": [1.0]})
+
+
 def test_a_server_with_a_model_that_has_no_version_is_not_ready(tmp_path):
     add_identity(tmp_path, "m", 1)
     add_identity(tmp_path, "none")

@@ -91,6 +91,12 @@ def test_each_port_has_an_address_of_its_own(said):
     assert server.closed == ("rpc_port",)
 
 
+def test_ports_are_shared_with_other_servers_if_one_of_them_is(said):
+    assert not said().server["reuse_port"]
+    assert said("--reuse-http-port=true").server["reuse_port"]
+    assert said("--reuse-grpc-port=true").server["reuse_port"]
+
+
 def test_flags_that_change_nothing_are_read(said):
     said("--backend-directory=/b", "--http-thread-count=8", "--allow-gpu-metrics=false")
     said("--metrics-config", "histogram_latencies=true", "--trace-config=triton,rate=100")
