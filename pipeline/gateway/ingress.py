@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from pipeline.gateway.binary import cannot_run, check_link, find_binary, has_bin
 from pipeline.runtime.base import Ingress
 from pipeline.runtime.sidecar import SidecarSpec, SidecarSupervisor, end_all
 from pipeline.system.temp_dir import TempDir
+from pipeline.tracing.context import TRACES_A_SECOND
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -194,6 +196,8 @@ class Gateway(Ingress):
             "grace": _duration(config.stop_grace_period_s + _EXTRA_GRACE_S),
             "stall-timeout": _duration(stall_timeout_s),
             "access-log-sample": str(config.log.request_sample),
+            "log-format": config.log.format,
+            "traces-per-s": str(_traces_per_s(config)),
         }
         return [
             *(f"--backend=link:{link},{http}" for link, http in backends),
@@ -220,6 +224,14 @@ class Gateway(Ingress):
             *(f"--{name}={value}" for name, value in tls.items() if value),
             *_flags_of(config.cors),
         ]
+
+
+def _traces_per_s(config: ServiceConfig) -> int:
+    """Return how many traces the gateway begins a second that are recorded; 0: it begins none.
+
+    As many as the server would: where a sampler is configured that is the server's to ask.
+    """
+    return TRACES_A_SECOND if config.sends_traces and "OTEL_TRACES_SAMPLER" not in os.environ else 0
 
 
 def _flags_of(cors: CorsConfig) -> list[str]:

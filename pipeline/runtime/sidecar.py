@@ -12,7 +12,10 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from pipeline.errors import InitError
+from pipeline.observe.logs.lines import FIELDS
 from pipeline.workers.restart_policy import RestartSlot, signal_name
 
 _LOGGER = logging.getLogger(__name__)
@@ -220,4 +223,15 @@ class _StderrLogger:
         if level is None:
             level, rest = logging.INFO, text
         self.last_line = rest
-        _LOGGER.log(level, "[%s] %s", self._name, rest)
+        extra = {FIELDS: fields} if (fields := _fields_of(rest)) else None
+        _LOGGER.log(level, "[%s] %s", self._name, rest, extra=extra)
+
+
+def _fields_of(text: str) -> dict[str, object]:
+    """Return what a line says that is a JSON object; empty: it is none."""
+    if not text.startswith("{"):
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.DecodeError:
+        return {}

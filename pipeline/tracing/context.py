@@ -19,6 +19,8 @@ _SPAN_BEGINS, _SPAN_ENDS = 36, 52  # where the span's id stands in a `traceparen
 _NO_SPAN = "0" * 16  # no id that the format allows
 _FORMAT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
 _SAMPLED = 1
+TRACES_A_SECOND = 10
+"""The rate at which requests without a `traceparent` are recorded, if no sampler is configured."""
 
 _call_trace: ContextVar[str] = ContextVar("pipeline_call_trace", default="")
 

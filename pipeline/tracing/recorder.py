@@ -30,11 +30,8 @@ from pipeline.observe.otel.environment import (
     resource_of,
     setting,
 )
-from pipeline.tracing.context import TraceContext
+from pipeline.tracing.context import TRACES_A_SECOND, TraceContext
 from pipeline.tracing.spans import SpanRecord
-
-TRACES_A_SECOND = 10
-"""The rate at which requests without a `traceparent` are recorded, if no sampler is configured."""
 
 _UNSET = Status(StatusCode.UNSET)
 _SCOPE = InstrumentationScope("pipeline")

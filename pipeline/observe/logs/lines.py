@@ -15,6 +15,9 @@ _FORMAT = "%(levelname)s %(asctime)s [%(filename)s:%(lineno)d] %(message)s"
 RUNNING = "pipeline_running"
 """The attribute of a record that says what it is about, a `Running`; it may be given as `extra`."""
 
+FIELDS = "pipeline_fields"
+"""The attribute of a record with more fields of its JSON object, and its message there."""
+
 _INDENT = "\n  "
 _MAX_TRACEBACK = 65536  # characters: an exception's own text may have any number
 
@@ -64,6 +67,8 @@ class JsonFormatter(logging.Formatter):
             "thread": record.threadName,
             "message": record.getMessage(),
         }
+        told: dict[str, Any] = getattr(record, FIELDS, {})
+        fields |= {name: told[name] for name in told if name == "message" or name not in fields}
         about = running_of(record)
         if about is not None:
             fields |= about.fields()

@@ -52,6 +52,9 @@ func run(args []string, stdout, stderr io.Writer) int {
 		log.Error(err.Error() + "; pipeline-gateway --help lists the options")
 		return exitUsage
 	}
+	if cfg.LogFormat == config.JSONLog {
+		log = logging.NewJSON(stderr, cfg.HasParent)
+	}
 	memory.Tune(cfg.MaxBufferedBytes, memory.Limit())
 	if err := gateway.Serve(cfg, log, gateway.ThisProcess()); err != nil {
 		log.Error(err.Error())

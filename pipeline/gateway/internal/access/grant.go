@@ -31,6 +31,14 @@ func (g *Grant) Done() {
 	}
 }
 
+// Name returns the caller's; "": there is no gate.
+func (g *Grant) Name() string {
+	if g == nil {
+		return ""
+	}
+	return g.Caller.Name
+}
+
 // Received counts bytes that have come, and returns for how long not to read on.
 func (g *Grant) Received(count int) time.Duration {
 	if g == nil || g.meter == nil {

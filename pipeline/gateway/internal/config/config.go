@@ -39,6 +39,8 @@ type Config struct {
 	H2C             bool
 	GzipMinBytes    int    // 0: answers are sent as they are
 	AccessLogSample uint64 // 0: nothing is logged
+	LogFormat       string // TextLog or JSONLog
+	TracesPerS      int    // that are begun and recorded, where callers have begun none; 0: none is begun
 	BackendMetrics  bool
 	Access          string // file that says who may do what; "": everybody everything
 	Trust           Trust
@@ -69,6 +71,12 @@ const (
 	patience               = 60 * time.Second
 	headPatience           = 10 * time.Second
 	handshakeTimeout       = 5 * time.Second
+)
+
+// Forms of the log's lines.
+const (
+	TextLog = "text"
+	JSONLog = "json"
 )
 
 // ErrVersion says that --version was asked for.
@@ -135,6 +143,8 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.BoolVar(&cfg.H2C, "h2c", false, "accept HTTP/2 without TLS")
 	flags.IntVar(&cfg.GzipMinBytes, "gzip-min-bytes", 0, "gzip answers of at least so many bytes for who accepts it; 0: never")
 	flags.Uint64Var(&cfg.AccessLogSample, "access-log-sample", 0, "log every n-th request; 0: none")
+	flags.StringVar(&cfg.LogFormat, "log-format", TextLog, "lines of the log: text or json")
+	flags.IntVar(&cfg.TracesPerS, "traces-per-s", 0, "begin a trace for requests without a traceparent, of which so many a second are to be recorded; 0: begin none")
 	flags.BoolVar(&cfg.BackendMetrics, "backend-metrics", false, "append a backend's /metrics to ours")
 	flags.StringVar(&cfg.Access, "access", "", "JSON `file` that says who may do what, as the section access of config.yml; empty: everybody everything")
 	flags.Var(&cfg.Trust.proxies, "trusted-proxy", "`address` or network of a proxy whose X-Forwarded-* are believed; repeatable")
@@ -201,6 +211,10 @@ func (c *Config) check() error {
 		return fmt.Errorf("--stall-timeout %v is less than %v", c.StallTimeout, leastStallTimeout)
 	case c.Timeout < 0 || c.Slack < 0 || c.Grace < 0 || c.DrainDelay < 0:
 		return errors.New("--timeout, --slack, --grace and --drain-delay must not be negative")
+	case c.LogFormat != TextLog && c.LogFormat != JSONLog:
+		return fmt.Errorf("--log-format %q is neither text nor json", c.LogFormat)
+	case c.TracesPerS < 0:
+		return fmt.Errorf("--traces-per-s %d must not be negative", c.TracesPerS)
 	case c.GzipMinBytes < 0:
 		return fmt.Errorf("--gzip-min-bytes %d must not be negative", c.GzipMinBytes)
 	case (c.TLS.Cert == "") != (c.TLS.key == ""):

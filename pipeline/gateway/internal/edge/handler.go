@@ -14,12 +14,14 @@ import (
 	"github.com/grpc-ecosystem/grpc-gateway/v2/runtime"
 
 	"pipeline/gateway/internal/access"
+	"pipeline/gateway/internal/accesslog"
 	"pipeline/gateway/internal/codec"
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/deadline"
 	"pipeline/gateway/internal/failure"
 	"pipeline/gateway/internal/memory"
 	"pipeline/gateway/internal/metrics"
+	"pipeline/gateway/internal/tracing"
 	"pipeline/gateway/internal/upstream"
 	"pipeline/gateway/pipelinepb"
 )
@@ -30,7 +32,8 @@ type Handler struct {
 	log      *slog.Logger
 	Pool     *upstream.Pool
 	stats    *metrics.Stats
-	access   *accessLog
+	access   *accesslog.Log
+	tracing  *tracing.Beginner
 	Budget   *memory.Budget
 	mux      *runtime.ServeMux // of the generated code
 	web      *passthrough
@@ -50,7 +53,8 @@ func NewHandler(cfg config.Config, log *slog.Logger, backends *upstream.Pool, st
 		log:      log,
 		Pool:     backends,
 		stats:    stats,
-		access:   &accessLog{log: log, every: cfg.AccessLogSample},
+		access:   accesslog.New(log, cfg.AccessLogSample, cfg.LogFormat == config.JSONLog),
+		tracing:  tracing.New(cfg.TracesPerS),
 		Budget:   memory.NewBudget(cfg.MaxBufferedBytes),
 		web:      newPassthrough(backends, log),
 		standard: deadline.Standard(cfg.Timeout),
@@ -103,6 +107,7 @@ func (g *Handler) serve(w http.ResponseWriter, r *http.Request, side access.Side
 		return
 	}
 	dropForbidden(r.Header, &g.cfg.Trust)
+	g.beginTrace(r.Header)
 	switch x.route {
 	case routeHealth:
 		g.health(x, method)
@@ -123,6 +128,18 @@ func (g *Handler) serve(w http.ResponseWriter, r *http.Request, side access.Side
 	}
 }
 
+// beginTrace begins a trace where a request belongs to none.
+func (g *Handler) beginTrace(header http.Header) {
+	if g.tracing == nil {
+		return
+	}
+	given := ""
+	if said := header[traceHeader]; len(said) > 0 {
+		given = said[len(said)-1]
+	}
+	header[traceHeader] = []string{g.tracing.Begin(given)}
+}
+
 // answered counts an exchange that is over, also one that was broken off by a panic.
 func (g *Handler) answered(x *exchange) {
 	x.lastWords()
@@ -134,7 +151,9 @@ func (g *Handler) answered(x *exchange) {
 	}
 	took := time.Since(x.started)
 	g.routes[x.route].Answered(x.status, x.sent, took)
-	g.access.answered(x, took)
+	if g.access.Wants() {
+		g.access.Write(x.entry(took))
+	}
 }
 
 func (g *Handler) refuseNowhere(x *exchange) {

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
+const traceHeader = "Traceparent"
+
 // ofConnections are headers that say nothing about a request.
 var ofConnections = []string{
 	"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Trailer",
@@ -18,7 +20,7 @@ var ofConnections = []string{
 
 // Trace returns the caller's traceparent, of several the last.
 func (x *exchange) Trace() string {
-	said := x.request.Header["Traceparent"]
+	said := x.request.Header[traceHeader]
 	if len(said) == 0 {
 		return ""
 	}

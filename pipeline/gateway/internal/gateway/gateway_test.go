@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"pipeline/gateway/internal/gatewaytest"
 	"pipeline/gateway/internal/logging"
 	"pipeline/gateway/internal/metrics"
+	"pipeline/gateway/internal/tracing"
 	"pipeline/gateway/internal/upstream"
 	"pipeline/gateway/pipelinepb"
 )
@@ -325,4 +327,27 @@ func TestAnAnswerThatABackendCannotSendIsNotToBeAskedForAgain(t *testing.T) {
 func TestAnAnswerThatIsTooLongAsJSONIsAnErrorInstead(t *testing.T) {
 	g := startReady(t, "--max-json-bytes", "1000", "--backend", gatewaytest.StartDouble(t, gatewaytest.Large(2000), gatewaytest.DoubleOptions{}).Address)
 	g.post(t, gatewaytest.Pair).isRefusal(t, 200, 8000, "the answer is larger than max_json_bytes (1000 bytes): ask over gRPC")
+}
+
+func TestATraceIsBegunAndWritten(t *testing.T) {
+	var told sync.Map
+	backend := gatewaytest.StartDouble(t, func(ctx context.Context, request *pipelinepb.Request) (*pipelinepb.Response, error) {
+		said, _ := metadata.FromIncomingContext(ctx)
+		told.Store(request.Value[0], strings.Join(said.Get("traceparent"), " "))
+		return gatewaytest.Echo(ctx, request)
+	}, gatewaytest.DoubleOptions{})
+	g := startReady(t, "--traces-per-s", "1", "--access-log-sample", "1", "--backend", backend.Address)
+	given := "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
+	g.post(t, `{"key":["a"],"value":["mine"]}`, "Traceparent", given)
+	g.post(t, `{"key":["a"],"value":["none"]}`)
+	if found, _ := told.Load("mine"); found != given {
+		t.Errorf("%v", found)
+	}
+	found, _ := told.Load("none")
+	made, _ := found.(string)
+	if !tracing.IsValid(made) || !strings.HasSuffix(made, "-01") {
+		t.Fatalf("%v", made)
+	}
+	gatewaytest.WaitUntil(t, "both lines", func() bool { return strings.Count(g.log.String(), `"POST /svc/prediction HTTP/1.1"`) == 2 })
+	gatewaytest.WantIn(t, g.log.String(), " - "+given[3:35]+"\n", " - "+made[3:35]+"\n")
 }

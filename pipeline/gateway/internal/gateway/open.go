@@ -5,10 +5,12 @@ import (
 	"log/slog"
 
 	"pipeline/gateway/internal/access"
+	"pipeline/gateway/internal/accesslog"
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/edge"
 	"pipeline/gateway/internal/grpcedge"
 	"pipeline/gateway/internal/metrics"
+	"pipeline/gateway/internal/tracing"
 	"pipeline/gateway/internal/upstream"
 )
 
@@ -46,6 +48,7 @@ func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backe
 			Services: services, MaxMessageBytes: int(cfg.MaxMessageBytes), MaxConnections: cfg.MaxConnections,
 			HandshakeTimeout: cfg.HandshakeTimeout, TLS: security, Budget: handler.Budget, Gate: gate, Trust: cfg.Trust, Side: side,
 			Observe: stats.AnsweredRPC, HungUp: stats.HungUp, Remote: remote, FindSteps: backends.IsSticky(),
+			Tracing: tracing.New(cfg.TracesPerS), Log: accesslog.New(log, cfg.AccessLogSample, cfg.LogFormat == config.JSONLog),
 		}, backends)
 		backends.OnChange = o.calls.SetReady
 	}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"pipeline/gateway/internal/accesslog"
 	"pipeline/gateway/internal/link"
 	"pipeline/gateway/internal/memory"
 )
@@ -31,7 +32,7 @@ const (
 func (s *Server) handle(_ any, stream grpc.ServerStream) (err error) {
 	started, method, known := time.Now(), "", ""
 	method, _ = grpc.MethodFromServerStream(stream)
-	defer func() { s.config.Observe(known, status.Code(err), time.Since(started)) }()
+	defer func() { s.over(stream, method, known, err, time.Since(started)) }()
 	if remote := s.config.Remote; remote != nil {
 		isKnown, err := s.passOnTo(remote, stream, method)
 		if isKnown {
@@ -85,6 +86,31 @@ func (s *Server) callOf(stream grpc.ServerStream, method string, said *link.Peer
 		return nil, status.Errorf(codes.ResourceExhausted, "received metadata size exceeds hard limit (%d vs. %d)", size, mostMetadata)
 	}
 	return call, nil
+}
+
+// over counts a call that has ended, and has the log tell of it.
+func (s *Server) over(stream grpc.ServerStream, method, known string, err error, took time.Duration) {
+	s.config.Observe(known, status.Code(err), took)
+	if !s.config.Log.Wants() {
+		return
+	}
+	entry := &accesslog.Entry{Action: method, Status: status.Code(err).String(), Took: took}
+	told, _ := metadata.FromIncomingContext(stream.Context())
+	entry.Trace = last(told.Get(traceKey))
+	if from, ok := peer.FromContext(stream.Context()); ok {
+		entry.Address, _ = s.config.Trust.Origin(from.Addr.String(), told.Get(forwardedKey))
+	}
+	if granted, isGranted := stream.(*grantedStream); isGranted {
+		entry.Caller, entry.Bytes = granted.grant.Name(), granted.sent
+	}
+	s.config.Log.Write(entry)
+}
+
+func last(values []string) string {
+	if len(values) == 0 {
+		return ""
+	}
+	return values[len(values)-1]
 }
 
 // mayTell says whether a server is told what a caller says under a name; who asks is the gate's to say.

@@ -28,16 +28,28 @@ func (s *Server) letIn(service any, stream grpc.ServerStream, info *grpc.StreamS
 	if !s.isHere(stream.Context(), info.FullMethod) {
 		return status.Error(codes.Unimplemented, textNoMethod)
 	}
-	if s.config.Gate == nil {
-		return next(service, stream)
+	granted := &grantedStream{ServerStream: stream, ctx: s.traced(stream.Context())}
+	if s.config.Gate != nil {
+		grant, refused := s.config.Gate.Let(granted.ctx, s.askedOf(granted.ctx, info.FullMethod))
+		if refused != nil {
+			stream.SetTrailer(trailersOf(refused))
+			return status.Error(refused.GRPC(), short(refused.Text))
+		}
+		defer grant.Done()
+		granted.grant, granted.ctx = grant, s.withCaller(granted.ctx, grant.Caller.Name)
 	}
-	grant, refused := s.config.Gate.Let(stream.Context(), s.askedOf(stream.Context(), info.FullMethod))
-	if refused != nil {
-		stream.SetTrailer(trailersOf(refused))
-		return status.Error(refused.GRPC(), short(refused.Text))
+	return next(service, granted)
+}
+
+// traced returns a context whose metadata say to which trace the call belongs.
+func (s *Server) traced(ctx context.Context) context.Context {
+	if s.config.Tracing == nil {
+		return ctx
 	}
-	defer grant.Done()
-	return next(service, &grantedStream{ServerStream: stream, ctx: s.withCaller(stream.Context(), grant.Caller.Name), grant: grant})
+	told, _ := metadata.FromIncomingContext(ctx)
+	told = told.Copy()
+	told.Set(traceKey, s.config.Tracing.Begin(last(told.Get(traceKey))))
+	return metadata.NewIncomingContext(ctx, told)
 }
 
 // letInUnary is letIn for what is answered here.
@@ -93,6 +105,7 @@ type grantedStream struct {
 	ctx   context.Context
 	grant *access.Grant
 	owed  time.Duration // to wait before more is sent
+	sent  int64
 }
 
 // grantOf returns that of a call; nil: there is no gate.
@@ -125,6 +138,7 @@ func (s *grantedStream) SendMsg(message any) error {
 		clock.Sleep(s.ctx, s.owed)
 	}
 	if said, isOurs := message.(*answer); isOurs {
+		s.sent += int64(said.buffer.Len())
 		s.owed = s.grant.Sent(said.buffer.Len())
 	}
 	return s.ServerStream.SendMsg(message)

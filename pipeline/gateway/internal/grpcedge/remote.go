@@ -126,7 +126,7 @@ func (s *Server) passUnary(remote Remote, stream grpc.ServerStream, call *upstre
 		return err
 	}
 	defer message.free()
-	share := &memory.Share{Of: s.config.Budget}
+	share := &memory.Share{Of: s.config.Budget, Own: grantOf(stream).Budget()}
 	defer share.End()
 	if err := share.Need(int64(len(message.data()))); err != nil {
 		return err

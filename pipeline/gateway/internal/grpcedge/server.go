@@ -16,9 +16,11 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"pipeline/gateway/internal/access"
+	"pipeline/gateway/internal/accesslog"
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/link"
 	"pipeline/gateway/internal/memory"
+	"pipeline/gateway/internal/tracing"
 )
 
 const (
@@ -52,6 +54,9 @@ type Config struct {
 	Trust            config.Trust
 	Side             access.Side         // of our own port
 	HungUp           func(reason string) // told of a connection that was ended for too many frames
+
+	Tracing *tracing.Beginner // nil: no trace is begun
+	Log     *accesslog.Log
 
 	// Observe is told of each call that is over; the method is "" if there is none of that name.
 	Observe func(method string, code codes.Code, took time.Duration)

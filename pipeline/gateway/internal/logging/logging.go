@@ -3,6 +3,7 @@ package logging
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log"
@@ -16,10 +17,17 @@ import (
 // New returns a log of lines of `LEVEL text`, which a parent can sort into its own.
 func New(writer io.Writer) *slog.Logger { return slog.New(&lineHandler{writer: writer}) }
 
+// NewJSON returns a log of JSON objects; for a parent the level stands before them, which have neither that nor a time.
+func NewJSON(writer io.Writer, hasParent bool) *slog.Logger {
+	return slog.New(&lineHandler{writer: writer, isJSON: true, hasParent: hasParent})
+}
+
 // lineHandler writes a line for each record: its level, its message, and its attributes as name=value.
 type lineHandler struct {
-	lock   sync.Mutex
-	writer io.Writer
+	lock      sync.Mutex
+	writer    io.Writer
+	isJSON    bool
+	hasParent bool
 }
 
 // Enabled says whether a level is written: all from INFO on are.
@@ -27,16 +35,39 @@ func (*lineHandler) Enabled(_ context.Context, level slog.Level) bool { return l
 
 // Handle writes a record.
 func (h *lineHandler) Handle(_ context.Context, record slog.Record) error {
+	if h.isJSON && (record.NumAttrs() > 0 || !h.hasParent) {
+		return h.write(h.object(record))
+	}
 	text := record.Message
 	record.Attrs(func(each slog.Attr) bool {
 		text += " " + each.String()
 		return true
 	})
-	line := levelName(record.Level) + " " + printable(text) + "\n"
+	return h.write(levelName(record.Level) + " " + printable(text))
+}
+
+func (h *lineHandler) write(line string) error {
 	h.lock.Lock()
 	defer h.lock.Unlock()
-	_, err := io.WriteString(h.writer, line)
+	_, err := io.WriteString(h.writer, line+"\n")
 	return err
+}
+
+// object returns a record as JSON, in which no text can begin a line of its own.
+func (h *lineHandler) object(record slog.Record) string {
+	fields := map[string]any{"message": record.Message}
+	record.Attrs(func(each slog.Attr) bool {
+		fields[each.Key] = each.Value.Any()
+		return true
+	})
+	if h.hasParent {
+		data, _ := json.Marshal(fields) // texts and numbers: it cannot fail
+		return levelName(record.Level) + " " + string(data)
+	}
+	fields["level"] = levelName(record.Level)
+	fields["time"] = record.Time.UTC().Format("2006-01-02T15:04:05.000Z07:00")
+	data, _ := json.Marshal(fields)
+	return string(data)
 }
 
 // WithAttrs has nothing to keep: nobody here gives a log attributes of its own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -14,6 +15,7 @@ from doubles import logs_in
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pipeline.observe.logs.lines import FIELDS, JsonFormatter, LineFormatter
 from pipeline.observe.logs.remote import SentRecord, keep_logs, replay
 
 PIPELINE = logging.getLogger("pipeline")
@@ -237,3 +239,12 @@ def test_a_record_that_is_sent_on_keeps_its_process():
     sent = sent_home()
     replay(a_record(trace="Traceback"))
     assert sent == [a_record(trace="Traceback")]
+
+
+def test_fields_that_a_program_said_are_its_own_in_json_and_ours_stay() -> None:
+    record = logging.LogRecord("a", logging.INFO, "f.py", 1, "[gateway] {...}", None, None)
+    setattr(record, FIELDS, {"message": "request", "caller": "alice", "level": "no", "pid": -1})
+    found = json.loads(JsonFormatter().format(record))
+    assert (found["message"], found["caller"]) == ("request", "alice")
+    assert (found["level"], found["pid"]) == ("INFO", record.process)
+    assert "[gateway] {...}" in LineFormatter().format(record)
