@@ -63,7 +63,7 @@ class TritonPythonModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _RowQuestion(V2JsonQuestion):
+class RowQuestion(V2JsonQuestion):
     """One row of numbers for a model that batches."""
 
     def as_body(self) -> bytes:
@@ -71,7 +71,7 @@ class _RowQuestion(V2JsonQuestion):
         return json.dumps({"inputs": [{**tensor, "data": self.value}]}).encode()
 
 
-_QUESTION = _RowQuestion("x", [1.0, 2.0, 3.0, 4.0], lambda found: True)
+_QUESTION = RowQuestion("x", [1.0, 2.0, 3.0, 4.0], lambda found: True)
 
 
 @dataclass(frozen=True, slots=True)
