@@ -89,3 +89,15 @@ func TestBalancingIsChecked(t *testing.T) {
 		}
 	}
 }
+
+func TestCallersMaySayWhatTheGatewayItselfReads(t *testing.T) {
+	cfg := flagsOf(t, "--backend", "h:1", "--allow-metadata", "x-user")
+	for _, name := range []string{"pipeline-idempotent", "pipeline-sequence-id", "pipeline-timeout", "x-user"} {
+		if !cfg.Trust.Allows(name) {
+			t.Errorf("%s is not allowed", name)
+		}
+	}
+	if cfg.Trust.Allows("x-other") {
+		t.Error("anything is allowed")
+	}
+}

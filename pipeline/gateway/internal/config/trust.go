@@ -109,7 +109,7 @@ var ofProtocols = nameList{
 	"accept": true, "accept-encoding": true, "cache-control": true, "connection": true, "content-encoding": true,
 	"content-length": true, "content-type": true, "expect": true, "forwarded": true, "grpc-timeout": true, "grpc-encoding": true,
 	"grpc-accept-encoding": true, "host": true, "if-modified-since": true, "if-none-match": true, "inference-header-content-length": true,
-	"keep-alive": true, "origin": true, "pipeline-timeout": true, "range": true, "sec-fetch-site": true, "te": true, "traceparent": true,
+	"keep-alive": true, "origin": true, "pipeline-idempotent": true, "pipeline-sequence-id": true, "pipeline-timeout": true, "range": true, "sec-fetch-site": true, "te": true, "traceparent": true,
 	"tracestate": true, "trailer": true, "transfer-encoding": true, "upgrade": true, "user-agent": true, "x-real-ip": true,
 }
 

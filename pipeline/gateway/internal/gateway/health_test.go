@@ -6,9 +6,11 @@ import (
 	"net/http"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
 
 	"pipeline/gateway/internal/gatewaytest"
 	"pipeline/gateway/pipelinepb"
@@ -118,4 +120,21 @@ func TestAnInferenceThatGotLostIsAskedAgainIfItIsMarked(t *testing.T) {
 		t.Errorf("%d %s, %d calls", got.status, got.body, there.Calls.Load())
 	}
 	gatewaytest.WantIn(t, g.ask(t, "GET", "/metrics", "").body, `pipeline_gateway_backend_retries_total{backend="`+there.Address+`"} 1`)
+}
+
+func TestABackendThatEndsItsConnectionsFailsNoRequest(t *testing.T) {
+	often := grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: 20 * time.Millisecond, MaxConnectionAgeGrace: gatewaytest.Patience})
+	backend := gatewaytest.StartDouble(t, gatewaytest.Echo, gatewaytest.DoubleOptions{Server: []grpc.ServerOption{often}})
+	g := startReady(t, "--backend", backend.Address)
+	end := time.Now().Add(300 * time.Millisecond) // some ten connections
+	failed := 0
+	for time.Now().Before(end) {
+		if got := g.post(t, gatewaytest.Pair); got.status != 200 {
+			failed++
+			t.Logf("%d %s", got.status, got.body)
+		}
+	}
+	if failed > 0 {
+		t.Errorf("%d failed", failed)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"pipeline/gateway/internal/gatewaytest"
 	"pipeline/gateway/internal/grpcedge"
@@ -128,7 +130,7 @@ func startBefore(t *testing.T, args ...string) *before {
 	g := start(t, nil, args...)
 	edge := grpcedge.New(grpcedge.Config{
 		Services: services, MaxMessageBytes: 1 << 20, MaxConnections: 8, HandshakeTimeout: time.Minute,
-		Budget: memory.NewBudget(memory.LeastBufferedBytes), Remote: g.Pool,
+		Budget: memory.NewBudget(memory.LeastBufferedBytes), Remote: g.Pool, FindSteps: g.Pool.IsSticky(),
 		Observe: func(string, codes.Code, time.Duration) {},
 	}, g.Pool)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -326,6 +328,42 @@ func TestMessagesHaveALimitInBothDirections(t *testing.T) {
 		}
 		if _, _, _, err := b.call(t, method, strings.Repeat("x", 1<<20+1)); status.Code(err) != codes.ResourceExhausted {
 			t.Errorf("a request: %v", err)
+		}
+	}
+}
+
+// inferOf returns a ModelInferRequest of a sequence.
+func inferOf(id uint64) string {
+	number := protowire.AppendVarint(protowire.AppendTag(nil, 2, protowire.VarintType), id) // int64_param
+	entry := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "sequence_id")
+	entry = protowire.AppendBytes(protowire.AppendTag(entry, 2, protowire.BytesType), number)
+	return string(protowire.AppendBytes(protowire.AppendTag(nil, 4, protowire.BytesType), entry)) // parameters
+}
+
+func TestCallsOfOneSequenceGoToOneServer(t *testing.T) {
+	var servers []*elsewhere
+	args := []string{"--policy", "sticky"}
+	for range 3 {
+		servers = append(servers, startElsewhere(t, echoes))
+		args = append(args, "--backend", servers[len(servers)-1].address)
+	}
+	b := startBefore(t, args...)
+	b.waitUntilServing(t, 3)
+	for id := range uint64(30) {
+		message, told := inferOf(id+1), []string{}
+		if id%2 == 0 {
+			message, told = "x", []string{"pipeline-sequence-id", strconv.Itoa(int(id + 1))}
+		}
+		before := [3]int64{servers[0].calls.Load(), servers[1].calls.Load(), servers[2].calls.Load()}
+		for _, method := range []string{unaryMethod, unaryMethod, streamMethod} {
+			if _, _, _, err := b.call(t, method, message, told...); err != nil {
+				t.Error(err)
+			}
+		}
+		for at, each := range servers {
+			if got := each.calls.Load() - before[at]; got != 0 && got != 3 {
+				t.Errorf("%d of 3 calls of sequence %d went to one server", got, id+1)
+			}
 		}
 	}
 }

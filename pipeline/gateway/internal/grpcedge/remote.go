@@ -61,6 +61,9 @@ func (s *Server) passedOf(stream grpc.ServerStream, method string) (*upstream.Pa
 		_, address := s.config.Trust.Origin(from.Addr.String(), told.Get(forwardedKey))
 		call.Metadata.Set(forwardedKey, address.String())
 	}
+	if s.config.FindSteps {
+		call.Step = sequence.OfHeader(told.Get(sequence.Header))
+	}
 	marks := told.Get(idempotentKey)
 	call.IsSafe = len(marks) == 1 && (marks[0] == "1" || strings.EqualFold(marks[0], "true"))
 	return call, nil
@@ -101,15 +104,13 @@ func (s *Server) remoteFailure(stream grpc.ServerStream, err error) error {
 	return err // it is a status already
 }
 
-// findStep finds out to which sequence a call belongs, if that matters: by its metadata, or its first message.
+// findStep finds out to which sequence a call belongs, if that matters and its metadata do not say: by its first message.
 func (s *Server) findStep(call *upstream.Passed, message []byte) {
-	if !s.config.FindSteps {
+	if !s.config.FindSteps || call.Step != nil {
 		return
 	}
-	call.Step = sequence.OfHeader(call.Metadata.Get(sequence.Header))
 	_, name, _ := strings.Cut(strings.TrimPrefix(call.Method, "/"), "/")
 	switch {
-	case call.Step != nil:
 	case name == "ModelInfer" || name == "ModelStreamInfer":
 		call.Step = sequence.OfModelInfer(message)
 	case name == "inference" || name == "inference_stream":
