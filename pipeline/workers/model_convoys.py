@@ -117,6 +117,8 @@ class AskedEach:
                 self.input_ns = max(self.input_ns, handle.input_ns)
                 self.infer_ns = max(self.infer_ns, handle.infer_ns)
                 self.output_ns = max(self.output_ns, handle.output_ns)
+        if self in self._convoy.followers:
+            self._convoy.followers.remove(self)
         self._tell(together(self._outcomes, self._convoy.rows))
 
     def leave(self, place: int) -> None:

@@ -54,12 +54,13 @@ class Mustered(msgspec.Struct, eq=False):
             self.handle.leave(self.place)
         elif self.handle is not None:
             self.handle.cancel()
+        self.handle = None  # which has this: they are not left to the garbage collector
 
     def end(self, answer: Any) -> None:
         """Give it its answer, if anybody waits for that."""
         if self.is_over:
             return
-        self.is_over = True
+        self.is_over, self.handle = True, None
         try:
             self.sink.end(answer)
         except Exception:  # a bug of ours: other requests go on
@@ -137,7 +138,9 @@ class Muster:
         raw, target = routed(request.inputs, request.rows)
         target = msgspec.structs.replace(target, info=request.info)
         try:
-            request.handle = begin(raw, None, target, _Alone(request))
+            handle = begin(raw, None, target, _Alone(request))
+            if not request.is_over:
+                request.handle = handle
         except PipelineError as error:
             request.end(ChannelData(0, error=error))
 
@@ -157,7 +160,7 @@ class Muster:
         for place, request in enumerate(requests):
             request.place, request.handle = place, sink
         try:
-            sink.handle = self._begin(raw, None, target, sink)
+            sink.began(self._begin(raw, None, target, sink))
         except PipelineError as error:
             sink.end(ChannelData(0, error=error))
 
@@ -177,22 +180,30 @@ class _Alone(UnarySink):
 class _Together(UnarySink):
     """Sink of a convoy."""
 
-    __slots__ = ("_convoy", "_muster", "_requests", "handle")
+    __slots__ = ("_convoy", "_handle", "_is_over", "_muster", "_requests")
 
     def __init__(self, muster: Muster, convoy: Convoy, requests: Sequence[Mustered]) -> None:
         self._muster = muster
         self._convoy = convoy
         self._requests = requests
-        self.handle: RequestHandle | None = None
+        self._handle: RequestHandle | None = None
+        self._is_over = False
+
+    def began(self, handle: RequestHandle) -> None:
+        """Keep what has begun, until it is over."""
+        if not self._is_over:
+            self._handle = handle
 
     def leave(self, place: int) -> None:
         """Drop one request, whose caller has left."""
         self._convoy.leave(place)
-        if self.handle is not None and len(self._convoy.left) == len(self._convoy):
-            self.handle.cancel()
+        if self._handle is not None and len(self._convoy.left) == len(self._convoy):
+            self._handle.cancel()
+            self._handle = None
 
     def end(self, answer: ChannelData) -> None:
         """Give each its answer."""
+        self._is_over, self._handle = True, None
         error = answer.error
         if error is not None and self._convoy.comes_again(error):
             for request in self._requests:

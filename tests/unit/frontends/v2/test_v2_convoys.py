@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -244,6 +246,25 @@ async def test_a_sink_that_fails_harms_no_other(caplog):
     await asyncio.sleep(0)
     world.engine.begun[0].answer(error=ClosedError("over"))
     assert str(told(two)) == "over"
+
+
+@virtual
+async def test_nothing_of_it_is_left_to_the_garbage_collector():
+    world = World()
+    gc.collect()
+    gc.disable()
+    try:
+        for answered in ({"y": np.zeros((2, 1))}, {"y": np.zeros((1, 1))}):
+            left = [weakref.ref(each.sink) for each in world.add(*range(len(answered["y"])))]
+            await asyncio.sleep(0)
+            world.engine.begun.pop().answer(answered)
+        assert [each() for each in left] == [None]
+        left = [weakref.ref(each.sink) for each in world.add(1, 2)]
+        await asyncio.sleep(0)
+        world.engine.begun.pop().answer({"y": np.zeros((2, 1))})
+        assert [each() for each in left] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_arrays_of_texts_and_single_numbers_are_not_put_together():
