@@ -5,7 +5,7 @@ READY := .venv/.ready
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo cascade chat generate speech ocr check test bench gpu advice soak chaos attack fuzz interop page clients proto gateway packages cluster clean
+.PHONY: demo cascade chat generate speech ocr check test bench gpu docs advice soak chaos attack fuzz interop page clients proto gateway packages cluster clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -58,6 +58,10 @@ bench: $(READY) $(GATEWAY)
 # All that needs a card, as a table, which goes to docs/gpu.md; without one: the doubles.
 gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu --write docs/gpu.md
+
+# The documentation as a site in build/site, to be read from there: links are checked, nothing is fetched.
+docs: $(READY)
+	$(BIN)/python scripts/build_site.py
 
 # Follows the advice of `python -m pipeline analyse` on an unbalanced pipeline.
 advice: $(READY)

@@ -116,6 +116,7 @@ class _Workers:
     """The workers of an Op that does not start; `note`: of its model, if it has one."""
 
     memory_domain = LOCAL
+    runs_slices = True  # as our own do
 
     def __init__(self, op: Op) -> None:
         self.note: object = op.pipeline_config.local_service_conf.model_config

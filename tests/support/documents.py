@@ -34,7 +34,7 @@ RUN = (
     TESTING,
     *OF_THE_GUIDE,
 )  # the pages whose examples are run
-IN_CHINESE = {page: page.with_suffix(".zh-CN.md") for page in (README, MIGRATION)}
+IN_CHINESE = {page: page.with_suffix(".zh-CN.md") for page in (README, GUIDE, MIGRATION)}
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
 
 

@@ -45,6 +45,19 @@ def test_quick_ops_that_follow_each_other_are_a_group():
     assert told(chain("a", "b", "c")[-1]) == ([("a", "b", "c")], {})
 
 
+class Speaks(Works):
+    def process(self, feed_batch: Any, typical_logid: int) -> Any:
+        yield feed_batch[0]
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_an_op_that_makes_a_stream_is_drawn(workers):
+    (reads,) = chain("reads")
+    groups, apart = told(Speaks("speaks", [reads]), op={"speaks": {"workers": workers}})
+    assert groups == []
+    assert apart["speaks"] == "it makes or reads a stream"
+
+
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
