@@ -19,7 +19,8 @@ import numpy as np
 
 from benchmarks.report import machine, table
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.data import RequestInfo
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp

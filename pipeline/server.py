@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipeline.config.layers import layers_here
-from pipeline.config.schema import ServiceConfig, load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import ServiceConfig, load_config
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.hooks import check_hooks

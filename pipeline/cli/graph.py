@@ -19,12 +19,12 @@ from pipeline.cli.fused import fused
 from pipeline.cli.parsing import FAILED, WRONG_USAGE, add_layers, command_parser, fails
 from pipeline.config import schema as configuration
 from pipeline.config.layers import layers_here, read_layers, use
+from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import (
     REQUEST_OP,
     ServiceConfig,
     batch_fill_warnings,
     config_of,
-    resolve_op,
     unknown_ops,
 )
 from pipeline.config.yaml import KeyPath, Source

@@ -15,7 +15,8 @@ import msgspec
 import pipeline.server
 from pipeline.cli.graph import server_of
 from pipeline.config.layers import Layers, read_layers
-from pipeline.config.schema import OpConfig, ServiceConfig, config_of, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import OpConfig, ServiceConfig, config_of
 from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
 from pipeline.engine.streams.plan import plan_streams
 from pipeline.errors import ConfigError, PipelineError

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from pipeline.config import registry
-from pipeline.config.schema import ServiceConfig, load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import ServiceConfig, load_config
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import check_hooks
 from pipeline.engine.models import ModelNames

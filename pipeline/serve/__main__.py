@@ -17,7 +17,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pipeline.config.schema import LogConfig, ServiceConfig, load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import LogConfig, ServiceConfig, load_config
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import InitError, PipelineError
 from pipeline.frontends.base import Frontend, FrontendContext

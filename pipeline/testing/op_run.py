@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp

@@ -25,7 +25,8 @@ from fuzz.batch_cases import NAME, Case, Ran, Record, Request, Rules, Told, made
 from fuzz.sequences import Host
 from fuzz.strands import StrandWorld
 from pipeline import Op, RequestOp
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.data import RequestInfo
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph

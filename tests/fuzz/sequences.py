@@ -24,7 +24,8 @@ from fuzz import pacing
 from fuzz.sequence_cases import Case, Ending, Judge, Script, Step, built, made_case
 from fuzz.strands import Strands, StrandWorld
 from fuzz.virtual import VirtualThreads, VirtualWorker, VirtualWorkers
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph

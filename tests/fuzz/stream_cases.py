@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.streams.plan import plan_streams
 from pipeline.errors import GraphError

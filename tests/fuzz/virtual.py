@@ -15,7 +15,8 @@ from fuzz.checker import Ending, Outlook, check_endings
 from fuzz.model import bound_s
 from fuzz.strands import Strand, Strands, StrandWorld
 from pipeline import Op
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.data import ChannelData
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
-from pipeline.config.schema import LogConfig, load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import LogConfig, load_config
 from pipeline.engine import engine as engines
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp

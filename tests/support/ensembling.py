@@ -10,7 +10,8 @@ import doubles
 import numpy as np
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.data import NO_INFO, ChannelData, RequestInfo
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph

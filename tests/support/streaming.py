@@ -12,7 +12,8 @@ from typing import Any
 from doubles import wait_until
 
 from pipeline import Op, ResponseOp
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import EngineObservers, Journal

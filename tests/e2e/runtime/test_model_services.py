@@ -20,7 +20,8 @@ from model_files import CONF, save_model
 from served import PATIENCE_S, ServedWithClient, nothing_more
 
 from pipeline import Op, RequestOp
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.errors import InitError
 from pipeline.op import configure_op
 from pipeline.runtime.model_services import ModelServices

@@ -11,7 +11,8 @@ from doubles import client_of, http, post
 
 from pipeline import Op, RequestOp, ResponseOp, Tensor
 from pipeline.config import registry
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.engine.graph import build_graph
 from pipeline.op import configure_op
 from pipeline.runtime.loaded_graph import LoadedGraph

@@ -10,7 +10,8 @@ import pytest
 from doubles import RecordingOwner, on_loop, settle, side_by_side, wait_until
 
 from pipeline import Op
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.errors import DeadlineError, InitError, PipelineError
 from pipeline.op import configure_op
 from pipeline.workers.inbox import LoopInbox

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.cli.drawing import FORMATS, Drawing, Node, as_dot, as_mermaid, as_text, drawing_of
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.engine.graph import build_graph
 from pipeline.op import configure_op
 

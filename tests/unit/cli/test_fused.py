@@ -11,7 +11,8 @@ from doubles import Tag
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.cli.drawing import FORMATS, drawing_of
 from pipeline.cli.fused import Fused, fused
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.op import configure_op
 

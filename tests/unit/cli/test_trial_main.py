@@ -6,7 +6,8 @@ import pytest
 
 from pipeline import Op, RequestOp
 from pipeline.cli.trial_main import changed, tried_op
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.errors import ConfigError
 from pipeline.op import configure_op
 from pipeline.tuning.tried_server import TriedOp

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from paths import ROOT
 
 from pipeline.config.fields import known_keys
+from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import (
     OpConfig,
     ServiceConfig,
     batch_fill_warnings,
     load_config,
-    resolve_op,
     unknown_ops,
 )
 from pipeline.config.yaml import MAX_DEPTH, read_yaml

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.errors import ConfigError
 
 STATE = {"input_name": "in", "output_name": "out", "data_type": "TYPE_INT32", "dims": [2, -1]}

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from pipeline import Op, ProductError
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.data import Tensor
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pipeline import Op
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.dropin.names import ProductErrCode
 from pipeline.engine.bound_op import BoundOp, unpack_result
 from pipeline.errors import PayloadTypeError, PipelineError, ProductError

@@ -11,7 +11,8 @@ import pytest
 from doubles import run_virtual
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.data import RequestInfo
 from pipeline.engine.convoy import Convoy, Each, each_of, parts_of, stacked, together
 from pipeline.engine.convoy_way import beside

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from pipeline import Op
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.lone_run import LoneRun
 from pipeline.errors import PipelineError

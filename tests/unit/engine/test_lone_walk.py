@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline import Op
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.channel import Item

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pipeline import Op, ProductError
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
 from pipeline.errors import PipelineError

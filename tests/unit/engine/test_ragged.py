@@ -9,8 +9,9 @@ import pytest
 from doubles import Engine, settle, virtual
 
 from pipeline import Op, RequestOp
+from pipeline.config.op_settings import resolve_op
 from pipeline.config.ragged import BatchOutputConfig
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.schema import load_config
 from pipeline.data import RequestInfo
 from pipeline.engine.collate import distribute
 from pipeline.engine.ragged import RaggedBatch, batch_input, ragged_batch_of

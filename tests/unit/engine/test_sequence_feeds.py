@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline import Op, RequestOp
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.data import SequenceStep
 from pipeline.engine.sequence_feeds import SequenceFeeds
 

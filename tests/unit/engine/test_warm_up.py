@@ -7,7 +7,8 @@ import pytest
 from doubles import logs_in
 
 from pipeline import Op, RequestOp
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.engine.answer_form import packed
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.warm_up import WarmUpSample, warm_up

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.repository.model_config import parse_text
 from pipeline.repository.model_defaults import fill_in
 from pipeline.repository.op_settings import cards_of, instances_of, metrics_settings, op_settings

@@ -12,7 +12,8 @@ from doubles import chain, on_loop
 
 from pipeline import ResponseOp
 from pipeline.config import registry
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import PIPELINE, Outcome
 from pipeline.engine.request import RequestState

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline import LocalServiceHandler, Op
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.errors import ConfigError, InitError
 from pipeline.op import configure_op
 from pipeline.predictors.base import as_own_struct

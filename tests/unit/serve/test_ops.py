@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from doubles import settle
 
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.engine.graph import build_graph
 from pipeline.errors import (
     ClosedError,

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from pipeline import Op, RequestOp
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.data import NO_INFO
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.streams import stepped

@@ -6,7 +6,8 @@ import pytest
 from google.protobuf import json_format
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.data import Tensor
 from pipeline.engine.graph import build_graph
 from pipeline.frontends.v2.interface import ModelInterface, Slot

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from pipeline import Op, ProductError
-from pipeline.config.schema import load_config, resolve_op
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
 from pipeline.data import Tensor
 from pipeline.errors import PredictorUnavailableError, error_from_fields
 from pipeline.op import WorkerSpec, configure_op

@@ -13,8 +13,9 @@ import pytest
 from played_ray import PlayedRay, big
 
 from pipeline import Op, RequestOp
+from pipeline.config.op_settings import resolve_op
 from pipeline.config.ray import RayConfig, RayOpConfig
-from pipeline.config.schema import LocalServiceConfig, OpConfig, load_config, resolve_op
+from pipeline.config.schema import LocalServiceConfig, OpConfig, load_config
 from pipeline.engine.worker_api import WorkerContext
 from pipeline.errors import ConfigError, InitError, PayloadTypeError
 from pipeline.op import configure_op
