@@ -196,8 +196,7 @@ class ProcessWorkers:
         return True
 
     async def start(self) -> None:
-        for slot in self._slots:
-            self._launch(slot)
+        self._launch_all()
         await self._started
         self._owner.workers_changed()
 
@@ -386,6 +385,10 @@ class ProcessWorkers:
     def _make(self, slot: RestartSlot) -> ProcessWorker:
         """Return a worker for a place, whose start has begun."""
         return ProcessWorker(self, slot, self._processes, self._op)
+
+    def _launch_all(self) -> None:
+        for slot in self._slots:
+            self._launch(slot)
 
     def _launch(self, slot: RestartSlot) -> None:
         slot.set_timer(None)

@@ -93,6 +93,7 @@ class RayWorkers(ProcessWorkers):
         self._context = context
         self._maker = maker
         self._asks = asking(op)
+        self._following: list[RestartSlot] = []
         self._silent: dict[int, str] = {}  # nodes of actors that hung without a word
 
     @property
@@ -124,6 +125,19 @@ class RayWorkers(ProcessWorkers):
                 f"there are {room}. See op.{self.name}.ray and dag.ray.start_timeout_s"
             ) from None
         self.has_started.set()
+
+    def _launch_all(self) -> None:
+        if self._op.pipeline_config.ray.placement != "pack":
+            super()._launch_all()
+            return
+        first, *self._following = self._slots  # these go where the first one is
+        self._launch(first)
+
+    def on_ready(self, worker: ProcessWorker) -> None:
+        following, self._following = self._following, []
+        for slot in following:
+            self._launch(slot)
+        super().on_ready(worker)
 
     def _make(self, slot: RestartSlot) -> ProcessWorker:
         node = self._maker.node_for(self._op, slot.number, self._silent.pop(slot.number, ""))

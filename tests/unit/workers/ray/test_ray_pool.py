@@ -12,6 +12,7 @@ from played import Sample, run_of
 from played_ray import RayPool, big
 
 from pipeline import Op
+from pipeline.config.ray import RayOpConfig
 from pipeline.engine.payload import opened
 from pipeline.errors import DataLostError, InitError, UserCodeError
 from pipeline.workers.ray.api import UnreachableError
@@ -166,6 +167,20 @@ async def test_an_actor_that_dies_is_replaced_and_the_batch_that_waited_goes_to_
         await settle()
         assert pool.finished == [waits]
         assert pool.workers.state().restarts == 1
+
+
+@virtual
+async def test_actors_that_are_packed_start_when_it_is_known_where_the_first_one_is():
+    async with RayPool(Doubling("op"), count=3, ray=RayOpConfig(placement="pack")) as pool:
+        starting = asyncio.ensure_future(pool.workers.start())
+        await settle()
+        (first,) = pool.actors
+        first.runs()
+        await settle()
+        assert [len(pool.actors), starting.done()] == [3, False]
+        for actor in pool.actors[1:]:
+            actor.runs()
+        await starting
 
 
 @virtual
