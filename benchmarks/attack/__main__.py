@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -185,12 +186,13 @@ def markdown(results: Sequence[Result], seconds: float) -> str:
     """Return the report."""
     is_met = all(result.is_met for result in results)
     verdict = "met" if is_met else "**missed**"
+    rows = [each.row() for each in results]
     return (
-        f"{machine()}. {seconds:g} s of each attack; TLS on both ports; two callers of each "
-        "protocol who ask 50 times a second each. An attack beside which others waited too long is "
-        f"measured again, up to {_MOST_ROUNDS} times, and the best round counts: other programs "
-        "shared the machine.\n\n"
-        f"{table(_COLUMNS, [each.row() for each in results])}\n\n"
+        f"{machine()}, nice {os.nice(0)}. {seconds:g} s of each attack; TLS on both ports; two "
+        "callers of each protocol who ask 50 times a second each. An attack beside which others "
+        f"waited too long is measured again, up to {_MOST_ROUNDS} times, and the best round "
+        "counts: other programs shared the machine.\n\n"
+        f"{table(_COLUMNS, rows)}\n\n"
         f"Below {_MOST_RSS_MIB} MiB, and others' p99 below {_MOST_P99_MS} ms: {verdict}.\n"
     )
 

@@ -60,9 +60,11 @@ def check_access(config: ServiceConfig, taken: frozenset[str]) -> None:
     if config.admin_port is not None:
         hosts.append(config.admin_host)
     if not all(map(is_loopback, hosts)) and config.access.anonymous == ROLES:
+        doors = "" if asked <= taken else "; without edge: gateway it is for trusted networks only"
         _LOGGER.warning(
-            "%s: whoever reaches this server may do anything: see docs/security.md", config.source
-        )
+            "%s: whoever reaches this server may do anything%s: see docs/security.md",
+            config.source, doors,
+        )  # fmt: skip
 
 
 class Gateway(Ingress):

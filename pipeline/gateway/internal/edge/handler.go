@@ -142,6 +142,7 @@ func (g *Handler) beginTrace(header http.Header) {
 
 // answered counts an exchange that is over, also one that was broken off by a panic.
 func (g *Handler) answered(x *exchange) {
+	x.pace.leave()
 	x.lastWords()
 	x.share.End()
 	x.grant.Done()

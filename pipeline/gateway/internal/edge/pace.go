@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync"
 	"time"
 
 	"pipeline/gateway/internal/clock"
@@ -21,12 +22,17 @@ type pace struct {
 	started  time.Time
 	limit    time.Time // as it was set last
 	received int64
-	isOff    bool
 	exchange *exchange // whose caller may have a limit of bytes
+
+	lock  sync.Mutex
+	isOff bool
+	timer *time.Timer // of a stream of HTTP/2; nil: not yet
 }
 
-// paceStep is by how much the limit has to grow to be set again: what sets it costs, over HTTP/2, a switch of goroutines.
+// paceStep is by how much the limit has to grow to be set again: it costs.
 const paceStep = 8 // of the patience
+
+var longAgo = time.Unix(1, 0)
 
 func newPace(x *exchange) *pace {
 	p := &pace{ReadCloser: x.request.Body, control: x.control(), cfg: x.cfg, started: x.started, exchange: x}
@@ -36,7 +42,7 @@ func newPace(x *exchange) *pace {
 
 // Read reads on.
 func (p *pace) Read(buffer []byte) (int, error) {
-	if !p.isOff && p.received > 0 {
+	if p.received > 0 {
 		p.extend(time.Now())
 	}
 	n, err := p.ReadCloser.Read(buffer)
@@ -58,7 +64,27 @@ func (p *pace) extend(now time.Time) {
 		return
 	}
 	p.limit = limit
-	_ = p.control.SetReadDeadline(limit)
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	switch {
+	case p.isOff:
+	case p.exchange.request.ProtoMajor == 1:
+		_ = p.control.SetReadDeadline(limit)
+	case p.timer == nil:
+		p.timer = time.AfterFunc(limit.Sub(now), p.giveUp)
+	default:
+		p.timer.Reset(limit.Sub(now))
+	}
+}
+
+// giveUp ends the body of a stream of HTTP/2. The timer is ours: package http keeps one that is set for a stream which
+// its caller has reset, and the stream with it, until it fires.
+func (p *pace) giveUp() {
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	if !p.isOff {
+		_ = p.control.SetReadDeadline(longAgo)
+	}
 }
 
 func (p *pace) limitAt(now time.Time) time.Time {
@@ -72,9 +98,25 @@ func (p *pace) limitAt(now time.Time) time.Time {
 
 // end takes the limit off: from here on it is we who take time, or somebody else sets one.
 func (p *pace) end() {
-	if p != nil && !p.isOff {
-		p.isOff = true
+	if p == nil {
+		return
+	}
+	p.lock.Lock()
+	defer p.lock.Unlock()
+	switch {
+	case p.isOff:
+	case p.timer != nil:
+		p.timer.Stop()
+	case p.exchange.request.ProtoMajor == 1:
 		_ = p.control.SetReadDeadline(time.Time{})
+	}
+	p.isOff = true
+}
+
+// leave ends the limit of a stream of HTTP/2 with its handler; what is left of a body of HTTP/1 is still to come in time.
+func (p *pace) leave() {
+	if p != nil && p.exchange.request.ProtoMajor != 1 {
+		p.end()
 	}
 }
 
