@@ -7,15 +7,17 @@ there. The root logger and the user's loggers are left alone: they work in the c
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
 from pipeline.errors import utf8_text
-from pipeline.observe.logs.lines import RUNNING, exception_text, running_of
+from pipeline.observe.logs.lines import RUNNING, LineFormatter, exception_text, running_of
 from pipeline.tracing.running import Running
 
 _LOGGER = logging.getLogger("pipeline")
@@ -57,8 +59,8 @@ Send = Callable[[SentRecord], None]
 def keep_logs(level: int, send: Send) -> None:
     """Give every record of the `pipeline` loggers from `level` on to `send` only.
 
-    Called in a worker process. An OSError of `send` means that the parent is gone: the record is
-    dropped.
+    Called in a worker process. An OSError of `send` means that the parent takes nothing more, as
+    while a worker ends: the record goes to stderr, which the two share.
     """
     handler = _SendingHandler(send)
     for logger in _loggers():
@@ -137,11 +139,18 @@ class _SendingHandler(logging.Handler):
         try:
             self._send(_sent(record))
         except OSError:
-            pass  # the parent is gone, and this process will follow it
+            _say_here(record)
         except Exception:  # the arguments' own __str__ raised: it is the user's code
             self.handleError(record)
         finally:
             self._is_sending = False
+
+
+def _say_here(record: logging.LogRecord) -> None:
+    """Write a record to stderr, which may be gone with the parent, as this process will be."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"{LineFormatter().format(record)}\n")
+        sys.stderr.flush()
 
 
 def _loggers() -> Iterator[logging.Logger]:

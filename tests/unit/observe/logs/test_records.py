@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
 
 import msgspec
@@ -154,13 +155,24 @@ def test_arguments_whose_text_raises_do_not_reach_the_caller(capsys):
     assert "no text" in capsys.readouterr().err
 
 
-def test_a_parent_that_is_gone_does_not_disturb_the_child(capsys):
+def test_what_a_child_logs_while_it_ends_is_on_stderr(capsys):
     def send(record):
         raise BrokenPipeError
 
     keep_logs(logging.INFO, send)
+    ENGINE.error("my last words")
+    line = capsys.readouterr().err
+    assert line.startswith("ERROR ")
+    assert line.endswith("] my last words\n")
+
+
+def test_a_child_whose_stderr_is_gone_too_is_not_disturbed(monkeypatch):
+    def send(record):
+        raise BrokenPipeError
+
+    keep_logs(logging.INFO, send)
+    monkeypatch.setattr(sys, "stderr", None)
     ENGINE.error("into the void")
-    assert capsys.readouterr().err == ""
 
 
 def test_what_is_logged_while_a_record_is_sent_is_left_out():
