@@ -19,7 +19,7 @@ from typing import Literal
 from pipeline.errors import InitError
 from pipeline.system.interpreter import Interpreter
 from pipeline.workers.zygote import spawn as zygote_spawn
-from pipeline.workers.zygote.link import Child, ZygoteLink, reap
+from pipeline.workers.zygote.link import Child, ZygoteLink, is_at_work, reap
 from pipeline.workers.zygote.main import (
     Changed,
     Clone,
@@ -50,6 +50,7 @@ _NO_ZYGOTE = (
 _STOPPING = "could not be started: the server is stopping"
 _READ_AT_ONCE = 64  # reports a wake-up, so that a storm of them does not hold up the loop
 _PATIENCE_S = 3.0  # a zygote that says nothing for so long, when asked, was stopped or hangs
+_BUSY_S = 60.0  # ... or one that would run, if the machine let it
 _START_S = 60.0  # what an interpreter gets to start, on a machine that is busy with other work
 _KILL_TIMEOUT_S = 5.0  # what the kernel gets to take killed processes away
 
@@ -170,7 +171,8 @@ class Zygotes:
     def _check(self, zygote: ZygoteLink, heard: int) -> None:
         """End a zygote that owes us a report and says nothing: the spare takes over.
 
-        A child may take its time to die, so it is asked whether it is there before.
+        A child may take its time to die, so it is asked whether it is there before. One that waits
+        for a core on a busy machine, or for its memory, is not silent by its own fault.
         """
         zygote.doubts = None
         if not zygote.starting and not zygote.killing:  # it owes no report
@@ -181,8 +183,11 @@ class Zygotes:
         is_silent = zygote.heard == heard
         if not (is_silent and zygote.is_pinged):
             zygote.is_pinged = is_silent
+            zygote.busy_until = time.monotonic() + _BUSY_S
             if is_silent:
                 zygote.send(Ping())
+            self._check_later(zygote)
+        elif time.monotonic() < zygote.busy_until and is_at_work(zygote.pid):
             self._check_later(zygote)
         elif zygote.life is not None:
             with contextlib.suppress(OSError):

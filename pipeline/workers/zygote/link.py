@@ -10,6 +10,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -108,12 +109,25 @@ class Child:
         self._on_change(self)
 
 
+def is_at_work(pid: int | None) -> bool:
+    """Return whether a process runs, would run, or waits for the kernel; not one that is stopped.
+
+    Linux: state R or D in /proc/<pid>/stat, proc(5).
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[:1] in (["R"], ["D"])
+
+
 class ZygoteLink:
     """One zygote: requests go out, reports come in.
 
     `heard` counts the reports; `starting` and `killing` are the children that it is to report
     on, and `doubts` is the timer of whoever waits for that. One that is launched has until
-    `starts_until`, of the monotonic clock, to be ready.
+    `starts_until`, of the monotonic clock, to be ready; one that was asked and is at work has until
+    `busy_until` to say something.
     """
 
     def __init__(self, control: socket.socket) -> None:
@@ -123,6 +137,7 @@ class ZygoteLink:
         self.clones: list[ZygoteLink] = []
         self.is_ready: bool = False
         self.starts_until: float = 0.0
+        self.busy_until: float = 0.0
         self.heard: int = 0
         self.starting: set[int] = set()
         self.killing: set[int] = set()

@@ -11,6 +11,7 @@ import resource
 import select
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -21,7 +22,9 @@ from nursery import KILLED, VANISHED
 from obedient import living, obey, our_files, status_of
 
 from pipeline.errors import InitError
+from pipeline.workers.zygote import controller
 from pipeline.workers.zygote.controller import Child, Zygotes
+from pipeline.workers.zygote.link import is_at_work
 from pipeline.workers.zygote.main import Kill
 
 # A system that has run out ------------------------------------------------------------------
@@ -227,6 +230,36 @@ def test_a_zygote_that_was_stopped_is_killed_when_it_is_needed(nursery, is_asked
     family.zygotes._reply_timeout_s = 60.0
     assert family.start_until_it_runs().state == "running"
     assert family.pids[0] == spare
+
+
+def test_a_zygote_that_waits_for_a_core_has_a_minute_more(nursery, monkeypatch):
+    asked = []
+    monkeypatch.setattr(controller, "is_at_work", lambda pid: asked.append(pid) or len(asked) < 5)
+    family = nursery(reply_timeout_s=0.01)
+    active = family.pids[0]
+    os.kill(active, signal.SIGSTOP)
+    wait_until(lambda: status_of(active, "State").startswith("T"))
+    family.until_ended(family.start())
+    assert asked == [active] * 5
+
+
+def test_a_zygote_that_says_nothing_for_that_minute_is_killed(nursery, monkeypatch):
+    monkeypatch.setattr(controller, "is_at_work", lambda pid: True)
+    monkeypatch.setattr(controller, "_BUSY_S", 0.05)
+    family = nursery(reply_timeout_s=0.01)
+    os.kill(family.pids[0], signal.SIGSTOP)
+    child = family.start()
+    family.until_ended(child)
+    assert child.ending == VANISHED
+
+
+def test_who_runs_is_at_work_and_who_is_stopped_is_not():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        wait_until(lambda: is_at_work(process.pid))
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: not is_at_work(process.pid))
+        process.kill()
+    assert not is_at_work(process.pid)
 
 
 def test_a_zygote_is_not_blamed_for_a_child_that_takes_its_time_to_die(nursery):
