@@ -19,8 +19,7 @@ from msgspec import Meta, inspect
 
 from pipeline.config import registry
 from pipeline.config.registry import did_you_mean
-from pipeline.config.yaml import KeyPath, Source, shown
-from pipeline.errors import ConfigError
+from pipeline.config.yaml import shown
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
 _MAX_DURATION = 2**31 - 1  # of any unit; timers of the platform overflow beyond some hundred years
@@ -223,7 +222,7 @@ def settings_of(struct: type[msgspec.Struct]) -> Mapping[str, Setting]:
 
 
 @functools.cache
-def _options_of(struct: type[msgspec.Struct]) -> Mapping[str, OptionsOf]:
+def options_in(struct: type[msgspec.Struct]) -> Mapping[str, OptionsOf]:
     """Return what a Struct says of its fields that hold options, by the field."""
     hints = typing.get_type_hints(struct, include_extras=True)
     notes = {field: _first(OptionsOf, _unwrap(hint)[1]) for field, hint in hints.items()}
@@ -238,7 +237,7 @@ def chosen_by(
     Each with the kind, and the names that are known beside those of the registry.
     """
     settings, found_keys = settings_of(struct), []
-    for options in _options_of(struct).values():
+    for options in options_in(struct).values():
         rule = settings[options.chosen_by].rule
         also = rule.also if isinstance(rule, OneOf) else ()
         found_keys.append((options.chosen_by, options.kind, also))
@@ -254,179 +253,12 @@ def known_keys(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple
             yield from known_keys(setting.section, inner)
 
 
-class Reader:
-    """A reader of the sections of one source, with what is wrong or odd about them."""
-
-    def __init__(self, source: Source, root: type[msgspec.Struct]) -> None:
-        self.problems: list[str] = list(source.problems)
-        self.warnings: list[str] = list(source.warnings)
-        self._source = source
-        self._root = root
-
-    def problem(self, path: KeyPath, text: str) -> None:
-        self.problems.append(f"{self._source.place(path)}: {text}")
-
-    def fields(self, struct: type[msgspec.Struct], raw: object, path: KeyPath) -> dict[str, Any]:
-        """Return values for the fields of `struct`: those that `raw` gives, without bad ones."""
-        given = self._mapping(raw, path)
-        settings = self._with_plug_ins(struct, given, path)
-        aliases = {setting.alias: setting for setting in settings.values() if setting.alias}
-        values: dict[str, Any] = {}
-        for key, value in given.items():
-            setting = settings.get(key) or aliases.get(key)  # type: ignore[call-overload]
-            here = (*path, key)
-            if setting is None:
-                self._unknown(struct, settings, key, here)
-            elif (meant := as_meant(self._source, setting, value, here)) is not None:
-                self._read_into(values, setting, meant, here)
-        for key, setting in settings.items():
-            if setting.is_required and given.get(key) is None and struct is not self._root:
-                self.problem((*path, key), f"expected {setting.expected}, found nothing")
-        return values
-
-    def _with_plug_ins(
-        self, struct: type[msgspec.Struct], raw: Mapping[object, object], path: KeyPath
-    ) -> dict[str, Setting]:
-        """Return the settings of `struct`, and of those plug-ins that `raw` names."""
-        settings = dict(settings_of(struct))
-        for field, options in _options_of(struct).items():
-            here = (*path, options.chosen_by)
-            try:
-                plugged = options.of_plug_in(raw.get(options.chosen_by), field)
-            except ConfigError as error:
-                self.problem(here, str(error))
-                continue
-            for key, setting in plugged.items():
-                if settings.get(key, setting).kept_in != field:
-                    self.problem(here, f"its option {key} is something else here already")
-                settings[key] = setting
-        return settings
-
-    def _read_into(
-        self, values: dict[str, Any], setting: Setting, value: object, path: KeyPath
-    ) -> None:
-        try:
-            result = self._value(setting, value, path)
-        except Mismatch as mismatch:
-            self._mismatched(path, setting, mismatch)
-            return
-        if setting.kept_in is not None:
-            values = values.setdefault(setting.kept_in, {})
-        if values.setdefault(setting.field, result) != result:
-            self.problem(path, f"{setting.key} and {setting.alias} differ; keep {setting.key} only")
-
-    def _mismatched(self, path: KeyPath, setting: Setting, mismatch: Mismatch) -> None:
-        """Note that a value does not fit; one that is secret is not shown."""
-        text = self._source.texts.get(path)
-        written = f", which is {text.written}" if text is not None and text.written else ""
-        is_secret = setting.is_secret or self._source.is_secret(path)
-        said = f"expected {setting.expected}, found a secret" if is_secret else str(mismatch)
-        self.problem(path, f"{said}{written}")
-
-    def _value(self, setting: Setting, value: object, path: KeyPath) -> object:
-        if setting.section is None and setting.chosen is None:
-            return setting.read(value)
-        if setting.section is not None and setting.listed:
-            return self._listed(setting.section, value, path)
-        if setting.section is not None and not setting.many:
-            return setting.section(**self.fields(setting.section, value, path))
-        named: dict[str, object] = {}
-        for name, raw in self._mapping(value, path).items():
-            here = (*path, name)
-            if not isinstance(name, str):
-                self.problem(here, f"expected a name (put it in quotes), found {found(name)}")
-            elif setting.section is not None:
-                named[name] = setting.section(**self.fields(setting.section, raw, here))
-            else:
-                assert setting.chosen is not None
-                self._choose(named, setting.chosen.kind, name, raw, here)
-        return named
-
-    def _listed(
-        self, section: type[msgspec.Struct], value: object, path: KeyPath
-    ) -> tuple[msgspec.Struct, ...]:
-        """Return a list of sections, without bad ones; one alone need not be in a list."""
-        made = []
-        for place, raw in enumerate(value if isinstance(value, list | tuple) else [value]):
-            before = len(self.problems)
-            values = self.fields(section, raw, (*path, place))
-            if len(self.problems) == before:
-                made.append(section(**values))
-        return tuple(made)
-
-    def _choose(
-        self, named: dict[str, object], kind: registry.Kind, name: str, raw: object, path: KeyPath
-    ) -> None:
-        """Note the options of one implementation by its name; None: it has none."""
-        try:
-            name = registry.known_as(kind, name) or name
-            struct = registry.options_of(kind, name)
-        except ConfigError as error:
-            self.problem(path, str(error))
-            return
-        before = len(self.problems)
-        if struct is not None:
-            keys = {setting.field for setting in settings_of(struct).values()}
-            for field in set(struct.__struct_fields__) - keys:
-                text = f'{field}: Annotated[..., "What it is for."]'
-                self.problem(path, f"its option {field} has no sentence: annotate it as {text}")
-        values = self.fields(struct or msgspec.Struct, raw, path)
-        if len(self.problems) == before:
-            named[name] = struct and struct(**values)
-
-    def _mapping(self, raw: object, path: KeyPath) -> Mapping[object, object]:
-        if raw is None:
-            return {}
-        if not isinstance(raw, Mapping):
-            it = "a secret" if self._source.is_secret(path) else found(raw)
-            self.problem(path, f"expected a mapping (key: value), found {it}")
-            return {}
-        return raw
-
-    def _unknown(
-        self,
-        struct: type[msgspec.Struct],
-        settings: Mapping[str, Setting],
-        key: object,
-        path: KeyPath,
-    ) -> None:
-        if key in getattr(struct, "ignored_keys", ()):
-            return
-        hint = did_you_mean(key, settings) if isinstance(key, str) else ""
-        elsewhere = [full for full, setting in known_keys(self._root) if setting.key == key]
-        if elsewhere:
-            hint = f"; it belongs at {' or '.join(elsewhere)}"
-        self.warnings.append(f"{self._source.place(path)}: unknown key, ignored{hint}")
-
-
-def as_meant(source: Source, setting: Setting, value: object, path: KeyPath) -> object:
-    """Return a value of `source`: the text that it was given as, where its key holds text.
-
-    An empty text, and null, are none where the key may be absent.
-    """
-    texts = source.texts
-    if not texts or setting.section is not None or setting.chosen is not None:
-        return value
-    info = inspect.type_info(setting.value_type)
-    if path in texts and isinstance(info, inspect.StrType):
-        text = texts[path].text
-        return None if setting.is_optional and text in _NOTHING else text
-    if isinstance(value, list) and isinstance(getattr(info, "item_type", None), inspect.StrType):
-        items = ((texts.get((*path, index)), item) for index, item in enumerate(value))
-        return [item if text is None else text.text for text, item in items]
-    if isinstance(value, dict) and isinstance(getattr(info, "value_type", None), inspect.StrType):
-        values = ((key, texts.get((*path, key)), item) for key, item in value.items())
-        return {key: item if text is None else text.text for key, text, item in values}
-    return value
-
-
 def found(value: object) -> str:
     """Return `'abc' (str)`, cut to a line."""
     return f"{shown(value)} ({type(value).__name__})"
 
 
 _NUMBER = (inspect.IntType, inspect.FloatType)
-_NOTHING = ("", "null", "~")
 
 
 def _is_huge(value: object) -> bool:

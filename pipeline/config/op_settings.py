@@ -11,8 +11,9 @@ from msgspec import Struct
 from pipeline.config.batching import DynamicBatchingConfig, fault_of_batching
 from pipeline.config.controls import controls_of
 from pipeline.config.elastic import fault_of_bounds
-from pipeline.config.fields import Mismatch, Reader, found, settings_of
+from pipeline.config.fields import Mismatch, found, settings_of
 from pipeline.config.ragged import fault_of_ragged
+from pipeline.config.reader import Reader
 from pipeline.config.schema import (
     DagConfig,
     LocalServiceConfig,

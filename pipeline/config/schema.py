@@ -22,7 +22,6 @@ from pipeline.config.fields import (
     Masked,
     OneOf,
     OptionsOf,
-    Reader,
     Rule,
     found,
 )
@@ -30,6 +29,7 @@ from pipeline.config.layers import NO_LAYERS, Layers, read_layers
 from pipeline.config.ragged import BatchInputConfig, BatchOutputConfig
 from pipeline.config.rate_limits import NeedsConfig, RateLimitConfig
 from pipeline.config.ray import RayConfig, RayOpConfig
+from pipeline.config.reader import Reader
 from pipeline.config.registry import did_you_mean
 from pipeline.config.restrictions import RestrictionsConfig
 from pipeline.config.sequences import ControlConfig, StateConfig

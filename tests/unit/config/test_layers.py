@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from pipeline.caches.redis import RedisOptions
-from pipeline.config.fields import Mismatch, OneOf, Reader, Setting, known_keys
+from pipeline.config.fields import Mismatch, OneOf, Setting, known_keys
 from pipeline.config.layers import Layers, merged, read_layers
 from pipeline.config.op_settings import resolve_op
+from pipeline.config.reader import Reader
 from pipeline.config.schema import OpConfig, ServiceConfig, load_config, unknown_ops
 from pipeline.config.yaml import Source
 from pipeline.errors import ConfigError
