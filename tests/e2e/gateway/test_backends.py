@@ -187,7 +187,7 @@ def test_a_server_that_hangs_gets_no_more_requests(tmp_path, gateway_binary):
         with gateway_before(gateway_binary, *backends, flags=flags) as gateway:
             gateway.wait_until_ready(2)
             os.kill(first.process.pid, signal.SIGSTOP)
-            wait_until(lambda: "it has not answered 2 checks" in gateway.said)
+            wait_until(lambda: "it has not answered 3 checks" in gateway.said)
             with Load(gateway) as load:
                 load.wait_for(second)
             assert load.failures == []

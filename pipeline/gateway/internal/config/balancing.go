@@ -35,7 +35,8 @@ type Balancing struct {
 const (
 	defaultHealthInterval = 2 * time.Second
 	defaultHealthTimeout  = 2 * time.Second
-	defaultChecks         = 2
+	defaultUnhealthy      = 3 // user code that holds the GIL keeps a server from answering, too
+	defaultHealthy        = 2
 	defaultEjectAfter     = 5
 	defaultEjectTime      = 10 * time.Second
 	defaultEjectLongest   = 5 * time.Minute
@@ -47,8 +48,8 @@ func (b *Balancing) addFlags(flags *flag.FlagSet) {
 	flags.StringVar(&b.Policy, "policy", RoundRobin, "who gets the next request: round-robin, least-pending, or sticky: round-robin, but for those of one sequence, which go to one backend")
 	flags.DurationVar(&b.HealthInterval, "health-interval", defaultHealthInterval, "time between two checks of a backend by gRPC's health service; 0: only what it says by itself counts")
 	flags.DurationVar(&b.HealthTimeout, "health-timeout", defaultHealthTimeout, "a check that is not answered for so long has failed")
-	flags.IntVar(&b.Checks.Unhealthy, "unhealthy-after", defaultChecks, "a backend gets no requests after so many failed checks in a row")
-	flags.IntVar(&b.Checks.Healthy, "healthy-after", defaultChecks, "and gets some again after so many that were answered")
+	flags.IntVar(&b.Checks.Unhealthy, "unhealthy-after", defaultUnhealthy, "a backend gets no requests after so many failed checks in a row")
+	flags.IntVar(&b.Checks.Healthy, "healthy-after", defaultHealthy, "and gets some again after so many that were answered")
 	flags.IntVar(&b.Ejection.Failures, "eject-after", defaultEjectAfter, "a backend of which so many requests in a row fail is ejected for a while; 0: never")
 	flags.DurationVar(&b.Ejection.First, "eject-time", defaultEjectTime, "time of a first ejection; each in a row takes twice as long")
 	flags.DurationVar(&b.Ejection.Longest, "eject-longest", defaultEjectLongest, "time of the longest ejection")

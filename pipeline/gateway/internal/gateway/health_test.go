@@ -50,7 +50,7 @@ func TestABackendThatAnswersNoChecksGetsNothingUntilItDoes(t *testing.T) {
 	g := startReady(t, "--backend", listener.Addr().String(), "--health-interval", "1ms", "--health-timeout", "50ms")
 	health.isStuck.Store(true)
 	gatewaytest.WaitUntil(t, "it is known to be silent", func() bool { return !g.Pool.IsReady() })
-	gatewaytest.WantIn(t, g.log.String(), "gets no requests: it has not answered 2 checks of its health")
+	gatewaytest.WantIn(t, g.log.String(), "gets no requests: it has not answered 3 checks of its health")
 	health.isStuck.Store(false)
 	g.waitUntilServing(t, 1)
 }
