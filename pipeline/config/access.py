@@ -20,7 +20,7 @@ ROLES: tuple[Role, ...] = ("infer", "observe", "admin")
 LEAST_BUFFERED_BYTES = 64 << 10
 
 
-class CallerLimits(Struct, frozen=True, kw_only=True):
+class CallerLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`access.limits`: how much one caller may ask."""
 
     requests_per_s: Annotated[
