@@ -69,7 +69,7 @@ func (l ShapedListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &shapedConn{Conn: h2guard.New(conn, false, l.Told)}, nil
+	return &shapedConn{Conn: h2guard.New(conn, false, streamsAtOnce, l.Told)}, nil
 }
 
 // shapedConn gives the form of a Response to what package http says, in plain text and without

@@ -86,7 +86,7 @@ func (l *SecureListener) shake(raw net.Conn) {
 	state := conn.ConnectionState()
 	found := net.Conn(secureConn{&shapedConn{Conn: conn, hasRead: true}, conn})
 	if state.NegotiatedProtocol == "h2" {
-		found = &guardedH2{h2guard.New(conn, true, l.told), &state}
+		found = &guardedH2{h2guard.New(conn, true, streamsAtOnce, l.told), &state}
 	}
 	select {
 	case l.ready <- found:

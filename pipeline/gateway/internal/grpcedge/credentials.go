@@ -29,7 +29,7 @@ func (c guardedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	if err != nil {
 		return nil, nil, err
 	}
-	return h2guard.New(conn, true, c.told), info, nil
+	return h2guard.New(conn, true, streamsAtOnce, c.told), info, nil
 }
 
 // Clone returns a copy.

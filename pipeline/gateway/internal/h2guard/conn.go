@@ -42,9 +42,9 @@ type Conn struct {
 }
 
 // New returns a guarded connection; told, if given, is told why the caller was hung up on. Who speaks first is the caller,
-// unless the connection is known to be HTTP/2.
-func New(conn net.Conn, isHTTP2 bool, told func(reason string)) *Conn {
-	return &Conn{Conn: conn, told: told, mustBe: isHTTP2, counts: isHTTP2, allowed: newAllowance(time.Now)}
+// unless the connection is known to be HTTP/2. It may have so many streams.
+func New(conn net.Conn, isHTTP2 bool, streams int, told func(reason string)) *Conn {
+	return &Conn{Conn: conn, told: told, mustBe: isHTTP2, counts: isHTTP2, allowed: newAllowance(streams, time.Now)}
 }
 
 // Read reads, and hangs up on a caller that goes too far.

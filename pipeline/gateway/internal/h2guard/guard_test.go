@@ -13,6 +13,11 @@ import (
 	"golang.org/x/net/http2"
 )
 
+const (
+	testStreams = 100
+	mostResets  = resetsAtOnce * testStreams
+)
+
 // written returns the bytes of frames, behind a preface.
 func written(t *testing.T, write func(*http2.Framer) error) []byte {
 	t.Helper()
@@ -67,7 +72,7 @@ func TestFramesAreFoundInAnyPieces(t *testing.T) {
 // frozen is an allowance whose time stands still.
 func frozen() *allowance {
 	at := time.Now()
-	allowed := newAllowance(func() time.Time { return at })
+	allowed := newAllowance(testStreams, func() time.Time { return at })
 	return &allowed
 }
 
@@ -77,7 +82,7 @@ func TestWhatIsTooMuchHasItsReason(t *testing.T) {
 		most   int
 		reason string
 	}{
-		{seen{kind: frameReset}, resetsAtOnce, reasonResets},
+		{seen{kind: frameReset}, mostResets, reasonResets},
 		{seen{kind: 6}, controlsAtOnce, reasonControls}, // PING
 		{seen{kind: 4}, controlsAtOnce, reasonControls}, // SETTINGS
 		{seen{kind: 2}, controlsAtOnce, reasonControls}, // PRIORITY
@@ -123,14 +128,14 @@ func TestEachHeaderBlockHasItsContinuations(t *testing.T) {
 
 func TestTimeAllowsForMore(t *testing.T) {
 	at := time.Now()
-	allowed := newAllowance(func() time.Time { return at })
+	allowed := newAllowance(testStreams, func() time.Time { return at })
 	take := func() (count int) {
 		for allowed.received(seen{kind: frameReset}) == "" {
 			count++
 		}
 		return count
 	}
-	if first := take(); first != resetsAtOnce {
+	if first := take(); first != mostResets {
 		t.Errorf("%d", first)
 	}
 	at = at.Add(time.Second)
@@ -138,7 +143,7 @@ func TestTimeAllowsForMore(t *testing.T) {
 		t.Errorf("%d", second)
 	}
 	at = at.Add(time.Hour)
-	if third := take(); third != resetsAtOnce {
+	if third := take(); third != mostResets {
 		t.Errorf("%d", third)
 	}
 }
@@ -160,7 +165,7 @@ func TestWhatWeSendAllowsForAnswersOrCounts(t *testing.T) {
 			}
 		}
 	}
-	for range resetsAtOnce {
+	for range mostResets {
 		allowed.sent(seen{kind: frameReset, code: 1})
 	}
 	if reason := allowed.sent(seen{kind: frameReset, code: 1}); reason != reasonResets {
@@ -174,13 +179,13 @@ func played(t *testing.T, isHTTP2 bool) (guarded *Conn, caller net.Conn, told ch
 	inner, caller := net.Pipe()
 	told = make(chan string, 1)
 	t.Cleanup(func() { _, _ = inner.Close(), caller.Close() })
-	return New(inner, isHTTP2, func(reason string) { told <- reason }), caller, told
+	return New(inner, isHTTP2, testStreams, func(reason string) { told <- reason }), caller, told
 }
 
 func TestACallerIsToldWhyItIsHungUpOn(t *testing.T) {
 	guarded, caller, told := played(t, false)
 	go func() {
-		_, _ = caller.Write(written(t, times(resetsAtOnce+1, reset)))
+		_, _ = caller.Write(written(t, times(mostResets+1, reset)))
 		_, _ = caller.Write([]byte("and more, which nobody reads"))
 	}()
 	ended := make(chan error, 1)

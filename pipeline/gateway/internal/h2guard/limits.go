@@ -5,7 +5,7 @@ import "time"
 // What one connection may send: so many at once, and so many a second. Frames that answer ours, as a WINDOW_UPDATE
 // does, are allowed for by what we send. They are far above what clients do, and far below what is felt.
 const (
-	resetsAtOnce, resetsPerS     = 1000, 500
+	resetsAtOnce, resetsPerS     = 2, 200 // at once: so many times the streams that a connection may have
 	controlsAtOnce, controlsPerS = 1000, 100
 	updatesAtOnce, updatesPerS   = 1000, 100
 	updatesPerData               = 4 // of each of our DATA frames: one for the stream, one for the connection, and again
@@ -63,11 +63,11 @@ type allowance struct {
 	continuations int // of the header block that goes on
 }
 
-func newAllowance(now func() time.Time) allowance {
+func newAllowance(streams int, now func() time.Time) allowance {
 	at := now()
 	return allowance{
 		now:      now,
-		resets:   newBucket(resetsAtOnce, resetsPerS, at),
+		resets:   newBucket(float64(resetsAtOnce*streams), resetsPerS, at),
 		controls: newBucket(controlsAtOnce, controlsPerS, at),
 		updates:  newBucket(updatesAtOnce, updatesPerS, at),
 	}
