@@ -79,12 +79,11 @@ class RealWorld:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def on_ray(config: dict[str, Any], case: Case) -> dict[str, Any]:
+def on_ray(config: dict[str, Any]) -> dict[str, Any]:
     """The same with actors in the place of processes, where that was asked for."""
-    if _ON_RAY:
-        for op in case.ops:
-            if op.workers == "process":
-                config["op"][op.name] |= {"workers": "ray", "ray": {"num_cpus": 0}}
+    for keys in config["op"].values() if _ON_RAY else ():
+        if keys["workers"] == "process":
+            keys |= {"workers": "ray", "ray": {"num_cpus": 0}}
     return config
 
 
@@ -101,7 +100,7 @@ class RealEngine:
         self.server.set_response_op(response_op)
         self.server.prepare_server(
             yml_dict={
-                **on_ray(ops.config(case), case),
+                **on_ray(ops.config(case)),
                 "http_port": 0,
                 "host": "127.0.0.1",
                 "stop_grace_period": 200,

@@ -20,7 +20,7 @@ from typing import Any
 
 from streaming import serving
 
-from fuzz import pacing
+from fuzz import pacing, real
 from fuzz.sequence_cases import REAL, Case, Judge, Script, built, made_case
 from fuzz.sequences import Callers, left_over
 
@@ -51,6 +51,13 @@ class Complaints:
         self._handle = os.open(path, os.O_RDWR | os.O_APPEND)
         os.unlink(path)
 
+    def __getstate__(self) -> dict[str, str]:
+        """For a process that was not forked from this one, but is beside it."""
+        return {"path": f"/proc/{os.getpid()}/fd/{self._handle}"}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self._handle = os.open(state["path"], os.O_RDWR | os.O_APPEND)
+
     def __call__(self, text: str) -> None:
         os.write(self._handle, f"{text}\n".encode())
 
@@ -77,7 +84,8 @@ async def _run(case: Case, complaints: Complaints) -> list[str]:
     wrong: list[str] = []
     loop.set_exception_handler(lambda _, context: wrong.append(f"on the loop: {context}"))
     _, response_op = built(case, Script(case, RealWorld(), complaints))
-    async with serving(response_op.get_input_ops()[0], response_op, **case.config()) as served:
+    config = real.on_ray(case.config())
+    async with serving(response_op.get_input_ops()[0], response_op, **config) as served:
         engine = served.engine
         pacing.pace(engine, case)  # type: ignore[arg-type]
         callers = Callers(engine, case, loop, wrong.append)
@@ -113,8 +121,11 @@ def main() -> int:
     parser.add_argument("--cases", type=int)
     parser.add_argument("--without", default="", help="processes,faults,leaves,idle,ways,state")
     parser.add_argument("--only", default="", help="of the cases: these requests, with commas")
+    parser.add_argument("--ray", action="store_true", help="actors in the place of processes")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    if given.ray:
+        real.start_ray()
     seed = given.seed if given.seed is not None else time.time_ns() % 10**9
     ends, count, bad, late = time.monotonic() + given.seconds, 0, 0, 0
     while count < given.cases if given.cases is not None else time.monotonic() < ends:

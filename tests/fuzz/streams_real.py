@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from streaming import Streams, serving
 
+from fuzz import real
 from fuzz.stream_cases import MAKERS, Case, made_case
 from fuzz.streams import Caller, begin, compared, left_over, made_callers
 
@@ -38,6 +39,13 @@ class Tally:
 
     def __setitem__(self, _: int, change: int) -> None:
         os.write(self._handle, b"+" if change > 0 else b"-")
+
+    def __getstate__(self) -> dict[str, str]:
+        """For a process that was not forked from this one, but is beside it."""
+        return {"path": f"/proc/{os.getpid()}/fd/{self._handle}"}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        self._handle = os.open(state["path"], os.O_RDWR | os.O_APPEND)
 
     def close(self) -> None:
         os.close(self._handle)
@@ -65,7 +73,7 @@ def run(seed: int, in_steps: float | None = None) -> list[str]:
         op.name: {**case.config["op"][op.name], "workers": workers[op.name]} for op in case.ops
     }
     try:
-        return asyncio.run(_run(case, callers, {**case.config, "op": settings}))
+        return asyncio.run(_run(case, callers, real.on_ray({**case.config, "op": settings})))
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
     finally:
@@ -113,8 +121,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the first case")
     parser.add_argument("--cases", type=int)
     parser.add_argument("--in-steps", type=float, help="share of the makers that are iterative")
+    parser.add_argument("--ray", action="store_true", help="actors in the place of processes")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    if given.ray:
+        real.start_ray()
     seed = given.seed if given.seed is not None else time.time_ns() % 10**9
     ends, count, bad = time.monotonic() + given.seconds, 0, 0
     while count < given.cases if given.cases is not None else time.monotonic() < ends:

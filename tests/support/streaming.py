@@ -22,6 +22,7 @@ from pipeline.engine.worker_api import WorkerContext
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
 from pipeline.workers.process.kind import ProcessKind
+from pipeline.workers.ray.kind import RayKind
 from pipeline.workers.thread import ThreadKind
 
 PATIENCE_S = 20.0
@@ -223,24 +224,26 @@ async def serving(
     loop = asyncio.get_running_loop()
     context = WorkerContext(settings, lambda op, number: None)
     kinds: dict[str, Any] = {"thread": ThreadKind((), context)}
-    forked = [op for op in graph.ops if op.pipeline_config.workers == "process"]
-    if forked:
-        kinds["process"] = ProcessKind(forked, context)
-        kinds["process"].fork()
+    elsewhere = {"process": ProcessKind, "ray": RayKind}
+    for name, make in elsewhere.items():
+        members = [op for op in graph.ops if op.pipeline_config.workers == name]
+        if members:
+            kinds[name] = make(members, context)
+            kinds[name].fork()
 
     def make_workers(schedule: Any) -> Any:
         for kind in kinds.values():
             kind.attach(loop, schedule)
-        return lambda op, owner: kinds["process" if op in forked else "thread"].workers(
-            op, op.pipeline_config.concurrency, owner
-        )
+        return lambda op, owner: kinds.get(
+            op.pipeline_config.workers or "", kinds["thread"]
+        ).workers(op, op.pipeline_config.concurrency, owner)
 
     rows = Rows()
     journal = Journal([rows])
     async with contextlib.AsyncExitStack() as stack:
-        if forked:
-            kinds["process"].attach(loop, lambda: None)
-            stack.push_async_callback(kinds["process"].close)
+        for name in elsewhere.keys() & kinds.keys():
+            kinds[name].attach(loop, lambda: None)
+            stack.push_async_callback(kinds[name].close)
         engine = Engine(graph, settings, make_workers, loop, EngineObservers(journal))
         stack.push_async_callback(engine.stop, 0.0)
         await engine.start()
