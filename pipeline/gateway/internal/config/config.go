@@ -110,6 +110,13 @@ func (l *backendList) Set(text string) error {
 	return nil
 }
 
+// addLogs adds the options of what is told of requests.
+func addLogs(flags *flag.FlagSet, cfg *Config) {
+	flags.Uint64Var(&cfg.AccessLogSample, "access-log-sample", 0, "log every n-th request; 0: none")
+	flags.StringVar(&cfg.LogFormat, "log-format", TextLog, "lines of the log: text or json")
+	flags.IntVar(&cfg.TracesPerS, "traces-per-s", 0, "begin a trace for requests without a traceparent, of which so many a second are to be recorded; 0: begin none")
+}
+
 // newFlags returns the options of the command line, which write to cfg.
 func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.FlagSet {
 	flags := flag.NewFlagSet("pipeline-gateway", flag.ContinueOnError)
@@ -119,6 +126,7 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.StringVar(&cfg.BackendsFile, "backends-file", "", "`file` of more backends, one address a line or JSON; it is looked at again twice a second")
 	addPorts(flags, cfg)
 	addCORS(flags, cfg)
+	addLogs(flags, cfg)
 	flags.BoolVar(&cfg.ConnectedIsUp, "connected-is-up", false, "tell the parent that the gateway is ready once a backend is connected, be it ready or not")
 	flags.BoolVar(&cfg.HasParent, "parent", false, "stdin is the life line to the parent: the gateway ends with it")
 	flags.Int64Var(&cfg.MaxMessageBytes, "max-message-bytes", defaultMaxMessageBytes, "limit of a request's body, unpacked")
@@ -142,9 +150,6 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.StringVar(&cfg.BackendTLS.serverName, "backend-server-name", "", "`name` that their certificates must have; default: the host")
 	flags.BoolVar(&cfg.H2C, "h2c", false, "accept HTTP/2 without TLS")
 	flags.IntVar(&cfg.GzipMinBytes, "gzip-min-bytes", 0, "gzip answers of at least so many bytes for who accepts it; 0: never")
-	flags.Uint64Var(&cfg.AccessLogSample, "access-log-sample", 0, "log every n-th request; 0: none")
-	flags.StringVar(&cfg.LogFormat, "log-format", TextLog, "lines of the log: text or json")
-	flags.IntVar(&cfg.TracesPerS, "traces-per-s", 0, "begin a trace for requests without a traceparent, of which so many a second are to be recorded; 0: begin none")
 	flags.BoolVar(&cfg.BackendMetrics, "backend-metrics", false, "append a backend's /metrics to ours")
 	flags.StringVar(&cfg.Access, "access", "", "JSON `file` that says who may do what, as the section access of config.yml; empty: everybody everything")
 	flags.Var(&cfg.Trust.proxies, "trusted-proxy", "`address` or network of a proxy whose X-Forwarded-* are believed; repeatable")

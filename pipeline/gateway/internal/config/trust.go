@@ -130,13 +130,10 @@ func (t *Trust) Allows(name string) bool {
 
 // addressOf returns the address of a text, which may have a port; of IPv4 in the form of IPv6 that of IPv4.
 func addressOf(text string) (netip.Addr, bool) {
-	found, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(text, "["), "]"))
+	with, err := netip.ParseAddrPort(text) // as most are
+	found := with.Addr()
 	if err != nil {
-		with, err := netip.ParseAddrPort(text)
-		if err != nil {
-			return netip.Addr{}, false
-		}
-		found = with.Addr()
+		found, err = netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(text, "["), "]"))
 	}
-	return found.Unmap().WithZone(""), true
+	return found.Unmap().WithZone(""), err == nil
 }

@@ -85,6 +85,8 @@ func (g *Handler) serve(w http.ResponseWriter, r *http.Request, side access.Side
 	found, name, method := routeOf(r, !g.web.isUnknown())
 	x := &exchange{ResponseWriter: w, cfg: &g.cfg, draining: &g.Draining, request: r, started: time.Now(), route: found}
 	x.share.Of = g.Budget
+	g.stats.InFlight.Inc()
+	defer g.answered(x)
 	if x.unsafe = unsafeHead(r); x.unsafe != "" {
 		x.route = routeNowhere
 	}
@@ -94,20 +96,9 @@ func (g *Handler) serve(w http.ResponseWriter, r *http.Request, side access.Side
 	}
 	x.caller, x.from = origin(r, &g.cfg.Trust)
 	delete(r.Header, access.CallerHeader)
-	g.stats.InFlight.Inc()
-	defer g.answered(x)
-	if x.route != routeNowhere && x.letPageIn() {
+	if x.route != routeNowhere && !g.isToGoOn(x, side) {
 		return
 	}
-	if side == access.PublicSide && x.route != routeNowhere && !side.Has(x.roleOf()) {
-		x.refuseElsewhere()
-		return
-	}
-	if g.gate != nil && x.route != routeNowhere && !g.letIn(x) {
-		return
-	}
-	dropForbidden(r.Header, &g.cfg.Trust)
-	g.beginTrace(r.Header)
 	switch x.route {
 	case routeHealth:
 		g.health(x, method)
@@ -126,6 +117,23 @@ func (g *Handler) serve(w http.ResponseWriter, r *http.Request, side access.Side
 		}
 		g.web.forward(x)
 	}
+}
+
+// isToGoOn says whether a request is to be answered by who its route says; else it was answered.
+func (g *Handler) isToGoOn(x *exchange, side access.Side) bool {
+	if x.letPageIn() {
+		return false
+	}
+	if side == access.PublicSide && !side.Has(x.roleOf()) {
+		x.refuseElsewhere()
+		return false
+	}
+	if g.gate != nil && !g.letIn(x) {
+		return false
+	}
+	dropForbidden(x.request.Header, &g.cfg.Trust)
+	g.beginTrace(x.request.Header)
+	return true
 }
 
 // beginTrace begins a trace where a request belongs to none.
