@@ -5,7 +5,7 @@ READY := .venv/.ready
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo cascade chat generate speech ocr check test bench gpu docs advice soak chaos attack fuzz interop page clients proto gateway packages cluster clean
+.PHONY: demo cascade chat generate speech ocr check test bench gpu docs manifests advice soak chaos attack fuzz interop page clients proto gateway packages cluster clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -58,6 +58,13 @@ bench: $(READY) $(GATEWAY)
 # All that needs a card, as a table, which goes to docs/gpu.md; without one: the doubles.
 gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu --write docs/gpu.md
+
+# The files in deploy/ by the tools that read them, which Go fetches; those that cannot be had are left out.
+TOOLS := $(CURDIR)/build/tools
+manifests: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" GOBIN=$(TOOLS) go install sigs.k8s.io/kustomize/kustomize/v5@v5.7.1 \
+		|| echo "kustomize could not be had: not run"
+	PATH="$(TOOLS):$$PATH" $(BIN)/pytest tests/unit/deploy tests/integration/deploy tests/e2e/deploy
 
 # The documentation as a site in build/site, to be read from there: links are checked, nothing is fetched.
 docs: $(READY)
