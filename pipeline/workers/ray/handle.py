@@ -145,18 +145,18 @@ class RayWorker(ProcessWorker):
             sent = self.sent.get(result.number)
             for place, outcome in enumerate(result.outcomes):
                 item = sent.run.items[sent.indexes[place]] if sent is not None else None
-                numbers += self._opened(outcome, item)
+                numbers += self._opened(outcome, item, result.jumped)
         for parts in report.parts:
             for _, outcome in parts.entries:
                 numbers += self._opened(outcome, None)
         return numbers
 
-    def _opened(self, outcome: ItemOutcome, item: Any) -> Sequence[int]:
+    def _opened(self, outcome: ItemOutcome, item: Any, jumped: bool = False) -> Sequence[int]:
         payload = outcome.payload
         if payload is None or not payload.buffers:
             return ()
         target = getattr(getattr(item, "request", None), "target", None)
-        is_routed = outcome.to is not None or outcome.is_final
+        is_routed = jumped or outcome.to is not None or outcome.is_final
         if self._workers.passes_on and not is_routed and getattr(target, "op", None) is None:
             return ()
         return [block.region for block in payload.buffers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from pipeline.workers.ray.models import model_files
 from pipeline.workers.ray.objects import RayMemory
 from pipeline.workers.ray.pool import RayWorkers
 from pipeline.workers.zygote.spawn import classes_of_script
+
+_CLOSE_TIMEOUT_S = 20.0
 
 
 class RayKind:
@@ -58,9 +61,10 @@ class RayKind:
         )
 
     def workers(self, op: Op, count: int, owner: Owner) -> RayWorkers:
-        ours = set(self._ops)
         readers = list(op.pipeline_consumers)
-        passes_on = bool(readers) and ours.issuperset(readers)
+        passes_on = bool(readers) and set(self._ops).issuperset(readers)
+        # A cache reads what is asked and what is answered, here.
+        passes_on &= not any(each.pipeline_config.response_cache for each in (op, *readers))
         pool = RayWorkers(
             op, count, self._loop, self._shared, owner, self._schedule, self, passes_on
         )
@@ -71,10 +75,14 @@ class RayKind:
         if self._connected is None:
             return
         await asyncio.wait([self._connected])
-        if self._shared.control.is_alive():
-            self._shared.control.close()
-            await asyncio.to_thread(self._shared.control.join)
-        await asyncio.to_thread(self._api.close)
+        closed = asyncio.Event()
+        control = self._shared.control
+        control.do(self._api.close)
+        control.do(lambda: self._shared.inbox.post(lambda *_: closed.set(), None, None))
+        control.close()
+        if not self._connected.cancelled() and self._connected.exception() is None:
+            with contextlib.suppress(TimeoutError):  # of a cluster that says nothing any more
+                await asyncio.wait_for(closed.wait(), _CLOSE_TIMEOUT_S)
 
     # For the workers ----------------------------------------------------------------------------
 

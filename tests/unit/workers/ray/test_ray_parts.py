@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
+from doubles import RecordingOwner, virtual
 from played_ray import PlayedRay, big
 
 from pipeline import Op, RequestOp
@@ -232,6 +234,29 @@ def test_an_actor_that_is_to_be_near_is_put_on_a_node_of_the_other_op():
     assert kind.node_for(op, 0, "n1") == "n2"
     assert kind.node_for(other, 0, "") is None
     assert kind.node_for(other, 0, "n2") == "n1", "one that answers, whoever is there"
+
+
+@pytest.mark.parametrize(
+    ("workers", "is_cached", "passes_on"),
+    [("ray", False, True), ("ray", True, False), ("thread", False, False)],
+)
+@virtual
+async def test_answers_are_fetched_unless_all_who_read_them_are_actors(
+    workers, is_cached, passes_on
+):
+    first = near("a", None)
+    second = Named("b", first)
+    configure_op(second, OpConfig(workers=workers, response_cache=is_cached))
+    kind = kind_of(*(op for op in (first, second) if op.pipeline_config.workers == "ray"))
+    kind.attach(asyncio.get_running_loop(), lambda: None)
+    assert kind.workers(first, 1, RecordingOwner()).passes_on is passes_on
+
+
+@virtual
+async def test_a_kind_that_was_never_asked_for_actors_closes_nothing():
+    kind = kind_of(near("a", None))
+    kind.attach(asyncio.get_running_loop(), lambda: None)
+    await kind.close()
 
 
 def test_without_ray_the_start_fails_and_names_the_package(monkeypatch):

@@ -26,6 +26,11 @@ class Doubling(Op):
         return {key: value * 2 for key, value in fetch_data.items()}
 
 
+class Jumping(Doubling):
+    def check_jumping(self, input_data):
+        return True
+
+
 class Failing(Op):
     def init_op(self):
         raise ValueError("no such file")
@@ -110,6 +115,19 @@ async def test_an_answer_for_another_actor_is_not_fetched():
         assert len(pool.api.stored) == 1, "only what came from here was put"
         assert pool.api.gets == 0
         assert opened(second.outcomes[0])["x"][0] == 4
+
+
+@virtual
+async def test_an_answer_that_jumps_is_fetched_for_whoever_reads_it():
+    async with RayPool(Jumping("op", jump_to_ops=[Op("far")]), passes_on=True) as pool:
+        (actor,) = await pool.up()
+        run = run_of(1, x=big(1))
+        pool.workers.submit([run])
+        actor.runs()
+        await settle()
+        assert run.jumped
+        assert opened(run.outcomes[0])["x"][0] == 2
+        assert pool.api.gets == 0
 
 
 @virtual
