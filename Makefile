@@ -129,6 +129,8 @@ cluster: $(READY) $(GATEWAY)
 	$(BIN)/pytest -m cluster
 	$(BIN)/python -m benchmarks.ray_faults
 	PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz.real 1 12 --ray
+	PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz.streams_real --ray --seed 1 --cases 8
+	PYTHONPATH=tests:tests/support $(BIN)/python -m fuzz.sequences_real --ray --seed 7 --cases 24
 	$(BIN)/python -m benchmarks.ray_ops
 
 # Wheels and the source archive as a stranger gets them: made and installed in environments of
