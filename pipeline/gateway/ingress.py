@@ -85,7 +85,8 @@ class Gateway(Ingress):
         self._waits = waits
         self._config = config
         self._binary = Path()
-        self._key = f"edge: {config.edge}" if config.http_server is None else "http_server: gateway"
+        is_older = config.http_server == "gateway"  # the word that asks for it
+        self._key = "http_server: gateway" if is_older else f"edge: {config.edge}"
         self._folder = TempDir(f"{self._key}: the sockets between it and the server")
         self._listeners: dict[str, socket.socket] = {}
         self._place: SidecarSupervisor | None = None

@@ -229,6 +229,13 @@ def test_a_binary_of_another_link_is_an_error_at_the_start(played, said, speaks)
 
 
 @here
+def test_an_error_at_the_start_names_the_key_that_asks_for_the_gateway(played):
+    played.says_its_version(f"pipeline-gateway 0.9 (link {VERSION - 1})")
+    with pytest.raises(InitError, match=r"^edge: gateway: the gateway "):
+        server_for(chain("a"), edge="gateway", http_server="embedded").start()
+
+
+@here
 def test_a_binary_that_does_not_say_its_version_is_an_error_at_the_start(played, monkeypatch):
     monkeypatch.setattr("pipeline.gateway.binary._ANSWER_TIMEOUT_S", 0.0)
     with pytest.raises(InitError, match=r"gateway: the gateway .* does not say its version"):
