@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from pipeline.errors import InitError
+from pipeline.system.annotations import make_annotations_picklable
 from pipeline.system.interpreter import Interpreter
 from pipeline.workers.zygote.main import EntryPoint, serve, signals_blocked
 
@@ -153,6 +154,7 @@ def classes_of_script() -> dict[str, type]:
 
     They go along by value, so that a payload of such a class can be pickled by name.
     """
+    make_annotations_picklable()
     script = vars(sys.modules["__main__"])
     return {
         name: value

@@ -20,12 +20,21 @@ import os
 import time
 from pathlib import Path
 
+from typing import Annotated
+
+import msgspec
 import numpy as np
 
 import beside
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 
 LOG = logging.getLogger("pipeline.mine")
+
+
+class Asked(msgspec.Struct):
+    """Of the script: pickled by value, its annotations, too."""
+
+    size: Annotated[int, msgspec.Meta(ge=0)] = 4
 
 
 class Note:

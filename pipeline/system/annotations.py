@@ -1,0 +1,24 @@
+"""Pickling of msgspec.Meta, which has no way of its own: classes with schemas go by value."""
+
+from __future__ import annotations
+
+import copyreg
+from typing import Any
+
+import msgspec
+
+_FIELDS = [name for name in dir(msgspec.Meta) if not name.startswith("_")]
+
+
+def make_annotations_picklable() -> None:
+    """Let pickle, dill and cloudpickle take `Annotated[..., msgspec.Meta(...)]`. Idempotent."""
+    copyreg.pickle(msgspec.Meta, _reduced)
+
+
+def _reduced(meta: msgspec.Meta) -> tuple[Any, ...]:
+    fields = {name: getattr(meta, name) for name in _FIELDS}
+    return _made, ({name: value for name, value in fields.items() if value is not None},)
+
+
+def _made(fields: dict[str, Any]) -> msgspec.Meta:
+    return msgspec.Meta(**fields)
