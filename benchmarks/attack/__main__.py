@@ -26,7 +26,7 @@ _RELIABILITY = ROOT / "docs" / "reliability.md"
 _BEGIN = "<!-- attack: written by `python -m benchmarks.attack --write` -->"
 _MOST_RSS_MIB = 100
 _MOST_P99_MS = 50
-_MOST_ROUNDS = 3
+_MOST_ROUNDS = 4
 _SAMPLE_S = 0.05
 _SETTLE_S = 1.0
 _MIB = 2**20
@@ -49,6 +49,10 @@ class Result:
         """Whether it is within the bounds; a machine that was slow before is no fault of it."""
         is_quick = self.p99_ms < max(_MOST_P99_MS, self.calm_ms)
         return self.rss_mib < _MOST_RSS_MIB and is_quick and not self.failures
+
+    def badness(self) -> tuple[bool, float]:
+        """Order the rounds of an attack, the best one first."""
+        return not self.is_met, self.p99_ms
 
     def row(self) -> list[str]:
         ends = self.sent["ends"]
@@ -137,36 +141,40 @@ def measure(
     )
 
 
-def _best(service: Service, callers: Callers, attack: Attack, seconds: float, kind: str) -> Result:
-    """Return the first round within the bounds, else the one in which others waited least."""
-    rounds: list[Result] = []
-    while len(rounds) < _MOST_ROUNDS and not (rounds and rounds[-1].is_met):
-        rounds.append(measure(service, callers, attack, seconds, kind))
-    return min(rounds, key=lambda each: (not each.is_met, each.p99_ms))
-
-
 def _p99(asked: dict[str, Asked]) -> float:
     return max(each.p99_ms() for each in asked.values())
 
 
 def survive(names: Sequence[str], kinds: Sequence[str], seconds: float) -> list[Result]:
     """All attacks that are asked for, each on a service that has met all before."""
-    results = []
     with TemporaryDirectory(prefix="attack-") as folder:
         authority, certificate, key = make_certificates(Path(folder))
         with running("secured", str(certificate), str(key)) as service:
             callers = Callers(service.http_port, service.grpc_port, authority)
             service.first_answer(callers.first)
             callers.ask(seconds / 2)
-            for kind in kinds:
-                for attack in attacks(kind == "grpc"):
-                    if names and attack.name not in names:
-                        continue
-                    results.append(_best(service, callers, attack, seconds, kind))
-                    print(*results[-1].row(), sep=" | ", flush=True)
-                    print("   ", *{*results[-1].failures}, flush=True)
+            asked = [
+                (kind, attack)
+                for kind in kinds
+                for attack in attacks(kind == "grpc")
+                if not names or attack.name in names
+            ]
+            results = [
+                _told(measure(service, callers, each, seconds, kind)) for kind, each in asked
+            ]
+            for _ in range(_MOST_ROUNDS - 1):  # later: what disturbed them may be over
+                for number, (kind, attack) in enumerate(asked):
+                    if not results[number].is_met:
+                        again = _told(measure(service, callers, attack, seconds, kind))
+                        results[number] = min(results[number], again, key=Result.badness)
             print(f"at the end: {rss_mib(gateway_of(service)):.0f} MiB", usage_of(service.pid))
     return results
+
+
+def _told(result: Result) -> Result:
+    print(*result.row(), sep=" | ", flush=True)
+    print(*{*result.failures}, sep="\n", flush=True)
+    return result
 
 
 def make_certificates(folder: Path) -> tuple[Path, Path, Path]:
@@ -190,8 +198,8 @@ def markdown(results: Sequence[Result], seconds: float) -> str:
     return (
         f"{machine()}, nice {os.nice(0)}. {seconds:g} s of each attack; TLS on both ports; two "
         "callers of each protocol who ask 50 times a second each. An attack beside which others "
-        f"waited too long is measured again, up to {_MOST_ROUNDS} times, and the best round "
-        "counts: other programs shared the machine.\n\n"
+        f"waited too long is measured again later, up to {_MOST_ROUNDS} times in all, and the best "
+        "round counts: other programs shared the machine.\n\n"
         f"{table(_COLUMNS, rows)}\n\n"
         f"Below {_MOST_RSS_MIB} MiB, and others' p99 below {_MOST_P99_MS} ms: {verdict}.\n"
     )

@@ -5,7 +5,7 @@ import "time"
 // What one connection may send: so many at once, and so many a second. Frames that answer ours, as a WINDOW_UPDATE
 // does, are allowed for by what we send. They are far above what clients do, and far below what is felt.
 const (
-	resetsAtOnce, resetsPerS     = 2, 200 // at once: so many times the streams that a connection may have
+	resetsAtOnce, resetsPerS     = 1, 200 // at once: so many times the streams of a connection: all may be given up
 	controlsAtOnce, controlsPerS = 1000, 100
 	updatesAtOnce, updatesPerS   = 1000, 100
 	updatesPerData               = 4 // of each of our DATA frames: one for the stream, one for the connection, and again
