@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	testStreams = 100
+	testStreams = 512
 	mostResets  = resetsAtOnce * testStreams
 )
 
