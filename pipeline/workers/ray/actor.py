@@ -29,6 +29,7 @@ from pipeline.workers.process.pages import ForgottenRequests, StatusPage
 from pipeline.workers.process.wire import Jobs, WorkerReport
 from pipeline.workers.ray.cargo import Cargo
 from pipeline.workers.ray.clock import ServerClock, boot_id
+from pipeline.workers.ray.cluster import beside
 from pipeline.workers.ray.models import unpack_model
 from pipeline.workers.ray.objects import ActorCall, ActorMemory, ActorReply, Bytes, Running
 
@@ -205,6 +206,7 @@ class RayActor:
 
     # Beside them ----------------------------------------------------------------------------
 
+    @beside
     def poll(self) -> Any:
         """Return what is to be told, waited for; or what it is at, if that takes long."""
         look_s = self._cargo.look_s or _LONGEST_POLL_S
@@ -216,15 +218,18 @@ class RayActor:
                 break
         return self._reply(0, self._running())
 
+    @beside
     def tell(self, message: bytes, *objects: Any) -> None:
         """Take what a run that is under way is to know."""
         call = self._opened(message)
         self._link.told.append((call.work, dict(zip(call.numbers, objects, strict=True))))
 
+    @beside
     def revoke(self, number: int) -> int:
         """Begin no job up to this one; return the last that was begun."""
         return self._status.revoke(number)
 
+    @beside
     def forget(self, data_ids: Sequence[int]) -> None:
         """Take note that nobody waits for these requests any more."""
         for data_id in data_ids:

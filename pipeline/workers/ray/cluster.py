@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.config.ray import RayConfig
 from pipeline.errors import InitError, described
@@ -18,7 +18,6 @@ from pipeline.workers.ray.api import (
 
 _MISSING = "`workers: ray` needs Ray: pip install 'pipeline-serving[ray]'"
 _CONTROL = "control"  # the group of threads for methods that do not wait for batches
-_CONTROL_METHODS = ("poll", "tell", "revoke", "forget")
 _CONTROL_THREADS = 4
 
 
@@ -87,17 +86,15 @@ class RayCluster:
 
         made = self._classes.get(actor)
         if made is None:
-            for method in _CONTROL_METHODS:
-                mark = ray.method(concurrency_group=_CONTROL)
-                mark(getattr(actor, method))
             groups = {_CONTROL: _CONTROL_THREADS}
             made = self._classes[actor] = ray.remote(concurrency_groups=groups)(actor)
         return made
 
     def call(self, actor: Any, method: str, args: Sequence[Any], returns: int) -> list[Any]:
+        bound = getattr(actor, method)
         if returns == 1:
-            return [getattr(actor, method).remote(*args)]
-        refs: list[Any] = getattr(actor, method).options(num_returns=returns).remote(*args)
+            return [bound.remote(*args)]
+        refs: list[Any] = bound.options(num_returns=returns).remote(*args)
         return refs
 
     def put(self, value: Any) -> Any:
@@ -145,6 +142,19 @@ class RayCluster:
         if self._is_own:
             self._is_own = False
             ray.shutdown()
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def beside(method: Method) -> Method:
+    """Mark a method of an actor that runs beside its batches.
+
+    As `ray.method` does, which needs Ray at the import of who uses it; and what is marked later is
+    not seen by a client's server (`ray://`), which imports the actor by its name.
+    """
+    method.__ray_concurrency_group__ = _CONTROL  # type: ignore[attr-defined]
+    return method
 
 
 def node_id() -> str:

@@ -148,7 +148,7 @@ class ActorLink:
             self._inbox.post(self._end, f"could not be started: {described(error)}", None)
             return
         api.when_done(began, functools.partial(self._inbox.post, self._began))
-        self._poll()
+        self._poll_again()
 
     def work(self, work: Jobs, number: int) -> None:
         """Send one batch, or slice, which is the job of this number."""
