@@ -23,7 +23,7 @@ class StoredInputs:
     """Way of requests into a graph, which has arrays put in the place of their references.
 
     Args:
-        max_bytes: of one input.
+        max_bytes: of the inputs of one request.
     """
 
     def __init__(self, store: InputStore, loop: asyncio.AbstractEventLoop, max_bytes: int) -> None:
@@ -56,12 +56,18 @@ class StoredInputs:
         future.add_done_callback(partial(self._told, request, payload))
 
     def _fetch(self, request: RequestState, references: Mapping[str, str]) -> dict[str, Any]:
-        """Return the arrays; in a thread. None of a request that has ended meanwhile."""
-        return {
-            name: fetched(self._store, name, reference, self._max_bytes)
-            for name, reference in references.items()
-            if request.phase is ACTIVE
-        }
+        """Return the arrays; in a thread. None of a request that has ended meanwhile.
+
+        All together have no more bytes than one may: a thousand references may be to one value.
+        """
+        arrays: dict[str, Any] = {}
+        left = self._max_bytes
+        for name, reference in references.items():
+            if request.phase is not ACTIVE:
+                break
+            arrays[name] = array = fetched(self._store, name, reference, left)
+            left = max(0, left - array.nbytes)
+        return arrays
 
     def _told(
         self, request: RequestState, payload: dict[str, Any], future: Future[dict[str, Any]]

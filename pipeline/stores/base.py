@@ -7,7 +7,6 @@ The digits are random: who was not told them finds nothing.
 
 from __future__ import annotations
 
-import io
 import re
 import secrets
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ import numpy as np
 
 from pipeline.config import registry
 from pipeline.errors import ConfigError, InitError, PackageError, PipelineError, described
+from pipeline.proto.brpc.npy import MAGIC, array_to_npy, npy_to_array
 
 REFERENCE = "pipeline-stored:"
 """Text that begins a reference."""
@@ -71,9 +71,8 @@ def is_reference(value: Any) -> bool:
 
 def stored(store: InputStore, array: np.ndarray, ttl_s: int) -> str:
     """Put an array into a store; return the reference to it."""
-    name, target = secrets.token_hex(16), io.BytesIO()
-    np.save(target, array, allow_pickle=False)
-    store.put(KEY + name, target.getvalue(), ttl_s)
+    name = secrets.token_hex(16)
+    store.put(KEY + name, array_to_npy(array), ttl_s)
     return REFERENCE + name
 
 
@@ -97,7 +96,8 @@ def fetched(store: InputStore, name: str, reference: str, max_bytes: int) -> np.
     if data is None:
         raise PackageError(f"{name}: its data is not in the store, or not any more: send it again")
     try:
-        array: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+        if not data.startswith(MAGIC):
+            raise ValueError("it does not begin as .npy does")
+        return npy_to_array(data)
+    except ValueError as error:
         raise PackageError(f"{name}: what is in the store is no array: {error}") from error
-    return array

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 import struct
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +17,10 @@ Array = npt.NDArray[Any]
 
 MAGIC = b"\x93NUMPY"
 MAX_DIMENSIONS = 64  # numpy's own limit
+
+MAX_EMPTY_ROWS = 2**20
+"""Most rows of an array without elements: no bytes are sent for them, and as lists each has some.
+"""
 
 _LENGTH_FORMATS = {1: "<H", 2: "<I", 3: "<I"}  # of the header's length, by major version
 _MAX_HEADER_BYTES = 10_000  # numpy's own limit
@@ -28,6 +34,13 @@ def array_to_npy(array: Array) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
+
+
+def check_empty_rows(shape: Sequence[int]) -> None:
+    """Raise ValueError where a shape without elements has very many rows of them."""
+    rows = math.prod(itertools.takewhile(bool, shape))
+    if rows > MAX_EMPTY_ROWS:
+        raise ValueError(f"shape {list(shape)} has {rows} rows without elements")
 
 
 def npy_to_array(data: bytes | memoryview) -> Array:
@@ -45,6 +58,8 @@ def npy_to_array(data: bytes | memoryview) -> Array:
         raise ValueError(
             f"shape {shape} of {dtype} needs {needed} bytes, but {len(body)} follow the header"
         )
+    if not needed:
+        check_empty_rows(shape)
     array = np.frombuffer(body, dtype) if needed else np.empty(0, dtype)
     return array.copy().reshape(shape, order=order)
 

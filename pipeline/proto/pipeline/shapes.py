@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from pipeline.proto import general_model_pb2, pipeline_service_pb2
-from pipeline.proto.brpc.npy import MAX_DIMENSIONS
+from pipeline.proto.brpc.npy import MAX_DIMENSIONS, check_empty_rows
 from pipeline.proto.pipeline.blocks import BlockMessage
 from pipeline.proto.slices import breathe
 
@@ -45,6 +45,8 @@ def check_shape(tensor: ShapedTensor, count: int, field: str) -> None:
         raise ValueError(f"shape {list(shape)} has a negative dimension")
     needed = math.prod(shape)
     if needed == count:
+        if not needed:
+            check_empty_rows(shape)
         return
     if not count:
         refuse_misplaced(tensor, field)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
-from pipeline.proto.brpc.npy import MAX_DIMENSIONS
+from pipeline.proto.brpc.npy import MAX_DIMENSIONS, check_empty_rows
 from pipeline.proto.slices import SLICE, Limits, breathe, joined, sliced
 
 Array = npt.NDArray[Any]
@@ -237,7 +237,13 @@ def size_of(shape: Sequence[int]) -> int:
         raise PackageError(f"{len(shape)} dimensions are more than {MAX_DIMENSIONS}")
     if any(size < 0 for size in shape):
         raise PackageError(f"shape {list(shape)} has a negative dimension")
-    return math.prod(shape)
+    size = math.prod(shape)
+    if not size:
+        try:
+            check_empty_rows(shape)
+        except ValueError as error:
+            raise PackageError(str(error)) from None
+    return size
 
 
 def shaped(flat: Array, shape: Sequence[int]) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
 from typing import ClassVar
@@ -13,7 +14,7 @@ from served import free_port, is_open
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
 from pipeline.config import registry
-from pipeline.errors import ErrorCode, PipelineError, PredictorUnavailableError
+from pipeline.errors import ErrorCode, PipelineError, PredictorUnavailableError, TooLargeError
 from pipeline.stores.base import open_store, stored
 
 ARRAY = np.arange(300_000, dtype=np.float32).reshape(3, -1)
@@ -36,7 +37,10 @@ class MemoryStore:
 
     def get(self, key: str, max_bytes: int) -> bytes | None:
         self._check()
-        return self.values.get(key)
+        found = self.values.get(key)
+        if found is not None and len(found) > max_bytes:
+            raise TooLargeError(f"{len(found)} bytes, at most {max_bytes} may be")
+        return found
 
     def delete(self, key: str) -> None:
         self.values.pop(key, None)
@@ -156,11 +160,38 @@ def test_a_reference_to_nothing_is_the_callers_mistake(url, text, reason):
         assert answer.err_no == ErrorCode.RPC_PACKAGE_ERROR
 
 
-def test_what_is_no_array_is_an_error(memory_url):
-    MemoryStore.values["pipeline:stored:" + "1" * 32] = b"cos\nsystem\n(S'true'\ntR."
+def archive() -> bytes:
+    target = io.BytesIO()
+    np.savez(target, x=np.ones(3))
+    return target.getvalue()
+
+
+def npy(descr: str, shape: str) -> bytes:
+    """Return a .npy whose header claims what is not there."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"cos\nsystem\n(S'true'\ntR.", id="pickle"),
+        pytest.param(archive(), id="archive of arrays"),
+        pytest.param(npy("'<f8'", "(1000000000000,)"), id="elements that are not there"),
+        pytest.param(npy("'|V0'", "(1000000000000,)"), id="elements without bytes"),
+        pytest.param(npy("'<f8'", "(1000000000000, 0)"), id="rows without elements"),
+        pytest.param(npy("[('a', '<i4')]", "(0,)"), id="records"),
+        pytest.param(npy("(" * 5000, "(1,)"), id="a header that no parser bears"),
+        pytest.param(b"\x93NUMPY", id="cut off"),
+        pytest.param(b"", id="empty"),
+    ],
+)
+def test_what_is_no_array_is_an_error(memory_url, data):
+    MemoryStore.values["pipeline:stored:" + "1" * 32] = data
     with server_of(Total("total", RequestOp()), memory_url) as server, asking(server) as client:
         answer = client.predict({"x": "pipeline-stored:" + "1" * 32})
         assert "what is in the store is no array" in answer.err_msg
+        assert answer.err_no == ErrorCode.RPC_PACKAGE_ERROR
 
 
 def test_a_store_that_is_away_is_told(memory_url, monkeypatch):
@@ -179,6 +210,20 @@ def test_what_is_too_large_is_not_fetched(redis_url):
     server.prepare_server(yml_dict=config)
     with server, asking(server) as client:
         assert "at most 100000 may be" in client.predict({"x": reference}).err_msg
+    store.close()
+
+
+def test_all_inputs_of_a_request_together_are_not_more_than_one_may_be(url):
+    store = open_store(url)
+    reference = stored(store, ARRAY, 60)
+    server = PipelineServer("sums")
+    server.set_response_op(ResponseOp(Total("total", RequestOp())))
+    config = {"rpc_port": 0, "max_message_bytes": 3 * ARRAY.nbytes, "payload_store": url}
+    server.prepare_server(yml_dict=config)
+    with server, asking(server) as client:
+        assert client.predict({"x": reference, "y": reference}).err_no == 0
+        many = dict.fromkeys("abcdx", reference)
+        assert "bytes, at most" in client.predict(many).err_msg
     store.close()
 
 

@@ -206,6 +206,7 @@ def test_a_tensor_is_read_by_its_elem_type_and_shape(tensor: Tensor, expected: A
             r"\[3\] needs 3 elements, but float_data holds 2",
         ),
         (Tensor(elem_type=1, float_data=[1, 2], shape=[-1, 2]), "negative"),
+        (Tensor(elem_type=1, shape=[2**30, 0]), "rows without elements"),
         (Tensor(elem_type=1, float_data=[1], shape=[-1, -1]), "negative"),
         (Tensor(elem_type=1, float_data=[1], shape=[1] * 65), "65 dimensions"),
         (Tensor(elem_type=1, shape=[2**31 - 1] * 60), "needs"),

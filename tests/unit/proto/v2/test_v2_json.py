@@ -312,6 +312,7 @@ WRONG_TENSORS = [
     (tensor(shape=[-2]), "shape [-2] has a negative dimension"),
     (tensor(shape=[1] * 99), "99 dimensions are more than"),
     (tensor(shape=[0, 2**62, 2**62], data=[]), "no array has the shape"),
+    (tensor(shape=[2**40, 0], data=[]), "rows without elements"),
     (tensor(shape=[2**40, 2**40]), "but 'data' holds 2"),
     (tensor(shape=[3]), "INT32 of shape [3] has 3 elements, but 'data' holds 2"),
     (tensor(data=...), "But no field is set: it has no 'data'"),
