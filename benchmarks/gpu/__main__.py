@@ -97,12 +97,13 @@ def facts() -> str:
 
 
 def write(report: str, path: Path) -> None:
-    """Put the report between the marks of a page. ValueError: it has none."""
+    """Put the report between the marks of a page, on lines of their own. ValueError: none there."""
     text = path.read_text(encoding="utf-8")
-    if _BEGIN not in text or _END not in text:
-        raise ValueError(f"{path} has no {_BEGIN} and {_END}")
-    before, after = text.partition(_BEGIN)[0], text.partition(_END)[2]
-    path.write_text(f"{before}{_BEGIN}\n{report}\n{_END}{after}", encoding="utf-8")
+    before, begin, rest = text.partition(f"\n{_BEGIN}\n")
+    _, end, after = rest.partition(f"{_END}\n")
+    if not begin or not end:
+        raise ValueError(f"{path} has no lines {_BEGIN} and {_END}")
+    path.write_text(f"{before}{begin}{report}\n{end}{after}", encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:

@@ -232,7 +232,7 @@ LIMIT_CASES = (
             status=Status.RESOURCE_EXHAUSTED,
             text=_TOO_MUCH_METADATA,
         )
-        for size in (70_000, 200_000)
+        for size in (70_000, 110_000)
     ),
     Case(
         "a message above the limit",
