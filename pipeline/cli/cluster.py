@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import math
 import signal
 import sys
 import time
@@ -15,15 +14,16 @@ from typing import Any
 
 import msgspec
 
-from pipeline.cli.parsing import command_parser, fails
+from pipeline.cli.parsing import amount, command_parser, count, fails
 from pipeline.cluster.bundle import bundle_of
 from pipeline.cluster.edge import Edge
 from pipeline.cluster.fleet import FleetRelease, FleetView
 from pipeline.cluster.overview import Overview, summary
 from pipeline.cluster.ray_fleet import RayFleets, library_version
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import ConfigError, InitError, PipelineError
 
 _LOOK_S = 0.5
+_OTHERS = "somebody else has changed what is wanted: pipeline cluster status tells"
 
 Work = Callable[[argparse.Namespace, RayFleets], int]
 
@@ -66,14 +66,14 @@ def cluster_parser() -> argparse.ArgumentParser:
 
     up_parser = add("up", up, "start a fleet, or bring it to what is said, and wait until it is")
     _add_release(up_parser)
-    up_parser.add_argument("--replicas", type=int, default=1, metavar="N", help="default: 1")
+    up_parser.add_argument("--replicas", type=count, default=1, metavar="N", help="default: 1")
     _add_wait(up_parser)
     update_parser = add("update", up, "serve another version of the script, replica by replica")
     _add_release(update_parser)
     update_parser.set_defaults(replicas=None)
     _add_wait(update_parser)
     scale_parser = add("scale", scale, "change the number of replicas")
-    scale_parser.add_argument("replicas", type=int, metavar="N")
+    scale_parser.add_argument("replicas", type=count, metavar="N")
     _add_wait(scale_parser)
     _add_wait(add("rollback", rollback, "go back to the release that serves beside a failed one"))
     status_parser = add("status", status, "say how the fleet stands")
@@ -81,8 +81,8 @@ def cluster_parser() -> argparse.ArgumentParser:
     _add_wait(add("down", down, "end all replicas, each when it has answered, and the fleet"))
     _add_edge(add("edge", edge, "take requests for the fleet, until Ctrl-C or SIGTERM"))
     local_parser = add("local", local, "start a Ray cluster on this machine, until Ctrl-C")
-    local_parser.add_argument("--nodes", type=int, default=2, metavar="N", help="default: 2")
-    local_parser.add_argument("--num-cpus", type=int, default=2, metavar="N", help="of each node")
+    local_parser.add_argument("--nodes", type=count, default=2, metavar="N", help="default: 2")
+    local_parser.add_argument("--num-cpus", type=count, default=2, metavar="N", help="of each node")
     return parser
 
 
@@ -94,17 +94,17 @@ def _add_release(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of config.yml"
     )
-    parser.add_argument("--num-cpus", type=float, default=1.0, metavar="N", help="of a replica")
-    parser.add_argument("--num-gpus", type=float, default=0.0, metavar="N", help="of a replica")
+    parser.add_argument("--num-cpus", type=amount, default=1.0, metavar="N", help="of a replica")
+    parser.add_argument("--num-gpus", type=amount, default=0.0, metavar="N", help="of a replica")
     parser.add_argument(
         "--resource", action="append", default=[], metavar="NAME=N", help="of a node's own"
     )
     parser.add_argument(
-        "--grace", type=float, default=30.0, metavar="S", help="for a replica's last requests, s"
+        "--grace", type=amount, default=30.0, metavar="S", help="for a replica's last requests, s"
     )
     parser.add_argument(
         "--max-unavailable",
-        type=int,
+        type=count,
         default=0,
         metavar="N",
         help="replicas that may be missing during an update, where no node has room for one more",
@@ -113,7 +113,7 @@ def _add_release(parser: argparse.ArgumentParser) -> None:
 
 def _add_wait(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-wait", action="store_true", help="return at once")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of waiting, s")
+    parser.add_argument("--timeout", type=amount, default=600.0, metavar="S", help="of waiting, s")
 
 
 def _add_edge(parser: argparse.ArgumentParser) -> None:
@@ -183,6 +183,8 @@ def down(given: argparse.Namespace, fleets: RayFleets) -> int:
         return 0
     if done := _wait(given, fleets, fleet):
         return done
+    if not fleets.ask(fleet, "end"):
+        return fails("cluster", _OTHERS)
     fleets.end(fleet)
     return 0
 
@@ -195,7 +197,12 @@ def edge(given: argparse.Namespace, fleets: RayFleets) -> int:
         flags.append(f"--grpc-listen={given.grpc_listen}")
 
     async def view() -> FleetView:
-        return await asyncio.to_thread(view_of, fleets, fleet)
+        nonlocal fleet
+        try:
+            return await asyncio.to_thread(view_of, fleets, fleet)
+        except InitError:  # there may be another one of this name by now
+            fleet = await asyncio.to_thread(fleets.find, given.name)
+            return await asyncio.to_thread(view_of, fleets, fleet)
 
     async def serve() -> None:
         stopped, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -232,11 +239,12 @@ def local(given: argparse.Namespace) -> int:
     """Start a Ray cluster of several nodes on this machine, for trials, and wait."""
     from pipeline.cluster.local import LocalCluster
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # at any moment: no process stays
     with LocalCluster(given.nodes, given.num_cpus) as address:
         sys.stdout.write(f"a Ray cluster of {given.nodes} nodes is at {address}; Ctrl-C ends it\n")
         sys.stdout.flush()
         with contextlib.suppress(KeyboardInterrupt):
-            signal.sigwait({signal.SIGINT, signal.SIGTERM})
+            signal.pause()
     return 0
 
 
@@ -250,8 +258,11 @@ def _wait(given: argparse.Namespace, fleets: RayFleets, fleet: Any) -> int:
     if given.no_wait:
         return 0
     ends, said = time.monotonic() + given.timeout, ""
+    wanted = view_of(fleets, fleet).wanted
     while True:
         view = view_of(fleets, fleet)
+        if view.wanted != wanted:
+            return fails("cluster", _OTHERS)
         text = summary(view)
         if text != said:
             said = text
@@ -275,9 +286,6 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 def _number(text: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ConfigError(f"--resource: expected NAME=N, found {text!r}")
-    return value
+        return amount(text)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"--resource: {error}") from None

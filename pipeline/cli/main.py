@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from pipeline.cli.parsing import PROGRAM, WRONG_USAGE
+from pipeline.cli.parsing import INTERRUPTED, PROGRAM, WRONG_USAGE
 from pipeline.config.registry import did_you_mean
 from pipeline.system.malloc import run_on_huge_pages
 
@@ -138,7 +138,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for variable, value in command.environment.items():
         os.environ.setdefault(variable, value)
     run: Callable[[Sequence[str]], int] = pkgutil.resolve_name(command.run)
-    return run(given[1:])
+    try:
+        return run(given[1:])
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{PROGRAM} {given[0]}: interrupted\n")
+        return INTERRUPTED
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import re
 import sys
 from typing import NoReturn
@@ -10,8 +12,8 @@ from typing import NoReturn
 from pipeline.config.registry import did_you_mean
 
 PROGRAM = "pipeline"
-FAILED, WRONG_USAGE = 1, 2
-"""Exit statuses: it did not go well; it was asked in a wrong way."""
+FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+"""Exit statuses: it did not go well; it was asked in a wrong way; Ctrl-C came."""
 
 
 _EXAMPLE = "example:"
@@ -75,6 +77,22 @@ def add_layers(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="lay config.NAME.yml over config.yml; may be repeated; default: PIPELINE_PROFILE",
     )
+
+
+def amount(text: str) -> float:
+    """Return the number of an option that says how much: finite, and none below 0."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := float(text)) < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"expected a number from 0, found {text!r}")
+
+
+def count(text: str) -> int:
+    """Return the number of an option that says how many: whole, and none below 0."""
+    with contextlib.suppress(ValueError):
+        if (value := int(text)) >= 0:
+            return value
+    raise argparse.ArgumentTypeError(f"expected a whole number from 0, found {text!r}")
 
 
 def fails(command: str, text: str, status: int = FAILED) -> int:

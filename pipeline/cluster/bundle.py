@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from pipeline.config.expressions import is_text
 from pipeline.errors import ConfigError
 
 MAX_BYTES = 256 * 2**20
@@ -37,14 +38,17 @@ class ScriptBundle(msgspec.Struct, frozen=True):
 def bundle_of(script: Path, is_in_place: bool = False) -> ScriptBundle:
     """Return the bundle of a script; `is_in_place`: its folder is on all nodes already.
 
-    Raises ConfigError: there is no such script, or its folder is too large.
+    Raises ConfigError: there is no such script, or its folder is too large or cannot be read.
     """
     if not script.is_file():
         raise ConfigError(f"{script}: there is no such file")
     script = script.resolve()
     if is_in_place:
         return ScriptBundle(str(script))
-    archive = _packed(script.parent)
+    try:
+        archive = _packed(script.parent)
+    except OSError as error:  # also of a file that was removed meanwhile
+        raise ConfigError(f"{error.filename}: {error.strerror}, while it was packed") from error
     return ScriptBundle(script.name, archive, hashlib.sha256(archive).hexdigest()[:12])
 
 
@@ -79,7 +83,10 @@ def _packed(folder: Path) -> bytes:
                     f"{folder}: more than {MAX_BYTES // 2**20} MiB. Put what is large (models) on "
                     "all nodes and use absolute paths, or put all of it there: --in-place"
                 )
-            info = zipfile.ZipInfo(path.relative_to(folder).as_posix(), _EPOCH)
+            name = path.relative_to(folder).as_posix()
+            if not is_text(name):
+                raise ConfigError(f"{folder}: the name of {name!a} is no text in UTF-8")
+            info = zipfile.ZipInfo(name, _EPOCH)
             info.external_attr = (path.stat().st_mode & 0o777) << 16
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, path.read_bytes())
@@ -87,9 +94,19 @@ def _packed(folder: Path) -> bytes:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = sorted(name for name in folders if name not in _LEFT_OUT)
+        for path in (Path(parent, name) for name in folders):
+            if path.is_symlink():
+                raise ConfigError(
+                    f"{path}: a link to a folder is not packed. Put that folder on all nodes and "
+                    "use absolute paths, or put all of it there: --in-place"
+                )
         for name in sorted(names):
             path = Path(parent, name)
             if path.is_file() and not name.endswith(".pyc"):  # no sockets, no pipes
                 yield path
+
+
+def _raise(error: OSError) -> None:
+    raise error

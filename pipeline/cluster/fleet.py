@@ -21,6 +21,7 @@ from pipeline.cluster.plan import (
     is_reached,
     plan,
 )
+from pipeline.errors import InitError, described
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class ReplicaGoneError(Exception):
     """A replica's process is gone, or its node is."""
 
 
-class FleetRelease(msgspec.Struct, frozen=True):
+class FleetRelease(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """Version of a service: what a replica serves, and what it needs.
 
     Attributes:
@@ -114,10 +115,18 @@ class Fleet:
         self._missed: dict[FleetReplica, int] = {}
         self._ends: dict[FleetReplica, asyncio.Task[None]] = {}
         self._last_number = self._last_release = 0
+        self._is_over = False
 
     def want(self, release: FleetRelease | None, replicas: int | None) -> None:
-        """Change what is wanted; None: as it is. A release comes in the place of the last one."""
+        """Change what is wanted; None: as it is. A release comes in the place of the last one.
+
+        Raises InitError: it is over, or there is no release that replicas could serve.
+        """
+        if self._is_over:
+            raise InitError(f"the fleet {self.name!r} ends at this moment: try again")
         number = self._wanted.release
+        if release is None and replicas and not number:
+            raise InitError("it has no release yet: pipeline cluster up SCRIPT brings one")
         if release is not None:
             self._last_release = number = self._last_release + 1
             self._releases[number] = release
@@ -134,6 +143,11 @@ class Fleet:
             self._wanted = self._wanted._replace(release=release)
             self._failures = Failures()
         return release
+
+    def end(self) -> bool:
+        """Want nothing any more, for ever; False: it has replicas, or is to have some."""
+        self._is_over = not self._wanted.replicas and not self._handles
+        return self._is_over
 
     def view(self) -> FleetView:
         """Return how it stands."""
@@ -178,7 +192,11 @@ class Fleet:
             self._last_number, release, since=now, detail="waits for a node with room"
         )
         name = f"{self.name}-{replica.number}"
-        self._handles[replica] = self._nodes.start(name, self._releases[release])
+        try:
+            self._handles[replica] = self._nodes.start(name, self._releases[release])
+        except Exception as error:  # what is asked of the nodes cannot be
+            self._failed(replica, described(error))
+            return
         _LOGGER.info(
             "fleet %s: replica %d of release %d starts", self.name, replica.number, release
         )

@@ -29,11 +29,15 @@ class LocalCluster:
             from ray.cluster_utils import Cluster
         except ImportError as error:
             raise InitError("needs Ray: pip install 'pipeline-serving[ray]'") from error
-        head = {**self._node, "include_dashboard": False}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        for _ in range(self._nodes - 1):
-            self.cluster.add_node(**self._node)
-        self.cluster.wait_for_nodes()
+        self.cluster = Cluster()
+        try:
+            self.cluster.add_node(**self._node, include_dashboard=False)  # the head
+            for _ in range(self._nodes - 1):
+                self.cluster.add_node(**self._node)
+            self.cluster.wait_for_nodes()
+        except BaseException:  # Ctrl-C, too: no process of it stays
+            self._shut_down()
+            raise
         return str(self.cluster.address)
 
     def __exit__(
@@ -42,5 +46,8 @@ class LocalCluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._shut_down()
+
+    def _shut_down(self) -> None:
         with contextlib.suppress(Exception):  # its processes may have ended already
             self.cluster.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import logging
 import os
 import re
@@ -9,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ class NodeServer:
         try:
             with urllib.request.urlopen(url, timeout=_PROBE_TIMEOUT_S):
                 return Look(ReplicaPhase.READY, address)
-        except (OSError, urllib.error.HTTPError) as error:
+        except (OSError, http.client.HTTPException) as error:
             return Look(ReplicaPhase.UNREADY, address, f"not ready: {error}")
 
     def stop(self, grace_s: float) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -44,17 +45,29 @@ class ReplicaActor:
         self._server.stop(grace_s)
 
 
+class PutReleases:
+    """Releases as nodes get them: each is put once, and kept as long as the fleet has it."""
+
+    def __init__(self, put: Callable[[bytes], Any]) -> None:
+        self._put = put
+        self._known: WeakKeyDictionary[FleetRelease, Any] = WeakKeyDictionary()
+
+    def of(self, release: FleetRelease) -> Any:
+        """Return the reference to a release."""
+        if release not in self._known:
+            self._known[release] = self._put(msgspec.msgpack.encode(release))
+        return self._known[release]
+
+
 class RayNodes:
     """The nodes of a Ray cluster; see `Nodes`. In the fleet's actor."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
-        self._releases: dict[int, Any] = {}  # references, by the identity of the release
+        self._releases = PutReleases(lambda data: _ray().put(data))
 
     def start(self, name: str, release: FleetRelease) -> Any:
         ray = _ray()
-        if id(release) not in self._releases:
-            self._releases[id(release)] = ray.put(msgspec.msgpack.encode(release))
         made = ray.remote(ReplicaActor).options(
             name=name,
             namespace=NAMESPACE,
@@ -66,7 +79,7 @@ class RayNodes:
             max_restarts=0,  # the fleet starts another one
             max_concurrency=4,
         )
-        told = (self._releases[id(release)], library_version(), self._environment)
+        told = (self._releases.of(release), library_version(), self._environment)
         return made.remote(*told)
 
     async def look(self, handle: Any) -> tuple[Look, str]:
@@ -107,6 +120,10 @@ class FleetActor:
         """Want the release before again, see `Fleet.roll_back`."""
         return self._fleet.roll_back()
 
+    async def end(self) -> bool:
+        """Want nothing any more, see `Fleet.end`."""
+        return self._fleet.end()
+
     async def view(self) -> bytes:
         """Return how it stands, as JSON of a FleetView."""
         return msgspec.json.encode(self._fleet.view())
@@ -139,7 +156,7 @@ class RayFleets:
         ray = _ray()
         try:
             return ray.get_actor(_actor_name(name), namespace=NAMESPACE)
-        except ValueError:
+        except ValueError:  # Ray's for a name that nobody has
             raise InitError(
                 f"there is no fleet {name!r} in this cluster: pipeline cluster up SCRIPT makes one"
             ) from None

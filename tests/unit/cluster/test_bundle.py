@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 
 import pytest
@@ -65,3 +66,24 @@ def test_a_name_that_leads_out_is_refused(tmp_path, name):
         archive.writestr(name, "x")
     with pytest.raises(ConfigError, match="leads out of its folder"):
         unpacked(ScriptBundle("web_server.py", target.getvalue()), tmp_path)
+
+
+def test_a_link_to_a_folder_is_told_and_not_left_out(script, tmp_path):
+    (script.parent / "large").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="large: a link to a folder is not packed"):
+        bundle_of(script)
+
+
+def test_a_name_that_is_no_text_is_told(script):
+    (script.parent / os.fsdecode(b"\xff.bin")).write_text("")
+    with pytest.raises(ConfigError, match="is no text in UTF-8"):
+        bundle_of(script)
+
+
+def test_a_file_that_goes_while_it_is_packed_is_told(script, monkeypatch):
+    def gone(folder):
+        yield folder / "gone"
+
+    monkeypatch.setattr(bundles, "_files", gone)
+    with pytest.raises(ConfigError, match="gone: No such file or directory, while it was packed"):
+        bundle_of(script)

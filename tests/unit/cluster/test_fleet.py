@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+import pytest
 from doubles import virtual
 
 from pipeline.cluster.bundle import ScriptBundle
 from pipeline.cluster.fleet import Fleet, FleetRelease, ReplicaGoneError
 from pipeline.cluster.node_server import Look
 from pipeline.cluster.plan import MAX_FAILURES, ReplicaPhase
+from pipeline.cluster.ray_fleet import PutReleases
+from pipeline.errors import InitError
 
 RELEASE = FleetRelease(ScriptBundle("web_server.py"))
 
@@ -23,8 +26,11 @@ class PlayedNodes:
         self.releases: dict[str, FleetRelease] = {}
         self.stopped: list[str] = []
         self.killed: list[str] = []
+        self.refuses = False
 
     def start(self, name: str, release: FleetRelease) -> str:
+        if self.refuses:
+            raise ValueError("no node has so many cards")
         self.releases[name] = release
         return name
 
@@ -147,3 +153,49 @@ async def test_one_that_is_not_ready_for_now_stays_listed():
         await asyncio.sleep(20)
         assert it.phases() == [(1, ReplicaPhase.UNREADY), (2, ReplicaPhase.READY)]
         assert len(it.fleet.view().addresses) == 2
+
+
+@virtual
+async def test_what_nodes_cannot_start_is_a_failure():
+    async with Fixture() as it:
+        it.nodes.refuses = True
+        it.fleet.want(RELEASE, None)
+        await asyncio.sleep(60)
+        view = it.fleet.view()
+        assert (view.is_stuck, "so many cards" in view.reason) == (True, True)
+        assert it.phases() == [(1, ReplicaPhase.READY), (2, ReplicaPhase.READY)]
+
+
+@virtual
+async def test_a_fleet_that_has_or_wants_replicas_does_not_end_and_one_that_is_over_takes_none():
+    async with Fixture() as it:
+        it.fleet.want(None, 0)
+        assert not it.fleet.end()
+        await asyncio.sleep(30)
+        it.fleet.want(None, 1)
+        assert not it.fleet.end()
+        it.fleet.want(None, 0)
+        await asyncio.sleep(30)
+        assert it.fleet.end()
+        with pytest.raises(InitError, match="try again"):
+            it.fleet.want(RELEASE, 2)
+
+
+@virtual
+async def test_replicas_of_no_release_are_refused():
+    fleet = Fleet("f", PlayedNodes(), asyncio.get_running_loop().time)
+    with pytest.raises(InitError, match="has no release yet"):
+        fleet.want(None, 2)
+    fleet.want(None, 0)
+    assert fleet.view().is_reached
+
+
+def test_a_release_is_put_once_and_forgotten_with_the_fleets():
+    put: list[bytes] = []
+    releases = PutReleases(lambda data: put.append(data) or len(put))
+    first = FleetRelease(ScriptBundle("a.py"))
+    assert (releases.of(first), releases.of(first)) == (1, 1)
+    for number in range(2, 5):  # they come to the same place in memory
+        del first
+        first = FleetRelease(ScriptBundle(f"{number}.py"))
+        assert releases.of(first) == number
