@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pipeline.cli.parsing import command_parser, fails
+from pipeline.cli.parsing import above_0, at_least_1, command_parser, fails
 from pipeline.cli.progress import ProgressLine
 from pipeline.config.yaml_edit import OpChange, with_ops_changed
 from pipeline.errors import ConfigError
@@ -196,19 +195,19 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--load", required=True, metavar="FILE", help="requests, as JSON lines")
     parser.add_argument(
         "--clients",
-        type=_count,
+        type=at_least_1,
         metavar="N",
         help=f"requests at a time; as many as were recorded, or {_CLIENTS}",
     )
     parser.add_argument(
-        "--seconds", type=_amount, default=2.0, metavar="S", help="length of a trial's load"
+        "--seconds", type=above_0, default=2.0, metavar="S", help="length of a trial's load"
     )
     parser.add_argument("--objective", choices=("throughput", "latency"), default="throughput")
-    parser.add_argument("--latency-p99-ms", type=_amount, metavar="MS", help="limit")
-    parser.add_argument("--memory-mb", type=_amount, metavar="MIB", help="limit, all processes")
-    parser.add_argument("--most-trials", type=_count, default=20, metavar="N")
-    parser.add_argument("--most-workers", type=_count, default=16, metavar="N", help="of an Op")
-    parser.add_argument("--most-batch", type=_count, default=32, metavar="N")
+    parser.add_argument("--latency-p99-ms", type=above_0, metavar="MS", help="limit")
+    parser.add_argument("--memory-mb", type=above_0, metavar="MIB", help="limit, all processes")
+    parser.add_argument("--most-trials", type=at_least_1, default=20, metavar="N")
+    parser.add_argument("--most-workers", type=at_least_1, default=16, metavar="N", help="of an Op")
+    parser.add_argument("--most-batch", type=at_least_1, default=32, metavar="N")
     parser.add_argument(
         "--out",
         metavar="PATH",
@@ -226,18 +225,6 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     if bool(given.script) == bool(given.model_repository):
         parser.error("a script is missing, or --model-repository: one of them")
     return given
-
-
-def _count(text: str) -> int:
-    if (count := int(text)) < 1:
-        raise ValueError(text)
-    return count
-
-
-def _amount(text: str) -> float:
-    if not 0 < (amount := float(text)) < math.inf:
-        raise ValueError(text)
-    return amount
 
 
 def _say(text: str) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.client
-import math
 import sys
 from collections.abc import Sequence
 
 import msgspec
 
 from pipeline.cli.client import named
-from pipeline.cli.parsing import FAILED, command_parser, fails
+from pipeline.cli.parsing import FAILED, above_0, amount, at_least_1, command_parser, fails
 from pipeline.cli.progress import ProgressLine
 from pipeline.cli.question import ServerAddress, add_question, question_of
 from pipeline.errors import ConfigError
@@ -56,13 +55,17 @@ def bench_parser() -> argparse.ArgumentParser:
         help="requests in the place of fields, as the filter record writes",
     )
     parser.add_argument(
-        "--concurrency", type=_count, default=8, metavar="N", help="callers; default: %(default)s"
+        "--concurrency",
+        type=at_least_1,
+        default=8,
+        metavar="N",
+        help="callers; default: %(default)s",
     )
     parser.add_argument(
-        "--seconds", type=_amount, default=5.0, metavar="S", help="default: %(default)s"
+        "--seconds", type=above_0, default=5.0, metavar="S", help="default: %(default)s"
     )
     parser.add_argument(
-        "--warmup", type=_amount, default=1.0, metavar="S", help="not counted; default: %(default)s"
+        "--warmup", type=amount, default=1.0, metavar="S", help="not counted; default: %(default)s"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -84,7 +87,8 @@ async def _measure(
     address: ServerAddress, requests: Sequence[LoadRequest], given: argparse.Namespace
 ) -> LoadFigures:
     callers, host = given.concurrency, address.host
-    await replay(address.port, requests, callers, given.warmup, host)
+    if given.warmup:
+        await replay(address.port, requests, callers, given.warmup, host)
     return await replay(address.port, requests, callers, given.seconds, host)
 
 
@@ -114,15 +118,3 @@ def _as_json(figures: LoadFigures) -> str:
 
 def _length_s(given: argparse.Namespace) -> float:
     return float(given.warmup + given.seconds)
-
-
-def _count(text: str) -> int:
-    if (count := int(text)) < 1:
-        raise ValueError(text)
-    return count
-
-
-def _amount(text: str) -> float:
-    if not 0 < (amount := float(text)) < math.inf:
-        raise ValueError(text)
-    return amount

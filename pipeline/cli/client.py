@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import http.client
+import re
 import sys
 from collections.abc import Sequence
 
 import msgspec
 
-from pipeline.cli.parsing import FAILED, command_parser, fails
+from pipeline.cli.parsing import FAILED, above_0, command_parser, fails
 from pipeline.cli.question import (
     JSON,
     Form,
@@ -22,6 +23,9 @@ from pipeline.cli.question import (
 from pipeline.errors import ConfigError
 
 _TIMEOUT_S = 60.0
+_MAX_TIMEOUT_S = 86400.0  # sockets bear no number of any size
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # as RFC 9110 has it
+_HEADER_VALUE = re.compile(r"[ -~]*")
 
 
 def client(arguments: Sequence[str]) -> int:
@@ -49,7 +53,7 @@ def client_parser() -> argparse.ArgumentParser:
         "--header", action="append", default=[], metavar="NAME:VALUE", help="such as a token's"
     )
     parser.add_argument(
-        "--timeout", type=float, default=_TIMEOUT_S, metavar="S", help="default: %(default)s"
+        "--timeout", type=_timeout, default=_TIMEOUT_S, metavar="S", help="default: %(default)s"
     )
     return parser
 
@@ -109,6 +113,13 @@ def _pass_on(response: http.client.HTTPResponse) -> int:
 
 def _header(word: str) -> tuple[str, str]:
     name, colon, value = word.partition(":")
-    if not colon or not name.strip():
-        raise ConfigError(f"--header {word!r}: expected NAME:VALUE")
-    return name.strip(), value.strip()
+    name, value = name.strip(), value.strip()
+    if not colon or not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+        raise ConfigError(f"--header {word!r}: expected NAME:VALUE, of visible ASCII and spaces")
+    return name, value
+
+
+def _timeout(text: str) -> float:
+    if (timeout_s := above_0(text)) > _MAX_TIMEOUT_S:
+        raise argparse.ArgumentTypeError(f"expected a number to {_MAX_TIMEOUT_S:g}, found {text!r}")
+    return timeout_s

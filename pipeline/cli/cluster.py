@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.cli.parsing import amount, command_parser, count, fails
+from pipeline.cli.parsing import amount, at_least_1, command_parser, count, fails
 from pipeline.cluster.bundle import bundle_of
 from pipeline.cluster.edge import Edge
 from pipeline.cluster.fleet import FleetRelease, FleetView
@@ -81,7 +81,7 @@ def cluster_parser() -> argparse.ArgumentParser:
     _add_wait(add("down", down, "end all replicas, each when it has answered, and the fleet"))
     _add_edge(add("edge", edge, "take requests for the fleet, until Ctrl-C or SIGTERM"))
     local_parser = add("local", local, "start a Ray cluster on this machine, until Ctrl-C")
-    local_parser.add_argument("--nodes", type=count, default=2, metavar="N", help="default: 2")
+    local_parser.add_argument("--nodes", type=at_least_1, default=2, metavar="N", help="default: 2")
     local_parser.add_argument("--num-cpus", type=count, default=2, metavar="N", help="of each node")
     return parser
 

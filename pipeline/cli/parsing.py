@@ -95,6 +95,20 @@ def count(text: str) -> int:
     raise argparse.ArgumentTypeError(f"expected a whole number from 0, found {text!r}")
 
 
+def above_0(text: str) -> float:
+    """Return the number of an option that says how much, which is more than nothing."""
+    if value := amount(text):
+        return value
+    raise argparse.ArgumentTypeError(f"expected more than 0, found {text!r}")
+
+
+def at_least_1(text: str) -> int:
+    """Return the number of an option that says how many, which is not none."""
+    if value := count(text):
+        return value
+    raise argparse.ArgumentTypeError(f"expected at least 1, found {text!r}")
+
+
 def fails(command: str, text: str, status: int = FAILED) -> int:
     """Say on stderr why a sub-command did not do its work; returns the exit status."""
     sys.stderr.write(f"{PROGRAM} {command}: {text}\n")
