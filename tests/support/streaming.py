@@ -234,9 +234,15 @@ async def serving(
     def make_workers(schedule: Any) -> Any:
         for kind in kinds.values():
             kind.attach(loop, schedule)
-        return lambda op, owner: kinds.get(
-            op.pipeline_config.workers or "", kinds["thread"]
-        ).workers(op, op.pipeline_config.concurrency, owner)
+
+        def make(op: Op, owner: Any) -> Any:
+            own = (
+                op.pipeline_config.workers if op in graph.ops else None
+            )  # else at the ends: threads
+            kind = kinds.get(own or "", kinds["thread"])
+            return kind.workers(op, op.pipeline_config.concurrency, owner)
+
+        return make
 
     rows = Rows()
     journal = Journal([rows])
