@@ -241,6 +241,7 @@ def local(given: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # at any moment: no process stays
     with LocalCluster(given.nodes, given.num_cpus) as address:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has put its own there
         sys.stdout.write(f"a Ray cluster of {given.nodes} nodes is at {address}; Ctrl-C ends it\n")
         sys.stdout.flush()
         with contextlib.suppress(KeyboardInterrupt):

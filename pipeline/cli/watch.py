@@ -50,7 +50,9 @@ class Watch:
     def _files(self) -> Iterator[str]:
         for folder, folders, files in os.walk(self._folder):
             folders[:] = sorted(name for name in folders if _is_watched(folder, name))
-            yield from (os.path.join(folder, name) for name in files if name.endswith(SUFFIXES))
+            for name in files:  # hidden ones are of editors: locks, drafts
+                if name.endswith(SUFFIXES) and not name.startswith("."):
+                    yield os.path.join(folder, name)
 
 
 def _is_watched(folder: str, name: str) -> bool:

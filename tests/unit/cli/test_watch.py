@@ -48,6 +48,7 @@ def test_new_and_removed_files_are_changes(watch, tmp_path):
     [
         "notes.txt",
         ".git/x.py",
+        ".#web_server.py",
         ".hidden/x.py",
         "__pycache__/x.py",
         "PipelineServingLogs/x.json",
