@@ -14,7 +14,7 @@ import msgspec
 from pipeline.config import registry
 from pipeline.config.expressions import Expressions, is_text
 from pipeline.config.fields import Setting, found, settings_of
-from pipeline.config.yaml import KeyPath, Source, Text, read_yaml, value_of
+from pipeline.config.yaml import MAX_DEPTH, KeyPath, Source, Text, read_yaml, value_of
 from pipeline.errors import ConfigError
 
 PREFIX = "PIPELINE__"
@@ -93,6 +93,8 @@ def read_layers(
     for setting in (*_in_environment(layers.environ), *map(_flag, layers.settings)):
         if not is_text(setting.text):
             raise ConfigError(f"{setting.origin}: no text in UTF-8")
+        if len(setting.parts) > MAX_DEPTH:  # as files have it
+            raise ConfigError(f"{setting.origin}: nested deeper than {MAX_DEPTH} levels")
         path = _spelt(root, setting.parts, source.data)
         value, problems = value_of(setting.text, setting.origin)
         source = merged(source, _source_of(path, value, setting, problems))

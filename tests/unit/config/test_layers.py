@@ -211,6 +211,7 @@ def test_options_of_what_a_key_names_are_keys():
         (["host=\udcff"], {}, "--set: no text in UTF-8"),
         ([], {"PIPELINE__HOST": "\udcff"}, "PIPELINE__HOST: no text in UTF-8"),
         (["op=[1]"], {}, "--set: op: expected a mapping (key: value), found [1] (list)"),
+        ([".".join(["a"] * 1500) + "=1"] * 2, {}, "--set: nested deeper than 32 levels"),
     ],
 )
 def test_a_wrong_setting_is_told_with_where_it_came_from(settings, environ, said):
