@@ -95,5 +95,6 @@ class Edge:
 def write_list(path: Path, addresses: Sequence[str]) -> None:
     """Write the list of replicas; who reads it sees the old one or the new."""
     draft = path.with_suffix(".new")
-    draft.write_text("".join(f"{address}\n" for address in addresses), encoding="ascii")
+    lines = "".join(f"{address}\n" for address in addresses)
+    draft.write_text(lines or "[]\n", encoding="ascii")  # an empty file is a mistake to the gateway
     os.replace(draft, path)
