@@ -80,7 +80,7 @@ class Reloader:
         self._serving: Release | None = None
         self._starting: Release | None = start({})
         self._leaving: list[Release] = []
-        self.is_unwanted = False
+        self.is_unwanted: bool = False
 
     def tick(self) -> None:
         """Look at the files and the servers once."""

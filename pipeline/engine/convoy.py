@@ -304,9 +304,12 @@ class ConvoyRun(BatchRun, eq=False):
             for name in _TOLD:
                 setattr(self, name, getattr(inner, name))
         except Exception as error:  # ours: the worker must survive it
-            self.start_ns = self.preprocess_end_ns = self.process_end_ns = clock_ns()
-            self.end_ns = self.start_ns
-            self.outcomes = [stage_error(error, op, "process", 0)] * len(self.items)
+            now_ns = clock_ns()
+            self.start_ns: int = now_ns
+            self.preprocess_end_ns: int = now_ns
+            self.process_end_ns: int = now_ns
+            self.end_ns: int = now_ns
+            self.outcomes: list[Any] = [stage_error(error, op, "process", 0)] * len(self.items)
 
 
 _TOLD = (

@@ -68,8 +68,9 @@ class RayWorker(ProcessWorker):
     def _connect(self, commons: Commons, op: Op) -> None:
         context, pool = cast(RayContext, commons), self._workers
         self._head = HeadStatus()
-        self.status = self._head
-        self.child = self._actor = Actor(self)
+        self.status: HeadStatus = self._head
+        self.child: Actor = Actor(self)
+        self._actor = self.child
         cargo = pool.cargo(self.number)
         self._link = self.link = ActorLink(context, pool.sender, self, cargo, op.name)
         self.link.start(pool.demands(self._wanted_node), pool.model_refs)

@@ -63,7 +63,7 @@ class ActorReply(msgspec.Struct, array_like=True):
     pid: int = 0
 
 
-decode_reply = msgspec.msgpack.Decoder(ActorReply).decode
+decode_reply: Callable[[bytes], ActorReply] = msgspec.msgpack.Decoder(ActorReply).decode
 
 
 def outcomes_of(report: WorkerReport) -> Iterator[ItemOutcome]:

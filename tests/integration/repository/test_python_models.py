@@ -411,7 +411,9 @@ class TritonPythonModel:
             rounds = self.rounds[id(request)] = self.rounds.get(id(request), 0) + 1
             answer = pb.InferenceResponse([pb.Tensor("OUTPUT0", np.full_like(left, rounds))])
             is_over = rounds > left.flat[0]
-            if not is_over:
+            if is_over:
+                del self.rounds[id(request)]  # another request may have that id next
+            else:
                 request.set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
             if left.flat[0] == 77 and not is_over:
                 found.append(answer)
@@ -437,6 +439,7 @@ class TritonPythonModel:
             if left > 0:
                 request.set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
             else:
+                del self.left[id(request)]
                 sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
                 request.set_release_flags(pb.TRITONSERVER_REQUEST_RELEASE_ALL)
 """
