@@ -351,7 +351,7 @@ class OpConfig(Struct, frozen=True, kw_only=True):
 
 
 Signal = Literal["traces", "logs", "metrics"]
-"""What OpenTelemetry's collectors take."""
+"""Kinds of data that OpenTelemetry's collectors take."""
 
 Edge = Literal["embedded", "gateway", "auto"]
 """Who takes HTTP and gRPC."""

@@ -8,9 +8,8 @@ import http.client
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +25,7 @@ from pipeline.repository.polled_model import find_models
 from pipeline.tuning.family import Family, family_of
 from pipeline.tuning.load import LoadRequest, replay
 from pipeline.tuning.settings import OpMeasured, OpSettings, Settings, Trial
-from pipeline.tuning.tried_server import TrialError, TriedOp, port_of, stop
+from pipeline.tuning.tried_server import TrialError, TriedOp, port_of, stop, timed, trial_of
 
 _ASKED = re.compile(r"/v2/models/([^/]+)(?:/versions/[^/]+)?/(?:infer|generate)")
 _ALONE = "sequence_batching"  # whose batches are not gathered
@@ -186,12 +185,7 @@ class ModelsBench:
 
     def trial(self, settings: Settings) -> Trial:
         """Load the models with these settings and ask them; return what they did."""
-        begin = time.monotonic()
-        try:
-            found = self._measured(settings)
-        except (OSError, TrialError) as error:
-            found = Trial(settings, problem=str(error) or type(error).__name__)
-        return replace(found, took_s=time.monotonic() - begin)
+        return timed(settings, self._measured)
 
     def _measured(self, settings: Settings) -> Trial:
         server = self.server
@@ -202,23 +196,14 @@ class ModelsBench:
         before = server.family()
         load = asyncio.run(replay(server.port, self.requests, self.clients, self.seconds))
         after = server.family()
-        if load.failed or not load.times_s:
-            told = f"{load.failed} of {len(load.times_s)} failed: {load.error}"
-            return Trial(settings, problem=told if load.failed else "nothing was answered")
-        answered = len(load.times_s)
-        return Trial(
-            settings,
-            per_s=load.per_s,
-            p50_ms=load.percentile_ms(50),
-            p99_ms=load.percentile_ms(99),
-            memory_mb=after.memory_mb,
-            cpu=(after.cpu_s - before.cpu_s) / load.seconds,
-            ops={
-                name: measured(earlier, server.counted(name), answered, load.seconds)
+
+        def ops() -> dict[str, OpMeasured]:
+            return {
+                name: measured(earlier, server.counted(name), len(load.times_s), load.seconds)
                 for name, earlier in zip(self.configs, counted, strict=True)
-            },
-            worker_mb=after.each_mb,
-        )
+            }
+
+        return trial_of(settings, load, before, after, ops)
 
 
 def measured(before: Counted, after: Counted, answered: int, seconds: float) -> OpMeasured:

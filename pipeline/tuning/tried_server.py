@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,8 +21,8 @@ from pipeline.engine.journal import NO_WORKER, Outcome
 from pipeline.errors import PipelineError
 from pipeline.observe.analysis.analyst import Analyst
 from pipeline.observe.tables import batches
-from pipeline.tuning.family import family_of
-from pipeline.tuning.load import LoadRequest, replay
+from pipeline.tuning.family import Family, family_of
+from pipeline.tuning.load import LoadFigures, LoadRequest, replay
 from pipeline.tuning.settings import OpMeasured, OpSettings, Settings, Trial
 
 CHILD = "pipeline.cli.trial_main"
@@ -92,6 +92,39 @@ class Script:
             raise TrialError(f"{self.arguments[0]}: {told or 'it runs no server'}") from None
 
 
+def timed(settings: Settings, measure: Callable[[Settings], Trial]) -> Trial:
+    """Return what `measure` finds of some settings, or its problem, and how long it took."""
+    begin = time.monotonic()
+    try:
+        found = measure(settings)
+    except (OSError, TrialError) as error:
+        found = Trial(settings, problem=str(error) or type(error).__name__)
+    return replace(found, took_s=time.monotonic() - begin)
+
+
+def trial_of(
+    settings: Settings,
+    load: LoadFigures,
+    before: Family,
+    after: Family,
+    ops: Callable[[], Mapping[str, OpMeasured]],
+) -> Trial:
+    """Return what a load found between two looks at a server; `ops` is asked if all is well."""
+    if load.failed or not load.times_s:
+        told = f"{load.failed} of {len(load.times_s)} failed: {load.error}"
+        return Trial(settings, problem=told if load.failed else "nothing was answered")
+    return Trial(
+        settings,
+        per_s=load.per_s,
+        p50_ms=load.percentile_ms(50),
+        p99_ms=load.percentile_ms(99),
+        memory_mb=after.memory_mb,
+        cpu=(after.cpu_s - before.cpu_s) / load.seconds,
+        ops=ops(),
+        worker_mb=after.each_mb,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """All that is the same in each trial. Times in s."""
@@ -106,12 +139,7 @@ class Bench:
 
     def trial(self, settings: Settings) -> Trial:
         """Run the service with these settings under the load; return what it did."""
-        begin = time.monotonic()
-        try:
-            found = self._measured(settings)
-        except (OSError, TrialError) as error:
-            found = Trial(settings, problem=str(error) or type(error).__name__)
-        return replace(found, took_s=time.monotonic() - begin)
+        return timed(settings, self._measured)
 
     def _measured(self, settings: Settings) -> Trial:
         with TemporaryDirectory(prefix="pipeline-trial-") as folder:
@@ -121,19 +149,7 @@ class Bench:
                 begins_at, before = output.stat().st_size, family_of(child.pid)
                 load = asyncio.run(replay(port, self.requests, self.clients, self.seconds))
                 after = family_of(child.pid)
-            if load.failed or not load.times_s:
-                told = f"{load.failed} of {len(load.times_s)} failed: {load.error}"
-                return Trial(settings, problem=told if load.failed else "nothing was answered")
-            return Trial(
-                settings,
-                per_s=load.per_s,
-                p50_ms=load.percentile_ms(50),
-                p99_ms=load.percentile_ms(99),
-                memory_mb=after.memory_mb,
-                cpu=(after.cpu_s - before.cpu_s) / load.seconds,
-                ops=_ops_of(output, begins_at),
-                worker_mb=after.each_mb,
-            )
+            return trial_of(settings, load, before, after, lambda: _ops_of(output, begins_at))
 
     @contextlib.contextmanager
     def _running(

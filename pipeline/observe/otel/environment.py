@@ -16,7 +16,7 @@ from pipeline.config.schema import Signal
 from pipeline.errors import InitError, one_line
 
 CLOSE_S = 5.0
-"""What a collector that does not answer gets when the server stops."""
+"""Time that a collector which does not answer gets when the server stops."""
 
 _PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 
