@@ -15,6 +15,7 @@ from pipeline.errors import PackageError, PayloadTypeError, error_from_wire
 from pipeline.proto.codec import decode_tensors, numpy_to_tensor, numpy_to_text, text_to_numpy
 from pipeline.proto.lists import as_array
 from pipeline.proto.pipeline_service_pb2 import DESCRIPTOR, Request, Response, Tensor
+from pipeline.proto.plain_answer import json_elements
 
 INFERENCE_PATH = f"/{DESCRIPTOR.services_by_name['PipelineService'].full_name}/inference"
 STREAM_PATH = f"{INFERENCE_PATH}_stream"
@@ -122,7 +123,13 @@ def _printed_array(value: Any) -> npt.NDArray[Any]:
 
 
 def _json(value: dict[Any, Any]) -> str:
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS).decode()
+    return orjson.dumps(value, _numpy_in_json, orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _numpy_in_json(value: Any) -> orjson.Fragment:
+    """Return the JSON of an array of whatever layout, or of a number of numpy's."""
+    known = json_elements(value) if isinstance(value, np.ndarray) else value
+    return orjson.Fragment(orjson.dumps(known, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def cut_answer(proto: Response, options: CallOptions) -> PipelineResponse:

@@ -93,7 +93,7 @@ def _default(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode()
     if isinstance(value, np.ndarray):
-        return _elements(value)
+        return json_elements(value)
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
@@ -108,13 +108,13 @@ def _default(value: Any) -> Any:
     raise TypeError
 
 
-def _elements(array: np.ndarray[Any, Any]) -> Any:
+def json_elements(array: np.ndarray[Any, Any]) -> Any:
     """Return an array as orjson takes it, or its elements."""
     if array.dtype.kind in "iufb" and array.ndim:
         native = array.dtype.newbyteorder("=")
         return np.ascontiguousarray(array, native).reshape(array.shape)
     if array.dtype.name == "bfloat16":
-        return array.astype(np.float32) if array.ndim else float(array)
+        return array.astype(np.float32, "C") if array.ndim else float(array)
     return array.tolist()
 
 

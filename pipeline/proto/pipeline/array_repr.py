@@ -274,7 +274,8 @@ def _suit_points(low: float, high: float) -> bool:
 def _shortest(flat: Array) -> list[str]:
     """Return the fewest digits that tell each number from its neighbours of the same dtype."""
     if flat.dtype == np.float32:  # which Python's repr does not know, and orjson does
-        return orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].decode().split(",")
+        packed = np.ascontiguousarray(flat)  # orjson takes no strides
+        return orjson.dumps(packed, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].decode().split(",")
     return list(map(repr, flat.tolist()))
 
 
