@@ -19,6 +19,7 @@ from pipeline.proto.slices import SLICE, breathe
 from pipeline.routes import names_of_ops
 
 if TYPE_CHECKING:
+    from pipeline.config.controls import Control
     from pipeline.config.schema import OpConfig
     from pipeline.schema.bound import BoundSchema
     from pipeline.tracing.running import Notes
@@ -134,6 +135,7 @@ class Op:
     pipeline_merges: bool = (
         True  # False: `process` gets a list of feeds, and returns one of results
     )
+    pipeline_controls: Sequence[Control] = ()  # that `process` adds to its requests by itself
     pipeline_notes: Notes | None = None  # of requests, where logs say which one it is
     pipeline_packs_tensors: bool | None = None  # as `set_pack_tensor_format` was told
 

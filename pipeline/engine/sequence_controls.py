@@ -123,13 +123,16 @@ def _spread(value: Any, places: Sequence[int], rows: int) -> Any:
         return listed
     if not isinstance(value, np.ndarray) or value.ndim == 0 or len(value) != len(places):
         return value
-    shape = (rows, *value.shape[1:])
-    if value.dtype == object:
-        array = np.full(shape, _empty(value.flat[0] if value.size else ""), object)
-    else:
-        array = np.zeros(shape, value.dtype)
+    array = of_nobody(value, (rows, *value.shape[1:]))
     array[list(places)] = value
     return array
+
+
+def of_nobody(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return an array for a row that nobody has sent: zeros, or empty elements like the others."""
+    if like.dtype == object:
+        return np.full(shape, _empty(like.flat[0] if like.size else ""), object)
+    return np.zeros(shape, like.dtype)
 
 
 def _empty(element: Any) -> Any:

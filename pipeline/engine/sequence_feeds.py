@@ -203,7 +203,8 @@ def feeds_sequences(op: Op) -> bool:
 def has_fillers(op: Op) -> bool:
     """Return whether each slot of an Op's workers has a row of its own in their batches."""
     config = op.pipeline_config
-    tells = any(each.kind is Kind.READY for each in controls_of(op.name, config.sequence.controls))
+    controls = [*controls_of(op.name, config.sequence.controls), *op.pipeline_controls]
+    tells = any(each.kind is Kind.READY for each in controls)
     is_direct = config.sequence.strategy == "direct" and config.batching != "iterative"
     has_axes = all(state.batch_axis != -1 for state in config.sequence.state)
     return tells and is_direct and config.batch_size > 1 and has_axes

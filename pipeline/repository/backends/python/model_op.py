@@ -17,7 +17,8 @@ import msgspec
 
 from pipeline.config.controls import Control
 from pipeline.data import RequestContext
-from pipeline.engine.sequence_controls import Controls
+from pipeline.engine.sequence_controls import Controls, in_slots, of_nobody
+from pipeline.engine.sequence_feeds import has_fillers
 from pipeline.engine.streams.flow import ENDED
 from pipeline.errors import ClosedError, InitError, PipelineError, UserCodeError
 from pipeline.op import Op, RequestOp, WorkerSpec
@@ -97,10 +98,12 @@ class PythonModelOp(Op):
         )
         flat = [control.name for control in spec.controls] if spec.is_flat else ()
         self.controls: Controls = Controls(spec.name, spec.controls, flat)
+        self.pipeline_controls: Sequence[Control] = spec.controls
 
     def init_op(self) -> None:
         """Load the model. InitError: it has no such class."""
         number = self.concurrency_idx or 0
+        self.has_fillers: bool = bool(self.spec.controls) and has_fillers(self)
         ServerAccess.caller = self.pipeline_models
         self.instance: str = self.spec.arguments(number)["model_instance_name"]
         self.model: Any = load_class(Path(self.spec.file), self.spec.name, self.spec.version)()
@@ -157,14 +160,28 @@ class PythonModelOp(Op):
 
     def _answers_of_one(self, requests: Sequence[IncomingRequest]) -> list[Any]:
         """Return what one `execute` has for each request."""
+        rows = self._in_slots(requests) if self.has_fillers else requests
         try:
-            responses = self._responses(requests)
+            of_rows = dict(zip(rows, self._responses(rows), strict=True))
         except UserCodeError as error:  # of nobody in particular
             return [error] * len(requests)
-        return [
-            self._result(response, request)
-            for response, request in zip(responses, requests, strict=True)
-        ]
+        return [self._result(of_rows[request], request) for request in requests]
+
+    def _in_slots(self, requests: Sequence[IncomingRequest]) -> list[IncomingRequest]:
+        """Return the requests, each in the place of its slot, with fillers between them."""
+        steps = {request.step: request for request in requests if request.step is not None}
+        if len(steps) < len(requests):  # samples that warm the model up have no slots
+            return list(requests)
+        rows = in_slots(list(steps))
+        return [self._filler(requests[0]) if step is None else steps[step] for step in rows]
+
+    def _filler(self, like: IncomingRequest) -> IncomingRequest:
+        """Return a request of nobody's, whose inputs have the shapes of another one's."""
+        arrays = {tensor.name(): tensor.as_numpy() for tensor in like.inputs()}
+        feed = {name: of_nobody(array, array.shape) for name, array in arrays.items()}
+        feed |= self.controls.arrays([None])
+        context = RequestContext(data_id=0)
+        return IncomingRequest(feed, context, self.name, self.spec.outputs, sends_one=True)
 
     def _responses(self, requests: Sequence[IncomingRequest]) -> list[Any]:
         """Return what `execute` returns. UserCodeError: it is not a response to each request."""

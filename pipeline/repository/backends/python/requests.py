@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data import RequestContext
+from pipeline.data import RequestContext, SequenceStep
 from pipeline.engine.model_answers import LAST, PARAMETERS, failed_part
 from pipeline.errors import (
     ConflictError,
@@ -286,6 +286,11 @@ class IncomingRequest:
         self.sender: ResponseSender = ResponseSender(context.is_cancelled, put, sends_one)
         self.has_sender: bool = False
         self.is_rescheduled: bool = False
+
+    @property
+    def step(self) -> SequenceStep | None:
+        """What it is in its sequence, and which slot that has; None: the model has none."""
+        return self._context.sequence
 
     def inputs(self) -> list[NamedTensor]:
         """Return the tensors."""

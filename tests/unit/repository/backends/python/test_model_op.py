@@ -9,7 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from pipeline.data import RequestContext
+from pipeline.config.controls import Control, Kind
+from pipeline.config.schema import OpConfig
+from pipeline.data import RequestContext, SequenceStep
 from pipeline.engine.model_answers import error_in
 from pipeline.errors import (
     ConflictError,
@@ -59,13 +61,16 @@ def model(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     count = iter(range(100))
 
-    def make(body, kind=PythonModelOp):
+    def make(body, kind=PythonModelOp, controls=(), sequence=None):
         file = tmp_path / f"model{next(count)}.py"
         lines = "".join(f"        {line}\n" for line in body.strip().splitlines())
         file.write_text(f"{HEAD}\n    def execute(self, requests):\n{lines}")
         config = json.dumps({"name": "m", "max_batch_size": 8})
         spec = ModelSpec("m", 3, str(tmp_path), str(file), config, ("OUTPUT0", "OUTPUT1"))
-        op = kind(msgspec.structs.replace(spec, instances=2))
+        op = kind(msgspec.structs.replace(spec, instances=2, controls=controls))
+        op.pipeline_config = msgspec.convert(
+            {"batch_size": 8, "sequence": sequence or {}}, OpConfig
+        )
         op.concurrency_idx = 1
         op.init_op()
         made.append(op)
@@ -134,6 +139,38 @@ return [answer([1])]
         {"a": 1, "x-me": "you"},
         *(["OUTPUT1"], "m", True, None),
     )
+
+
+READY = Control("READY", Kind.READY, "FP32", (0.0, 1.0))
+SLOTS = """
+of = [{tensor.name(): tensor.as_numpy() for tensor in each.inputs()} for each in requests]
+self.seen = [(each["READY"].tolist(), each["INPUT0"].tolist()) for each in of]
+return [answer([[len(of) * 10 + slot]]) for slot, _ in enumerate(of)]
+"""
+
+
+@pytest.mark.parametrize("kept", [np.array([[5]], np.int32), np.array([[b"five"]], object)])
+def test_a_request_is_at_the_place_of_its_slot_with_fillers_before_it(model, kept):
+    op = model(SLOTS, controls=(READY,), sequence={"strategy": "direct"})
+    steps = [SequenceStep(id=7, slot=3), SequenceStep(id="b", slot=1, start=True)]
+    contexts = [asked(number, sequence=step) for number, step in enumerate(steps)]
+    answers = run(op, kept, kept, contexts=contexts)
+    assert [each["OUTPUT0"].tolist() for each in answers] == [[[43]], [[41]]]
+    empty = kept.tolist()[0][0].__class__()
+    row = ([[1.0]], kept.tolist())
+    assert op.model.seen == [([[0.0]], [[empty]]), row, ([[0.0]], [[empty]]), row]
+
+
+@pytest.mark.parametrize(
+    ("controls", "strategy"),
+    [((READY,), "oldest"), ((Control("START", Kind.START, "FP32", (0.0, 1.0)),), "direct")],
+)
+def test_else_a_model_gets_no_fillers(model, controls, strategy):
+    op = model(
+        "return [answer([[len(requests)]])]", controls=controls, sequence={"strategy": strategy}
+    )
+    context = asked(sequence=SequenceStep(id=7, slot=3))
+    assert run(op, np.ones((1, 1)), contexts=[context])[0]["OUTPUT0"].tolist() == [[1]]
 
 
 def test_an_error_of_one_request_is_its_own(model):
