@@ -233,9 +233,9 @@ def _folders(op: Op) -> list[Path]:
     """Return where the files of an Op's initial states may be."""
     base, model = op.pipeline_base_dir, op.pipeline_config.local_service_conf.model_config
     if model is None:
-        return [base, Path()]
+        return [base / FOLDER, base, Path()]
     at = base / model if (base / model).exists() else Path(model)
-    return [(at if at.is_dir() else at.parent) / FOLDER, base, Path()]
+    return [base / FOLDER, (at if at.is_dir() else at.parent) / FOLDER, base, Path()]
 
 
 def _flat_controls(op: Op) -> list[str]:

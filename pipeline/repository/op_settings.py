@@ -131,7 +131,7 @@ def _sequences(config: ModelConfig, batching: ModelSequenceBatching) -> dict[str
     sequence: dict[str, Any] = {
         "max_idle_ms": max(1, -(-batching.max_sequence_idle_microseconds // _US_IN_MS)),
         "controls": said.get("control_input", []),
-        "state": [_state(each) for each in said.get("state", [])],
+        "state": [_state(each, config.max_batch_size) for each in said.get("state", [])],
     }
     if batching.iterative_sequence:
         del sequence["max_idle_ms"]
@@ -155,8 +155,10 @@ def _sequences(config: ModelConfig, batching: ModelSequenceBatching) -> dict[str
     return {"sequence": sequence}
 
 
-def _state(said: dict[str, Any]) -> dict[str, Any]:
-    """Return a state with its sizes as numbers."""
+def _state(said: dict[str, Any], max_batch_size: int) -> dict[str, Any]:
+    """Return a state with its sizes as numbers; requests are along an axis of it if any are."""
+    if max_batch_size == 0:
+        said["batch_axis"] = -1
     for each in (said, *said.get("initial_state", [])):
         if "dims" in each:
             each["dims"] = [int(size) for size in each["dims"]]

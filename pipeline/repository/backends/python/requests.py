@@ -289,7 +289,7 @@ class IncomingRequest:
 
     @property
     def step(self) -> SequenceStep | None:
-        """What it is in its sequence, and which slot that has; None: the model has none."""
+        """Step of its sequence, with the slot of that; None: the model has no sequences."""
         return self._context.sequence
 
     def inputs(self) -> list[NamedTensor]:
