@@ -20,7 +20,8 @@ class InitialStateConfig(Struct, frozen=True, kw_only=True):
     dims: Annotated[Dims | None, "As those of the state, each with a size; absent: those."] = None
     zero_data: Annotated[bool | None, "Given: it is zeros, of text empty strings."] = None
     data_file: Annotated[
-        str | None, "File with its bytes: in initial_state/ beside the model, or where it says."
+        str | None,
+        "File with its bytes: in initial_state/ here or beside the model, or where it says.",
     ] = None
 
 
