@@ -21,7 +21,7 @@ class InitialStateConfig(Struct, frozen=True, kw_only=True):
     zero_data: Annotated[bool | None, "Given: it is zeros, of text empty strings."] = None
     data_file: Annotated[
         str | None,
-        "File with its bytes: in initial_state/ here or beside the model, or where it says.",
+        "File with its bytes: in initial_state/ here or beside the model, or elsewhere.",
     ] = None
 
 
