@@ -1,4 +1,4 @@
-"""Implicit state of models that do not batch, and the folder of the files that states begin with."""
+"""Implicit state of models that do not batch, and where the files of initial states are."""
 
 from __future__ import annotations
 
