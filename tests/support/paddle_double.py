@@ -59,6 +59,10 @@ class FakeHandle:
     def set_lod(self, lod):
         self.predictor.lods[self.name] = lod
 
+    def type(self):
+        value = self.predictor.values[self.name]
+        return types.SimpleNamespace(name=np.asarray(value).dtype.name.upper())
+
     def copy_to_cpu(self):
         return self.predictor.values[self.name]
 

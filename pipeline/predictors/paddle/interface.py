@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from pipeline.errors import InitError, InputError
-from pipeline.predictors.base import TensorSpec
+from pipeline.predictors.base import TEXT, TensorSpec
 from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.predictors.paddle.program import Program
 from pipeline.predictors.signature import LOD, ModelSignature, are_offsets
@@ -26,7 +27,12 @@ _FED = frozenset(
     np.dtype(kind)
     for kind in ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64", "O")
 )
-"""What `paddle.inference` takes from numpy, and text."""
+"""What the handles of `paddle.inference` take from numpy, and text."""
+
+_AS_TENSORS = frozenset(
+    np.dtype(kind) for kind in (np.int16, ml_dtypes.bfloat16, np.complex64, np.complex128)
+)
+"""What only whole tensors of Paddle's hold: a handle refuses it, or hands out memory as float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +41,14 @@ class PaddleInterface:
 
     `wants_lod`: an input is a batch of sequences, which the model may not run without offsets.
     `row_counts`: of an output of boxes, under any of its names, the model's own name of the one
-    that has how many each sample has.
+    that has how many each sample has. `needs_tensors`: there are types that no handle carries.
     """
 
     signature: ModelSignature
     feeds: Mapping[str, str]
     fetches: Mapping[str, str]
     wants_lod: bool
+    needs_tensors: bool = False
     row_counts: Mapping[str, str] = field(default_factory=dict)
 
     def by_alias(self, feed: Any) -> Any:
@@ -92,7 +99,20 @@ def interface(
     wants_lod = any(name in program.vars and program.vars[name].has_lod for name in inputs)
     if conf is not None:
         wants_lod = wants_lod or any(var.is_lod for var in conf.feeds)
-    return PaddleInterface(signature, feeds, known, wants_lod, counts)
+    needs_tensors = _needs_tensors(signature, wants_lod)
+    return PaddleInterface(signature, feeds, known, wants_lod, needs_tensors, counts)
+
+
+def _needs_tensors(signature: ModelSignature, wants_lod: bool) -> bool:
+    """Return whether a type is there that no handle carries. Raises InitError: tensors cannot."""
+    specs = (*signature.inputs, *signature.outputs)
+    odd = next((spec for spec in specs if spec.dtype in _AS_TENSORS), None)
+    if odd and (wants_lod or any(spec.dtype == TEXT for spec in specs)):
+        raise InitError(
+            f"[{signature.model}] {odd.name!r} is {odd.dtype}, which Paddle takes beside neither "
+            "text nor offsets of sequences: export the model with float32 there"
+        )
+    return odd is not None
 
 
 def _aliases(
@@ -127,7 +147,7 @@ def _aliases(
 def _input(model: str, program: Program, alias: str, name: str) -> TensorSpec:
     var = program.vars.get(name)
     dtype = var.dtype if var else None
-    if var is None or dtype is None or dtype not in _FED:
+    if var is None or dtype is None or dtype not in _FED | _AS_TENSORS:
         kind = "a type that numpy has no name for" if dtype is None else str(dtype)
         raise InitError(
             f"[{model}] the input {name!r} is {kind}, which Paddle cannot be fed: export the "

@@ -6,11 +6,12 @@ import importlib
 import logging
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from pipeline.errors import ClosedError, InitError, InputError, PredictorError, one_line
@@ -29,6 +30,8 @@ _LOGGER = logging.getLogger(__name__)
 
 # Paddle's errors: a stack of C++, a headline, then what the user can use.
 _BEFORE_SUMMARY = re.compile(r".*Error Message Summary:\s*-+", re.S)
+_HANDLED = frozenset(("BOOL", "UINT8", "INT8", "INT32", "INT64", "FLOAT16", "FLOAT32", "FLOAT64"))
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _PLACE_IN_PADDLE = re.compile(r"\s*\(at /\S+:\d+\)")
 
 
@@ -43,14 +46,15 @@ class PaddlePredictor:
     holds_gil = True
     """Paddle keeps the GIL for the whole run: in a thread no other Python code runs meanwhile."""
 
-    def __init__(self, root: Any, face: PaddleInterface) -> None:
+    def __init__(self, root: Any, face: PaddleInterface, paddle: Any) -> None:
         self.memory_usage: Sequence[MemoryUse] = ()
         self.signature: ModelSignature = face.signature
         self.feed_names: tuple[str, ...] = face.signature.feed_names
         self.fetch_names: tuple[str, ...] = face.signature.fetch_names
         self._face = face
         self._root: Any = root
-        self._free = [_Runner(root, face)]
+        self._paddle = paddle
+        self._free = [self._runner(root)]
         self._lock = threading.Lock()
 
     def predict(
@@ -84,6 +88,8 @@ class PaddlePredictor:
         runner = self._take()
         try:
             return runner(arrays, lods, names)
+        except InputError:
+            raise
         except Exception as error:  # Paddle raises nearly every built-in exception
             text = f"[{self.signature.model}] the model failed: {brief(error)}"
             if odd := self.signature.odd_shapes(arrays):
@@ -125,6 +131,11 @@ class PaddlePredictor:
                     f"{array.shape}: Paddle cannot be run on nothing, skip the call"
                 )
 
+    def _runner(self, predictor: Any) -> _Runner:
+        if self._face.needs_tensors:
+            return _TensorRunner(predictor, self._face, self._paddle)
+        return _Runner(predictor, self._face)
+
     def _take(self) -> _Runner:
         with self._lock:
             if self._free:
@@ -133,7 +144,7 @@ class PaddlePredictor:
             if root is None:
                 raise ClosedError(f"[{self.signature.model}] the predictor is closed")
             try:
-                return _Runner(root.clone(), self._face)
+                return self._runner(root.clone())
             except Exception as error:  # as above; a card may have no memory left, for example
                 raise PredictorError(
                     f"[{self.signature.model}] cannot be cloned for a call beside others: "
@@ -163,16 +174,11 @@ class _Runner:
         lods: Mapping[str, list[list[int]]],
         names: Sequence[str],
     ) -> dict[str, np.ndarray]:
-        for name, array in arrays.items():
-            handle = self._inputs[name]
-            handle.copy_from_cpu(_as_fed(array))
-            self._set_lod(name, handle, lods.get(name))
-        self._predictor.run()
+        output = self._run(arrays, lods)
         result = {}
         for name in names:
-            handle = self._outputs[name]
-            result[name] = handle.copy_to_cpu()
-            if levels := handle.lod():
+            result[name] = output(name)
+            if levels := self._outputs[name].lod():
                 result[name + LOD] = np.array(levels[0], np.int32)
             elif name in self._counts:  # newer Paddle gives no LoD of boxes
                 ends = np.cumsum(self._counts[name].copy_to_cpu())
@@ -180,6 +186,25 @@ class _Runner:
         # Else the memory of every shape that was ever fed is kept: 4.4 GB for the lines of a page.
         self._predictor.clear_intermediate_tensor()
         return result
+
+    def _run(
+        self, arrays: Mapping[str, np.ndarray], lods: Mapping[str, list[list[int]]]
+    ) -> Callable[[str], np.ndarray]:
+        """Run on the arrays, and return what gives each output."""
+        for name, array in arrays.items():
+            handle = self._inputs[name]
+            handle.copy_from_cpu(_as_fed(array))
+            self._set_lod(name, handle, lods.get(name))
+        self._predictor.run()
+        return self._copy
+
+    def _copy(self, name: str) -> np.ndarray:
+        handle = self._outputs[name]
+        kind = handle.type().name
+        if kind not in _HANDLED:  # its memory would be handed out as float32
+            raise TypeError(f"output {name!r} came as {kind}, which its program does not say")
+        array: np.ndarray = handle.copy_to_cpu()
+        return array
 
     def _set_lod(self, name: str, handle: Any, lod: list[list[int]] | None) -> None:
         """Set an input's LoD, or take away what an earlier call set."""
@@ -189,6 +214,62 @@ class _Runner:
         elif name in self._have_lod:
             self._have_lod.discard(name)
             handle.set_lod([])
+
+
+class _TensorRunner(_Runner):
+    """A runner of a model with types that Paddle's handles cannot carry, but its tensors can."""
+
+    def __init__(self, predictor: Any, face: PaddleInterface, paddle: Any) -> None:
+        super().__init__(predictor, face)
+        self._paddle = paddle
+        self._model = face.signature.model
+        aliases = {name: alias for alias, name in face.feeds.items()}
+        self._feeds = [aliases[name] for name in predictor.get_input_names()]
+        places = {name: at for at, name in enumerate(predictor.get_output_names())}
+        self._places = {alias: places[name] for alias, name in face.fetches.items()}
+
+    def _run(
+        self, arrays: Mapping[str, np.ndarray], lods: Mapping[str, list[list[int]]]
+    ) -> Callable[[str], np.ndarray]:
+        if lods:
+            names = ", ".join(name + LOD for name in lods)
+            raise InputError(
+                f"[{self._model}] {names}: Paddle takes no offsets beside bfloat16, int16 and "
+                "complex numbers"
+            )
+        with _dynamic_mode(self._paddle):
+            tensors = [self._paddle.Tensor(_as_bits(arrays[alias])) for alias in self._feeds]
+            found = self._predictor.run(tensors)
+            outputs = [
+                _from_bits(each.numpy(), each.dtype == self._paddle.bfloat16) for each in found
+            ]
+        return lambda name: outputs[self._places[name]]
+
+
+def _as_bits(array: np.ndarray) -> np.ndarray:
+    """Return what Paddle takes for a tensor: of bfloat16, its bits."""
+    return array.view(np.uint16) if array.dtype == _BFLOAT16 else array
+
+
+def _from_bits(array: np.ndarray, is_bfloat16: bool) -> np.ndarray:
+    return array.view(_BFLOAT16) if is_bfloat16 else array
+
+
+_one_mode = threading.Lock()
+
+
+@contextmanager
+def _dynamic_mode(paddle: Any) -> Iterator[None]:
+    """Let tensors be made, also where a script has called `paddle.enable_static()`.
+
+    The mode is the whole process's; Paddle ends the process when one is made in the other.
+    """
+    with _one_mode:
+        if paddle.in_dynamic_mode():
+            yield
+            return
+        with paddle.base.dygraph.guard():
+            yield
 
 
 def _as_fed(array: np.ndarray) -> Any:
@@ -220,7 +301,7 @@ def load(model: PaddleModel, device: Device, paddle: Any = None) -> PaddlePredic
         root = paddle.inference.create_predictor(config)
         inputs, outputs = root.get_input_names(), root.get_output_names()
         face = interface(path.name, program, inputs, outputs, conf, model.fetch_list)
-        predictor = PaddlePredictor(root, face)
+        predictor = PaddlePredictor(root, face, paddle)
         predictor.memory_usage = meter.uses()
     if not face.wants_lod:
         predictor.warm_up()

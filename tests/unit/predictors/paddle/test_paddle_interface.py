@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import InitError, InputError
+from pipeline.predictors.base import TEXT
 from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.predictors.paddle.interface import interface, offsets
 from pipeline.predictors.paddle.program import Program, ProgramVar
@@ -89,9 +90,14 @@ def test_an_only_output_that_older_exporters_named_otherwise_is_meant(caplog):
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.int16, np.complex64])
-def test_types_that_paddle_cannot_be_fed_are_refused(dtype):
-    with pytest.raises(InitError, match=rf"'x' is {np.dtype(dtype)}"):
-        interface("m", program(x=ProgramVar(np.dtype(dtype), ())), ["x"], [])
+def test_types_that_no_handle_carries_need_tensors(dtype):
+    odd = ProgramVar(np.dtype(dtype), ())
+    for names in (["x"], ["y"]), (["y"], ["x"]):
+        assert interface("m", program(x=odd, y=ProgramVar(FLOAT, ())), *names).needs_tensors
+    others = {"sequences": ProgramVar(FLOAT, (None,), True), "text": ProgramVar(TEXT, (None,))}
+    for name, other in others.items():
+        with pytest.raises(InitError, match=f"'x' is {np.dtype(dtype)}.*neither text nor offsets"):
+            interface("m", program(x=odd, **{name: other}), ["x", name], [])
 
 
 @pytest.mark.parametrize("variables", [{}, {"x": ProgramVar(None, ())}], ids=["unnamed", "new"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 from doubles import side_by_side
@@ -223,3 +224,15 @@ def test_without_paddle_the_error_says_what_to_install(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "paddle", None)
     with pytest.raises(InitError, match=r"pip install 'pipeline-serving\[paddle\]'"):
         load(PaddleModel(path), CPU)
+
+
+def test_an_output_of_a_type_that_its_handle_mistakes_is_an_error(path):
+    paddle = FakePaddle()
+    predictor = loaded(path, paddle)
+
+    def answer(run):
+        run.values["x"] = run.values["x"].astype(ml_dtypes.bfloat16)
+
+    paddle.predictor.watch = answer
+    with pytest.raises(PredictorError, match="output 'y' came as BFLOAT16"):
+        predictor.predict({"x": rows([1, 2])})
