@@ -32,6 +32,11 @@ def error_in(answer: Any) -> PipelineError | None:
     return error_from_fields(*answer[_ERROR])
 
 
+def is_last_part(answer: Any) -> bool:
+    """Return whether one answer of several says that no other follows it."""
+    return type(answer) is dict and LAST in answer
+
+
 def outputs_in(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the outputs alone."""
     return {name: value for name, value in answer.items() if name not in _NAMES}

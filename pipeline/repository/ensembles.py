@@ -11,6 +11,7 @@ import msgspec
 from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.channel import Item
 from pipeline.engine.graph import Graph, build_graph
+from pipeline.engine.model_answers import LAST
 from pipeline.errors import NotImplementedByOpError, PipelineError
 from pipeline.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig
@@ -62,10 +63,11 @@ class PartsStepOp(StepOp):
 
 
 class TensorSource(msgspec.Struct, frozen=True):
-    """Origin of a tensor of an ensemble: the Op that brings it, and whether it batches."""
+    """Origin of a tensor of an ensemble: its Op, whether that batches, and comes in parts."""
 
     op: Op
     batches: bool
+    streams: bool = False
 
     @property
     def key(self) -> str:
@@ -94,6 +96,8 @@ class EnsembleStep:
 
     Attributes:
         is_last: its answer is that of the ensemble.
+        makes_parts: whether the model answers in parts.
+        streams: whose answers it reads that come in parts.
         fits: of the tensors of that.
     """
 
@@ -116,6 +120,8 @@ class EnsembleStep:
         self.writes: Mapping[str, str] = dict(writes)
         self.fits: Mapping[str, Fit] = _NOTHING
         self.is_last: bool = False
+        self.makes_parts: bool = False
+        self.streams: Sequence[str] = ()
         self._ensemble = ensemble
         self._reads = [(read.producer, read.tensor, read.name, read.fit) for read in reads]
         self._leads_to = leads_to
@@ -170,7 +176,16 @@ class EnsembleStep:
             wanted = item.request.info.outputs or self._leads_to
             if len(found) < len(wanted):
                 tell_missing(wanted, found)
+        if self._ends(item.inputs, fetched):
+            found[LAST] = True
         return found
+
+    def _ends(self, inputs: Mapping[str, Any], fetched: Mapping[str, Any]) -> bool:
+        """Return whether an answer is the last of several, as what it is made of says."""
+        if self.makes_parts and LAST not in fetched:
+            return False
+        is_last = all(LAST in inputs.get(name, _NOTHING) for name in self.streams)
+        return is_last and (self.makes_parts or bool(self.streams))
 
     def failed(self, error: PipelineError) -> PipelineError:
         """Return the error with the name of the ensemble before it."""
@@ -197,6 +212,8 @@ class OutputStep(EnsembleStep):
         wanted = item.request.info.outputs or self._leads_to
         if len(found) < len(wanted):
             tell_missing(wanted, found)
+        if self._ends(item.inputs, fetched):
+            found[LAST] = True
         return found
 
 
@@ -288,9 +305,11 @@ class _Steps:
             outputs=() if is_all else tuple(step.output_map),
             most=self._config.ensemble_scheduling.max_inflight_requests,
         )
-        kind = PartsStepOp if model.model_transaction_policy.decoupled else StepOp
+        asked.makes_parts = model.model_transaction_policy.decoupled
+        asked.streams = self._streams(step.input_map.values())
+        kind = PartsStepOp if asked.makes_parts else StepOp
         op = kind(self._names[number], self._producers(step.input_map.values()), asked)
-        made = TensorSource(op, batches)
+        made = TensorSource(op, batches, bool(asked.makes_parts or asked.streams))
         self._sources.update((tensor, made) for tensor in step.output_map.values())
 
     def _end(self) -> Op:
@@ -300,6 +319,7 @@ class _Steps:
             for name, dims in self._dims.items()
         ]
         step = OutputStep(self._models, self._config.name, "", -1, reads, {}, frozenset(self._dims))
+        step.streams = self._streams(self._dims)
         name = _unused("outputs", self._names)
         return StepOp(name, self._producers(self._dims), step)
 
@@ -313,6 +333,10 @@ class _Steps:
     def _read(self, tensor: str, name: str, dims: Sequence[int], batches: bool) -> Read:
         source = self._sources[tensor]
         return Read(source.key, tensor, name, _fit(source.batches, batches, dims))
+
+    def _streams(self, tensors: Iterable[str]) -> list[str]:
+        sources = [self._sources[tensor] for tensor in tensors]
+        return list(dict.fromkeys(source.key for source in sources if source.streams))
 
     def _producers(self, tensors: Iterable[str]) -> list[Op]:
         return list(dict.fromkeys(self._sources[tensor].op for tensor in tensors))

@@ -11,6 +11,7 @@ from pipeline.engine.answers import channel_data
 from pipeline.engine.conditions import Absent, nowhere
 from pipeline.engine.filters import Filter, FilterChain
 from pipeline.engine.journal import PIPELINE, EngineObservers, Outcome, PartKind
+from pipeline.engine.model_answers import is_last_part
 from pipeline.engine.pack_jobs import Packer, PackJob
 from pipeline.engine.payload import opened
 from pipeline.engine.request import ACTIVE, PACKING, RequestState
@@ -124,8 +125,10 @@ class StreamDelivery(Filter):
         if stream.timer is not None:
             stream.timer.cancel()
         takes_parts = stream.out is not None and getattr(request.sink, "takes_parts", False)
-        if self._journal is not None and takes_parts and not is_for_one_op(request):
-            now, kind = self._clock_ns(), _KINDS.get(request.outcome, PartKind.FAILED)
+        if self._journal is None or not takes_parts or is_for_one_op(request):
+            return
+        now, kind = self._clock_ns(), _KINDS.get(request.outcome, PartKind.FAILED)
+        if not (stream.has_last and kind is PartKind.EMPTY):
             began_ns = stream.given_ns or request.start_ns
             note_part(self._journal, request, PIPELINE, stream.given, kind, began_ns, now, now)
 
@@ -183,6 +186,7 @@ class StreamDelivery(Filter):
         data = payload
         if type(payload) is not dict:
             data = opened(payload, copy=is_kept or not (self._packer.is_inline and wants_response))
+        stream.has_last = is_last_part(data)
         if isinstance(data, PipelineError):
             self._ways.complete(request, data)
         elif is_kept:

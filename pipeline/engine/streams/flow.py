@@ -106,6 +106,7 @@ class RequestStream(msgspec.Struct, eq=False):
         absent: of a part that went elsewhere.
         given: parts that its sink was given; `given_ns`: when the last one was.
         made_ns: when the part that is packed was there.
+        has_last: a part has said that it is the last.
         due_at: when the next part has to be there, on the loop's clock; None: at any time.
         timer: looks then.
     """
@@ -121,6 +122,7 @@ class RequestStream(msgspec.Struct, eq=False):
     given: int = 0
     given_ns: int = 0
     made_ns: int = 0
+    has_last: bool = False
     due_at: float | None = None
     timer: Any = None
 

@@ -326,13 +326,13 @@ class _Calls:
             del request
             has_ended = not is_decoupled
             async with aclosing(found):
-                async for response, is_part in found:
+                async for response, goes_on in found:
                     if errors_end and response.error is not None:
                         raise response.error
-                    has_ended = has_ended or not is_part
+                    has_ended = has_ended or not goes_on
                     if not is_decoupled:
                         await place.come()
-                    write = partial(_written_of_stream, is_final=not is_part)
+                    write = partial(_written_of_stream, is_final=not goes_on)
                     yield await self._write(response, call, write)
             if wants_empty and not has_ended:
                 yield _written_of_stream(empty, is_final=True)

@@ -12,7 +12,7 @@ import msgspec
 
 from pipeline.data import ChannelData, RequestInfo
 from pipeline.engine.convoy import Arrays
-from pipeline.engine.model_answers import PARAMETERS, error_in
+from pipeline.engine.model_answers import PARAMETERS, error_in, is_last_part
 from pipeline.engine.models import ModelEntry, ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin, RequestTarget, ask
@@ -367,10 +367,11 @@ class ModelRepository:
         entrance: Place | None = None,
         door: FrontendStages = HTTP,
     ) -> AsyncGenerator[tuple[InferResponse, bool], None]:
-        """Run as `infer` does; yield each answer, and whether it is one part of several.
+        """Run as `infer` does; yield each answer, and whether others follow it, or may.
 
-        See `answers_to`. An error, also one behind some parts, is raised; one that is a part is
-        in its answer. With an `entrance` the engine is asked when those before have asked it.
+        See `answers_to`; a part may say that it is the last. An error, also one behind some parts,
+        is raised; one that is a part is in its answer. With an `entrance` the engine is asked when
+        those before have asked it.
         """
         try:
             async with self._opened(request, timeout_s) as (request, timeout_s):
@@ -385,12 +386,14 @@ class ModelRepository:
                 found = answers_to(begin, *asked)
                 async with aclosing(found):
                     async for answer, is_part in found:
-                        failure = error_in(answer.payload) if type(answer) is ChannelData else None
+                        payload = answer.payload if type(answer) is ChannelData else None
+                        failure = error_in(payload)
                         if failure is not None:
                             yield fitted.failed(request_id, v2_error(failure)), is_part
                             continue
+                        goes_on = is_part and not is_last_part(payload)
                         response = await self._response(fitted, said, answer)
-                        yield await self._stored(response, places), is_part
+                        yield await self._stored(response, places), goes_on
         except PipelineError as error:
             raise v2_error(error) from error
 

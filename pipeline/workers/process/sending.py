@@ -19,6 +19,7 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import UNWANTED, StreamRun
 from pipeline.errors import PipelineError
+from pipeline.routes import Answer
 from pipeline.tracing.context import child, first_of, set_call_trace
 from pipeline.workers.process.calls import CallLink, WireRoom
 from pipeline.workers.process.pages import ForgottenRequests, StatusPage
@@ -39,7 +40,7 @@ class SendingOp(Protocol):
         contexts: Sequence[RequestContext],
         tells: Sequence[Callable[[Any], None]],
     ) -> None:
-        """Take requests; the `tell` of each gets its parts, an error, which ends it, or ENDED.
+        """Take requests; the `tell` of each gets its parts, and its end: ENDED, an error or Answer.
 
         Any thread may call these, also when this has returned. Raises PipelineError.
         """
@@ -177,7 +178,7 @@ class _Sending:
         self._is_over = False
 
     def tell(self, outcome: Any) -> None:
-        """Send a part, an error, which ends it, or ENDED; from any thread."""
+        """Send a part, an error or Answer, which ends it, or ENDED; from any thread."""
         with self._lock:
             self._waiting.append(outcome)
             self._send()
@@ -196,12 +197,13 @@ class _Sending:
         number, place = self.key
         entries: list[tuple[int, Any]] = []
         while self._waiting and not self._is_over:
-            is_part = not (self._waiting[0] is ENDED or isinstance(self._waiting[0], PipelineError))
+            outcome = self._waiting[0]
+            is_part = not (outcome is ENDED or isinstance(outcome, PipelineError))
             if is_part and self._sent >= self._allowed:
                 break
             entries.append((place, self._waiting.popleft()))
             self._sent += is_part
-            if not is_part:
+            if not is_part or isinstance(outcome, Answer):
                 self._end()
         if entries:
             parts = WireParts(number, [], self._start_ns, self._start_ns)

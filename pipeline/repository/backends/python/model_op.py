@@ -26,6 +26,7 @@ from pipeline.repository.backends.python import utils_module
 from pipeline.repository.backends.python.calls import ServerAccess
 from pipeline.repository.backends.python.requests import IncomingRequest
 from pipeline.repository.backends.reshape import Reshaping
+from pipeline.routes import Answer
 from pipeline.system.event_loop import LoopThread
 
 _LOGGER = logging.getLogger(__name__)
@@ -325,8 +326,11 @@ class DecoupledModelOp(PythonModelOp):
         return lambda response: tell(ENDED if response is None else self._part(response))
 
     def _part(self, response: Any) -> Any:
-        """Return what is sent on of a response; an error ends the others, too."""
-        return response if isinstance(response, PipelineError) else self.answered(response.part())
+        """Return what is sent on of a response; an error ends the others, as the last part does."""
+        if isinstance(response, PipelineError):
+            return response
+        part = self.answered(response.part())
+        return Answer(part) if response.is_last and not isinstance(part, PipelineError) else part
 
     def _execute(self, requests: Sequence[IncomingRequest]) -> None:
         """Have the model take requests, and those again that it wants to.
