@@ -8,7 +8,7 @@ import functools
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,10 +29,18 @@ from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replicas import Replicas
 from pipeline.runtime.service import Service, gc_frozen
+from pipeline.system.children import (
+    ChildrenSince,
+    Handler,
+    handlers_now,
+    keep_signals_from_children,
+)
 from pipeline.system.event_loop import LoopThread, end_tasks, loop_factory, or_stopped
 from pipeline.system.malloc import tune_malloc
 from pipeline.system.service_manager import ServiceManager
 from pipeline.system.stdio import ensure_stdio, say_on_stderr
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class PipelineServer:
@@ -223,6 +231,8 @@ def serve_until_signalled(
 ) -> None:
     """Run a service that was forked until SIGTERM or SIGINT; then it drains.
 
+    What user code has started ends with it.
+
     Args:
         service: what runs.
         on_ready: called when it takes requests.
@@ -232,7 +242,7 @@ def serve_until_signalled(
     async def serve() -> None:
         stop = asyncio.Event()
         attend(stop.set)
-        with _signals_set(stop, service):
+        with _signals_set(stop, service, handlers):
             try:
                 if await or_stopped(stop, service.start()):
                     on_ready()
@@ -242,13 +252,30 @@ def serve_until_signalled(
                 await service.stop()
                 await end_tasks()
 
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    handlers = handlers_now(_SIGNALS)
+    with _children_ended(), asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve())
 
 
 @contextlib.contextmanager
-def _signals_set(stop: asyncio.Event, service: Runtime) -> Any:
-    """SIGTERM and SIGINT set `stop`; a second one ends the grace period."""
+def _children_ended() -> Iterator[None]:
+    """End the processes that user code starts meanwhile, where signals are this server's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    children = ChildrenSince()
+    try:
+        yield
+    finally:
+        children.end()
+
+
+@contextlib.contextmanager
+def _signals_set(stop: asyncio.Event, service: Runtime, before: Mapping[int, Handler]) -> Any:
+    """SIGTERM and SIGINT set `stop`; a second one ends the grace period.
+
+    Children handle them as was done before.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -259,11 +286,11 @@ def _signals_set(stop: asyncio.Event, service: Runtime) -> Any:
             service.cancel_grace()
         stop.set()
 
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
+    for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal)
+    keep_signals_from_children(before)
     try:
         yield
     finally:
-        for number in signals:
+        for number in _SIGNALS:
             loop.remove_signal_handler(number)

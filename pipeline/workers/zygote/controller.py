@@ -8,15 +8,15 @@ import functools
 import gc
 import itertools
 import os
-import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from pipeline.errors import InitError
+from pipeline.system.children import wait_for_end
 from pipeline.system.interpreter import Interpreter
 from pipeline.workers.zygote import spawn as zygote_spawn
 from pipeline.workers.zygote.link import Child, ZygoteLink, is_at_work, reap
@@ -214,12 +214,12 @@ class Zygotes:
         for zygote in self._zygotes:
             zygote.hang_up()
         lives = [zygote.life for zygote in self._zygotes if zygote.life is not None]
-        _wait_for_end(lives, timeout_s)
+        wait_for_end(lives, timeout_s)
         for zygote in list(self._zygotes):
             self._read(zygote, sys.maxsize)
             self._lose(zygote)
         while self._dying:  # first the zygotes, then the children that they leave
-            _wait_for_end(self._dying, _KILL_TIMEOUT_S)
+            wait_for_end(self._dying, _KILL_TIMEOUT_S)
             for life in list(self._dying):
                 self._has_ended(life)
 
@@ -384,16 +384,3 @@ class Zygotes:
         waiter = self._all_gone
         if waiter is not None and not waiter.done() and not self._zygotes and not self._dying:
             waiter.set_result(None)
-
-
-def _wait_for_end(lives: Iterable[int], timeout_s: float) -> None:
-    """Wait until all these processes have ended, or until the time is over."""
-    poll = select.poll()
-    waiting = set(lives)
-    for life in waiting:
-        poll.register(life, select.POLLIN)
-    deadline = time.monotonic() + timeout_s
-    while waiting and (left_s := deadline - time.monotonic()) > 0:
-        for life, _ in poll.poll(left_s * 1000):
-            poll.unregister(life)
-            waiting.discard(life)

@@ -19,10 +19,17 @@ from typing import NoReturn
 
 import msgspec
 
+from pipeline.system.children import (
+    ChildrenSince,
+    default_handlers,
+    keep_signals_from_children,
+)
+
 EntryPoint = Callable[[socket.socket, int], None]
 
 MESSAGE_BYTES = 4096  # the longest message is a refusal, whose reason is cut to _REASON_CHARS
 _REASON_CHARS = 500
+_PATIENCE_S = 0.5  # for what a worker's Op has started, when the worker ends
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -163,6 +170,8 @@ class _Zygote:
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._children: dict[int, int] = {}  # pid -> the parent's number of the child
+        self._clones: set[int] = set()
+        self._descendants = ChildrenSince()
         self._control.setblocking(True)
         self._wake, self._wake_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
@@ -194,6 +203,7 @@ class _Zygote:
             os.kill(pid, signal.SIGKILL)
         while self._children and self._reap(0):
             pass
+        self._descendants.end(0.0, besides=self._clones)  # left by workers that were killed
 
     def _obey(self) -> bool:
         """Read one request and do it; False at the end of all requests."""
@@ -247,6 +257,7 @@ class _Zygote:
                 os._exit(1)
             signal.set_wakeup_fd(-1)
             _reset_signals()
+            keep_signals_from_children(default_handlers(), is_leashed=True)
             self._control.close()
             for ours in (self._wake, self._wake_end, self._parent_life):
                 os.close(ours)
@@ -254,7 +265,11 @@ class _Zygote:
             self._name("worker")
             sock = socket.socket(fileno=fd)
             sock.setblocking(True)  # socket.setdefaulttimeout() of the user is not meant for us
-            self._load()[request.main](sock, request.number)
+            children = ChildrenSince()
+            try:
+                self._load()[request.main](sock, request.number)
+            finally:
+                children.end(_PATIENCE_S)
             code = 0
         except SystemExit as end:
             code = _exit_code(end)
@@ -294,6 +309,7 @@ class _Zygote:
             pid = -1
         if pid != 0:
             os.close(fds[0])
+            self._clones.add(pid)
             return
         self._control.close()
         os.close(self._wake)
