@@ -19,7 +19,7 @@ from typing import Any
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 PATIENCE_S = 5.0
-"""What children get to end after SIGTERM, before SIGKILL."""
+"""Time that children get to end after SIGTERM, before SIGKILL."""
 
 _FINALIZERS_S = 2.0  # what multiprocessing gets to do what it does at exit
 _PR_SET_PDEATHSIG = 1
@@ -38,7 +38,7 @@ def handlers_now(numbers: Iterable[int]) -> dict[int, Handler]:
 
 
 class _Inheritance:
-    """What a fork does to our handlers: a child is given those that were there before.
+    """Handlers over a fork: a child is given those that were there before ours.
 
     A child would inherit ours, which do nothing, and the file by which a signal wakes our event
     loop: its SIGTERM would be read here as our own, and it would go on.
