@@ -16,12 +16,12 @@ from pipeline.engine.shortcut import Shortcut
 from pipeline.engine.streams.combine import StreamLimits
 from pipeline.engine.streams.flow import ALL, ENDED, OUT, End, Flow, Part, opened_part
 from pipeline.engine.streams.inlet import Inlet, inlet_of
-from pipeline.engine.streams.plan import StreamPlan
+from pipeline.engine.streams.plan import StreamPlan, check_streams
 from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun, allowed_of
-from pipeline.engine.streams.spans import note_made, note_stream
+from pipeline.engine.streams.spans import note_cut, note_made, note_stream
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Loop, Worker, WorkersFactory
-from pipeline.errors import ConfigError, GraphError, PipelineError, note_op
+from pipeline.errors import PipelineError, note_op
 from pipeline.op import Op
 from pipeline.routes import Answer, Goto, Routed
 
@@ -72,7 +72,7 @@ class StreamDispatcher(OpDispatcher):
         self._inlets: dict[RequestState, Inlet] = {}
         self._runs: dict[RequestState, tuple[StreamRun, int]] = {}
         self._slices = 0  # at the workers, beside the runs that count
-        _check(self)
+        check_streams(self)
 
     # In -----------------------------------------------------------------------------------------
 
@@ -144,8 +144,7 @@ class StreamDispatcher(OpDispatcher):
         found = self._runs.pop(request, None)
         if found is not None:
             run, place = found
-            if request.outcome == Outcome.CANCELED:
-                note_made(self.spans, run, run.items[place], self._flow(request), PartKind.CANCELED)
+            note_cut(self.spans, run, run.items[place], self._flow(request))
             self._resume(run)
 
     # Runs of a generator ------------------------------------------------------------------------
@@ -169,22 +168,30 @@ class StreamDispatcher(OpDispatcher):
             request = item.request
             if self._runs.get(request) != (run, place):  # it is over, or failed meanwhile
                 continue
-            if outcome is ENDED:
-                note_made(self.spans, run, item, self._flow(request), PartKind.EMPTY)
-                note_stream(self.spans, run, item, Outcome.OK)
-                self._ended(item)
-            elif isinstance(outcome, PipelineError):
-                note_made(self.spans, run, item, self._flow(request), PartKind.FAILED)
-                note_stream(self.spans, run, item, outcome_of(outcome))
-                self._pass_on(item, outcome)
-            else:
-                flow = self._flow(request)
-                flow.sent += 1
-                note_made(self.spans, run, item, flow)
-                self.links.answered += 1
-                self._send_part(request, flow.sent - 1, outcome)
-                if isinstance(outcome, Answer):
-                    note_stream(self.spans, run, item, Outcome.OK)
+            self._tell(run, item, outcome)
+
+    def _tell(self, run: StreamRun, item: Item, outcome: Any) -> None:
+        """Send a part, or what ends a request, to those behind."""
+        request, flow = item.request, self._flow(item.request)
+        if outcome is ENDED:
+            note_made(self.spans, run, item, flow, PartKind.EMPTY)
+            note_stream(self.spans, run, item, Outcome.OK)
+            self._ended(item)
+            return
+        if isinstance(outcome, PipelineError):
+            note_made(self.spans, run, item, flow, PartKind.FAILED)
+            note_stream(self.spans, run, item, outcome_of(outcome))
+            self._pass_on(item, outcome)
+            return
+        flow.sent += 1
+        note_made(self.spans, run, item, flow)
+        self.links.answered += 1
+        if is_last := isinstance(outcome, Answer):
+            note_stream(self.spans, run, item, Outcome.OK)
+            del self._runs[request]
+        self._send_part(request, flow.sent - 1, outcome)
+        if is_last:
+            self._resume(run)
 
     def took(self, request: RequestState, end: End = OUT, count: int = 1) -> None:
         """Take note that a part was taken at an end; there may be room for another."""
@@ -338,7 +345,11 @@ class StreamDispatcher(OpDispatcher):
         links, to = self.links, goto.to
         named = [reader for reader in links.successors if reader.name in to]
         if len(named) < len(to):
-            self._fail_stream(request, no_such_way(self, to))
+            error, found = no_such_way(self, to), self._runs.get(request)
+            if found is None:
+                self._fail_stream(request, error)
+            else:
+                self._tell(found[0], found[0].items[found[1]], error)
             return
         absent = Absent((self.name,))
         if self is self._router.last:
@@ -383,18 +394,3 @@ def _spread(by: str, request: RequestState, message: Any, to: Sequence[OpDispatc
 def is_for_one_op(request: RequestState) -> bool:
     """Return whether a request is for one Op alone."""
     return request.target is not None and request.target.op is not None
-
-
-def _check(node: StreamDispatcher) -> None:
-    """Refuse what a stream cannot go together with, as far as the configuration says it."""
-    config = node.op.pipeline_config
-    if node.makes_parts and not getattr(node.workers, "runs_slices", False):
-        raise ConfigError(
-            f"op.{node.name}.workers: {config.workers}: these cannot run a generator; "
-            "expected thread or process"
-        )
-    if config.channel_recv_first_arrive and node.channel.is_join:
-        raise GraphError(
-            f"Op {node.name!r} makes or reads a stream, and takes the first of several inputs "
-            "that arrives (channel_recv_first_arrive): these do not go together."
-        )

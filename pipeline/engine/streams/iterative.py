@@ -8,19 +8,17 @@ from typing import Any, cast
 from pipeline.config.schema import SequenceConfig
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item
-from pipeline.engine.journal import PartKind
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.iterative import IterativeScheduler
 from pipeline.engine.streams.dispatcher import StreamDispatcher, is_for_one_op
 from pipeline.engine.streams.flow import ALL, ENDED, OUT, Bundle, End, Flow, Part
 from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun, allowed_of
-from pipeline.engine.streams.spans import note_bundle, note_made
+from pipeline.engine.streams.spans import note_bundle
 from pipeline.engine.streams.stepped import ENDS, Made, SteppedRun
 from pipeline.engine.walk import Walk
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
-from pipeline.routes import Answer
 
 
 class IterativeDispatcher(StreamDispatcher):
@@ -105,27 +103,13 @@ class IterativeDispatcher(StreamDispatcher):
             if self.spans.is_wanted:
                 self.spans.batch(cast(Worker, run), step)
 
-    def _tell(self, run: SteppedRun, item: Item, outcome: Any) -> None:
-        """Send parts, or what ends a request, to those behind."""
-        request = item.request
-        flow = self._flow(request)
-        if outcome is ENDED:
-            note_made(self.spans, run, item, flow, PartKind.EMPTY)
-            self._ended(item)
-        elif type(outcome) is Bundle:
-            self._send_bundle(run, item, flow, outcome)
-        elif isinstance(outcome, PipelineError):
-            note_made(self.spans, run, item, flow, PartKind.FAILED)
-            self._pass_on(item, outcome)
+    def _tell(self, run: StreamRun, item: Item, outcome: Any) -> None:
+        if type(outcome) is Bundle:
+            self._send_bundle(run, item, self._flow(item.request), outcome)
         else:
-            flow.sent += 1
-            note_made(self.spans, run, item, flow)
-            self.links.answered += 1
-            self._send_part(request, flow.sent - 1, outcome)
-            if isinstance(outcome, Answer):
-                self._runs.pop(request, None)
+            super()._tell(run, item, outcome)
 
-    def _send_bundle(self, run: SteppedRun, item: Item, flow: Flow, bundle: Bundle) -> None:
+    def _send_bundle(self, run: StreamRun, item: Item, flow: Flow, bundle: Bundle) -> None:
         """Send several parts: together, where they are the answer's."""
         request, count = item.request, len(bundle.parts)
         flow.sent += count

@@ -6,14 +6,18 @@ Pure: what the Ops' methods are says it before there is any request.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pipeline.engine.graph import Graph, names_of
 from pipeline.engine.hooks import yields
 from pipeline.engine.op_facts import is_ragged
-from pipeline.errors import GraphError
+from pipeline.errors import ConfigError, GraphError
 from pipeline.op import Op, runs_process
+
+if TYPE_CHECKING:
+    from pipeline.engine.streams.dispatcher import StreamDispatcher
 
 ITERATIVE = "iterative"
 """The `batching` of Ops whose `process` is called step by step; see `streams.iterative`."""
@@ -201,3 +205,23 @@ def _ends_of(
         elif op in makers and bring:
             ends.append((op, ""))
     return tuple(ends)
+
+
+def check_streams(node: StreamDispatcher) -> None:
+    """Refuse what a stream cannot go together with, as far as the configuration says it.
+
+    Raises:
+        ConfigError: its workers cannot run a generator.
+        GraphError: it takes the first of several inputs.
+    """
+    config = node.op.pipeline_config
+    if node.makes_parts and not getattr(node.workers, "runs_slices", False):
+        raise ConfigError(
+            f"op.{node.name}.workers: {config.workers}: these cannot run a generator; "
+            "expected thread or process"
+        )
+    if config.channel_recv_first_arrive and node.channel.is_join:
+        raise GraphError(
+            f"Op {node.name!r} makes or reads a stream, and takes the first of several inputs "
+            "that arrives (channel_recv_first_arrive): these do not go together."
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from msgspec import field
 
@@ -57,6 +57,7 @@ class StreamRun(BatchRun, eq=False):
     """A batch that answers in parts; see `run`.
 
     Attributes:
+        tells_steps: whether each step has spans, and not the whole.
         allowed: how many parts each item may have got, UNWANTED if it is to have no more; only the
             loop writes it.
         made: how many each has got; as the next three only the worker writes it.
@@ -69,6 +70,8 @@ class StreamRun(BatchRun, eq=False):
         is_counted: whether it counts as a batch that runs; until its first slice is over.
         busy_ns: time that its last slice took.
     """
+
+    tells_steps: ClassVar[bool] = False
 
     allowed: list[int] = field(default_factory=list)
     made: list[int] = field(default_factory=list)

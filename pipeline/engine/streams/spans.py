@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.engine.channel import Item
-from pipeline.engine.journal import MAX_ROWS, Journal, PartKind, pack_part, pack_span
+from pipeline.engine.journal import (
+    FROM_OUTSIDE,
+    MAX_ROWS,
+    Journal,
+    Outcome,
+    PartKind,
+    pack_part,
+    pack_span,
+)
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Batch
 from pipeline.engine.span_recorder import SpanRecorder
@@ -15,7 +23,7 @@ from pipeline.engine.streams.run import StreamRun
 
 def note_stream(spans: SpanRecorder, run: StreamRun, item: Item, outcome: int) -> None:
     """Take down the span of a request whose generator is done with it: one for all its parts."""
-    if not spans.is_wanted:
+    if run.tells_steps or not spans.is_wanted:
         return
     request, now = item.request, spans.clock_ns()
     began, prepared = run.start_ns or now, run.preprocess_end_ns or now
@@ -39,6 +47,16 @@ def note_stream(spans: SpanRecorder, run: StreamRun, item: Item, outcome: int) -
         request.spans.append(span)
     request.input_ns += prepared - began
     request.infer_ns += now - prepared
+
+
+def note_cut(spans: SpanRecorder, run: StreamRun, item: Item, flow: Flow) -> None:
+    """Take down a stream that ends with its request, or has to start anew with it."""
+    request, outcome = item.request, Outcome(item.request.outcome)
+    if request.generation != RequestState.OVER or outcome not in (Outcome.OK, *FROM_OUTSIDE):
+        outcome = Outcome.OTHER
+    if outcome is Outcome.CANCELED:
+        note_made(spans, run, item, flow, PartKind.CANCELED)
+    note_stream(spans, run, item, outcome)
 
 
 def note_made(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from msgspec import field
 
@@ -87,6 +87,8 @@ class SteppedRun(StreamRun, eq=False):
         untold: what is to be told next.
         steps: that were not told yet.
     """
+
+    tells_steps: ClassVar[bool] = True
 
     holds: bool = False
     joining: deque[int] = field(default_factory=deque)

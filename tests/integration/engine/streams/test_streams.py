@@ -729,6 +729,56 @@ async def test_a_stream_that_is_left_or_fails_is_taken_down_as_that():
             assert ends == {0: kind, PIPELINE: kind}
 
 
+class Leads(Count):
+    """Its second part goes to an Op that does not read it."""
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        return Goto(fetch_data, "m" if fetch_data["text"] == "0" else "x")
+
+
+class Says(Count):
+    """Its second part is the last one."""
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        return Answer(fetch_data) if fetch_data["text"] == "1" else fetch_data
+
+
+class Decides(Mark):
+    """Ends the request with its second part."""
+
+    def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        return Answer(fetch_data) if fetch_data["text"].endswith("1") else fetch_data
+
+
+@pytest.mark.parametrize(
+    ("graph", "outcome"),
+    [
+        ("left", Outcome.CANCELED),
+        ("late", Outcome.REJECTED),
+        ("lost way", Outcome.BACKEND),
+        ("says the last", Outcome.OK),
+        ("others end it", Outcome.OK),
+    ],
+)
+@on_loop
+async def test_a_stream_that_is_cut_has_one_span_as_it_ended(graph, outcome):
+    maker = {"lost way": Leads, "says the last": Says}.get(graph, Endless)("maker", RequestOp())
+    last = {"lost way": Mark, "others end it": Decides}.get(graph)
+    async with serving(maker if last is None else last("m", maker)) as streams:
+        sink = streams.begin(timeout_s=0.3 if graph == "late" else None, n=5)
+        await sink.until(1)
+        if graph == "left":
+            sink.request.cancel()
+        else:
+            await sink.ended()
+        await streams.idle()
+        streams.journal.flush()
+        (span,) = [span for span in streams.rows.spans if span["op"] == 0]
+        (request,) = streams.rows.requests
+        assert (span["outcome"], request["outcome"]) == (outcome, outcome)
+        assert request["start_ns"] <= span["start_ns"] <= span["end_ns"] <= request["end_ns"]
+
+
 @on_loop
 async def test_the_edges_behind_a_stream_count_its_parts():
     count = Count("count", RequestOp())
