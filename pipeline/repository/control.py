@@ -111,9 +111,9 @@ class ModelControl:
             _LOGGER.error("error: creating server: %s", error)
             self.is_live = False
             return
-        self._is_started = True
-        if not is_good and settings.exits:
+        if not is_good and settings.exits:  # not ready for a moment, since it is about to end
             raise InitError("creating server: Internal - failed to load all models")
+        self._is_started = True
         if settings.mode == "poll" and settings.poll_s > 0:
             self._polling = asyncio.ensure_future(self._poll_again())
 

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,27 +20,33 @@ from pipeline.repository.namespaces import key_of
 
 _LOGGER = logging.getLogger(__name__)
 
-_NO_VERSIONS = ("warmup", "initial_state", "configs")
+_BYTECODE = "__pycache__"
+_NO_VERSIONS = ("warmup", "initial_state", "configs", _BYTECODE)
 _CONFIGS = (TEXT_FILE, YAML_FILE)
 
 
+_File = tuple[str, int, int]  # the path in the folder, time of the last change, bytes
+
+
 class Stamp(msgspec.Struct, frozen=True):
-    """Times of what is in a model's folder, the newest in each part, to tell what has changed.
+    """The files in a model's folder, in each part, to tell what has changed.
+
+    Bytecode that Python has written beside them is no change.
 
     Args:
-        config_ns: of the configuration's file.
-        versions_ns: by version.
-        others_ns: of all else.
+        config: the configuration's.
+        versions: by version.
+        others: all else.
     """
 
-    config_ns: int = 0
-    versions_ns: Mapping[int, int] = {}
-    others_ns: int = 0
+    config: frozenset[_File] = frozenset()
+    versions: Mapping[int, frozenset[_File]] = {}
+    others: frozenset[_File] = frozenset()
 
-    def is_version_newer(self, than: Stamp, version: int) -> bool:
+    def has_other_files(self, than: Stamp, version: int) -> bool:
         """Return whether a version has to be loaded again for its files, not its configuration."""
-        now = max(self.versions_ns.get(version, 0), self.others_ns)
-        return now > max(than.versions_ns.get(version, 0), than.others_ns)
+        there = than.versions.get(version, frozenset()), than.others
+        return (self.versions.get(version, frozenset()), self.others) != there
 
 
 class ModelFolder(msgspec.Struct, frozen=True):
@@ -118,12 +125,13 @@ def look(folder: Path) -> ModelFolder:
         ConfigError: it cannot be read.
     """
     versions = dict(sorted(_versions(folder)))
-    newest = {path: _newest(path) for path in (*_entries(folder), *versions.values())}
+    files = {path: frozenset(_files(path)) for path in (*_entries(folder), *versions.values())}
     known = {*versions.values(), *(folder / name for name in _CONFIGS)}
+    nothing: frozenset[_File] = frozenset()
     stamp = Stamp(
-        max((newest.get(folder / name, 0) for name in _CONFIGS), default=0),
-        {version: newest[path] for version, path in versions.items()},
-        max((time for path, time in newest.items() if path not in known), default=0),
+        nothing.union(*(files.get(folder / name, nothing) for name in _CONFIGS)),
+        {version: files[path] for version, path in versions.items()},
+        nothing.union(*(there for path, there in files.items() if path not in known)),
     )
     return ModelFolder(folder.name, folder, versions, stamp)
 
@@ -157,12 +165,14 @@ def _entries(path: Path) -> list[Path]:
         raise ConfigError(f"failed to open directory {path}: {error.strerror}") from error
 
 
-def _newest(path: Path) -> int:
-    """Return the newest time of a file, or of all that is below a folder; of what is gone 0."""
-    try:
-        times = [path.stat().st_mtime_ns]
+def _files(path: Path) -> Iterator[_File]:
+    """Yield a file, or all that are below a folder; of what is gone nothing."""
+    if path.name == _BYTECODE:
+        return
+    with contextlib.suppress(OSError):  # it went away meanwhile
         if path.is_dir():
-            times += [_newest(entry) for entry in path.iterdir()]
-    except OSError:  # it went away meanwhile
-        return 0
-    return max(times)
+            for entry in path.iterdir():
+                yield from _files(entry)
+        else:
+            stat = path.stat()
+            yield str(path), stat.st_mtime_ns, stat.st_size

@@ -79,7 +79,7 @@ class PolledModel(msgspec.Struct, frozen=True):
             served: the configuration of the version with what its files have added.
         """
         folder, before = self.folder, loaded.folder
-        if folder.path != before.path or folder.stamp.is_version_newer(before.stamp, version):
+        if folder.path != before.path or folder.stamp.has_other_files(before.stamp, version):
             return False
         mine = without_instances(self.config)
         return mine in (without_instances(loaded.config), without_instances(served))

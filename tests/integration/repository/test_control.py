@@ -320,6 +320,7 @@ async def test_a_server_whose_models_fail_ends_unless_told_not_to(tmp_path):
     failing = Controlled(tmp_path, mode="none")
     with pytest.raises(InitError, match="failed to load all models"):
         await failing.control.start()
+    assert not failing.control.is_ready, "not for a moment"
     await failing.control.stop()
     async with Controlled(tmp_path, mode="none", exits=False) as there:
         assert there.shown == ["b:1"]

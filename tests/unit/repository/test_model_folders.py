@@ -85,9 +85,16 @@ def test_what_has_changed_is_seen_part_by_part(repository):
     before = look(folder).stamp
     touched(folder / "3" / "model.py", later)
     after = look(folder).stamp
-    assert [after.is_version_newer(before, version) for version in (1, 3, 12)] == [0, 1, 0]
+    assert [after.has_other_files(before, version) for version in (1, 3, 12)] == [0, 1, 0]
     touched(folder / "config.pbtxt", later)
-    assert look(folder).stamp.config_ns == later
+    assert look(folder).stamp.config != after.config
     touched(folder / "labels.txt", later + 1)
     last = look(folder).stamp
-    assert [last.is_version_newer(after, version) for version in (1, 3, 12)] == [1, 1, 1]
+    (folder / "3" / "__pycache__").mkdir()
+    (folder / "3" / "__pycache__" / "model.pyc").touch()
+    (folder / "__pycache__").mkdir()
+    assert look(folder).stamp == last, "bytecode is no change"
+    assert set(look(folder).versions) == {1, 3, 12}
+    (folder / "3" / "model.py").unlink()
+    assert look(folder).stamp != last
+    assert [last.has_other_files(after, version) for version in (1, 3, 12)] == [1, 1, 1]

@@ -21,7 +21,8 @@ from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.proto.v2.config_json import as_json
 from pipeline.repository.backends.base import ModelSource
 from pipeline.repository.backends.python.environments import EXECUTION_ENV_PATH, Environments
-from pipeline.repository.backends.python.model_op import MODEL_CLASS, ModelSpec, model_op
+from pipeline.repository.backends.python.loading import MODEL_CLASS
+from pipeline.repository.backends.python.model_op import ModelSpec, model_op
 from pipeline.repository.backends.ragged import ragged_inputs
 from pipeline.repository.backends.reshape import reshaping_of
 from pipeline.repository.model_config import parse_json

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pipeline.repository.backends.python.autocomplete import CompletedConfig
-from pipeline.repository.backends.python.model_op import load_class
+from pipeline.repository.backends.python.loading import load_alone
 
 
 def main(file: str, name: str, version: str) -> int:
@@ -17,7 +17,7 @@ def main(file: str, name: str, version: str) -> int:
     os.dup2(2, 1)  # what the model prints is no answer
     config = CompletedConfig(sys.stdin.read())
     try:
-        model = load_class(Path(file), name, int(version))
+        model = load_alone(Path(file), name, int(version))
         complete = getattr(model, "auto_complete_config", None)
         found = (complete and complete(config)) or config
     except Exception as error:

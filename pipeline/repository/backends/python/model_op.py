@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import logging
 import sys
@@ -22,16 +21,19 @@ from pipeline.engine.sequence_feeds import has_fillers
 from pipeline.engine.streams.flow import ENDED
 from pipeline.errors import ClosedError, InitError, PipelineError, UserCodeError
 from pipeline.op import Op, RequestOp, WorkerSpec
-from pipeline.repository.backends.python import utils_module
 from pipeline.repository.backends.python.calls import ServerAccess
+from pipeline.repository.backends.python.loading import (
+    MODEL_CLASS,
+    LoadBesideOthers,
+    LoadClass,
+    load_alone,
+)
 from pipeline.repository.backends.python.requests import IncomingRequest
 from pipeline.repository.backends.reshape import Reshaping
 from pipeline.routes import Answer
 from pipeline.system.event_loop import LoopThread
 
 _LOGGER = logging.getLogger(__name__)
-
-MODEL_CLASS = "TritonPythonModel"
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -90,9 +92,10 @@ class PythonModelOp(Op):
     own_loop: LoopThread | None = None
     sends_one: bool = True
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, load_class: LoadClass | None = None) -> None:
         super().__init__(spec.name, RequestOp())
         self.spec: ModelSpec = spec
+        self.load_class: LoadClass = load_class or LoadBesideOthers()
         self.pipeline_ragged: frozenset[str] = frozenset(spec.ragged)
         self.pipeline_spec: WorkerSpec | None = WorkerSpec(
             f"{__name__}:made_op", msgspec.msgpack.encode(spec)
@@ -107,7 +110,7 @@ class PythonModelOp(Op):
         self.has_fillers: bool = bool(self.spec.controls) and has_fillers(self)
         ServerAccess.caller = self.pipeline_models
         self.instance: str = self.spec.arguments(number)["model_instance_name"]
-        self.model: Any = load_class(Path(self.spec.file), self.spec.name, self.spec.version)()
+        self.model: Any = self.load_class(Path(self.spec.file), self.spec.name, self.spec.version)()
         initialize = getattr(self.model, "initialize", None)
         if initialize is not None:
             ServerAccess.without(initialize, self.spec.arguments(number))
@@ -378,27 +381,10 @@ def _fail(requests: Sequence[IncomingRequest], error: UserCodeError) -> None:
 def made_op(argument: bytes) -> PythonModelOp:
     """Return the Op of a ModelSpec, which a worker is told; its code sees no arguments."""
     del sys.argv[1:]  # those of the server: Triton's stub has none
-    return model_op(msgspec.msgpack.decode(argument, type=ModelSpec))
+    return model_op(msgspec.msgpack.decode(argument, type=ModelSpec), load_alone)
 
 
-def model_op(spec: ModelSpec) -> PythonModelOp:
+def model_op(spec: ModelSpec, load_class: LoadClass | None = None) -> PythonModelOp:
     """Return the Op of a model, as it answers."""
-    return DecoupledModelOp(spec) if spec.is_decoupled else PythonModelOp(spec)
-
-
-def load_class(file: Path, name: str, version: int) -> Any:
-    """Return the class of a model's file. InitError: there is none."""
-    utils_module.install()
-    for folder in (file.parent, file.parent.parent):
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))
-    spec = importlib.util.spec_from_file_location(f"{name}_{version}_model", file)
-    if spec is None or spec.loader is None:
-        raise InitError(f"model '{name}': {file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    found = getattr(module, MODEL_CLASS, None)
-    if found is None:
-        raise InitError(f"model '{name}': {file.name} has no class {MODEL_CLASS}")
-    return found
+    kind = DecoupledModelOp if spec.is_decoupled else PythonModelOp
+    return kind(spec, load_class)

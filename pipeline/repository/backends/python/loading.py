@@ -1,0 +1,182 @@
+"""Loading the class of a Python model, and the modules beside it, whose names are its own."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import itertools
+import sys
+import threading
+import types
+from collections.abc import Callable
+from importlib.abc import PathEntryFinder
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    PathFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
+from importlib.util import module_from_spec
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InitError
+from pipeline.repository.backends.python import utils_module
+
+MODEL_CLASS = "TritonPythonModel"
+
+LoadClass = Callable[[Path, str, int], Any]
+"""Returns the class of a model's file, given its name and version. InitError: there is none."""
+
+_folders: set[Path] = set()  # of models
+_spaces: dict[str, _Space] = {}  # by the name of its package
+_numbers = itertools.count()
+_lock = threading.Lock()
+
+
+def load_alone(file: Path, name: str, version: int) -> Any:
+    """Load a model that has the process to itself: its folders are the first of `sys.path`."""
+    folders = _open(file)
+    sys.path[:] = [*folders, *(path for path in sys.path if path not in folders)]
+    return _class_of(file, name, f"{name}_{version}_model")
+
+
+class LoadBesideOthers:
+    """A LoadClass of a model that shares its process: its modules are those of a package.
+
+    What its code imports by the name of a module beside it is that module, whatever others have
+    imported by this name, and whenever it does. Instances share the modules, but for the model's.
+    """
+
+    def __init__(self) -> None:
+        self._number = next(_numbers)
+
+    def __call__(self, file: Path, name: str, version: int) -> Any:
+        folders = _open(file)
+        first = f"{name}_{version}_model"
+        package = f"{first}_{self._number}"
+        with _lock:
+            if package not in _spaces:
+                _forget(first)
+                _spaces[package] = _Space(package, first, folders)
+                # importlib, which knows nothing of packages, finds them there.
+                sys.path += [folder for folder in folders if folder not in sys.path]
+        return _class_of(file, name, package, folders)
+
+
+def _forget(first: str) -> None:
+    """Forget the modules of what was loaded of a model before."""
+    names = {package for package, space in _spaces.items() if space.first == first}
+    for package in names:
+        del _spaces[package]
+    for module in [each for each in sys.modules if each.partition(".")[0] in names]:
+        del sys.modules[module]
+
+
+def _open(file: Path) -> list[str]:
+    """Return the folders of the modules of a model, from which no bytecode comes from now on."""
+    utils_module.install()
+    folder = file.parent.parent
+    if folder not in _folders:
+        if _finder not in sys.path_hooks:
+            sys.path_hooks.insert(0, _finder)
+        _folders.add(folder)
+        for path in [each for each in sys.path_importer_cache if _is_of_model(Path(each))]:
+            del sys.path_importer_cache[path]
+    importlib.invalidate_caches()  # its files may be newer than what was seen there
+    return [str(file.parent), str(folder)]
+
+
+def _class_of(file: Path, name: str, full_name: str, folders: list[str] | None = None) -> Any:
+    if file.suffix not in SOURCE_SUFFIXES:
+        raise InitError(f"model '{name}': {file} is no Python file")
+    spec = ModuleSpec(full_name, _SourceLoader(full_name, str(file)), origin=str(file))
+    spec.has_location = True
+    spec.submodule_search_locations = folders
+    module = module_from_spec(spec)
+    sys.modules[full_name] = module
+    assert spec.loader is not None
+    spec.loader.exec_module(module)
+    found = getattr(module, MODEL_CLASS, None)
+    if found is None:
+        raise InitError(f"model '{name}': {file.name} has no class {MODEL_CLASS}")
+    return found
+
+
+class _SourceLoader(SourceFileLoader):
+    """A loader of what is in a file now: bytecode beside it would change the model's folder, and
+    does not tell two edits within one second apart."""
+
+    def get_code(self, fullname: str) -> Any:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        space = _spaces.get(module.__name__.partition(".")[0])
+        if space is not None:
+            vars(module)["__builtins__"] = space.builtins
+        super().exec_module(module)
+
+
+def _finder(path: str) -> PathEntryFinder:
+    """Find modules in a folder of a model: a hook of `sys.path_hooks`."""
+    if not _is_of_model(Path(path)):
+        raise ImportError("no folder of a model")
+    return FileFinder(
+        path,
+        (ExtensionFileLoader, EXTENSION_SUFFIXES),
+        (_SourceLoader, SOURCE_SUFFIXES),
+        (SourcelessFileLoader, BYTECODE_SUFFIXES),
+    )
+
+
+def _is_of_model(path: Path) -> bool:
+    return any(path == folder or folder in path.parents for folder in _folders)
+
+
+class _Space:
+    """The names of the modules of one model among others: those of a package."""
+
+    def __init__(self, package: str, first: str, folders: list[str]) -> None:
+        self.first = first
+        self._package = package
+        self._folders = folders
+        self._is_own: dict[str, bool] = {utils_module.NAME: False}
+        self.builtins = {**vars(builtins), "__import__": self._import}
+
+    def _import(
+        self,
+        name: str,
+        globals: Any = None,
+        locals: Any = None,
+        fromlist: Any = (),
+        level: int = 0,
+    ) -> Any:
+        """Import as the statement does, the model's own modules from its package."""
+        first = name.partition(".")[0]
+        if level or not self._has(first):
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        full = f"{self._package}.{name}"
+        if fromlist:
+            return builtins.__import__(full, globals, locals, fromlist, 0)
+        importlib.import_module(full)
+        return sys.modules[f"{self._package}.{first}"]
+
+    def _has(self, name: str) -> bool:
+        if name not in self._is_own:
+            spec = PathFinder.find_spec(f"{self._package}.{name}", self._folders)
+            # A folder without __init__.py comes behind all others of its name, as ever.
+            is_package = spec is not None and spec.loader is not None
+            self._is_own[name] = is_package or (spec is not None and not _is_elsewhere(name))
+        return self._is_own[name]
+
+
+def _is_elsewhere(name: str) -> bool:
+    """Return whether a module is found without the folders of models."""
+    paths = [path for path in sys.path if not _is_of_model(Path(path))]
+    return name in sys.builtin_module_names or PathFinder.find_spec(name, paths) is not None

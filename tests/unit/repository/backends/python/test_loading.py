@@ -1,0 +1,129 @@
+"""Modules beside a Python model: they are its own, whoever else has some of the same name."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.repository.backends.python import loading
+
+MODEL = """
+import helper
+import parts.inner
+from helper import VALUE
+from parts.inner import VALUE as INNER
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    values = (VALUE, helper.VALUE, INNER, parts.inner.VALUE)
+    tensor = pb_utils.Tensor
+
+    def late(self):
+        import late
+
+        return late.VALUE
+"""
+
+
+@pytest.fixture(autouse=True)
+def _imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process imports, and from where, is afterwards as before."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "path_hooks", [*sys.path_hooks])
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for name in ("helper", "late", "parts", "parts.inner"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    known = set(sys.modules)
+    yield
+    for name in set(sys.modules) - known:
+        del sys.modules[name]
+
+
+def model(repository: Path, name: str, version: int, value: int) -> Path:
+    folder = repository / name / str(version)
+    (folder / "parts").mkdir(parents=True)
+    (folder / "model.py").write_text(MODEL)
+    (folder / "parts" / "__init__.py").write_text("from . import inner\nimport inner as other\n")
+    (folder / "parts" / "inner.py").write_text("from helper import VALUE\n")
+    (folder / "triton_python_backend_utils.py").write_text("raise ImportError('for editors')\n")
+    edited(folder, value)
+    return folder / "model.py"
+
+
+def edited(folder: Path, value: int) -> None:
+    (folder / "helper.py").write_text(f"VALUE = {value}\n")
+    (folder / "late.py").write_text(f"VALUE = {value}\n")
+    (folder / "inner.py").write_text(f"VALUE = {value}\n")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A folder that Python searches first, as the one in which a server is started."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    edited(folder, 99)
+    sys.path.insert(0, str(folder))
+    return folder
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_model_with_a_process_to_itself_has_its_own_modules(tmp_path):
+    found = loading.load_alone(model(tmp_path, "m", 1, 1), "m", 1)
+    assert found.values == (1, 1, 1, 1)
+    assert found().late() == 1
+    assert sys.modules["helper"].VALUE == 1
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_models_of_one_process_have_their_own_modules(tmp_path):
+    cases = {
+        (name, v): model(tmp_path, name, v, v + 10 * (name == "n")) for name in "mn" for v in (1, 2)
+    }
+    found = {key: loading.LoadBesideOthers()(file, *key) for key, file in cases.items()}
+    for (name, version), each in found.items():
+        value = version + 10 * (name == "n")
+        assert each.values == (value,) * 4
+        assert each().late() == value, "also when it is imported by and by"
+        assert pickle.loads(pickle.dumps(each)) is each, "its classes have names, for processes"
+
+
+@pytest.mark.parametrize("load", [loading.load_alone, loading.LoadBesideOthers()])
+def test_a_load_writes_no_bytecode_and_reads_none(tmp_path, load):
+    file = model(tmp_path, "m", 1, 1)
+    load(file, "m", 1)
+    assert not [*tmp_path.rglob("*.pyc")]
+
+
+def test_what_was_edited_within_a_second_is_loaded(tmp_path):
+    file = model(tmp_path, "m", 1, 1)
+    assert loading.LoadBesideOthers()(file, "m", 1).values == (1,) * 4
+    edited(file.parent, 2)
+    found = loading.LoadBesideOthers()(file, "m", 1)
+    assert (found.values, found().late()) == ((2,) * 4, 2)
+    names = [name for name in sys.modules if name.startswith("m_1_model")]
+    assert len({name.partition(".")[0] for name in names}) == 1, "of one load at a time"
+
+
+def test_instances_of_one_load_share_their_modules(tmp_path):
+    file, load = model(tmp_path, "m", 1, 1), loading.LoadBesideOthers()
+    one = load(file, "m", 1)
+    edited(file.parent, 2)
+    other = load(file, "m", 1)
+    assert one is not other
+    assert other.values == one.values
+
+
+def test_a_folder_that_is_no_package_comes_behind_those_that_are(tmp_path):
+    file = model(tmp_path, "m", 1, 1)
+    (file.parent / "numpy").mkdir()
+    (file.parent / "data").mkdir()
+    (file.parent / "data" / "names.py").write_text("VALUE = 7\n")
+    file.write_text(
+        "import numpy\nfrom data.names import VALUE\n"
+        "class TritonPythonModel:\n    found = numpy.pi, VALUE\n"
+    )
+    assert loading.LoadBesideOthers()(file, "m", 1).found == (pytest.approx(3.14159, abs=1e-4), 7)
