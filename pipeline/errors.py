@@ -1,16 +1,23 @@
-"""The one exception tree: every class owns the code that goes on the wire as `err_no`.
+"""The one exception tree: every class owns its `err_no`, and its statuses over HTTP and gRPC.
 
-The codes are those of Paddle Serving's pipeline 0.8 and later; `OVERLOADED` is ours.
+The codes are those of Paddle Serving's pipeline 0.8 and later; `OVERLOADED` is ours. No other place
+says which status an error has: frontends ask `http_status_of` and `grpc_status_of`.
 """
 
 from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from typing import ClassVar
+
+from pipeline.answer_head import AnswerHead, grpc_status_for, head_of
 
 MAX_TEXT = 16384  # characters of an error: more helps nobody, and takes everybody's time
 _MAX_CHARACTERS = 400  # of what another library says
+
+ERROR_STATUSES = (400, 599)
+"""Bounds of the HTTP statuses that user code may give an error."""
 
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
@@ -46,10 +53,14 @@ class PipelineError(Exception):
 
     `was_logged`: what caused it is in the log, with its traceback. `is_callers`: it is for the
     caller to mend; the service did what it should. `op`: the name of the Op where it came from, set
-    where the engine passes it on; None: no Op is to blame.
+    where the engine passes it on; None: no Op is to blame. `http_status` and `grpc_status` are what
+    it is answered with where answers have one; `head` is what user code said in their place.
     """
 
     code: int = ErrorCode.UNKNOW
+    http_status: int = 500
+    grpc_status: str = "INTERNAL"
+    head: AnswerHead | None = None
     was_logged: bool = False
     is_callers: bool = False
     op: str | None = None
@@ -60,42 +71,79 @@ class ProductError(PipelineError):
 
     `raise ProductError(51, "no face in the picture")` is the same as returning
     `prod_errcode` and `prod_errinfo`: later Ops are skipped and the caller gets both.
+
+    Args:
+        code: `err_no` of the answer.
+        text: `err_msg` of the answer.
+        status: over HTTP, 400 to 599; gRPC has one that matches. None: 400 where errors have a
+            status, and 200 where they have an `err_no` in its place.
+        headers: of the answer, such as Retry-After.
+
+    Raises:
+        ValueError: no answer can have that status, or those headers.
     """
 
     code: int = ErrorCode.PRODUCT_ERROR
+    http_status = 400
+    grpc_status = "INVALID_ARGUMENT"
     is_callers = True
+    status: int | None = None
+    headers: Mapping[str, str] = {}
 
-    def __init__(self, code: int, text: str = "") -> None:
+    def __init__(
+        self,
+        code: int,
+        text: str = "",
+        *,
+        status: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(text)
         self.code = int(code)
+        if status is not None:
+            self.status = status
+        if headers is not None:
+            self.headers = headers
+        head_of(status, headers or {}, *ERROR_STATUSES)
 
 
 class NotImplementedByOpError(PipelineError):
     """An Op was asked for something that its author has to write."""
 
     code: int = ErrorCode.NOT_IMPLEMENTED
+    http_status = 501
+    grpc_status = "UNIMPLEMENTED"
 
 
 class ClosedError(PipelineError):
     """The server is stopping: the request was not, or only partly, worked on."""
 
     code: int = ErrorCode.CLOSED_ERROR
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
 
 
 class RequestCancelledError(ClosedError):
     """The request will not run, for another one of its sequence was given up."""
+
+    http_status = 499
+    grpc_status = "CANCELLED"
 
 
 class NoServiceError(PipelineError):
     """The request names a service that this server is not."""
 
     code: int = ErrorCode.NO_SERVICE
+    http_status = 404
+    grpc_status = "NOT_FOUND"
 
 
 class InitError(PipelineError):
     """An Op, predictor or frontend could not be started."""
 
     code: int = ErrorCode.INIT_ERROR
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
 
 
 class PortInUseError(InitError):
@@ -117,6 +165,8 @@ class OverloadedError(PipelineError):
     """
 
     code: int = ErrorCode.OVERLOADED
+    http_status = 503
+    grpc_status = "RESOURCE_EXHAUSTED"
 
     def __init__(self, text: str = "", retry_after_s: int = 1) -> None:
         super().__init__(text)
@@ -141,20 +191,30 @@ class InputError(PipelineError):
     """A model was fed names or shapes that it does not have."""
 
     code: int = ErrorCode.INPUT_PARAMS_ERROR
+    http_status = 400
+    grpc_status = "INVALID_ARGUMENT"
 
 
 class UnspecifiedError(InputError):
     """A model refused a request with an error of no particular kind: UNKNOWN over gRPC."""
 
+    http_status = 400
+    grpc_status = "UNKNOWN"
+
 
 class ConflictError(InputError):
     """A model refused a request since what it asks for is there: ALREADY_EXISTS over gRPC."""
+
+    http_status = 400
+    grpc_status = "ALREADY_EXISTS"
 
 
 class DeadlineError(PipelineError):
     """A deadline or an Op's timeout passed."""
 
     code: int = ErrorCode.TIMEOUT
+    http_status = 504
+    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class PayloadTypeError(PipelineError):
@@ -167,10 +227,15 @@ class PackageError(PipelineError):
     """A request could not be unpacked, or a response not packed."""
 
     code: int = ErrorCode.RPC_PACKAGE_ERROR
+    http_status = 400
+    grpc_status = "INVALID_ARGUMENT"
 
 
 class TooLargeError(PackageError):
     """A message is larger than a limit of this server; the text names the limit's key."""
+
+    http_status = 413
+    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class PredictorError(PipelineError):
@@ -183,6 +248,8 @@ class PredictorError(PipelineError):
 class PredictorUnavailableError(PredictorError):
     """A predictor's peer could not be reached or refused the call for now."""
 
+    http_status = 503
+    grpc_status = "UNAVAILABLE"
     retryable = True
 
 
@@ -216,18 +283,55 @@ _FROM_CODE: dict[int, type[PipelineError]] = {
 }
 
 
-def error_from_wire(code: int, text: str) -> PipelineError:
-    """Return the error that a peer answered as `err_no` (not 0) and `err_msg`.
+def http_status_of(error: PipelineError) -> int:
+    """Return the HTTP status of an error, where answers have one."""
+    if error.head is not None and error.head.status is not None:
+        return error.head.status
+    return InputError.http_status if _is_blamed_on_caller(error) else error.http_status
+
+
+def grpc_status_of(error: PipelineError) -> str:
+    """Return the name of the gRPC status of an error, where calls have one."""
+    if error.head is not None and error.head.status is not None:
+        return grpc_status_for(error.head.status)
+    return InputError.grpc_status if _is_blamed_on_caller(error) else error.grpc_status
+
+
+def _is_blamed_on_caller(error: PipelineError) -> bool:
+    return error.is_callers and error.http_status == PipelineError.http_status
+
+
+def coded_error(code: int, text: str) -> PipelineError:
+    """Return an error with a code that user code chose, and with the statuses of this code."""
+    error = PipelineError(text)
+    _set_code(error, code)
+    return error
+
+
+def _set_code(error: PipelineError, code: int) -> None:
+    error.code = code
+    kind = _FROM_CODE.get(code)
+    if kind is not None:
+        error.http_status, error.grpc_status = kind.http_status, kind.grpc_status
+
+
+def error_from_wire(code: int, text: str, head: AnswerHead | None = None) -> PipelineError:
+    """Return the error that a peer answered as `err_no` (not 0) and `err_msg`, with its head.
 
     A code that is none of ours is a product's. This is the one place where wire data become
     errors; the way back is each class's `code`.
     """
-    error = _FROM_CODE.get(code)
-    return ProductError(code, text) if error is None else error(text)
+    kind = _FROM_CODE.get(code)
+    error = ProductError(code, text) if kind is None else kind(text)
+    if head is not None:
+        error.head = head
+    return error
 
 
-def error_to_fields(error: PipelineError) -> tuple[str, int, str, int | None]:
-    """Return (class, code, text, `retry_after_s`) of an error for another of our own processes.
+def error_to_fields(
+    error: PipelineError,
+) -> tuple[str, int, str, int | None, AnswerHead | None]:
+    """Return (class, code, text, `retry_after_s`, head) of an error for another of our processes.
 
     The code has 64 bits at most: one that is longer, which is no code for any peer, goes into
     the text.
@@ -237,7 +341,7 @@ def error_to_fields(error: PipelineError) -> tuple[str, int, str, int | None]:
     if code.bit_length() > 63:
         code, text = ErrorCode.PRODUCT_ERROR, f"[{code}] {text}"
     later_s = error.retry_after_s if isinstance(error, OverloadedError) else None
-    return kind.__name__, int(code), utf8_text(text), later_s
+    return kind.__name__, int(code), utf8_text(text), later_s, error.head
 
 
 def note_op(outcome: object, name: str) -> None:
@@ -286,15 +390,19 @@ def described(error: BaseException) -> str:
 
 
 def error_from_fields(
-    name: str, code: int, text: str, retry_after_s: int | None = None
+    name: str,
+    code: int,
+    text: str,
+    retry_after_s: int | None = None,
+    head: AnswerHead | None = None,
 ) -> PipelineError:
     """Return the error of `error_to_fields`; of a user's class that of ours which it extends."""
     kind = _FROM_NAME[name]
-    if issubclass(kind, ProductError):
-        return kind(code, text)
-    error = kind(text)
+    error = kind(code, text) if issubclass(kind, ProductError) else kind(text)
     if isinstance(error, OverloadedError) and retry_after_s is not None:
         error.retry_after_s = retry_after_s
     if error.code != code:
-        error.code = code
+        _set_code(error, code)
+    if head is not None:
+        error.head = head
     return error

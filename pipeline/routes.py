@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pipeline.answer_head import AnswerHead, head_of
 from pipeline.errors import GraphError, PayloadTypeError
 
 if TYPE_CHECKING:
     from pipeline.op import Op
+
+
+_STATUSES = (200, 299)
 
 
 class Routed:
@@ -52,12 +56,34 @@ class Answer(Routed):
 
     Args:
         answer: the dict that the ResponseOp packs.
+        status: over HTTP, 200 to 299 without 204 and 205, which have no body; None: 200.
+        headers: of the answer over HTTP, such as Location; over gRPC it is trailing metadata.
+
+    Raises:
+        ValueError: no answer can have that status, or those headers.
     """
 
-    __slots__ = ()
+    __slots__ = ("head",)
+
+    def __init__(
+        self,
+        answer: Any,
+        *,
+        status: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(answer)
+        self.head: AnswerHead | None = head_of(status, headers or {}, *_STATUSES)
 
     def __repr__(self) -> str:
         return f"Answer({self.answer!r})"
+
+
+def answer_with(answer: Any, head: AnswerHead | None) -> Answer:
+    """Return an Answer whose head was looked at before."""
+    routed = Answer(answer)
+    routed.head = head
+    return routed
 
 
 def checked(routed: Routed, method: str) -> Routed:

@@ -19,10 +19,10 @@ from pipeline.engine.collate import distribute, executions_of, has_more_rows, ro
 from pipeline.engine.jumping import check_jumping
 from pipeline.engine.op_state import is_as_before, keep_changes, restore
 from pipeline.engine.plain_step import PlainStep
+from pipeline.engine.product_errors import product_error
 from pipeline.engine.schedulers.base import Batch
 from pipeline.engine.stage_errors import (
     log_raised,
-    product_error,
     stage_error,
     stage_failure,
     too_large,

@@ -45,6 +45,7 @@ from pipeline.errors import (
     PayloadTypeError,
     PipelineError,
     ProductError,
+    coded_error,
     described,
     printable,
 )
@@ -307,13 +308,6 @@ class BoundOp(OpFacts):
         if left_by is not None:
             raise left_by
         return result
-
-
-def coded_error(code: int, text: str) -> PipelineError:
-    """Return a PipelineError with a code that a user's method chose."""
-    error = PipelineError(text)
-    error.code = code
-    return error
 
 
 def unpack_result(returned: Any) -> tuple[Any, int | None]:

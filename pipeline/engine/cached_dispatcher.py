@@ -174,7 +174,12 @@ class CachedGraph(Filter):
     def complete(self, request: RequestState, answer: Any) -> None:
         """End a request, whose answer is read before that."""
         found = self._found.pop(request, None)
-        if found is None or self._answers is None or request.phase is not ACTIVE:
+        if (
+            found is None
+            or self._answers is None
+            or request.phase is not ACTIVE
+            or request.head is not None
+        ):
             self._complete(request, answer)
         else:
             request.live += 1  # no Op works on it while a large answer is read

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.engine.call import Call
 from pipeline.errors import PayloadTypeError
-from pipeline.routes import Answer
+from pipeline.routes import Answer, answer_with
 
 LOD = ".lod"
 _SCALARS = (str, bytes, bool, int, float, complex, np.generic, type(None))
@@ -156,7 +156,7 @@ def split_result(result: Any, spans: list[list[int]]) -> list[Any]:
         PayloadTypeError: it does not have a row for each row in `spans`.
     """
     if isinstance(result, Answer):
-        return list(map(Answer, _split(result.answer, spans)))
+        return [answer_with(each, result.head) for each in _split(result.answer, spans)]
     return _split(result, spans)
 
 

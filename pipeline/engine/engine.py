@@ -301,7 +301,7 @@ class Engine:
     def _refuse(self, request: RequestState, error: PipelineError) -> None:
         """Answer a request that is not admitted, which nobody is told of."""
         request.advance(ENDED)
-        request.sink.end(refusal(request, error))
+        request.tell(refusal(request, error), error)
 
     def _enter(self, request: RequestState) -> None:
         """Unpack a request that is admitted."""
@@ -382,7 +382,7 @@ class Engine:
             answer = change(request, answer)
         self._end(request)
         try:
-            request.sink.end(answer)
+            request.tell(answer, request.error)
         except Exception:  # a bug of ours: other requests go on
             _LOGGER.exception("an answer could not be handed over")
 

@@ -207,6 +207,7 @@ class Executor:
                 request.convoy.fail(answer, source.name)
         if not is_plain and isinstance(answer, Answer):
             source.links.withheld.update(source.links.successors)
+            request.head = answer.head
             self.complete(request, answer.answer)
         elif request.target is not None and request.target.op is not None:
             source.links.withheld.update(source.links.successors)

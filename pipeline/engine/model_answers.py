@@ -22,7 +22,8 @@ _NAMES = (PARAMETERS, LAST)
 
 def failed_part(error: PipelineError) -> dict[str, Any]:
     """Return an error as one answer of several: others may follow it."""
-    return {_ERROR: error_to_fields(error)}
+    *fields, _head = error_to_fields(error)  # a model says no head
+    return {_ERROR: fields}
 
 
 def error_in(answer: Any) -> PipelineError | None:

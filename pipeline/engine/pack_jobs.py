@@ -15,6 +15,7 @@ from pipeline.engine.answers import channel_data, not_unpacked, packing_error
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp, unpack_result
 from pipeline.engine.fusable import has_threads_module, is_bound_after_all
+from pipeline.engine.journal import outcome_of
 from pipeline.engine.pace import Pace
 from pipeline.engine.request import ACTIVE, ENDED, RequestState
 from pipeline.engine.walk_api import Lender
@@ -234,7 +235,11 @@ class Unpacker(PackRunner):
 
     def end(self, request: RequestState, result: PipelineError | Answer) -> None:
         """End a request that no Op works on."""
-        self._complete(request, result.answer if isinstance(result, Answer) else result)
+        if isinstance(result, Answer):
+            request.head = result.head
+            self._complete(request, result.answer)
+        else:
+            self._complete(request, result)
 
     def read(self, request: RequestState, unpacked: Any) -> Any:
         """Return the payload in what the Op made of a request, in any form; or an error or Answer.
@@ -378,5 +383,6 @@ class Packer(PackRunner):
         self.took(job)
         response = job.result
         if isinstance(response, PipelineError) and not (job.packed and job.is_ours):
+            job.request.blame(response, outcome_of(response))
             response = pack_error(ChannelData(job.request.data_id, error=response))
         (job.packed or self._packed)(job.request, response)

@@ -14,7 +14,7 @@ from pipeline.config.ragged import BatchInputConfig, BatchOutputConfig
 from pipeline.engine.call import Call
 from pipeline.engine.collate import bounded, rows_of
 from pipeline.errors import InputError, PayloadTypeError, PipelineError
-from pipeline.routes import Answer
+from pipeline.routes import Answer, answer_with
 
 if TYPE_CHECKING:
     from pipeline.config.schema import OpConfig
@@ -132,7 +132,7 @@ class RaggedBatch:
         Raises PayloadTypeError: an output has not the rows, or elements, of all together.
         """
         if isinstance(result, Answer):
-            return [Answer(each) for each in self.cut(result.answer, feeds)]
+            return [answer_with(each, result.head) for each in self.cut(result.answer, feeds)]
         if not isinstance(result, Mapping):
             raise PayloadTypeError(
                 f"process returned {type(result).__name__}: return a dict, which is cut by the "

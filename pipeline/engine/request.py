@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
+from pipeline.answer_head import AnswerHead
 from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.journal import Outcome
+from pipeline.engine.product_errors import with_head
 from pipeline.errors import PipelineError
 from pipeline.op import Op
 
@@ -120,6 +122,7 @@ class RequestState(msgspec.Struct, eq=False):
     that have answered, or for which a jump stood in. `laps`: how often jumps back and loops have
     had an Op run again; `loops`: how often each Op has looped. `stream`: where the graph has
     streams, how far those of this request are. `convoy`: those that it is, if it is several.
+    `head`: what an Op says of the head of its answer.
     """
 
     OVER: ClassVar[int] = -1
@@ -159,6 +162,7 @@ class RequestState(msgspec.Struct, eq=False):
     loops: dict[OpDispatcher, int] | None = None
     stream: RequestStream | None = None
     convoy: Convoy | None = None
+    head: AnswerHead | None = None
 
     def advance(self, phase: Phase) -> None:
         """Go on to `phase`."""
@@ -169,6 +173,13 @@ class RequestState(msgspec.Struct, eq=False):
     def cancel(self) -> None:
         """Drop the request, whose caller has left; does nothing once it is answered."""
         self.engine.cancel(self)
+
+    def tell(self, answer: Any, error: PipelineError | None) -> None:
+        """End the sink with an answer, or an error's, and what user code says of its head."""
+        head = self.head if error is None else with_head(error).head
+        if head is not None:
+            self.sink.say(head)
+        self.sink.end(answer)
 
     def took_part(self, count: int = 1) -> None:
         """Take note that parts of the answer are on their way to the caller: others may follow."""
@@ -211,6 +222,9 @@ class ResponseSink(Protocol):
     `took_part` of the request is to be called, or there are no more.
     """
 
+    def say(self, head: AnswerHead) -> None:
+        """Take what user code says of the answer's head; the end follows at once."""
+
     def part(self, answer: Any) -> None:
         """Take one answer of a stream; others follow, or the end."""
 
@@ -246,6 +260,9 @@ class UnarySink:
 
     takes_parts: ClassVar[bool] = False
 
+    def say(self, head: AnswerHead) -> None:
+        """Leave it: its answers have no head."""
+
     def part(self, answer: Any) -> None:
         """Refuse what a unary request never gets."""
         raise TypeError("a unary request has one answer")
@@ -258,14 +275,25 @@ class StreamSink:
 
     takes_parts: ClassVar[bool] = True
 
+    def say(self, head: AnswerHead) -> None:
+        """Leave it: its answers have no head."""
+
 
 class AnswerFuture(UnarySink, asyncio.Future[Any]):
-    """Sink of a request whose answer is awaited; whoever cancels the future cancels the request."""
+    """Sink of a request whose answer is awaited; whoever cancels the future cancels the request.
 
-    __slots__ = ("request",)
+    `head`: what user code says of the answer's head; None: nothing.
+    """
 
+    __slots__ = ("head", "request")
+
+    head: AnswerHead | None
     request: RequestHandle | None
     end: Callable[..., None] = asyncio.Future.set_result
+
+    def say(self, head: AnswerHead) -> None:
+        """Keep it."""
+        self.head = head
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the request, too."""
@@ -284,5 +312,6 @@ def ask(
 ) -> AnswerFuture:
     """Begin a request whose answer is awaited."""
     answer = AnswerFuture(loop=loop)
+    answer.head = None
     answer.request = begin(raw, timeout_s, target, answer)
     return answer

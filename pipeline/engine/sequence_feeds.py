@@ -21,7 +21,7 @@ from pipeline.engine.sequence_controls import Controls, gathered, in_slots, is_o
 from pipeline.engine.sequence_state import FOLDER, SlotStates, specs_of
 from pipeline.errors import InitError, InputError
 from pipeline.op import Op, overrides, predictor_of
-from pipeline.routes import Answer
+from pipeline.routes import Answer, answer_with
 
 
 class FedCall:
@@ -83,7 +83,7 @@ class FedCall:
             rest[name] = np.array(rest[name])  # the caller may write into it
         if self._places:
             rest = gathered(rest, self._places)
-        return Answer(rest) if isinstance(result, Answer) else rest
+        return answer_with(rest, result.head) if isinstance(result, Answer) else rest
 
     def keep(self) -> None:
         """Keep what the result has for the next steps: the call has succeeded."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from pipeline.engine.bound_op import BoundOp, coded_error
+from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.collate import LOD
+from pipeline.engine.product_errors import code_of, product_error
 from pipeline.errors import (
     InputError,
     OverloadedError,
     PipelineError,
     ProductError,
     UserCodeError,
+    coded_error,
     described,
     printable,
 )
@@ -40,7 +42,7 @@ def stage_failure(error: BaseException, text: str) -> PipelineError:
     """Return an error with this text, and with the code of `error`; it says when to ask again."""
     if not isinstance(error, PipelineError):
         return UserCodeError(text)
-    code = _code_of(error)
+    code = code_of(error)
     if isinstance(error, OverloadedError) and code == OverloadedError.code:
         return OverloadedError(text, _retry_after_s(error))
     return coded_error(code, text)
@@ -50,11 +52,6 @@ def log_raised(request: str, op_name: str, stage: str, error: BaseException) -> 
     """Log what a user's method raised, with its traceback."""
     what = printable(described(error)[:_MAX_LOGGED_CHARS])  # the traceback has all of it
     _LOGGER.error("(%s) [%s] %s raised %s", request, op_name, stage, what, exc_info=error)
-
-
-def product_error(error: ProductError) -> PipelineError:
-    """Return what is ours of it: a user's own class may fail wherever it is looked at."""
-    return ProductError(_code_of(error), described(error))
 
 
 def too_large(op_name: str, most_rows: int) -> InputError:
@@ -72,13 +69,6 @@ def _hint_at(error: BaseException) -> str:
             "has the number of boxes of each sample)"
         )
     return ""
-
-
-def _code_of(error: BaseException) -> int:
-    if isinstance(error, PipelineError):
-        with contextlib.suppress(Exception):  # the user's own class may have it of any type
-            return int(error.code)
-    return int(UserCodeError.code)
 
 
 def _retry_after_s(error: OverloadedError) -> int:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
+from pipeline.answer_head import AnswerHead
 from pipeline.engine.request import Begin, RequestTarget, StreamHandle, StreamSink
 
 
@@ -17,12 +18,14 @@ class PartsReader(StreamSink):
         parts: those that came and were not read; at most as many as the window of the stream.
         has_ended: `last` is known, and comes behind `parts`.
         last: None, an error, or the one answer of a pipeline that makes no parts.
+        head: what user code says of the head of `last`; None: nothing.
     """
 
     def __init__(self) -> None:
         self.parts: deque[Any] = deque()
         self.has_ended: bool = False
         self.last: Any = None
+        self.head: AnswerHead | None = None
         self._request: StreamHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -35,6 +38,10 @@ class PartsReader(StreamSink):
     ) -> None:
         """Begin the request. Raises what `Engine.begin` does."""
         self._request = cast(StreamHandle, begin(raw, timeout_s, target, self))
+
+    def say(self, head: AnswerHead) -> None:
+        """Take what user code says of the answer's head."""
+        self.head = head
 
     def part(self, answer: Any) -> None:
         """Take a part of the answer."""
@@ -80,15 +87,16 @@ async def answers_to(
     raw: Any,
     timeout_s: float | None = None,
     target: RequestTarget | None = None,
+    reader: PartsReader | None = None,
 ) -> AsyncGenerator[tuple[Any, bool], None]:
     """Begin a request; yield each answer, and whether it is one part of several (False: the last).
 
     The one answer of a unary pipeline is a last one; so is an error, which may come behind parts.
     A stream that ends well has none: all of its answers are parts. A part counts as taken when the
     next one is asked for. Closed early, as for a caller who has left, it drops the request. Raises
-    what `Engine.begin` does.
+    what `Engine.begin` does. `reader` reads them, if its caller asks it for the head.
     """
-    reader = PartsReader()
+    reader = reader or PartsReader()
     reader.begin(begin, raw, timeout_s, target)
     try:
         while await reader.wait() and reader.parts:

@@ -177,14 +177,15 @@ class HttpAnswer:
     def _read_one(self) -> None:
         """Read an answer that does not come in parts: the only one, or a refusal."""
         status = self._parser.get_status_code()
+        is_good = 200 <= status < 300
         text = one_line(self._body[:1000].decode("utf-8", "replace"))
         try:
             response = self._response(bytes(self._body))
         except PackageError:
-            if status == 200:
+            if is_good:
                 raise
             raise ClosedError(f"{self._service} answered {status}: {text}") from None
-        if status != 200:
+        if not is_good:
             if response.err_no:
                 raise error_from_wire(response.err_no, response.err_msg)
             raise ClosedError(f"{self._service} answered {status}: {text}")

@@ -7,12 +7,11 @@ import gzip
 import re
 
 from pipeline.errors import (
-    ClosedError,
     ErrorCode,
     NoServiceError,
-    OverloadedError,
     PipelineError,
     TooLargeError,
+    http_status_of,
     utf8_text,
 )
 from pipeline.frontends.http.routes import (
@@ -75,7 +74,7 @@ class ModelRoutes:
                 ModelCall(message, log_id=log_id, is_json=is_json), request.timeout_s
             )
         except PipelineError as error:
-            status = 503 if isinstance(error, OverloadedError | ClosedError) else 200
+            status = 503 if http_status_of(error) == 503 else 200  # the answer has the others
             body = _failed(error, log_id, is_json)
         del message
         if len(body) >= _MIN_GZIP_BYTES and _takes_gzip(request):

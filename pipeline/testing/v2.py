@@ -20,12 +20,13 @@ from pipeline.proto.v2.raw import array_to_raw, datatype_of, raw_to_array, with_
 from pipeline.testing.http import HttpReply, error_of_v2
 
 HEADER = "inference-header-content-length"
-_BY_STATUS: dict[int, type[PipelineError]] = {
-    400: InputError,
-    404: NoServiceError,
-    501: NotImplementedByOpError,
-    503: OverloadedError,
-}
+_KINDS: tuple[type[PipelineError], ...] = (
+    InputError,
+    NoServiceError,
+    NotImplementedByOpError,
+    OverloadedError,
+)
+_BY_STATUS = {kind.http_status: kind for kind in _KINDS}
 
 
 def infer_body(inputs: Mapping[str, Any], outputs: Sequence[str] | None) -> tuple[bytes, int]:

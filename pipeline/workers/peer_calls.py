@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pipeline.answer_head import AnswerHead
 from pipeline.data import ChannelData
 from pipeline.engine.model_calls import (
     MetricHolder,
@@ -49,6 +50,9 @@ class PeerSink:
             self._answered(ChannelData(0, error=_refused(call.model, error)), True)
         else:
             self.handle = None if self.is_over else handle
+
+    def say(self, head: AnswerHead) -> None:
+        """Leave it: models answer each other without one."""
 
     def part(self, answer: Any) -> None:
         self._answered(answer, False)

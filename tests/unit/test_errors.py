@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import grpc
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import errors
+from pipeline.answer_head import AnswerHead
 from pipeline.errors import (
     ErrorCode,
     InputError,
@@ -13,9 +15,12 @@ from pipeline.errors import (
     PipelineError,
     PredictorUnavailableError,
     ProductError,
+    coded_error,
     error_from_fields,
     error_from_wire,
     error_to_fields,
+    grpc_status_of,
+    http_status_of,
 )
 
 OURS = [
@@ -27,7 +32,8 @@ OURS = [
 
 def there_and_back(error: PipelineError) -> PipelineError:
     data = msgspec.msgpack.encode(error_to_fields(error))
-    return error_from_fields(*msgspec.msgpack.decode(data, type=tuple[str, int, str, int | None]))
+    fields = tuple[str, int, str, int | None, AnswerHead | None]
+    return error_from_fields(*msgspec.msgpack.decode(data, type=fields))
 
 
 def made(kind: type[PipelineError], text: str = "what happened") -> PipelineError:
@@ -65,6 +71,25 @@ def test_any_code_and_any_text_of_a_product_can_travel(code, text):
 def test_a_code_that_is_too_long_goes_into_the_text(code):
     error = there_and_back(ProductError(code, "no face"))
     assert (error.code, str(error)) == (50, f"[{code}] no face")
+
+
+def test_what_user_code_says_of_the_head_comes_along():
+    error = ProductError(51, "later")
+    error.head = AnswerHead(429, (("retry-after", "5"),))
+    assert there_and_back(error).head == error.head
+    assert (http_status_of(error), grpc_status_of(error)) == (429, "RESOURCE_EXHAUSTED")
+
+
+def test_an_error_with_a_code_that_user_code_chose_has_the_statuses_of_that_code():
+    error = there_and_back(coded_error(6000, "too late"))
+    assert type(error) is PipelineError
+    assert (error.code, error.http_status, error.grpc_status) == (6000, 504, "DEADLINE_EXCEEDED")
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_every_class_has_statuses_that_there_are(kind):
+    assert kind.http_status in (400, 404, 413, 499, 500, 501, 503, 504)
+    assert hasattr(grpc.StatusCode, kind.grpc_status)
 
 
 def test_text_that_is_no_unicode_is_escaped():

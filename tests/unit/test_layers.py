@@ -16,6 +16,7 @@ PACKAGE = ROOT / "pipeline"
 # From the bottom to the top; a module belongs to the longest name that it begins with, and may
 # import those of its own layer and of the layers below.
 LAYERS: tuple[tuple[str, ...], ...] = (
+    ("answer_head",),
     ("errors", "metrics", "data", "routes", "system", "tracing", "dropin.names"),
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
@@ -51,10 +52,11 @@ ONLY: dict[str, set[str]] = {
     "channel": {"errors", "data", "dropin.names"},
     "error_catch": {"errors", "data", "dropin.names"},
     "dropin.names": {"errors", "data"},
-    "errors": set(),
+    "answer_head": set(),
+    "errors": {"answer_head"},
     "data": {"errors", "metrics"},
     "metrics": set(),
-    "routes": {"errors"},  # op for its types only
+    "routes": {"answer_head", "errors"},  # op for its types only
     "system": {"errors", "system"},
     "gateway.__main__": {"errors", "gateway.binary"},  # becomes the binary: nothing that it needs
     "gateway.binary": {"errors", "gateway.build"},

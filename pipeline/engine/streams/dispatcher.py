@@ -335,7 +335,7 @@ class StreamDispatcher(OpDispatcher):
             else:
                 self._goto(request, number, outcome)
         elif stream is None or stream.out is None:
-            self._router.complete(request, outcome.answer)
+            self._router.route(self, request, outcome)
         else:  # the last part of all
             self.deliver(request, Part(number, outcome.answer))
             self.deliver(request, ENDED)

@@ -11,25 +11,12 @@ from pipeline.errors import (
     ErrorCode,
     OverloadedError,
     PipelineError,
-    PredictorUnavailableError,
     ProductError,
-    TooLargeError,
+    http_status_of,
     shortened,
     utf8_text,
 )
 from pipeline.frontends.http.routes import Header, HttpError, WebResponse
-
-_INTERNAL = 500
-_STATUS: dict[int, int] = {
-    ErrorCode.INPUT_PARAMS_ERROR: 400,
-    ErrorCode.RPC_PACKAGE_ERROR: 400,
-    ErrorCode.NO_SERVICE: 404,
-    ErrorCode.NOT_IMPLEMENTED: 501,
-    ErrorCode.CLOSED_ERROR: 503,
-    ErrorCode.INIT_ERROR: 503,
-    ErrorCode.OVERLOADED: 503,
-    ErrorCode.TIMEOUT: 504,
-}
 
 
 class Failure(NamedTuple):
@@ -44,11 +31,13 @@ def failure_of(error: PipelineError | HttpError) -> Failure:
     """Return what is answered in the place of an answer."""
     if isinstance(error, HttpError):
         return Failure(error.status, error_body(error.error), error.headers)
-    return Failure(status_of(error), error_body(error), retry_headers(error))
+    return Failure(http_status_of(error), error_body(error), headers_of(error))
 
 
-def retry_headers(error: PipelineError) -> tuple[Header, ...]:
-    """Return the header that says when to ask again, for an error of overload."""
+def headers_of(error: PipelineError) -> tuple[Header, ...]:
+    """Return the headers that user code says; of an error of overload, when to ask again."""
+    if error.head is not None:
+        return error.head.fields
     if isinstance(error, OverloadedError):
         return ((b"retry-after", b"%d" % error.retry_after_s),)
     return ()
@@ -58,17 +47,6 @@ def reply_to(error: PipelineError | HttpError) -> WebResponse:
     """Return the answer to a request that ended in an error."""
     found = failure_of(error)
     return WebResponse(found.status, found.body, headers=found.headers)
-
-
-def status_of(error: PipelineError) -> int:
-    """Return the HTTP status of an error: a product's own is about what its caller sent."""
-    if isinstance(error, ProductError) or error.is_callers:
-        return 400
-    if isinstance(error, TooLargeError):
-        return 413
-    if isinstance(error, PredictorUnavailableError):
-        return 503
-    return _STATUS.get(error.code, _INTERNAL)
 
 
 def error_body(error: PipelineError) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import ask
-from pipeline.errors import NoServiceError, PipelineError, TooLargeError
+from pipeline.errors import NoServiceError, PipelineError, TooLargeError, http_status_of
 from pipeline.frontends.api.answers import AnswerWriter
 from pipeline.frontends.api.bodies import fields_of, is_large, sequence_in
 from pipeline.frontends.api.errors import error_body, failure_of, reply_to
@@ -64,8 +64,9 @@ class ApiRoutes:
         asked, left_s = await self._asked(request, name)
         if form is not None:
             return await self._streamed(served.engine.begin, asked, left_s, form)
-        answer = await ask(served.engine.begin, asked[0], left_s, asked[1])
-        return await self._writer.write(answer, left_s)
+        answer = ask(served.engine.begin, asked[0], left_s, asked[1])
+        found = await answer
+        return await self._writer.write(found, left_s, answer.head)
 
     async def _asked(self, request: WebRequest, name: str) -> tuple[Asked, float | None]:
         """Return what the engine takes, and how long the caller waits for it."""
@@ -76,7 +77,7 @@ class ApiRoutes:
         try:
             return await self._offload.run(read, left_s)
         except TooLargeError as error:
-            raise HttpError(413, error) from error
+            raise HttpError(http_status_of(error), error) from error
 
     def _read(self, request: WebRequest, name: str, body: bytes) -> Asked:
         fields = fields_of(body, request.headers, request.query, self._limits)
@@ -92,13 +93,14 @@ class ApiRoutes:
         """Answer part by part; the first is awaited, to tell its status."""
         reader = PartsReader()
         reader.begin(begin, asked[0], left_s, asked[1])
-        stream = stream_of(reader, form, self._written_part, _HEARTBEAT_S, error_body)
+        write = partial(self._written_part, reader)
+        stream = stream_of(reader, form, write, _HEARTBEAT_S, error_body)
         return await begun(stream)
 
-    async def _written_part(self, answer: Any) -> bytes:
+    async def _written_part(self, reader: PartsReader, answer: Any) -> bytes:
         """Return the JSON of a part. Raises HttpError for an error, which has a status here."""
         try:
-            return await self._writer.write_part(answer)
+            return await self._writer.write_part(answer, reader.head)
         except PipelineError as error:
             found = failure_of(error)
             raise HttpError(found.status, error, *found.headers) from error

@@ -8,11 +8,18 @@ from typing import Any
 
 import grpc
 
+from pipeline.answer_head import AnswerHead, grpc_status_for
 from pipeline.engine.request import Begin, RequestTarget, ask
-from pipeline.errors import ClosedError, DeadlineError, PackageError, PipelineError
+from pipeline.errors import (
+    ERROR_STATUSES,
+    ClosedError,
+    DeadlineError,
+    PackageError,
+    PipelineError,
+)
 from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, grpc_error
-from pipeline.frontends.parts import answers_to
+from pipeline.frontends.parts import PartsReader, answers_to
 from pipeline.frontends.wire import RESPONSES, PipelineWire
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
@@ -67,6 +74,7 @@ class _Calls:
             if answer.done() and _is_closed(answer.result()):
                 raise _not_begun(answer.result())
             response = await answer
+            _say(answer.head, response, call)
         except DeadlineError as error:
             return self._wire.write_error(error)
         except PipelineError as error:
@@ -89,8 +97,11 @@ class _Calls:
         try:
             read = await self._read(message, call)
             del message
-            async with contextlib.aclosing(answers_to(self._begin, *read)) as answers:
-                async for response, _ in answers:
+            reader = PartsReader()
+            answers = answers_to(self._begin, *read, reader=reader)
+            async with contextlib.aclosing(answers):
+                async for response, is_part in answers:
+                    _say(None if is_part else reader.head, response, call)
                     yield await self._written(response)
         except DeadlineError as error:
             yield self._wire.write_error(error)
@@ -119,6 +130,26 @@ class _Calls:
             failure = no_response(response)
             raise GrpcError(grpc.StatusCode.INTERNAL, str(failure), failure.code)
         return await self._wire.write_large(response)
+
+
+def failure_said(head: AnswerHead, response: Any) -> GrpcError | None:
+    """Return the failure that user code makes of an answer by its head; None: it is an answer."""
+    if head.status is None or head.status < ERROR_STATUSES[0]:
+        return None
+    status = grpc.StatusCode[grpc_status_for(head.status)]
+    if not isinstance(response, Response):
+        return GrpcError(status, "", head=head)
+    return GrpcError(status, response.err_msg, response.err_no, head=head)
+
+
+def _say(head: AnswerHead | None, response: Any, call: GrpcCall) -> None:
+    """Tell the caller what user code says of the answer's head. Raises GrpcError for an error's."""
+    if head is None:
+        return
+    failure = failure_said(head, response)
+    if failure is not None:
+        raise failure
+    call.say(head)
 
 
 def _is_closed(response: Any) -> bool:

@@ -22,18 +22,15 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from pipeline.answer_head import AnswerHead
 from pipeline.engine.request import RequestHandle, ResponseSink
 from pipeline.errors import (
     ClosedError,
-    DeadlineError,
     InitError,
-    InputError,
     OverloadedError,
-    PackageError,
-    PayloadTypeError,
     PipelineError,
-    TooLargeError,
     UserCodeError,
+    grpc_status_of,
 )
 from pipeline.frontends.grpc.calls import GrpcHealth, RunningCalls
 from pipeline.frontends.grpc.sockets import GrpcSockets, end
@@ -44,6 +41,9 @@ _GRPC_LOGGER = logging.getLogger("grpc._cython.cygrpc")
 
 ERR_NO = "pipeline-err-no"
 """Trailing metadata of a status that is an error of ours: its code, as in `Response.err_no`."""
+
+STATUS = "pipeline-status"
+"""Trailing metadata of an answer whose head user code has said: its status over HTTP."""
 
 # gRPC's thread wakes the loop with a byte for each event, of which the loop reads one a round. Were
 # the loop closed before it has read them, the thread might block in its next write, and whoever
@@ -64,7 +64,8 @@ _Failure = tuple[grpc.StatusCode, str, tuple[Any, ...]]
 class GrpcError(Exception):
     """The error of a call that is answered with a status of gRPC's own.
 
-    `err_no` if it is an error of ours, `retry_after_s` if it may be answered later.
+    `err_no` if it is an error of ours, `retry_after_s` if it may be answered later, `head` if user
+    code has said one.
     """
 
     def __init__(
@@ -73,11 +74,18 @@ class GrpcError(Exception):
         text: str,
         err_no: int | None = None,
         retry_after_s: int | None = None,
+        head: AnswerHead | None = None,
     ) -> None:
         super().__init__(text)
         self.status = status
         self.err_no = err_no
         self.retry_after_s = retry_after_s
+        self.head = head
+
+    @property
+    def trailers(self) -> tuple[tuple[str, str], ...]:
+        """Return the trailing metadata that go with it: names and values."""
+        return trailing(self.err_no, self.retry_after_s, self.head)
 
 
 class GrpcCall:
@@ -102,6 +110,10 @@ class GrpcCall:
     def headers(self) -> Iterable[tuple[str, str | bytes]]:
         """Return the caller's metadata."""
         return self._context.invocation_metadata() or ()
+
+    def say(self, head: AnswerHead) -> None:
+        """Send what user code says of the answer's head, behind the answer."""
+        self._context.set_trailing_metadata(trailing(None, head=head))
 
 
 Unary = Callable[[bytes, GrpcCall], Awaitable[bytes]]
@@ -134,22 +146,11 @@ class GrpcService:
     direct: Mapping[str, DirectMethod] = field(default_factory=dict)
 
 
-_STATUS_OF: Mapping[type[PipelineError], grpc.StatusCode] = {
-    ClosedError: grpc.StatusCode.UNAVAILABLE,
-    DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
-    InputError: grpc.StatusCode.INVALID_ARGUMENT,
-    OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    PackageError: grpc.StatusCode.INVALID_ARGUMENT,
-    PayloadTypeError: grpc.StatusCode.INVALID_ARGUMENT,
-    TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-}
-
-
 def grpc_error(error: PipelineError) -> GrpcError:
     """Return `error` for a service whose answers have no place for one of ours."""
-    status = _STATUS_OF.get(type(error), grpc.StatusCode.INTERNAL)
+    status: grpc.StatusCode = grpc.StatusCode[grpc_status_of(error)]
     retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else None
-    return GrpcError(status, str(error), error.code, retry_after_s)
+    return GrpcError(status, str(error), error.code, retry_after_s, error.head)
 
 
 class GrpcFrontend:
@@ -349,16 +350,24 @@ async def _abort(context: _Context, failure: _Failure) -> None:
 def _failure(name: str, error: Exception) -> _Failure:
     """Return the answer to an error of a method: status, text, trailing metadata."""
     if isinstance(error, GrpcError):
-        return error.status, _short(str(error)), trailing(error.err_no, error.retry_after_s)
+        return error.status, _short(str(error)), error.trailers
     _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours
     text = "internal error of the server"
     return grpc.StatusCode.INTERNAL, text, trailing(UserCodeError.code)
 
 
-def trailing(err_no: int | None, retry_after_s: int | None = None) -> tuple[tuple[str, str], ...]:
-    """Return the trailing metadata of a failure: names and values."""
-    code = () if err_no is None else ((ERR_NO, str(int(err_no))),)
-    return code if retry_after_s is None else (*code, (RETRY_AFTER, str(retry_after_s * 1000)))
+def trailing(
+    err_no: int | None, retry_after_s: int | None = None, head: AnswerHead | None = None
+) -> tuple[tuple[str, str], ...]:
+    """Return the trailing metadata of an answer: names and values."""
+    told: list[tuple[str, str]] = []
+    if err_no is not None:
+        told.append((ERR_NO, str(int(err_no))))
+    if retry_after_s is not None:
+        told.append((RETRY_AFTER, str(retry_after_s * 1000)))
+    if head is not None:
+        told += [(STATUS, str(head.status or 200)), *head.headers]
+    return tuple(told)
 
 
 def _is_of_grpc(error: Exception) -> bool:

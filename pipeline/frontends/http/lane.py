@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from pipeline.answer_head import AnswerHead
 from pipeline.engine.request import RequestHandle, UnarySink
 from pipeline.errors import UserCodeError
 from pipeline.frontends.http.heads import HeadMemory
@@ -26,6 +27,7 @@ from pipeline.frontends.http.routes import (
     LaneReply,
     WebResponse,
     error_body,
+    with_head,
 )
 from pipeline.proto.slices import SHORT_BYTES
 
@@ -50,7 +52,7 @@ class LaneConnection(UnarySink, asyncio.Protocol):
     """
 
     __slots__ = (
-        "_at", "_data", "_due", "_endpoint", "_heads", "_is_busy", "_is_full", "_is_held",
+        "_at", "_data", "_due", "_endpoint", "_head", "_heads", "_is_busy", "_is_full", "_is_held",
         "_is_last", "_listener", "_loop", "_needed", "_request", "_take_over", "_timer",
         "_timer_due", "transport",
     )  # fmt: skip
@@ -65,6 +67,7 @@ class LaneConnection(UnarySink, asyncio.Protocol):
         self._take_over = take_over
         self._endpoint: LaneEndpoint | None = None  # of the request that is answered
         self._request: RequestHandle | None = None
+        self._head: AnswerHead | None = None  # of its answer
         self._is_busy = False  # one is answered: what comes now waits
         self._is_full = False  # the caller does not read its answers
         self._is_held = False  # it has sent too much ahead, and is not read from
@@ -148,6 +151,10 @@ class LaneConnection(UnarySink, asyncio.Protocol):
             if self._endpoint is not None:  # it has not ended by now
                 self._request = request
 
+    def say(self, head: AnswerHead) -> None:
+        """Take what user code says of the answer's head."""
+        self._head = head
+
     def end(self, answer: Any) -> None:
         """Write the answer of the request."""
         endpoint, self._endpoint, self._request = self._endpoint, None, None
@@ -158,6 +165,8 @@ class LaneConnection(UnarySink, asyncio.Protocol):
         except Exception as error:  # a bug of ours: that caller is told
             _LOGGER.exception("a request failed", exc_info=error)
             reply = WebResponse(500, error_body(UserCodeError("internal error of the server")))
+        if self._head is not None:
+            reply, self._head = _headed(reply, self._head), None
         if type(reply) is bytes and not (self._is_last or self._listener.is_draining):
             self.transport.write(b"%b%d\r\n\r\n%b" % (self._listener.ok_head(), len(reply), reply))
         elif isinstance(reply, bytes | WebResponse):
@@ -248,3 +257,13 @@ class LaneConnection(UnarySink, asyncio.Protocol):
             self._hand_over().time_out()
         else:
             self.transport.close()
+
+
+def _headed(reply: LaneReply, head: AnswerHead) -> LaneReply:
+    if isinstance(reply, bytes | WebResponse):
+        return with_head(reply, head)
+
+    async def later() -> WebResponse:
+        return with_head(await reply, head)
+
+    return later()

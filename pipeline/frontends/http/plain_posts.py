@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pipeline.engine.request import Begin, RequestHandle, RequestTarget, ResponseSink
-from pipeline.errors import OverloadedError, PackageError, PipelineError
+from pipeline.errors import OverloadedError, PackageError, PipelineError, http_status_of
 from pipeline.frontends.base import HeaderForwarding, seconds_of
 from pipeline.frontends.http.routes import (
     HandOverError,
@@ -114,7 +114,7 @@ class _Endpoint:
             return jsonpb.response_to_json(answer)
         if isinstance(answer, OverloadedError):
             later = (b"retry-after", b"%d" % answer.retry_after_s)
-            return WebResponse(503, error_body(answer), headers=(later,))
+            return WebResponse(http_status_of(answer), error_body(answer), headers=(later,))
         if isinstance(answer, Exception):
             raise answer
         return self._other(answer)

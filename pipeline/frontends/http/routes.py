@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pipeline.answer_head import AnswerHead
 from pipeline.data import ChannelData
 from pipeline.engine.request import RequestHandle, ResponseSink
 from pipeline.errors import NotImplementedByOpError, PipelineError
@@ -48,6 +49,18 @@ class WebResponse(msgspec.Struct, frozen=True):
     body: bytes = b""
     content_type: bytes = JSON
     headers: tuple[Header, ...] = ()
+
+
+def with_head(reply: bytes | WebResponse, head: AnswerHead | None) -> WebResponse:
+    """Return an answer, `bytes` are JSON, with the status and the headers that user code says."""
+    if isinstance(reply, bytes):
+        reply = WebResponse(body=reply)
+    if head is None:
+        return reply
+    said = {name for name, _ in head.fields}
+    others = tuple(field for field in reply.headers if field[0] not in said)
+    status = reply.status if head.status is None else head.status
+    return msgspec.structs.replace(reply, status=status, headers=(*others, *head.fields))
 
 
 class WebStream(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from pipeline.errors import (
     PipelineError,
     TooLargeError,
     UserCodeError,
+    http_status_of,
 )
 from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
 from pipeline.frontends.http.bodies import BodyReader, SizeLimit, is_all_json
@@ -40,6 +41,7 @@ from pipeline.frontends.http.routes import (
     WebStream,
     error_body,
     not_allowed,
+    with_head,
 )
 from pipeline.frontends.http.streams import StreamForm, stream_form, stream_of, stream_of_error
 from pipeline.frontends.listen import bind, port_of
@@ -261,7 +263,7 @@ class HttpFrontend:
         receive: Receive,
         name: str,
         method: str,
-    ) -> bytes | WebStream:
+    ) -> bytes | WebResponse | WebStream:
         """Return the JSON of the engine's answer, or a stream of it for who asks for one."""
         said: Headers = scope[HEADERS]
         form = None
@@ -299,20 +301,22 @@ class HttpFrontend:
                 request, timeout_s = await self._offload.run(read, timeout_s)
         except DeadlineError as error:
             return _late(error, form)
-        except TooLargeError as error:
-            raise HttpError(413, error) from error
         except PipelineError as error:
-            raise HttpError(400, error) from error
+            raise HttpError(http_status_of(error), error) from error
         assert self._begin is not None
         try:
             if form is not None:
                 reader = PartsReader()
                 reader.begin(self._begin, request, timeout_s, target)
                 return stream_of(reader, form, self._written, self.heartbeat_s)
-            response = await ask(self._begin, request, timeout_s, target, self._loop)
+            answer = ask(self._begin, request, timeout_s, target, self._loop)
+            response = await answer
         except OverloadedError as error:
-            raise HttpError(503, error, (b"retry-after", b"%d" % error.retry_after_s)) from error
-        return await self._json_of(response)
+            raise HttpError(
+                http_status_of(error), error, (b"retry-after", b"%d" % error.retry_after_s)
+            ) from error
+        body = await self._json_of(response)
+        return body if answer.head is None else with_head(body, answer.head)
 
     async def _json_of(self, response: Any) -> bytes:
         """Return the JSON of an answer, or of the error that it is too large."""

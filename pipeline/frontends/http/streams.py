@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, error_from_wire
 from pipeline.frontends.http.routes import Header, HttpError, WebStream, error_body
 from pipeline.frontends.parts import PartsReader
 from pipeline.proto.pipeline_service_pb2 import Response
@@ -148,6 +148,10 @@ async def _pieces(
                 if error is not None:
                     raise error
                 reader.took_part(count)
+        head = None if has_begun else reader.head
+        if head is not None and head.status is not None and _is_error(reader.last):
+            error = error_from_wire(reader.last.err_no, reader.last.err_msg, head)
+            raise HttpError(head.status, error, *head.fields)
         for piece in await _last(reader.last, form, write):
             has_begun = True
             yield piece
@@ -189,6 +193,8 @@ async def _last(
     if answer is None:
         return (form.end,)
     body = await write(answer)
-    if isinstance(answer, Response) and answer.err_no:
-        return form.error(body)
-    return (*form.part(body), form.end)
+    return form.error(body) if _is_error(answer) else (*form.part(body), form.end)
+
+
+def _is_error(answer: Any) -> bool:
+    return isinstance(answer, Response) and answer.err_no != 0

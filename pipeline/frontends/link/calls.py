@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from pipeline.answer_head import AnswerHead, http_status_for
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestHandle, UnarySink
-from pipeline.errors import ClosedError, PipelineError, TooLargeError, UserCodeError
+from pipeline.errors import ClosedError, PipelineError, TooLargeError, UserCodeError, http_status_of
 from pipeline.frontends.grpc.server import (
     GrpcCall,
     GrpcError,
@@ -29,6 +30,7 @@ from pipeline.frontends.link.frames import (
     MORE,
     OVERRUN,
     STREAM_CREDIT,
+    SUCCESS,
     Window,
     end_of,
     fields,
@@ -43,8 +45,6 @@ _NS_PER_S = 1e9
 _BINARY = "-bin"
 _AHEAD_BYTES = FRAME_BYTES  # of a stream's answers that wait; then the stream waits, too
 _INTERNAL = "internal error of the server"
-_STATUSES = {3: 400, 4: 504, 5: 404, 8: 503, 12: 501, 14: 503}
-"""HTTP's statuses of gRPC's; of others it is 500."""
 
 
 class Peer(Protocol):
@@ -54,8 +54,8 @@ class Peer(Protocol):
     max_bytes: int
     """Limit of a message."""
 
-    def answer(self, number: int, message: bytes) -> None:
-        """Answer a unary call, and end it."""
+    def answer(self, number: int, message: bytes, end: bytes = SUCCESS) -> None:
+        """Answer a unary call, and end it as `end` says."""
 
     def fail(self, number: int, end: bytes) -> None:
         """End a call as `end` says."""
@@ -72,20 +72,21 @@ class Peer(Protocol):
     def send(self, sending: Sending, message: bytes) -> None:
         """Send an answer of a stream."""
 
-    def finish(self, sending: Sending) -> None:
+    def finish(self, sending: Sending, end: bytes = SUCCESS) -> None:
         """End a stream that went well, behind its answers."""
 
 
-def end_of_error(error: PipelineError, status: int, grpc_status: int | None = None) -> bytes:
+def end_of_error(error: PipelineError, grpc_status: int | None = None) -> bytes:
     """Return an END for an error of ours, with the HTTP port's status and the gRPC port's.
 
-    With `grpc_status` that is another one than its kind has there.
+    With `grpc_status` these are others than its kind has.
     """
     failure = grpc_error(error)
-    trailers = fields(trailing(failure.err_no, failure.retry_after_s))
     code: int = grpc_status or failure.status.value[0]
+    status = http_status_of(error) if grpc_status is None else PipelineError.http_status
     retry_after_s = failure.retry_after_s or 0
-    return end_of(code, status, error.code, retry_after_s, str(error), trailers)
+    told = fields(failure.trailers)
+    return end_of(code, status, error.code, retry_after_s, str(error), told)
 
 
 def end_of_exception(error: Exception, name: str) -> bytes:
@@ -94,11 +95,11 @@ def end_of_exception(error: Exception, name: str) -> bytes:
         error = grpc_error(error)
     if not isinstance(error, GrpcError):
         _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours
-        return end_of_error(UserCodeError(_INTERNAL), 500)
+        return end_of_error(UserCodeError(_INTERNAL))
     code: int = error.status.value[0]
-    status = _STATUSES.get(code, 500)
-    trailers = fields(trailing(error.err_no, error.retry_after_s))
-    return end_of(code, status, error.err_no or 0, error.retry_after_s or 0, str(error), trailers)
+    status = http_status_for(error.status.name)
+    told = fields(error.trailers)
+    return end_of(code, status, error.err_no or 0, error.retry_after_s or 0, str(error), told)
 
 
 class LinkCall(GrpcCall):
@@ -181,7 +182,7 @@ class LinkCall(GrpcCall):
             self._size = -1
             self._pieces.clear()
             text = f"the request is larger than max_message_bytes ({limit} bytes)"
-            self._peer.fail(self._number, end_of_error(TooLargeError(text), 413))
+            self._peer.fail(self._number, end_of_error(TooLargeError(text)))
 
     def _begin_long(self, pieces: list[bytes]) -> None:
         """Begin a unary call, of a message of any size."""
@@ -191,17 +192,23 @@ class LinkCall(GrpcCall):
 class _TaskCall(LinkCall):
     """A call that a coroutine answers."""
 
-    __slots__ = ("_method", "_offload", "_task")
+    __slots__ = ("_end", "_method", "_offload", "_task")
 
     def __init__(
         self, peer: Peer, number: int, timeout_ns: int, metadata: bytes, method: Method
     ) -> None:
         super().__init__(peer, number, timeout_ns, metadata)
         self._method = method
+        self._end = SUCCESS
         self._task: asyncio.Task[None] | None = None
         self.time_left: Callable[[], float | None] = (
             _unlimited if timeout_ns < 0 else _clock(peer.loop, timeout_ns / _NS_PER_S)
         )
+
+    def say(self, head: AnswerHead) -> None:
+        """Send what user code says of the answer's head, behind the answer."""
+        status = head.status or 200
+        self._end = end_of(0, status, trailers=fields(trailing(None, head=head)))
 
     def cancel(self) -> None:
         """Cancel the coroutine."""
@@ -245,7 +252,7 @@ class UnaryCall(_TaskCall):
         except Exception as error:
             self._fail(error)
         else:
-            self._peer.answer(self._number, message)
+            self._peer.answer(self._number, message, self._end)
 
     def _fail(self, error: Exception) -> None:
         self._peer.fail(self._number, end_of_exception(error, self._method.name))
@@ -372,7 +379,7 @@ class StreamCall(_TaskCall):
         except Exception as error:
             self._peer.fail(self._number, end_of_exception(error, name))
         else:
-            self._peer.finish(self._sending)
+            self._peer.finish(self._sending, self._end)
 
     async def _send(self, message: bytes) -> None:
         """Send an answer, and wait while too many of them wait."""

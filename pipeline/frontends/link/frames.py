@@ -121,9 +121,9 @@ def frame(kind: int, number: int, payload: bytes = b"", flags: int = 0, method: 
     return HEAD.pack(len(payload), kind, flags, method, number) + payload
 
 
-def answered(number: int, message: bytes) -> bytes:
-    """Return the END of a call that is answered with no more than ANSWER_BYTES."""
-    return HEAD.pack(len(SUCCESS) + len(message), END, _WHOLE, 0, number) + SUCCESS + message
+def answered(number: int, message: bytes, end: bytes = SUCCESS) -> bytes:
+    """Return the END of a call that is answered with a message; both fit a frame."""
+    return HEAD.pack(len(end) + len(message), END, _WHOLE, 0, number) + end + message
 
 
 def hello(said: Hello) -> bytes:

@@ -7,20 +7,21 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from pipeline.answer_head import AnswerHead
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin, RequestHandle, RequestTarget, UnarySink
 from pipeline.errors import (
-    ClosedError,
     DeadlineError,
-    OverloadedError,
     PipelineError,
     TooLargeError,
     UserCodeError,
 )
 from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
-from pipeline.frontends.grpc.inference import TIMEOUT
+from pipeline.frontends.grpc.inference import TIMEOUT, failure_said
+from pipeline.frontends.grpc.server import trailing
 from pipeline.frontends.http.routes import error_body
-from pipeline.frontends.link.calls import LinkCall, Peer, end_of_error
+from pipeline.frontends.link.calls import LinkCall, Peer, end_of_error, end_of_exception
+from pipeline.frontends.link.frames import SUCCESS, end_of, fields
 from pipeline.frontends.wire import RESPONSES, PipelineWire
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.large import LargeResponse
@@ -37,12 +38,6 @@ _INTERNAL = 13  # of gRPC
 _NO_PATH = ("", "")
 _MAX_PATHS = 1024  # that are kept, as they came
 _TIMEOUT = TIMEOUT.encode()
-_STATUSES: tuple[tuple[type[PipelineError], int], ...] = (
-    (OverloadedError, 503),
-    (ClosedError, 503),
-    (TooLargeError, 413),
-    (PipelineError, 400),  # of reading a request: all others are answers
-)
 
 
 class Form(Protocol):
@@ -156,20 +151,20 @@ def _names_of(metadata: bytes) -> tuple[str, str]:
 class InferenceService(NamedTuple):
     """The engine, how its messages are written, and what it is told of its callers.
 
-    `takes_timeout`: the metadata may say when to answer, as over gRPC.
+    `is_grpc`: for callers of gRPC: the metadata may say when to answer, and statuses are its own.
     """
 
     begin: Begin
     form: Form
     takes_trace: bool = False
     forwarding: HeaderForwarding | None = None
-    takes_timeout: bool = False
+    is_grpc: bool = False
 
 
 class InferenceCall(UnarySink, LinkCall):
     """One request, and the sink of its answer, which goes straight to the connection."""
 
-    __slots__ = ("_service", "_work")
+    __slots__ = ("_end", "_head", "_service", "_work")
 
     def __init__(
         self,
@@ -185,6 +180,14 @@ class InferenceCall(UnarySink, LinkCall):
         self._metadata = metadata
         self._service = service
         self._work: RequestHandle | None = None  # what goes on for it now
+        self._end = SUCCESS
+        self._head: AnswerHead | None = None  # as user code says it
+
+    def say(self, head: AnswerHead) -> None:
+        """Take what user code says of the answer's head."""
+        self._head = head
+        told = trailing(None, head=head) if self._service.is_grpc else head.headers
+        self._end = end_of(0, head.status or 200, trailers=fields(told))
 
     def begin(self, message: bytes) -> None:
         """Begin a request that is there in whole."""
@@ -204,7 +207,7 @@ class InferenceCall(UnarySink, LinkCall):
     ) -> tuple[float | None, RequestTarget | None]:
         """Return the time that its caller gives, and what the engine is told of it."""
         service, metadata = self._service, self._metadata
-        if service.takes_timeout and _TIMEOUT in metadata and (told := self.header(TIMEOUT)):
+        if service.is_grpc and _TIMEOUT in metadata and (told := self.header(TIMEOUT)):
             given = seconds_of(told, TIMEOUT)
             timeout_s = given if timeout_s is None else min(given, timeout_s)
         trace = self.header("traceparent") if service.takes_trace else ""
@@ -231,18 +234,22 @@ class InferenceCall(UnarySink, LinkCall):
     def end(self, answer: Any) -> None:
         """Send the answer."""
         try:
-            if isinstance(answer, RESPONSES):
-                self._peer.answer(self._number, self._service.form.write(answer))
+            head = self._head if self._service.is_grpc else None
+            if head is not None and (failure := failure_said(head, answer)):
+                self._peer.fail(self._number, end_of_exception(failure, "inference"))
+            elif isinstance(answer, RESPONSES):
+                self._peer.answer(self._number, self._service.form.write(answer), self._end)
             elif isinstance(answer, LargeResponse):
                 self._work = self._peer.loop.create_task(self._write_large(answer))
             else:
-                self._peer.fail(self._number, end_of_error(no_response(answer), 500, _INTERNAL))
+                self._peer.fail(self._number, end_of_error(no_response(answer), _INTERNAL))
         except Exception as error:
             self._fail(error)
 
     async def _write_large(self, answer: LargeResponse) -> None:
         try:
-            self._peer.answer(self._number, await self._service.form.write_large(answer))
+            message = await self._service.form.write_large(answer)
+            self._peer.answer(self._number, message, self._end)
         except Exception as error:
             self._fail(error)
 
@@ -250,13 +257,10 @@ class InferenceCall(UnarySink, LinkCall):
         if isinstance(error, DeadlineError):
             self._peer.answer(self._number, self._service.form.write_error(error))
             return
-        for kind, status in _STATUSES:
-            if isinstance(error, kind):
-                self._peer.fail(self._number, end_of_error(error, status))
-                return
-        _LOGGER.exception("inference failed", exc_info=error)  # a bug of ours: that caller is told
-        failure = UserCodeError("internal error of the server")
-        self._peer.fail(self._number, end_of_error(failure, 500))
+        if not isinstance(error, PipelineError):
+            _LOGGER.exception("inference failed", exc_info=error)  # a bug of ours
+            error = UserCodeError("internal error of the server")
+        self._peer.fail(self._number, end_of_error(error))
 
     def cancel(self) -> None:
         """Stop what goes on for it."""

@@ -62,15 +62,15 @@ def inference_methods(
     `is_plain`: `begin` takes a PlainRequest where a Request stands.
     """
 
-    def method(name: str, form: Form, takes_timeout: bool = False) -> LinkMethod:
-        service = InferenceService(begin, form, takes_trace, forwarding, takes_timeout)
+    def method(name: str, form: Form, is_grpc: bool = False) -> LinkMethod:
+        service = InferenceService(begin, form, takes_trace, forwarding, is_grpc)
         return LinkMethod(name, InferenceCall, service)
 
     protobuf = ProtobufForm(wire)
     return [
         method(INFERENCE, protobuf),
         method(JSON, JsonForm(offload, limits, is_plain)),
-        method(GRPC_INFERENCE, protobuf, takes_timeout=True),
+        method(GRPC_INFERENCE, protobuf, is_grpc=True),
     ]
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.frontends.link.frames import (
-    ANSWER_BYTES,
     DATA,
     END,
     FRAME_BYTES,
@@ -101,14 +100,14 @@ class Outbox:
             self._is_awaited = True
             self._loop.call_soon(self.flush)
 
-    def answer(self, number: int, message: bytes) -> None:
-        """Answer a unary call, and end it."""
-        if len(message) <= ANSWER_BYTES:
-            self.send(answered(number, message))
+    def answer(self, number: int, message: bytes, end: bytes = SUCCESS) -> None:
+        """Answer a unary call, and end it as `end` says."""
+        if len(message) + len(end) <= FRAME_BYTES:
+            self.send(answered(number, message, end))
         else:
             sending = self._begin(number, self.call_credit)
             self.add(sending, message)
-            self.finish(sending, SUCCESS)
+            self.finish(sending, end)
 
     def fail(self, number: int, end: bytes) -> None:
         """End a call without an answer, as `end_of` says, behind what is being sent of it."""

@@ -297,10 +297,10 @@ class Connection(asyncio.Protocol):
 
     # What calls do (see `calls.Peer`) ---------------------------------------------------------
 
-    def answer(self, number: int, message: bytes) -> None:
-        """Answer a unary call, and end it."""
+    def answer(self, number: int, message: bytes, end: bytes = frames.SUCCESS) -> None:
+        """Answer a unary call, and end it as `end` says."""
         if self.calls.pop(number, None) is not None:
-            self._outbox.answer(number, message)
+            self._outbox.answer(number, message, end)
             if self._idle is not None:
                 self._check_idle()
 
@@ -326,10 +326,10 @@ class Connection(asyncio.Protocol):
         """Send an answer of a stream."""
         self._outbox.add(sending, message)
 
-    def finish(self, sending: Sending) -> None:
+    def finish(self, sending: Sending, end: bytes = frames.SUCCESS) -> None:
         """End a stream that went well, behind its answers."""
         if self.calls.pop(sending.number, None) is not None:
-            self._outbox.finish(sending)
+            self._outbox.finish(sending, end)
             self._check_idle()
 
     def give_back(self, number: int, window: Window, size: int) -> None:
@@ -366,7 +366,7 @@ class Connection(asyncio.Protocol):
 
     def refuse_all(self, error: PipelineError) -> None:
         """Refuse what is not answered yet, and close when that is sent."""
-        refusal = end_of_error(error, 503)
+        refusal = end_of_error(error)
         for number, call in self.calls.items():
             call.cancel()
             self._outbox.drop(number)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+from pipeline.answer_head import AnswerHead
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin, RequestTarget, ask
 from pipeline.errors import PipelineError
@@ -23,10 +24,14 @@ class TimedCall:
         begin: of the engine.
         offload: where what is large is read and written.
         left_s: how long the caller waits; None: as long as it takes.
+
+    Attributes:
+        head: the first one that user code says, of several answers.
     """
 
     def __init__(self, begin: Begin, offload: Offload, left_s: float | None) -> None:
         self.begin = begin
+        self.head: AnswerHead | None = None
         self._offload = offload
         self._clock = asyncio.get_running_loop().time
         self._ends = None if left_s is None else self._clock() + left_s
@@ -36,8 +41,11 @@ class TimedCall:
         return None if self._ends is None else max(0.0, self._ends - self._clock())
 
     async def answer(self, raw: Any, target: RequestTarget) -> Any:
-        """Return what the engine answers."""
-        return await ask(self.begin, raw, self.left(), target)
+        """Return what the engine answers; what user code says of its head is in `head`."""
+        answer = ask(self.begin, raw, self.left(), target)
+        found = await answer
+        self.head = self.head or answer.head
+        return found
 
     async def made(self, make: Callable[[], _Made], is_short: bool) -> _Made:
         """Return what `make` returns: called on the event loop if that is short, else beside it."""

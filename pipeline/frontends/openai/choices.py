@@ -52,7 +52,7 @@ async def text_of(request: ChoiceRequest, call: TimedCall) -> str:
     answer = await call.answer(request.raw, request.target)
     choice = request.choice
     return await call.made(
-        lambda: choice.take(payload_of(answer)) + choice.rest(), is_short_answer(answer)
+        lambda: choice.take(payload_of(answer, call.head)) + choice.rest(), is_short_answer(answer)
     )
 
 
@@ -65,12 +65,13 @@ async def text_up_to_stop(request: ChoiceRequest, call: TimedCall, limits: Strea
     texts: list[str] = []
 
     def take(answer: Any) -> None:
-        payload = payload_of(answer)
+        payload = payload_of(answer, reader.head)
         if too_much := kept.add(payload, limits):
             raise TooLargeError(f"the parts of a stream are to be one answer, and are {too_much}")
         texts.append(choice.take(payload))
 
-    parts = answers_to(call.begin, request.raw, call.left(), request.target)
+    reader = PartsReader()
+    parts = answers_to(call.begin, request.raw, call.left(), request.target, reader)
     async with aclosing(parts):
         async for answer, _ in parts:
             await call.made(partial(take, answer), is_short_answer(answer))
@@ -180,7 +181,7 @@ class ChoiceStream:
         try:
             while reader.parts and size <= SHORT_BYTES and not choice.is_cut:
                 count += 1
-                body = await self._chunk(choice, reader.parts.popleft())
+                body = await self._chunk(reader, reader.parts.popleft())
                 pieces += EVENTS.part(body) if body else ()
                 size += len(body)
             if reader.parts and not choice.is_cut:
@@ -198,17 +199,19 @@ class ChoiceStream:
         if choice.is_cut:
             reader.cancel()
         elif reader.last is not None:
-            chunks.append(await self._chunk(choice, reader.last))
+            chunks.append(await self._chunk(reader, reader.last))
         if rest := choice.rest():
             chunks.append(self._writer.part(choice, rest))
         reader.is_over = True
         return [*filter(None, chunks), self._writer.end(choice)]
 
-    async def _chunk(self, choice: Choice, answer: Any) -> bytes:
+    async def _chunk(self, reader: _Reader, answer: Any) -> bytes:
         """Return the chunk of a part; b"" if nothing of it is told yet."""
 
+        choice = reader.request.choice
+
         def chunk() -> bytes:
-            text = choice.take(payload_of(answer))
+            text = choice.take(payload_of(answer, reader.head))
             return self._writer.part(choice, text) if text else b""
 
         return await self._call.made(chunk, is_short_answer(answer))

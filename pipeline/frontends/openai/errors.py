@@ -11,10 +11,11 @@ from pipeline.errors import (
     PackageError,
     PipelineError,
     ProductError,
+    http_status_of,
     shortened,
     utf8_text,
 )
-from pipeline.frontends.api.errors import error_name, retry_headers, status_of
+from pipeline.frontends.api.errors import error_name, headers_of
 from pipeline.frontends.http.routes import HttpError, WebResponse
 
 _PATH = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]]*): (?:expected|found) ")
@@ -32,7 +33,7 @@ class ArgumentError(PackageError):
         super().__init__(text)
         self.param = param
         self.reason = reason
-        self.status = status
+        self.http_status = status
 
 
 def reply_to(error: PipelineError | HttpError) -> WebResponse:
@@ -40,12 +41,7 @@ def reply_to(error: PipelineError | HttpError) -> WebResponse:
     if isinstance(error, HttpError):
         body = error_body(error.error, error.status)
         return WebResponse(error.status, body, headers=error.headers)
-    return WebResponse(status_for(error), error_body(error), headers=retry_headers(error))
-
-
-def status_for(error: PipelineError) -> int:
-    """Return the HTTP status of an error, which clients of OpenAI's know what to do about."""
-    return error.status if isinstance(error, ArgumentError) else status_of(error)
+    return WebResponse(http_status_of(error), error_body(error), headers=headers_of(error))
 
 
 def error_body(error: PipelineError, status: int | None = None) -> bytes:
@@ -53,7 +49,7 @@ def error_body(error: PipelineError, status: int | None = None) -> bytes:
     argument = error if isinstance(error, ArgumentError) else None
     said = {
         "message": utf8_text(shortened(str(error))),
-        "type": _type_of(status or status_for(error)),
+        "type": _type_of(status or http_status_of(error)),
         "param": argument.param if argument else _path_in(error),
         "code": argument.reason if argument else _code_of(error),
     }

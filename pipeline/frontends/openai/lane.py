@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.answer_head import AnswerHead
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
 from pipeline.errors import PipelineError
@@ -112,13 +113,19 @@ class _Completion(UnarySink):
         choice: the text.
     """
 
-    __slots__ = ("_choice", "_sink", "_writer", "answer")
+    __slots__ = ("_choice", "_head", "_sink", "_writer", "answer")
 
     def __init__(self, sink: ResponseSink, writer: Writer, choice: Choice) -> None:
         self._sink = sink
         self._writer = writer
         self._choice = choice
         self.answer: Any = None
+        self._head: AnswerHead | None = None
+
+    def say(self, head: AnswerHead) -> None:
+        """Take what user code says of the answer's head."""
+        self._head = head
+        self._sink.say(head)
 
     def end(self, answer: Any) -> None:
         """Take the answer of the engine."""
@@ -127,5 +134,5 @@ class _Completion(UnarySink):
 
     def body(self) -> bytes:
         """Return the completion. Raises PipelineError."""
-        text = self._choice.take(payload_of(self.answer)) + self._choice.rest()
+        text = self._choice.take(payload_of(self.answer, self._head)) + self._choice.rest()
         return self._writer.whole([(self._choice, text)])

@@ -11,14 +11,21 @@ import orjson
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.streams.combine import StreamLimits
-from pipeline.errors import NoServiceError, PackageError, TooLargeError
+from pipeline.errors import NoServiceError, PackageError, TooLargeError, http_status_of
 from pipeline.frontends.api.answers import is_short_answer, payload_of
 from pipeline.frontends.api.bodies import is_large
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.base import FrontendContext
 from pipeline.frontends.http.bodies import is_json
 from pipeline.frontends.http.paths import Answer, Paths, begun
-from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, WebStream
+from pipeline.frontends.http.routes import (
+    Endpoint,
+    HttpError,
+    WebRequest,
+    WebResponse,
+    WebStream,
+    with_head,
+)
 from pipeline.frontends.http.streams import stream_in
 from pipeline.frontends.openai.answers import Payload, Writer, embeddings
 from pipeline.frontends.openai.call import TimedCall, all_of
@@ -130,7 +137,7 @@ class OpenAIRoutes:
         texts = await all_of([partial(text, request) for request in requests])
         said = [(request.choice, text) for request, text in zip(requests, texts, strict=True)]
         is_few = len(texts) <= _FEW and sum(map(len, texts)) <= SHORT_BYTES // 2
-        return WebResponse(body=await call.made(partial(writer.whole, said), is_few))
+        return with_head(await call.made(partial(writer.whole, said), is_few), call.head)
 
     # Embeddings -----------------------------------------------------------------------------
 
@@ -141,13 +148,13 @@ class OpenAIRoutes:
 
         async def payload(raw: Any, target: RequestTarget) -> Payload:
             answer = await call.answer(raw, target)
-            return await call.made(partial(payload_of, answer), is_short_answer(answer))
+            return await call.made(partial(payload_of, answer, call.head), is_short_answer(answer))
 
         payloads = await all_of([partial(payload, *each) for each in asked.asked])
         in_base64 = asked.questions.in_base64
         make = partial(embeddings, payloads, asked.model_id, asked.model, in_base64)
         is_little = len(payloads) == 1 and is_short(payloads[0])
-        return WebResponse(body=await call.made(make, is_little))
+        return with_head(await call.made(make, is_little), call.head)
 
     # What they have in common ---------------------------------------------------------------
 
@@ -169,7 +176,7 @@ class OpenAIRoutes:
         try:
             return await self._offload.run(understood, request.timeout_s)
         except TooLargeError as error:
-            raise HttpError(413, error) from error
+            raise HttpError(http_status_of(error), error) from error
 
 
 async def _refuse_path(request: WebRequest, name: str) -> WebResponse:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import enum
 
 from pipeline.errors import (
-    ConflictError,
-    ErrorCode,
     OverloadedError,
     PipelineError,
-    PredictorUnavailableError,
     ProductError,
-    RequestCancelledError,
-    TooLargeError,
-    UnspecifiedError,
+    grpc_status_of,
+    http_status_of,
     shortened,
     utf8_text,
 )
@@ -53,37 +49,30 @@ class V2Error(Exception):
         self.retry_after_s: int | None = retry_after_s if kind is V2Status.UNAVAILABLE else None
 
 
-# Triton knows no deadline that passed: to it, too late is unavailable.
-_KINDS: dict[int, V2Status] = {
-    ErrorCode.CLOSED_ERROR: V2Status.UNAVAILABLE,
-    ErrorCode.OVERLOADED: V2Status.UNAVAILABLE,
-    ErrorCode.TIMEOUT: V2Status.UNAVAILABLE,
-    ErrorCode.NO_SERVICE: V2Status.NOT_FOUND,
-    ErrorCode.NOT_IMPLEMENTED: V2Status.UNSUPPORTED,
-    ErrorCode.INPUT_PARAMS_ERROR: V2Status.INVALID,
-    ErrorCode.RPC_PACKAGE_ERROR: V2Status.INVALID,
-}
+_BY_GRPC = {kind.grpc_status: kind for kind in V2Status}
+_BY_HTTP = {kind.http_status: kind for kind in reversed(V2Status)}
+_LATER = (503, 504)  # Triton knows no deadline that passed: to it, too late is unavailable
 
 
 def v2_error(error: PipelineError | V2Error) -> V2Error:
-    """Return `error` for a caller of the v2 protocol, found by its code, if it is not yet one.
+    """Return `error` for a caller of the v2 protocol, if it is not yet one.
 
-    A product's own error is about what its caller sent; its code, which has no other place here,
-    stands before its text.
+    A product's own code, which has no other place here, stands before its text.
     """
     if isinstance(error, V2Error):
         return error
-    if isinstance(error, ProductError):
-        return V2Error(V2Status.INVALID, f"[{error.code}] {error}")
-    if isinstance(error, PredictorUnavailableError):
-        return V2Error(V2Status.UNAVAILABLE, str(error))
-    if isinstance(error, RequestCancelledError):
-        return V2Error(V2Status.CANCELLED, str(error))
-    if isinstance(error, UnspecifiedError):
-        return V2Error(V2Status.UNKNOWN, str(error))
-    if isinstance(error, ConflictError):
-        return V2Error(V2Status.ALREADY_EXISTS, str(error))
-    if isinstance(error, TooLargeError):
-        return V2Error(V2Status.TOO_LARGE, str(error))
+    is_products = isinstance(error, ProductError)
+    text = f"[{error.code}] {error}" if is_products else str(error)
     retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else 1
-    return V2Error(_KINDS.get(error.code, V2Status.INTERNAL), str(error), retry_after_s)
+    return V2Error(_kind_of(error), text, retry_after_s)
+
+
+def _kind_of(error: PipelineError) -> V2Status:
+    """Return the reason that has the error's statuses; of HTTP's those of Triton alone."""
+    status = http_status_of(error)
+    if status in _LATER:
+        return V2Status.UNAVAILABLE
+    kind = _BY_GRPC.get(grpc_status_of(error))
+    if kind is not None and kind.http_status == status:
+        return kind
+    return _BY_HTTP.get(status, V2Status.INVALID if status < 500 else V2Status.INTERNAL)

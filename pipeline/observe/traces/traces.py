@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from pipeline.answer_head import AnswerHead
 from pipeline.config.schema import ServiceConfig
 from pipeline.data import ChannelData
 from pipeline.engine.models import ModelEntry
@@ -292,6 +293,10 @@ class _Sink:
         self._sink = sink
         self._collector = collector
         self.takes_parts = bool(getattr(sink, "takes_parts", False))
+
+    def say(self, head: AnswerHead) -> None:
+        """Pass on what user code says of the answer's head."""
+        self._sink.say(head)
 
     def part(self, answer: Any) -> None:
         """Take one answer of a stream."""

@@ -29,7 +29,7 @@ from pipeline.errors import (
 from pipeline.metrics import LEDGER
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
-from pipeline.routes import Answer, Goto, Routed
+from pipeline.routes import Goto, Routed, answer_with
 from pipeline.workers.process.call_host import CallHost
 from pipeline.workers.process.calls import WireRoom
 from pipeline.workers.process.pages import StatusPage
@@ -532,7 +532,7 @@ class ProcessWorker:
         payload = self._memory.payload(outcome.payload, self._op_name)
         if outcome.to is not None:
             return Goto(payload, outcome.to)
-        return Answer(payload) if outcome.is_final else payload
+        return answer_with(payload, outcome.head) if outcome.is_final else payload
 
     def _changed(self, child: Child) -> None:
         if child.state != "ended":
@@ -552,7 +552,9 @@ def error_of(fields: ErrorFields | None) -> PipelineError | None:
     """Return the error that came over the wire, if any did."""
     if fields is None:
         return None
-    error = error_from_fields(fields.name, fields.code, fields.text, fields.retry_after_s)
+    error = error_from_fields(
+        fields.name, fields.code, fields.text, fields.retry_after_s, fields.head
+    )
     if fields.op is not None:
         error.op = fields.op
     return error

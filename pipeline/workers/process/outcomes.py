@@ -22,7 +22,9 @@ def outcome_of(
         answer = outcome.answer if isinstance(outcome, Routed) else outcome
         try:
             payload = serialize(answer, memory, arena)
-            return ItemOutcome(payload, None, to, isinstance(outcome, Answer), place)
+            is_final = isinstance(outcome, Answer)
+            head = outcome.head if is_final else None
+            return ItemOutcome(payload, None, to, is_final, place, head=head)
         except (PayloadTypeError, OverloadedError) as error:
             outcome = type(error)(f"[{maker}] {error}")
     return ItemOutcome(error=ErrorFields(*error_to_fields(outcome), outcome.op), place=place)

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from pipeline.answer_head import AnswerHead
 from pipeline.config.schema import OpConfig
 from pipeline.data import RequestInfo
 from pipeline.engine.warm_up import WarmUpSample
@@ -138,14 +139,16 @@ class ErrorFields(msgspec.Struct, array_like=True):
     code: int
     text: str
     retry_after_s: int | None = None
+    head: AnswerHead | None = None
     op: str | None = None
 
 
 class ItemOutcome(msgspec.Struct, array_like=True):
     """Outcome of an item: one of both; of a part of a stream neither: the stream ended well.
 
-    `to` are the Ops of a Goto; with `is_final` it is an Answer. `place` is that of the step of a
-    walk whose outcome it is, -1: the last. `each` is that of each request of a convoy.
+    `to` are the Ops of a Goto; with `is_final` it is an Answer, with its `head`. `place` is that of
+    the step of a walk whose outcome it is, -1: the last. `each` is that of each request of a
+    convoy.
     """
 
     payload: SerializedPayload | None = None
@@ -154,6 +157,7 @@ class ItemOutcome(msgspec.Struct, array_like=True):
     is_final: bool = False
     place: int = -1
     each: list[ItemOutcome] | None = None
+    head: AnswerHead | None = None
 
 
 class StepResult(msgspec.Struct, array_like=True):

@@ -84,7 +84,8 @@ func (b *balancer) unary(ctx context.Context, asking *call, call *upstream.Call)
 	x.backend = call.Asked
 	switch {
 	case err == nil:
-		return answer, nil
+		x.say(answer.Head)
+		return answer.Data, nil
 	case x.request.Context().Err() != nil:
 		return nil, errCallerLeft
 	case ctx.Err() != nil, errors.Is(err, context.DeadlineExceeded):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -63,6 +64,7 @@ type exchange struct {
 	stream     *stream       // not nil: the body is passed on as it comes
 	mustLinger bool          // the caller still sends, though it has its answer
 	body       []byte        // of a refusal in another form than ours
+	wanted     int           // the status that user code says; 0: the usual one
 }
 
 // isOurs says whether it is the gateway that asks.
@@ -91,6 +93,9 @@ func (x *exchange) begin(status int) {
 // Write sends a part of the answer's body. Over HTTP/2 the caller has a time for each piece; over HTTP/1.1
 // the connection sees to that: see guardedConn.
 func (x *exchange) Write(data []byte) (written int, err error) {
+	if x.wanted != 0 && x.status == 0 {
+		x.WriteHeader(x.wanted)
+	}
 	x.begin(http.StatusOK)
 	x.share.Keep(memory.RequestBytes + int64(len(data))) // what it was made of is not needed any more
 	if x.owed > 0 {
@@ -161,9 +166,20 @@ func (x *exchange) json(status int, body []byte) {
 
 func (x *exchange) sayLength(bytes int) { x.Header().Set("Content-Length", strconv.Itoa(bytes)) }
 
+// say has the answer begin with what user code says of its head.
+func (x *exchange) say(head *failure.Head) {
+	if head != nil {
+		x.wanted = head.Status
+		maps.Copy(x.Header(), head.Header)
+	}
+}
+
 // refuse answers a request whose body was read, or had none, with a refusal.
 func (x *exchange) refuse(answer *failure.Error) {
 	header := x.Header()
+	if answer.Head != nil {
+		maps.Copy(header, answer.Head.Header)
+	}
 	if answer.Allow != "" {
 		header.Set("Allow", answer.Allow)
 	}

@@ -36,7 +36,15 @@ type Error struct {
 	MustClose  bool   // the connection cannot be used for more
 	IsRefused  bool   // by a server that has not begun with it: another one may be asked
 
+	Head *Head // which user code said; nil: it said none
+
 	Code codes.Code // that of gRPC if an upstream said one; see GRPC
+}
+
+// Head is what user code says of an answer's head over HTTP.
+type Head struct {
+	Status int
+	Header http.Header
 }
 
 // GRPC returns the status of gRPC that stands for it.

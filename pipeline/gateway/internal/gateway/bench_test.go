@@ -26,11 +26,11 @@ type instant struct {
 	protobuf, json    []byte
 }
 
-func (i *instant) Unary(_ context.Context, call *upstream.Call) ([]byte, error) {
+func (i *instant) Unary(_ context.Context, call *upstream.Call) (upstream.Reply, error) {
 	if call.Method == upstream.JSON {
-		return i.json, nil
+		return upstream.Reply{Data: i.json}, nil
 	}
-	return i.protobuf, nil
+	return upstream.Reply{Data: i.protobuf}, nil
 }
 
 func (i *instant) Traits() upstream.Traits { return i.traits }

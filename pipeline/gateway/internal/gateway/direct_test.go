@@ -31,9 +31,10 @@ type local struct {
 	answer func(context.Context, *upstream.Call) ([]byte, error)
 }
 
-func (l *local) Unary(ctx context.Context, call *upstream.Call) ([]byte, error) {
+func (l *local) Unary(ctx context.Context, call *upstream.Call) (upstream.Reply, error) {
 	l.calls <- asked{call.Method, call.Path, string(call.Data), call.Headers.Trace(), call.Limit.After}
-	return l.answer(ctx, call)
+	data, err := l.answer(ctx, call)
+	return upstream.Reply{Data: data}, err
 }
 
 // startLocal runs a gateway before a server of its own.

@@ -75,7 +75,9 @@ func OutcomeOf(ctx context.Context, err error) Outcome {
 		return Neither
 	case errors.Is(err, ErrNeverLeft):
 		return Bad
-	case !errors.As(err, &said) || said.IsRefused || said.ErrNo == failure.CodeOverloaded:
+	case errors.As(err, &said) && said.Head != nil:
+		return Good
+	case said == nil || said.IsRefused || said.ErrNo == failure.CodeOverloaded:
 		return Neither
 	case said.Status == http.StatusNotImplemented || said.Status == http.StatusGatewayTimeout || said.Code == codes.Canceled:
 		return Neither

@@ -89,6 +89,9 @@ func failureOf(err error, trailer metadata.MD) *failure.Error {
 		answer.Status, answer.ErrNo = known.status, known.code
 	}
 	said := trailer.Get(ErrNoKey)
+	if head := headOfTrailer(trailer); head != nil {
+		answer.Status, answer.Head = head.Status, head
+	}
 	if tooMuch := overLimit(failed); tooMuch != nil && len(said) == 0 {
 		return tooMuch
 	}

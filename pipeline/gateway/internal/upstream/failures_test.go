@@ -1,6 +1,8 @@
 package upstream
 
 import (
+	"net/http"
+	"reflect"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -50,6 +52,23 @@ func TestAPipelineServerSaysWhichErrorItWas(t *testing.T) {
 		got := failureOf(status.Error(test.code, "why"), metadata.MD{ErrNoKey: test.said})
 		if *got != test.want {
 			t.Errorf("%v %q: got %+v, want %+v", test.code, test.said, *got, test.want)
+		}
+	}
+}
+
+func TestUserCodeSaysTheHeadOfAnAnswerElsewhere(t *testing.T) {
+	trailer := metadata.Pairs(ErrNoKey, "52", statusKey, "422", "x-why", "because", "connection", "close", "grpc-status-details-bin", "x", "x-pipeline-caller", "root")
+	got := failureOf(status.Error(codes.InvalidArgument, "why"), trailer)
+	want := http.Header{"X-Why": {"because"}}
+	if got.Status != 422 || got.ErrNo != 52 || got.Head == nil || !reflect.DeepEqual(got.Head.Header, want) {
+		t.Errorf("got %+v with %+v", *got, got.Head)
+	}
+	if outcome := OutcomeOf(t.Context(), &failure.Error{Status: 503, Head: got.Head}); outcome != Good {
+		t.Errorf("a status that user code says is held against the backend: %v", outcome)
+	}
+	for _, said := range []string{"", "x", "100", "1000"} {
+		if head := headOfTrailer(metadata.Pairs(statusKey, said, "x-why", "because")); head != nil {
+			t.Errorf("%q: got %+v", said, *head)
 		}
 	}
 }

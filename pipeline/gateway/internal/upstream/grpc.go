@@ -42,23 +42,23 @@ func NewGRPC(address config.Backend, security *config.BackendTLS, checks *config
 
 // Unary calls the server. A call for which there was no connection has no peer. The end of the time
 // may be seen here first or there: it is context.DeadlineExceeded.
-func (c *grpcConn) Unary(ctx context.Context, call *Call) ([]byte, error) {
+func (c *grpcConn) Unary(ctx context.Context, call *Call) (Reply, error) {
 	var seenBy peer.Peer
 	var trailer metadata.MD
 	var answer []byte
 	err := c.conn.Invoke(call.outgoing(ctx), call.Method, call.Data, &answer, grpc.ForceCodecV2(rawCodec{}), grpc.Peer(&seenBy), grpc.Trailer(&trailer))
 	if err == nil {
-		return answer, nil
+		return Reply{answer, headOfTrailer(trailer)}, nil
 	}
 	switch {
 	case ctx.Err() != nil:
-		return nil, ctx.Err()
+		return Reply{}, ctx.Err()
 	case seenBy.Addr == nil && hasNotLeft(err):
-		return nil, ErrNeverLeft
+		return Reply{}, ErrNeverLeft
 	case status.Code(err) == codes.DeadlineExceeded && len(trailer.Get(ErrNoKey)) == 0:
-		return nil, context.DeadlineExceeded // the backend's gRPC has a clock, too
+		return Reply{}, context.DeadlineExceeded // the backend's gRPC has a clock, too
 	}
-	return nil, failureOf(err, trailer)
+	return Reply{}, failureOf(err, trailer)
 }
 
 // rawCodec passes messages as they are: whoever asks has encoded them.

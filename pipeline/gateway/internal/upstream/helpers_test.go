@@ -19,15 +19,15 @@ type played struct {
 	report func(Health)
 }
 
-func (p *played) Unary(ctx context.Context, _ *Call) ([]byte, error) {
+func (p *played) Unary(ctx context.Context, _ *Call) (Reply, error) {
 	p.calls++
 	if p.answer == nil {
-		return []byte("well"), nil
+		return Reply{Data: []byte("well")}, nil
 	}
 	if err := p.answer(ctx); err != nil {
-		return nil, err
+		return Reply{}, err
 	}
-	return []byte("well"), nil
+	return Reply{Data: []byte("well")}, nil
 }
 
 func (p *played) Watch(ctx context.Context, report func(Health)) {

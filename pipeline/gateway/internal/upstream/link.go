@@ -50,20 +50,21 @@ func secretBeside(socket string) (string, error) {
 }
 
 // Unary returns the server's answer: see Upstream.
-func (l *Link) Unary(ctx context.Context, call *Call) ([]byte, error) {
+func (l *Link) Unary(ctx context.Context, call *Call) (Reply, error) {
 	asked, err := l.linked(call)
 	if err != nil {
-		return nil, err
+		return Reply{}, err
 	}
 	answer, err := l.Client.Unary(ctx, asked, call.Data)
 	if err != nil {
-		return nil, failureOfLink(err)
+		return Reply{}, failureOfLink(err)
 	}
 	if err := failureOfEnd(&answer.End); err != nil {
 		answer.Release()
-		return nil, err
+		return Reply{}, err
 	}
-	return answer.Detach(), nil
+	head := headOfEnd(answer.Status, answer.Trailers.All())
+	return Reply{answer.Detach(), head}, nil
 }
 
 // linked returns what a link is told of a call. Its error is a *failure.Error.
@@ -108,7 +109,7 @@ func (l *Link) linked(call *Call) (*link.Call, error) {
 
 // failureOfEnd returns what a call ended with that did not go well.
 func failureOfEnd(end *link.End) error {
-	if end.Code == 0 && end.Status == http.StatusOK {
+	if end.Code == 0 { // an answer, whatever status user code has given it
 		return nil
 	}
 	return &failure.Error{

@@ -224,9 +224,9 @@ func (p *Pool) IsReady() bool { return p.Candidates.Load().IsReady }
 
 // Unary asks one backend, and another one only if that is safe: see Ask. Its error is a *failure.Error, or
 // one of package context.
-func (p *Pool) Unary(ctx context.Context, call *Call) ([]byte, error) {
+func (p *Pool) Unary(ctx context.Context, call *Call) (Reply, error) {
 	want := &Want{Work: Calls, IsSafe: call.IsSafe, MayHedge: call.IsSafe, Step: call.Step}
-	answer, err := Ask(ctx, p, want, func(ctx context.Context, chosen *Attempt) ([]byte, error) {
+	answer, err := Ask(ctx, p, want, func(ctx context.Context, chosen *Attempt) (Reply, error) {
 		return chosen.Unary(ctx, call)
 	})
 	call.Asked = want.Asked

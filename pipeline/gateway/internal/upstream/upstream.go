@@ -60,9 +60,9 @@ type Traits struct {
 
 // Upstream is a connection to a pipeline server.
 type Upstream interface {
-	// Unary returns the answer in the method's own form, in a buffer that may be released. Its error is a *failure.Error,
+	// Unary returns the answer in the method's own form. Its error is a *failure.Error,
 	// ErrNeverLeft, or one of package context: that of ctx, or that the server saw the end of the time first.
-	Unary(ctx context.Context, call *Call) ([]byte, error)
+	Unary(ctx context.Context, call *Call) (Reply, error)
 	// Watch keeps the connection and reports the health of the server whenever it changes, until ctx ends.
 	Watch(ctx context.Context, report func(Health))
 	// Traits returns what is known of the server. They change with the connection, before that is reported.

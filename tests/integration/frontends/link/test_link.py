@@ -280,7 +280,7 @@ async def is_broken(*_: Any) -> Any:
             ),
         ),
         (is_closed, (503, ErrorCode.CLOSED_ERROR, "no more")),
-        (is_misfit, (400, ErrorCode.TYPE_ERROR, "not that")),
+        (is_misfit, (500, ErrorCode.TYPE_ERROR, "not that")),
         (is_broken, (500, ErrorCode.UNKNOW, "internal error of the server")),
     ],
     ids=["overloaded", "no response", "closed", "misfit", "a bug"],

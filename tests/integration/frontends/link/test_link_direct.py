@@ -144,8 +144,8 @@ def test_an_answer_may_come_later():
 @pytest.mark.parametrize(
     ("asked", "code", "refusal"),
     [
-        (b"abort", 10, (500, 51, "why")),
-        (b"late abort", 10, (500, 0, "late")),
+        (b"abort", 10, (409, 51, "why")),
+        (b"late abort", 10, (409, 0, "late")),
         (b"bug", 13, (500, ErrorCode.UNKNOW, "internal error of the server")),
     ],
 )

@@ -156,7 +156,7 @@ def test_failures_are_told_in_full(peer):
     ]
     assert failed["trailers"] == [["pipeline-err-no", "51"], ["grpc-retry-pushback-ms", "3000"]]
     assert [failed[each] for each in ("code", "status", "err_no", "retry_after_s", "text")] == [
-        *(10, 500, 51, 3, "why")
+        *(10, 409, 51, 3, "why")
     ]
 
 

@@ -185,7 +185,7 @@ def test_a_stream_ends_with_its_error_behind_its_answers():
         gateway.say(opening(1), said(1, b"a"), said(1, b"abort"), said(1, b"never"))
         assert await hear(gateway) == (DATA, 1, b"a")
         ended = await hear(gateway)
-        assert (code_of(ended), refusal_of(ended)) == (10, (500, 0, "why"))
+        assert (code_of(ended), refusal_of(ended)) == (10, (409, 0, "why"))
         gateway.say(said(1, b"late"), ask(2))  # which is passed over
         assert (await hear(gateway))[1] == 2
 
@@ -359,7 +359,7 @@ def test_failures_of_methods_have_both_edges_codes(caplog):
     async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
         gateway.say(message(1, b"abort", method=ECHO))
         ended = await hear(gateway)
-        assert (code_of(ended), refusal_of(ended)) == (10, (500, 51, "why"))
+        assert (code_of(ended), refusal_of(ended)) == (10, (409, 51, "why"))
         assert b"pipeline-err-no\n51\n" in ended[2]
         gateway.say(message(2, b"bug", method=ECHO))
         ended = await hear(gateway)

@@ -1,0 +1,169 @@
+"""What user code says of an answer's head, its HTTP status and headers, at every door alike."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+import grpc
+import pytest
+from doubles import server_for
+
+from pipeline import Answer, Op, PipelineClient, ProductError, RequestOp, ResponseOp
+from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.proto.pipeline_service_pb2_grpc import PipelineServiceStub
+
+EVENTS = "text/event-stream"
+
+
+class Find(Op):
+    """What its callers ask for: an answer, or an error, with that status."""
+
+    def preprocess(self, input_dicts):
+        (fields,) = input_dicts.values()
+        asked = fields.get("asked") or fields["prompt"]
+        if asked == "plain":
+            return {"text": "found"}
+        if asked == "failed":
+            raise ProductError(51, "as ever")
+        status = int(asked)
+        if status < 300:
+            return Answer({"text": "made"}, status=status, headers={"Location": "/faces/1"})
+        raise ProductError(52, "no", status=status, headers={"Retry-After": "7"})
+
+
+def find_server(**keys):
+    last = Find("find", RequestOp())
+    frontends = {"openai": {"models": {"find": {"pipeline": "svc"}}}}
+    return server_for(last, response_op=ResponseOp(last), frontends=frontends, **keys)
+
+
+@pytest.fixture(scope="module")
+def threads():
+    with find_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def processes():
+    with find_server(dag={"is_thread_op": False}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway(gateway_binary):
+    """A server whose ports are our gateway's, which asks it over their link."""
+    with find_server(edge="gateway") as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["threads", "processes", "gateway"])
+def server(request):
+    return request.getfixturevalue(request.param)
+
+
+def posted(server, path, body, accept="*/*"):
+    """Return status, a header of each kind, and the body."""
+    url = f"http://127.0.0.1:{server.http_port}{path}"
+    headers = {"content-type": "application/json", "accept": accept}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, reply.headers, reply.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+def pairs(server, asked, accept="*/*"):
+    return posted(server, "/svc/prediction", {"key": ["asked"], "value": [asked]}, accept)
+
+
+def pairs_as_events(server, asked):
+    return pairs(server, asked, EVENTS)
+
+
+def api(server, asked, accept="*/*"):
+    return posted(server, "/api/svc", {"asked": asked}, accept)
+
+
+def api_as_events(server, asked):
+    return api(server, asked, EVENTS)
+
+
+def openai(server, asked, **more):
+    return posted(server, "/v1/completions", {"model": "find", "prompt": asked, **more})
+
+
+def openai_as_events(server, asked):
+    return openai(server, asked, stream=True)
+
+
+OF_PAIRS = [pairs, pairs_as_events]
+WHOLE = [pairs, api, openai]
+EVERY = [*OF_PAIRS, api, api_as_events, openai, openai_as_events]
+
+
+@pytest.mark.parametrize("door", EVERY)
+@pytest.mark.parametrize("status", [404, 422, 429, 503])
+def test_an_error_has_the_status_and_the_headers_that_it_says(server, door, status):
+    got, headers, body = door(server, str(status))
+    assert (got, headers["retry-after"]) == (status, "7")
+    said = json.loads(body)
+    if door in OF_PAIRS:
+        assert (said["err_no"], said["err_msg"]) == (52, "no")
+    else:
+        assert said["error"]["message"] == "no"
+
+
+@pytest.mark.parametrize("door", WHOLE)
+def test_an_answer_has_the_status_and_the_headers_that_it_says(server, door):
+    got, headers, body = door(server, "201")
+    assert (got, headers["location"]) == (201, "/faces/1")
+    assert b"made" in body
+
+
+@pytest.mark.parametrize("door", EVERY)
+def test_an_error_that_says_nothing_is_answered_as_before(server, door):
+    got, headers, body = door(server, "failed")
+    assert got == (200 if door in OF_PAIRS else 400)
+    assert headers["retry-after"] is None
+    assert b"as ever" in body
+    assert door(server, "plain")[0] == 200, "nothing is left of the requests before"
+
+
+def called(server, asked):
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        stub = PipelineServiceStub(channel)
+        request = Request(key=["asked"], value=[asked])
+        return stub.inference.with_call(request, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(404, "NOT_FOUND"), (422, "INVALID_ARGUMENT"), (429, "RESOURCE_EXHAUSTED")],
+)
+def test_grpc_has_a_code_to_match(server, status, code):
+    with pytest.raises(grpc.RpcError) as caught:
+        called(server, str(status))
+    error = caught.value
+    assert (error.code().name, error.details()) == (code, "no")
+    told = dict(error.trailing_metadata())
+    assert (told["pipeline-err-no"], told["pipeline-status"]) == ("52", str(status))
+    assert told["retry-after"] == "7"
+
+
+def test_an_answer_over_grpc_has_its_headers_behind_it(server):
+    response, call = called(server, "201")
+    told = dict(call.trailing_metadata())
+    assert (list(response.value), told["pipeline-status"]) == (["made"], "201")
+    assert told["location"] == "/faces/1"
+    assert called(server, "failed")[0].err_no == 51
+
+
+def test_our_client_over_http_takes_an_answer_of_another_status(server):
+    with PipelineClient() as client:
+        client.connect(f"http://127.0.0.1:{server.http_port}/svc")
+        assert client.predict({"asked": "201"}).value == ["made"]
+        with pytest.raises(ProductError, match="no"):
+            client.predict({"asked": "404"})
