@@ -20,7 +20,6 @@ from benchmarks.process import ROOT
 from benchmarks.services.common import (
     BLIND,
     GATEWAY,
-    HOSTED,
     PROCESSES,
     PROFILED,
     WATCHED,
@@ -229,7 +228,6 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         echo_case("Ep, processes", PROCESSES),
         chain5_case("E5, threads"),
         chain5_case("E5p, processes", PROCESSES),
-        chain5_case("E5p, one process", PROCESSES, HOSTED),
         _diamond("D, threads"),
         _diamond("Dp, processes", PROCESSES),
     ),
@@ -239,7 +237,6 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         _v2("Triton ensemble, v2 HTTP", _HTTP, _V2_DIAMOND, "triton"),
         _v2("D diamond, v2 HTTP", _HTTP, _V2_DIAMOND, "diamond_v2"),
         _v2("Dp diamond, v2 HTTP", _HTTP, _V2_DIAMOND, "diamond_v2", PROCESSES),
-        _v2("Dp, one process, v2 HTTP", _HTTP, _V2_DIAMOND, "diamond_v2", PROCESSES, HOSTED),
         _v2("Triton echo, v2 gRPC", _GRPC, _V2_ECHO, "triton"),
         _v2("E echo, v2 gRPC", _GRPC, _V2_ECHO, "echo"),
         _v2("E echo, v2 gRPC, gateway", _GRPC, _V2_ECHO, "echo", GATEWAY),

@@ -20,7 +20,7 @@ from benchmarks.instructions import count_all
 from benchmarks.load import missing_tools
 from benchmarks.measure import Plan, Results, measure
 from benchmarks.report import machine, ratios, table, write
-from benchmarks.services.common import BLIND, GATEWAY, HOSTED, PROCESSES, PROFILED, UNFUSED, WATCHED
+from benchmarks.services.common import BLIND, GATEWAY, PROCESSES, PROFILED, UNFUSED, WATCHED
 
 _PAGE = Path(__file__).parents[1] / "docs" / "costs.md"
 _BEGIN = "<!-- costs: written by `python -m benchmarks.costs --write` -->"
@@ -54,8 +54,6 @@ def costs() -> Iterator[Cost]:
     process = echo_case("process", PROCESSES)
     yield Cost("the Op in a process", process, echo)
     yield Cost("a process Op more", chain5_case("chain of processes", PROCESSES), process, 4)
-    hosted = chain5_case("chain in one process", PROCESSES, HOSTED)
-    yield Cost("a process Op more, fused (`dag.fuse_processes`)", hosted, process, 4)
     blind = echo_case("blind", BLIND, **counted)
     yield Cost("statistics (the default)", echo, blind)
     watched = echo_case("watched", WATCHED, **counted)

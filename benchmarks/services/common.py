@@ -9,14 +9,11 @@ from typing import Any
 
 from benchmarks.services.ports import GRPC_PORT, HTTP_PORT
 from pipeline import Op, PipelineServer, ResponseOp
-from pipeline.engine import pace, walk, walks
+from pipeline.engine.trips import pace, trip, trips
 from pipeline.runtime.observation import ObservabilityStack
 
 PROCESSES, UNFUSED = "processes", "unfused"
 """Arguments of a service: process workers in all Ops; each Op on a thread of its own."""
-
-HOSTED = "hosted"
-"""The argument, beside `processes`, of a service whose quick Ops share processes."""
 
 GATEWAY = "gateway"
 """The argument of a service that has its ports served by the gateway."""
@@ -38,7 +35,6 @@ _ALL_SINKS: dict[str, Any] = {
 }
 _MEANS: dict[str, list[dict[str, Any]]] = {  # what config.yml has, besides, for an argument
     PROCESSES: [{"dag": {"is_thread_op": False}}],
-    HOSTED: [{"dag": {"fuse_processes": "auto"}}],
     UNFUSED: [{"dag": {"fuse": "off"}}],
     GATEWAY: [{"edge": "gateway"}],
     BLIND: [{"statistics": False}],
@@ -88,11 +84,11 @@ def _bear_with(times: float) -> None:
     """Have Ops count as quick that take so many times longer, and a second last as long."""
     pace._QUICK_NS = int(pace._QUICK_NS * times)
     pace._SLOW_NS = int(pace._SLOW_NS * times)
-    walks._STEP_S *= times
+    trips._STEP_S *= times
     every = ObservabilityStack._every
 
     def less_often(self: Any, name: str, interval_s: float, action: Any) -> None:
         every(self, name, interval_s * times, action)
 
     ObservabilityStack._every = less_often  # type: ignore[method-assign]  # for a service of its own
-    walk._LONGEST_NS = int(walk._LONGEST_NS * times)
+    trip._LONGEST_NS = int(trip._LONGEST_NS * times)

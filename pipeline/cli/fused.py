@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -10,12 +11,11 @@ from msgspec import Struct
 from pipeline.config.schema import DagConfig
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.executor import DispatchCycle, Executor
-from pipeline.engine.fusable import goes_along, obstacle
 from pipeline.engine.graph import Graph
-from pipeline.engine.hosting import is_hosted
 from pipeline.engine.journal import EngineObservers
 from pipeline.engine.payload import LOCAL
 from pipeline.engine.streams.plan import plan_streams
+from pipeline.engine.trips.groups import goes_along, obstacle
 from pipeline.op import Op
 
 
@@ -46,7 +46,7 @@ def fused(graph: Graph, config: DagConfig) -> Fused:
     nodes = list(executor.nodes.values())
     for node in nodes:
         node.pace.is_quick = True
-    executor.fusing.changed()
+    executor.trips.changed()
     groups = _groups(executor, nodes)
     together = {name for group in groups for name in group}
     return Fused(
@@ -59,7 +59,7 @@ def _groups(executor: Executor, nodes: Iterable[OpDispatcher]) -> list[tuple[str
     found: list[tuple[str, ...]] = []
     for node in nodes:
         is_new = not any(node.name in group for group in found)
-        plan = executor.fusing.planned(node) if is_new else None
+        plan = executor.trips.groups.planned(node) if is_new else None
         if plan is not None:
             found.append(tuple(step.name for step in plan.steps))
     return found
@@ -70,9 +70,8 @@ def _why(node: OpDispatcher, nodes: Sequence[OpDispatcher], config: DagConfig) -
     reason = obstacle(node, nodes)
     if reason is not None:
         return reason
-    switch = "fuse_processes" if is_hosted(node) else "fuse"
-    if getattr(config, switch) != "auto":
-        return f"dag.{switch} is off"
+    if config.fuse != "auto":
+        return "dag.fuse is off"
     if not node.pace.is_fusable:
         return "it holds what only the thread may use that made it"
     producers = [other for other in nodes if other.name in node.channel.producers]
@@ -82,11 +81,9 @@ def _why(node: OpDispatcher, nodes: Sequence[OpDispatcher], config: DagConfig) -
     if node.channel.is_join:
         return "it waits for Ops that do not go together"
     (other,) = free
-    if goes_along(other, node):
-        return f"{other.name} goes along with others, or leaves its group elsewhere"
-    if is_hosted(node) or is_hosted(other):
-        return f"its workers, concurrency, attempts or model do not fit those of {other.name}"
-    return f"its batches are not cut as those of {other.name}"
+    if goes_along(node):
+        return f"{other.name} goes along with others"
+    return "its requests wait for others to make a batch with"
 
 
 # What an Executor asks for ------------------------------------------------------------------
@@ -125,21 +122,17 @@ class _Workers:
 class _Lending(_Workers):
     """Threads; see `Lender`."""
 
-    borrow = give_back = part = _never
+    part = employ = _never
+
+    def __init__(self, op: Op) -> None:
+        super().__init__(op)
+        self.idle: list[Any] = []
+        self.backlog: deque[Any] = deque()
 
     def states(self) -> Iterable[dict[str, Any]]:
         return ()
 
 
-class _Hosted(_Workers):
-    """Processes; see `Hosting`."""
-
-    host = _never
-    keeps_state = False
-
-
-_KINDS: Mapping[str | None, type[_Workers]] = {"thread": _Lending, "process": _Hosted}
-
-
 def _workers_of(op: Op) -> _Workers:
-    return _KINDS.get(op.pipeline_config.workers, _Workers)(op)
+    is_lending = op.pipeline_config.workers == "thread"
+    return _Lending(op) if is_lending else _Workers(op)

@@ -155,6 +155,10 @@ class Reader:
     ) -> None:
         if key in getattr(struct, "ignored_keys", ()):
             return
+        removed = getattr(struct, "removed_keys", {}).get(key)
+        if removed is not None:
+            self.warnings.append(f"{self._source.place(path)}: ignored: {removed}")
+            return
         hint = did_you_mean(key, settings) if isinstance(key, str) else ""
         elsewhere = [full for full, setting in known_keys(self._root) if setting.key == key]
         if elsewhere:

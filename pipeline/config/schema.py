@@ -135,6 +135,10 @@ class TracerConfig(Struct, frozen=True, kw_only=True):
 class DagConfig(Struct, frozen=True, kw_only=True):
     """`dag`: what all Ops have in common."""
 
+    removed_keys: ClassVar[Mapping[str, str]] = {
+        "fuse_processes": "Ops in processes always run in their own"
+    }
+
     is_thread_op: Annotated[bool, "True: workers are threads; False: processes."] = True
     workers: Annotated[
         str | None, OneOf("workers"), "Workers of the Ops that are slow; absent: as of the others."
@@ -175,11 +179,6 @@ class DagConfig(Struct, frozen=True, kw_only=True):
         Literal["auto", "off"],
         "auto: quick Ops that follow each other run in one go; off: each on its own thread.",
     ] = "auto"
-    fuse_processes: Annotated[
-        Literal["auto", "off"],
-        "auto: the same for quick Ops in processes, in a process that"
-        " has all of them; off: each in its own.",
-    ] = "off"
     stream_window: Annotated[
         Count, "Parts of a stream that a request may have under way before its generator waits."
     ] = 16

@@ -71,7 +71,6 @@ class BatchRun(Batch, eq=False):
     where the workers keep no progress; `attempts` then counts the workers that it was lost with,
     see `again`.
 
-    With `is_step` it is part of a walk, whose books have it.
     Where its items did not all go through one call of `process`, `executions` has the number of
     each one's first call, -1 for none, and `execution_ends_ns` when these calls ended.
     """
@@ -94,7 +93,6 @@ class BatchRun(Batch, eq=False):
     attempts: int = 0
     preprocess_end_ns: int = 0
     process_end_ns: int = 0
-    is_step: bool = False
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """Run all stages, or those that are left. Raises nothing."""

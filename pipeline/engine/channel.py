@@ -53,7 +53,7 @@ class Item(msgspec.Struct, eq=False):
     found: Found | None = None
 
     def following(self, inputs: dict[str, Any], ready_ns: int) -> Item:
-        """Return the same request at a later Op of a walk."""
+        """Return the same request at a later Op of a trip."""
         return Item(
             self.request,
             self.generation,

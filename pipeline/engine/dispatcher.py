@@ -12,7 +12,6 @@ from pipeline.engine.channel import Channel, Item, Links, Room, first_error
 from pipeline.engine.conditions import Absent, edges_of
 from pipeline.engine.journal import EngineObservers, Outcome, outcome_of
 from pipeline.engine.lone_run import LoneRun
-from pipeline.engine.pace import Pace
 from pipeline.engine.passage import shortcut_of
 from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState, RequestTarget
@@ -21,7 +20,8 @@ from pipeline.engine.schedulers.guarded import SchedulerError, guarded
 from pipeline.engine.shortcut import Shortcut
 from pipeline.engine.span_recorder import SpanRecorder
 from pipeline.engine.state import OpState
-from pipeline.engine.walk import Walk
+from pipeline.engine.trips.pace import Pace
+from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
 from pipeline.engine.worker_watch import WorkerWatch
 from pipeline.errors import DeadlineError, PipelineError
@@ -246,8 +246,8 @@ class OpDispatcher:
                 self._cut_timer.cancel()
             self._cut_timer = self._router.loop.call_at(batch, self._router.mark_dirty, self)
         if runs:
-            fusing = self._router.fusing
-            self._submit(fusing.begin(self, runs) if self.pace.was_fusable else runs)
+            trips = self._router.trips
+            self._submit(trips.begin(self, runs) if self.pace.was_fusable else runs)
         if not left:
             return False
         if (outage := self.workers.outage) is not None:
@@ -264,7 +264,7 @@ class OpDispatcher:
             self.room.promise(run.items)
         return run
 
-    def _submit(self, runs: Sequence[BatchRun | Walk]) -> None:
+    def _submit(self, runs: Sequence[BatchRun | Trip]) -> None:
         self.workers.submit(runs)
         if self.watch.timeout_s is not None:
             self.watch.submitted()
@@ -277,22 +277,22 @@ class OpDispatcher:
     # Out --------------------------------------------------------------------------------
 
     def _is_awaited(self) -> bool:
-        """Return whether anything runs here, or may come in a walk."""
-        return self.load.running > 0 or self._router.fusing.is_visited(self)
+        """Return whether anything runs here, or may come in a trip."""
+        return self.load.running > 0 or self._router.trips.groups.has_trips(self)
 
-    def done(self, worker: Worker, job: BatchRun | LoneRun | Walk) -> None:
+    def done(self, worker: Worker, job: BatchRun | LoneRun | Trip) -> None:
         if isinstance(job, LoneRun):
             assert self.shortcut is not None, "it has been made there"
             self.shortcut.done(worker, job)
             return
-        if isinstance(job, Walk):
-            self._router.fusing.done(worker, job)
+        if isinstance(job, Trip):
+            self._router.trips.done(worker, job)
             return
         if job.is_superseded:
             return
         self.load.served((job.end_ns - job.start_ns) / 1e9)
         if self.pace.is_fusable:
-            self._router.fusing.took(self, job)
+            self._router.trips.took(self, job)
         self.release(job)
         self.links.answered += len(job.items)
         if self.spans.is_wanted:
@@ -303,12 +303,12 @@ class OpDispatcher:
         if not self.is_dirty and len(self.scheduler):
             self._router.mark_dirty(self)
 
-    def lost(self, job: BatchRun | LoneRun | Walk, error: PipelineError) -> None:
+    def lost(self, job: BatchRun | LoneRun | Trip, error: PipelineError) -> None:
         """Start the job over as configured; else its requests end with `error`."""
         if isinstance(job, LoneRun):
             job = job.taken_out()
-        if isinstance(job, Walk):
-            self._router.fusing.lost(job, error)
+        if isinstance(job, Trip):
+            self._router.trips.lost(job, error)
         elif not job.is_superseded:
             job.is_superseded = True
             self._start_over(job, error)
@@ -323,10 +323,7 @@ class OpDispatcher:
         """Replace a worker that hangs; its batch goes on, or starts over, as configured."""
         if isinstance(run, LoneRun):
             run = run.taken_out()
-        fusing = self._router.fusing
-        if not fusing.part(run):
-            return
-        fusing.hung(self)
+        self._router.trips.hung(self)
         run.is_superseded = True
         if not (self.workers.keeps_progress and run.is_prepared):  # nothing to go on with
             self.workers.replace(worker, None)

@@ -25,7 +25,7 @@ from pipeline.engine.schedulers.base import Scheduler
 from pipeline.engine.schedulers.dynamic_batcher import DynamicBatcher
 from pipeline.engine.schedulers.held_start import held_start
 from pipeline.engine.state import OpState
-from pipeline.engine.walk import Walk
+from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
 from pipeline.op import Op, overrides
@@ -109,7 +109,7 @@ class DynamicDispatcher(OpDispatcher):
             self.load.items -= beside(run.items)
         super().release(run)
 
-    def done(self, worker: Worker, job: BatchRun | LoneRun | Walk) -> None:
+    def done(self, worker: Worker, job: BatchRun | LoneRun | Trip) -> None:
         if not self._keeps_order or not isinstance(job, BatchRun) or job.is_superseded:
             super().done(worker, job)
             return

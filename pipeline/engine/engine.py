@@ -13,12 +13,11 @@ from pipeline.engine.admission import AdmissionController, places_for
 from pipeline.engine.answers import channel_data, refusal
 from pipeline.engine.cached_dispatcher import CachedGraph, ModelCache
 from pipeline.engine.convoy_way import ConvoyWay
-from pipeline.engine.edges import Edges
 from pipeline.engine.executor import DispatchCycle, Executor
 from pipeline.engine.filters import Deadline, Filter, FilterChain, own_filters
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, EngineObservers, Outcome, outcome_of
-from pipeline.engine.pack_jobs import PackJob
+from pipeline.engine.pack_jobs import Packer
 from pipeline.engine.payload import opened
 from pipeline.engine.request import (
     ACTIVE,
@@ -30,7 +29,7 @@ from pipeline.engine.request import (
     ResponseSink,
     ask,
 )
-from pipeline.engine.schema_checks import completing, delivery_of, packer_of, unpacker_of
+from pipeline.engine.schema_checks import completing, delivery_of, unpacker_of
 from pipeline.engine.sequence_dispatcher import orders_of
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.engine.state import EngineState
@@ -107,16 +106,13 @@ class Engine:
             self._admission.is_full = self.executor.is_full
         into = stored.bound(self._dispatch, complete) if stored else self._dispatch
         self._unpacker = unpacker_of(graph.request_op, factory, into, complete)
-        self._packer = packer_of(graph.response_op, factory, self._answer, config.limits)
+        self._packer = Packer(graph.response_op, factory, self._answer, config.limits)
         ways = Ways(complete, self._answer, self._end, self._end_now, lambda: self._filters)
         self.executor.delivery = delivery_of(
             graph.response_op, streams, config, self.executor, self._packer, loop, observers, ways
         )
         self._filters = chain = FilterChain(self._own_filters(config), filters)
         self.executor.convoys = ConvoyWay(self.executor, self._admission, chain, config, stored)
-        if config.dag.fuse == "auto" and not (config.dag.channel_size or cached or stored):
-            edges = (self._unpacker, self._packer, observers.clock_ns, chain.looks)
-            Edges(self.executor, *edges)
         self._on_readiness = on_readiness
         self._ids = itertools.count(*numbering)
         self._was_ready = self._is_leaving = self._is_closing = False
@@ -175,7 +171,7 @@ class Engine:
 
     def state(self) -> EngineState:
         """Return how it stands right now."""
-        groups = self.executor.fusing.groups()
+        groups = self.executor.trips.groups.names()
         return EngineState(
             is_ready=self.is_ready,
             inside=self.inside,
@@ -209,7 +205,7 @@ class Engine:
             except TimeoutError:
                 self.answer_all_closed()
         nodes = self.executor.nodes.values()
-        self.executor.fusing.close()
+        self.executor.trips.close()
         for node in nodes:
             node.close()
         pools = [*(node.workers for node in nodes), self._unpacker.workers, self._packer.workers]
@@ -329,10 +325,8 @@ class Engine:
         wants_response = target is None or target.wants_response
         payload: Any = answer
         error: PipelineError | None = None
-        is_packed = False
         if type(answer) is not dict:
             payload = opened(answer, copy=not (self._packer.is_inline and wants_response))
-            is_packed = type(payload) is PackJob
             if isinstance(payload, PipelineError):
                 payload, error = None, payload
                 for look in self._filters.on_error if not self._is_closing else ():
@@ -341,14 +335,12 @@ class Engine:
                 request.blame(error, outcome_of(error))
         request.phase = PACKING  # it was ACTIVE
         request.generation = RequestState.OVER
-        request.completed_ns = payload.began_ns if is_packed else self._clock_ns()
+        request.completed_ns = self._clock_ns()
         for node in self.executor.joins:
             node.channel.discard_parts(request)
         if request.live > 1:  # there are branches that nobody waits for any more
             self.executor.drop(request)
-        if is_packed:
-            self._packer.take(payload)
-        elif wants_response:
+        if wants_response:
             self._packer.pack(request, payload, error, keeps=answer)
         else:
             self._answer(request, channel_data(request, payload, error))

@@ -15,7 +15,6 @@ from pipeline.engine.convoy import Each
 from pipeline.engine.convoy_way import ConvoyWay
 from pipeline.engine.detours import Detours
 from pipeline.engine.dispatcher import OpDispatcher
-from pipeline.engine.fusing import Fusing
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal import EngineObservers
 from pipeline.engine.payload import LOCAL
@@ -25,11 +24,14 @@ from pipeline.engine.streams.delivery import StreamDelivery
 from pipeline.engine.streams.dispatcher import StreamDispatcher
 from pipeline.engine.streams.iterative import IterativeDispatcher
 from pipeline.engine.streams.plan import StreamPlan, is_iterative
-from pipeline.engine.walk import Step
+from pipeline.engine.trips.trip import Step
+from pipeline.engine.trips.trips import Trips
 from pipeline.engine.worker_api import Loop, WorkersFactory
 from pipeline.errors import PipelineError, note_op
 from pipeline.op import EXECUTOR_NAME, Op
-from pipeline.routes import Answer, Goto, Routed
+from pipeline.routes import Answer, Goto
+
+_IDLE = 2  # requests in the graph, at most
 
 
 class DispatchCycle:
@@ -45,6 +47,10 @@ class DispatchCycle:
         self._dirty: list[OpDispatcher] = []
         self._is_due = False
         self._handle: asyncio.Handle | None = None  # of a run that the event loop will begin
+
+    def is_idle(self) -> bool:
+        """Return whether hardly any request is in the graph."""
+        return self._admission.inside <= _IDLE
 
     def mark_dirty(self, node: OpDispatcher) -> None:
         """See to it that `node.schedule` is called before long."""
@@ -148,8 +154,7 @@ class Executor:
         )
         self.receivers: tuple[Receiver, ...] = alone(self.entries)
         self.last: OpDispatcher = self.nodes[graph.last_op]
-        fuses = dag.fuse == "auto", dag.fuse_processes == "auto"
-        self.fusing: Fusing = Fusing(self, loop, self._clock_ns, *fuses)
+        self.trips: Trips = Trips(self, loop, self._clock_ns, dag.fuse == "auto", cycle.is_idle)
         self._detours = Detours(self)
         self.joins: tuple[OpDispatcher, ...] = tuple(node for node in nodes if node.channel.is_join)
         self._is_shared = any(node.workers.memory_domain is not LOCAL for node in nodes)
@@ -172,10 +177,6 @@ class Executor:
             self.nodes[target.op].enqueue_direct(request, target)
         else:
             self.send(request, self.receivers, EXECUTOR_NAME, payload)
-
-    def start_unopened(self, request: RequestState, stand_in: Any) -> None:
-        """Send a request into the graph that its first Ops begin with unpacking."""
-        self.send(request, self.receivers, EXECUTOR_NAME, stand_in)
 
     def start_over(self, request: RequestState, payload: Any) -> None:
         """Start a request anew; what is left of its first start counts no more."""
@@ -229,17 +230,12 @@ class Executor:
             else:
                 self.send(request, links.receivers, source.name, answer)
 
-    def leave(self, step: Step, item: Item, answer: Any) -> None:
-        """Pass on the answer of a step of a walk to those who are not in it."""
-        if type(answer) is not dict:
-            note_op(answer, step.name)
-        if item.is_alone or (type(answer) is not dict and isinstance(answer, Routed)):
-            self.route(step.node, item.request, answer)
-        elif step.node is self.last:
-            self.complete(item.request, answer)
+    def leave(self, step: Step, request: RequestState, answer: dict[str, Any]) -> None:
+        """Pass on the answer of a step of a trip to those who are not in it."""
+        if step.node is self.last:
+            self.complete(request, answer)
         else:
-            receivers = step.others if isinstance(answer, PipelineError) else step.outside
-            self.send(item.request, receivers, step.name, answer)
+            self.send(request, step.outside, step.name, answer)
 
     def send(
         self,
@@ -268,7 +264,7 @@ class Executor:
                 self.fail_unreachable(request)
 
     def gone(self, item: Item) -> None:
-        """Take note that an Op, or a walk, is done with a request, unless it is over."""
+        """Take note that an Op, or a trip, is done with a request, unless it is over."""
         request = item.request
         if item.generation != request.generation:  # answered, or started anew
             return

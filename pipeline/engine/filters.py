@@ -88,12 +88,6 @@ class FilterChain:
     on_answer: tuple[Callable[[RequestState, Any], Any], ...]
     on_end: tuple[Callable[[RequestState], None], ...]
 
-    @property
-    def looks(self) -> Sequence[Callable[[RequestState, Any], None]] | None:
-        """The hooks `on_input` if none looks at the payload; else None."""
-        owners = (getattr(hook, "__self__", None) for hook in self.on_input)
-        return self.on_input if all(type(owner) is ProfileFilter for owner in owners) else None
-
     def __init__(self, ours: Sequence[Filter], users: Sequence[Filter] = ()) -> None:
         self.lets_convoys_pass: bool = not users and all(map(_lets_convoys_pass, ours))
         for name in FilterChain.__annotations__:

@@ -21,7 +21,7 @@ from pipeline.errors import ErrorCode, PipelineError, QueueLimitError
 
 if TYPE_CHECKING:
     from pipeline.engine.request import RequestState
-    from pipeline.engine.walk_rows import WalkRows
+    from pipeline.engine.trips.rows import TripRows
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class OpSpan(NamedTuple):
     preprocess_end_ns: int  # process begins
     process_end_ns: int  # postprocess begins
     end_ns: int
-    result_received_ns: int  # the event loop had the result: of all Ops of a walk at once
+    result_received_ns: int  # the event loop had the result: of all Ops of a trip at once
 
 
 class RequestRecord(NamedTuple):
@@ -190,7 +190,7 @@ class Journal:
     Attributes:
         spans: a `pack_span` each; rows of one batch are added together.
         requests: a `pack_request` each.
-        walked: rows of walks, by what takes them apart.
+        trips: rows of trips, by what takes them apart.
         lone, parts: a `pack_lone`, a `pack_part` each; see there.
         flushes: how many there were that had anything in them.
     """
@@ -200,31 +200,31 @@ class Journal:
         self.spans: list[bytes] = []
         self.requests: list[bytes] = []
         self.lone: list[bytes] = []
-        self.walked: dict[WalkRows, list[bytes]] = {}
+        self.trips: dict[TripRows, list[bytes]] = {}
         self.parts: list[bytes] = []
-        self._walked_spans = 0
+        self._trip_spans = 0
         self.flushes: int = 0
 
     def flush_if_long(self) -> None:
         """Flush if that is due; called between batches, so that none is torn."""
-        if len(self.spans) + len(self.lone) + self._walked_spans >= MAX_ROWS:
+        if len(self.spans) + len(self.lone) + self._trip_spans >= MAX_ROWS:
             self.flush()
 
-    def add_walked(self, rows: WalkRows, packed: bytes) -> None:
+    def add_trip(self, rows: TripRows, packed: bytes) -> None:
         """Take down a request that went through all Ops of a plan."""
         try:
-            self.walked[rows].append(packed)
+            self.trips[rows].append(packed)
         except KeyError:
-            self.walked[rows] = [packed]
-        self._walked_spans += rows.steps
-        if len(self.spans) + len(self.lone) + self._walked_spans >= MAX_ROWS:
+            self.trips[rows] = [packed]
+        self._trip_spans += rows.steps
+        if len(self.spans) + len(self.lone) + self._trip_spans >= MAX_ROWS:
             self.flush()
 
     def flush(self) -> None:
         """Hand what there is to the sinks; costs nothing if there is nothing."""
         if self.parts:
             self.flush_parts()
-        if not (self.spans or self.requests or self.lone or self.walked):
+        if not (self.spans or self.requests or self.lone or self.trips):
             return
         self.flushes += 1
         spans = np.frombuffer(b"".join(self.spans), SPAN)
@@ -235,10 +235,10 @@ class Journal:
             lone_spans, lone_requests = parted(b"".join(self.lone))
             self.lone.clear()
             spans, requests = _joined(spans, lone_spans), _joined(requests, lone_requests)
-        for rows, packed in self.walked.items():
+        for rows, packed in self.trips.items():
             spans = _joined(spans, rows.spans(b"".join(packed)))
-        self.walked.clear()
-        self._walked_spans = 0
+        self.trips.clear()
+        self._trip_spans = 0
         for sink in self.sinks:
             try:
                 sink.notify(spans, requests)

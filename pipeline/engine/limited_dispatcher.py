@@ -15,7 +15,7 @@ from pipeline.engine.shortcut import Shortcut
 from pipeline.engine.worker_api import Loop
 
 if TYPE_CHECKING:
-    from pipeline.engine.walk import Walk
+    from pipeline.engine.trips.trip import Trip
 
 
 class LimitedDispatcher(OpDispatcher):
@@ -34,7 +34,7 @@ class LimitedDispatcher(OpDispatcher):
             self.load.most_workers = self._limits.at_once
         return super().schedule()
 
-    def _submit(self, runs: Sequence[BatchRun | Walk]) -> None:
+    def _submit(self, runs: Sequence[BatchRun | Trip]) -> None:
         if self._limits is None:
             super()._submit(runs)
             return

@@ -16,7 +16,6 @@ class LoneRun(Item, eq=False):
 
     Attributes:
         apart: the batch that it has become, when its worker was given up.
-        is_step: whether it is part of a walk, as a BatchRun may be.
     """
 
     worker: ClassVar[None] = None  # any will do
@@ -26,7 +25,6 @@ class LoneRun(Item, eq=False):
     end_ns: int = 0
     outcome: Any = None
     apart: BatchRun | None = None
-    is_step: bool = False
 
     def run(self, op: BoundOp, watch: object, clock_ns: Callable[[], int]) -> None:
         """Run both stages, unless its request is over."""

@@ -14,11 +14,8 @@ from pipeline.data import ChannelData, context_of
 from pipeline.engine.answers import channel_data, not_unpacked, packing_error
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp, unpack_result
-from pipeline.engine.fusable import has_threads_module, is_bound_after_all
 from pipeline.engine.journal import outcome_of
-from pipeline.engine.pace import Pace
 from pipeline.engine.request import ACTIVE, ENDED, RequestState
-from pipeline.engine.walk_api import Lender
 from pipeline.engine.worker_api import Worker, Workers, WorkersFactory
 from pipeline.errors import PipelineError
 from pipeline.op import (
@@ -42,9 +39,7 @@ class PackJob(msgspec.Struct, eq=False):
     """A call of an unpack or pack method that may take a while, run by a worker of that Op.
 
     `method` is the name of an overridden one, or a function of ours. `keeps` is whatever the
-    argument needs to stay alive. `began_ns` is known of one that stands for an answer, as it is
-    `is_under_way` or done; `took_ns` and `ended_ns` when it is done. `packed` takes the result, if
-    it is not the answer of its request.
+    argument needs to stay alive. `packed` takes the result, if it is not the answer of its request.
     """
 
     worker: ClassVar[None] = None  # any will do
@@ -54,10 +49,6 @@ class PackJob(msgspec.Struct, eq=False):
     argument: Any
     keeps: Any = None
     result: Any = None
-    began_ns: int = 0
-    took_ns: int = 0
-    ended_ns: int = 0
-    is_under_way: bool = False
     packed: Callable[[RequestState, Any], None] | None = None
 
     @property
@@ -69,7 +60,6 @@ class PackJob(msgspec.Struct, eq=False):
         """Call the method, if somebody waits for its result."""
         if not self._is_wanted():
             return
-        start_ns = clock_ns()
         try:
             with wanted_while(self._is_wanted):
                 if isinstance(self.method, str):
@@ -86,50 +76,18 @@ class PackJob(msgspec.Struct, eq=False):
         # Known here, so that who writes the answers that are packed on the loop need not look.
         is_large = isinstance(result, Response) and not is_short(result)
         self.result = LargeResponse(result) if is_large else result
-        self.ended_ns = clock_ns()
-        self.took_ns = self.ended_ns - start_ns
 
     def _is_wanted(self) -> bool:
         return self.request.phase is not ENDED
 
 
 class PackRunner:
-    """Owner of the workers of unpack or pack, which are always threads.
-
-    Attributes:
-        pace: of the user's method.
-        may_be_lent: whether that may run in one go with Ops.
-        changed: called when it has become quick, or is not any more.
-    """
+    """Owner of the workers of unpack or pack, which are always threads."""
 
     def __init__(self, op: Op, method: str, make_workers: WorkersFactory) -> None:
         self.op: Op = op
         self.is_inline: bool = runs_on_the_loop(op, method)
         self.workers: Workers = make_workers(op, self)
-        self.pace: Pace = Pace()
-        self.may_be_lent: bool = (
-            not self.is_inline
-            and op.pipeline_config.fuse
-            and isinstance(self.workers, Lender)
-            and not has_threads_module(op)
-        )
-        self.changed: Callable[[], None] = lambda: None
-
-    def took(self, job: PackJob) -> None:
-        """Take down how long the user's method took."""
-        if not self.may_be_lent or job.is_ours or not job.took_ns:
-            return
-        is_other = self.pace.took(job.took_ns)
-        has_failed = isinstance(job.result, PipelineError)
-        if is_other or (
-            has_failed and is_bound_after_all(self.op, self.workers, self.pace, job.ended_ns)
-        ):
-            self.changed()
-
-    def pace_is_over(self) -> None:
-        """Take down that it takes far too long."""
-        if self.pace.hung():
-            self.changed()
 
     def done(self, worker: Worker | None, job: PackJob) -> None:
         """Pass on what a thread made."""
@@ -150,7 +108,6 @@ class Unpacker(PackRunner):
         complete: takes a request that cannot be unpacked, and the reason; or one that is answered.
 
     Attributes:
-        begin: takes a request that is unpacked in one go with the first Ops; None: none is now.
         given: takes a request that came unpacked, and its payload.
     """
 
@@ -167,7 +124,6 @@ class Unpacker(PackRunner):
         self.given: Callable[[RequestState, Any], None] = unpacked
         self._complete = complete
         self._is_ours = not overrides(op, "unpack_request_package")
-        self.begin: Callable[[RequestState], None] | None = None
 
     def unpack(self, request: RequestState) -> None:
         """Unpack a request, at once if it is quick."""
@@ -179,10 +135,7 @@ class Unpacker(PackRunner):
                 self._unpacked(request, payload)
                 return
         if not self.is_inline:
-            if self.begin and (target is None or not (target.op or target.is_large)):
-                self.begin(request)
-            else:
-                self.submit(request)
+            self.workers.submit([PackJob(request, "unpack_request_package", raw)])
         elif target is not None and target.is_large:
             self.workers.submit([PackJob(request, self._unpack_large, raw)])
         else:
@@ -198,15 +151,6 @@ class Unpacker(PackRunner):
             else:
                 self._take(request, unpacked)
 
-    def job(self, request: RequestState) -> PackJob:
-        """Return the call of the user's method."""
-        return PackJob(request, "unpack_request_package", request.raw)
-
-    def submit(self, request: RequestState) -> None:
-        """Have a thread call the user's method, if the request still waits for it."""
-        if request.phase is ACTIVE:
-            self.workers.submit([self.job(request)])
-
     def _unpack_large(self, raw: Any) -> Any:
         """Return what our own RequestOp makes of a large request, in a thread."""
         try:
@@ -221,7 +165,6 @@ class Unpacker(PackRunner):
 
     def done(self, worker: Worker | None, job: PackJob) -> None:
         """Pass on what a thread unpacked, if the request still waits for it."""
-        self.took(job)
         if job.request.phase is ACTIVE:
             self._take(job.request, job.result)
 
@@ -265,7 +208,6 @@ class Packer(PackRunner):
         limits: of text that is large.
 
     Attributes:
-        goes: whether answers are packed in one go with the last Ops.
         combine: makes one answer of the parts of a stream; None: ours does.
     """
 
@@ -282,33 +224,6 @@ class Packer(PackRunner):
         self._limits = limits
         self.combine: Callable[[list[Any]], Any] | None = op.pipeline_combine
         self._is_ours = not overrides(op, "pack_response_package")
-        self._packs_arrays = False  # as far as was seen
-
-    @property
-    def goes(self) -> bool:
-        return self._packs_arrays or (self.may_be_lent and self.pace.is_quick)
-
-    def job(self, request: RequestState, answer: dict[str, Any]) -> PackJob | None:
-        """Return what packs an answer in the thread that made it; None: the loop sees to it."""
-        if request.target is not None and not request.target.wants_response:
-            return None
-        data = channel_data(request, answer, None)
-        if not self.is_inline:
-            return PackJob(request, "pack_response_package", data, answer)
-        if self._is_at_once(data) or not is_cheap(
-            answer, response_formats(self._op, data.as_tensors)[0]
-        ):
-            return None
-        return PackJob(request, self._pack_large, data)
-
-    def run(self, job: PackJob) -> None:
-        """Pack what is not large with our own method."""
-        job.result = self._pack_now(job.request, job.argument)
-
-    def take(self, job: PackJob) -> None:
-        """Take an answer that is packed, or about to be."""
-        if not job.is_under_way:
-            self.done(None, job)
 
     def pack(
         self,
@@ -331,12 +246,7 @@ class Packer(PackRunner):
         if not self.is_inline:
             job = PackJob(request, "pack_response_package", data, keeps, packed=packed)
             self.workers.submit([job])
-        elif self._is_at_once(data):
-            (packed or self._packed)(request, self._pack_now(request, data))
-        elif is_cheap(data.payload, response_formats(self._op, data.as_tensors)[0]):
-            if not self._packs_arrays:
-                self._packs_arrays = True
-                self.changed()
+        elif self._is_at_once(data) or self._is_cheap(data):
             (packed or self._packed)(request, self._pack_now(request, data))
         else:
             self.workers.submit([PackJob(request, self._pack_large, data, keeps, packed=packed)])
@@ -353,6 +263,10 @@ class Packer(PackRunner):
             or self._op.pipeline_is_quick
             or is_short_text(data.payload)  # as most are
         )
+
+    def _is_cheap(self, data: ChannelData) -> bool:
+        """Return whether the arrays of an answer are packed in little time."""
+        return is_cheap(data.payload, response_formats(self._op, data.as_tensors)[0])
 
     def _pack_now(self, request: RequestState, data: ChannelData) -> Any:
         """Return what our own ResponseOp makes of an answer that is not large."""
@@ -380,7 +294,6 @@ class Packer(PackRunner):
 
     def done(self, worker: Worker | None, job: PackJob) -> None:
         """Pass on what a thread packed."""
-        self.took(job)
         response = job.result
         if isinstance(response, PipelineError) and not (job.packed and job.is_ours):
             job.request.blame(response, outcome_of(response))

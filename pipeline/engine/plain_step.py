@@ -1,4 +1,4 @@
-"""PlainStep: one request at an Op without `process`, of which most walks are made."""
+"""PlainStep: one request at an Op without `process`, of which most trips are made."""
 
 from __future__ import annotations
 

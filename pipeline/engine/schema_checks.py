@@ -21,8 +21,7 @@ from pipeline.engine.streams.plan import StreamPlan
 from pipeline.engine.worker_api import Worker, WorkersFactory
 from pipeline.errors import PackageError, PipelineError, UserCodeError, described
 from pipeline.op import RequestOp, ResponseOp
-from pipeline.proto.slices import Limits, is_short
-from pipeline.routes import Answer
+from pipeline.proto.slices import is_short
 
 if TYPE_CHECKING:
     from pipeline.schema.bound import BoundSchema
@@ -38,16 +37,6 @@ def unpacker_of(
     if schema is None:
         return Unpacker(op, make_workers, unpacked, complete)
     return CheckedUnpacker(op, make_workers, unpacked, complete, schema)
-
-
-def packer_of(
-    op: ResponseOp, make_workers: WorkersFactory, packed: Complete, limits: Limits
-) -> Packer:
-    """Return the ResponseOp's side."""
-    schema = op.pipeline_schema
-    if schema is None:
-        return Packer(op, make_workers, packed, limits)
-    return CheckedPacker(op, make_workers, packed, limits, schema)
 
 
 def completing(op: ResponseOp, complete: Complete, packer: Callable[[], Packer]) -> Complete:
@@ -104,24 +93,12 @@ class CheckedUnpacker(Unpacker):
         )
         self._check_values = functools.partial(_checked, schema.check)
 
-    def read(self, request: RequestState, unpacked: Any) -> Any:
-        """Return the payload in what the user's own method made, checked; in a walk's thread."""
-        payload = super().read(request, unpacked)
-        return self._check_text(payload) if isinstance(payload, dict) else payload
-
     def done(self, worker: Worker | None, job: PackJob) -> None:
         """Pass on what a thread unpacked, or checked."""
         if job.packed is None:
             super().done(worker, job)
         elif job.request.phase is ACTIVE:
             job.packed(job.request, job.result)
-
-    def _take(self, request: RequestState, unpacked: Any) -> None:
-        payload = super().read(request, unpacked)
-        if isinstance(payload, PipelineError | Answer):
-            self.end(request, payload)
-        else:
-            self._take_text(request, payload)
 
     def _take_text(self, request: RequestState, payload: Any) -> None:
         """Check what came by the pipeline's own form, in which numbers are text."""
@@ -149,31 +126,6 @@ class CheckedUnpacker(Unpacker):
             self.end(request, payload)
         else:
             self._go_on(request, payload)
-
-
-class CheckedPacker(Packer):
-    """Packer that has an answer checked before it is packed in the thread that made it."""
-
-    def __init__(
-        self,
-        op: ResponseOp,
-        make_workers: WorkersFactory,
-        packed: Complete,
-        limits: Limits,
-        schema: BoundSchema,
-    ) -> None:
-        super().__init__(op, make_workers, packed, limits)
-        self._schema = schema
-
-    def job(self, request: RequestState, answer: dict[str, Any]) -> PackJob | None:
-        """Return what packs an answer that fits; None: the loop sees to it, and to its check."""
-        if not self._schema.is_quick:
-            return None
-        checked = _checked(self._schema.check_answer, answer)
-        job = None if isinstance(checked, PipelineError) else super().job(request, checked)
-        if job is not None and job.keeps is checked:
-            job.keeps = answer  # by which a walk knows it
-        return job
 
 
 class AnswerCheck:

@@ -29,7 +29,7 @@ from pipeline.engine.sequence_order import SequenceOrder, Turnstile
 from pipeline.engine.sequence_pairs import SequencePairs
 from pipeline.engine.state import OpState
 from pipeline.engine.streams.plan import ITERATIVE
-from pipeline.engine.walk import Walk
+from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Lasting, Resizable, Worker
 from pipeline.errors import DeadlineError, GraphError, PipelineError, RequestCancelledError
 from pipeline.op import Op
@@ -160,7 +160,7 @@ class SequenceDispatcher(OpDispatcher):
 
     # Out --------------------------------------------------------------------------------
 
-    def done(self, worker: Worker, job: BatchRun | LoneRun | Walk) -> None:
+    def done(self, worker: Worker, job: BatchRun | LoneRun | Trip) -> None:
         if isinstance(job, BatchRun) and not job.is_superseded:
             self._take_states(job)
         super().done(worker, job)

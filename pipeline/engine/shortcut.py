@@ -10,7 +10,7 @@ from pipeline.engine.journal import Outcome
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.op_facts import OpFacts
 from pipeline.engine.span_recorder import take_down_plain
-from pipeline.engine.walk_api import Lender
+from pipeline.engine.trips.trip import Lender
 from pipeline.engine.worker_api import Loop, Worker
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ class Shortcut:
             job = LoneRun(request, generation, data_id, log_id, inputs, 0.0, ready_ns)
             job.entered = entered
             if node.pace.was_fusable:
-                job = self._router.fusing.begin_alone(node, job)
+                job = self._router.trips.begin_alone(node, job)
         if job is None:
             now = self._loop.time()
             item = Item(request, generation, data_id, log_id, inputs, now, ready_ns)
             item.entered = entered
             job = BatchRun([item])
             if node.pace.was_fusable:
-                (job,) = self._router.fusing.begin(node, [job])
+                (job,) = self._router.trips.begin(node, [job])
         self._takes(request)
         if self._is_rush or running:
             self._waiting.append(job)
@@ -122,7 +122,7 @@ class Shortcut:
             took_ns = job.end_ns - job.start_ns
             load.served(took_ns / 1e9)
             if pace.is_fusable and pace.took(took_ns):
-                router.fusing.changed()
+                router.trips.changed()
             if spans.is_wanted:
                 self._take_down(worker, job)
             node.links.answered += 1

@@ -24,7 +24,7 @@ from pipeline.engine.init_op import end_op, run_init_op
 from pipeline.engine.payload import LOCAL, MemoryDomain
 from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.walk import Walk
+from pipeline.engine.trips.trip import Trip
 from pipeline.engine.warm_up import warm_up
 from pipeline.engine.worker_api import Job, Owner, SetUp, StreamOwner, Worker, WorkerContext
 from pipeline.errors import DeadlineError, InitError, PipelineError, WorkerDiedError, described
@@ -98,8 +98,8 @@ class ThreadWorkers:
         self._set_up = set_up
         self._owner = owner
         self._workers: list[ThreadWorker] = []
-        self.idle: list[ThreadWorker] = []  # the same list for ever: walks have it
-        self.backlog: deque[Job | Walk] = deque()
+        self.idle: list[ThreadWorker] = []  # the same list for ever: trips have it
+        self.backlog: deque[Job | Trip] = deque()
         self._usual_ns = float(_QUICK_NS)
         self._rescue: asyncio.TimerHandle | None = None
         self._stuck: list[ThreadWorker] = []
@@ -228,7 +228,7 @@ class ThreadWorkers:
             self.idle.append(self._workers[0])
             self._initialised.set_result(bound)
 
-    def submit(self, jobs: Sequence[Job | Walk]) -> None:
+    def submit(self, jobs: Sequence[Job | Trip]) -> None:
         for job in jobs:
             if job.worker is not None and self._address(job, job.worker):
                 continue
@@ -245,7 +245,7 @@ class ThreadWorkers:
                 if not self._workers:
                     self._fail_backlog()
 
-    def _address(self, job: Job | Walk, number: int) -> bool:
+    def _address(self, job: Job | Trip, number: int) -> bool:
         """Give a job to the worker with this number; False: there is none now, any will do."""
         worker = next((worker for worker in self._workers if worker.number == number), None)
         if worker is None:
@@ -260,7 +260,7 @@ class ThreadWorkers:
         self._rescue = None
         self._employ_idle()
 
-    def next_job(self, worker: ThreadWorker) -> Job | Walk | None:
+    def next_job(self, worker: ThreadWorker) -> Job | Trip | None:
         """Return a job for `worker`, if there is one. Called by the workers, too.
 
         What is for it alone and what is for any of them have turns.
@@ -280,12 +280,12 @@ class ThreadWorkers:
     def on_parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         cast(StreamOwner, self._owner).parts(run, entries)
 
-    def on_done_busy(self, worker: ThreadWorker, job: Job | Walk) -> None:
+    def on_done_busy(self, worker: ThreadWorker, job: Job | Trip) -> None:
         """`worker` is done with `job`; it has taken another, or was looked after already."""
         self._usual_ns += (worker.took_ns - self._usual_ns) / 16
         self._owner.done(worker, job)
 
-    def on_done_idle(self, worker: ThreadWorker, job: Job | Walk) -> None:
+    def on_done_idle(self, worker: ThreadWorker, job: Job | Trip) -> None:
         """`worker` is done with `job` and found no other."""
         if worker.is_stuck:
             self._on_recovered(worker)
@@ -332,37 +332,20 @@ class ThreadWorkers:
             return False
         return True
 
-    def borrow(self) -> ThreadWorker | None:
-        if self.backlog:  # it has waited longer
-            return None
-        try:
-            return self.idle.pop()
-        except IndexError:
-            return None
-
-    def give_back(self, worker: ThreadWorker) -> None:
-        worker.job = None
-        self.idle.append(worker)
-        if worker.is_leaving and self._take_idle(worker):
-            self.post(self._let_end, worker)
-            return
-        if worker.addressed or self.backlog:
-            self.employ(worker)
-
     def employ(self, worker: ThreadWorker) -> None:
         if self._take_idle(worker):
             self.make_idle(worker)
 
-    def part(self, walk: Walk) -> tuple[int, Any, BatchRun] | None:
+    def part(self, trip: Trip) -> tuple[int, Any, BatchRun] | None:
         with EXCHANGE:
-            found = walk.take_out()
+            found = trip.take_out()
             if found is None:
                 return None
             place, worker, run = found
             worker.job = run
-            walker = walk.walker
+            walker = trip.walker
             if place:
-                worker.began_ns = walk.step_ns
+                worker.began_ns = trip.step_ns
                 walker.thread, worker.thread = worker.thread, walker.thread
                 walker.thread.worker, worker.thread.worker = walker, worker
                 walker.job = None
@@ -409,7 +392,7 @@ class ThreadWorkers:
         self._pass_on(stuck.addressed)
         return True
 
-    def _pass_on(self, jobs: Iterable[Job | Walk]) -> None:
+    def _pass_on(self, jobs: Iterable[Job | Trip]) -> None:
         """Give to others what a worker that hangs had not begun; not what it alone could run."""
         for job in jobs:
             if getattr(job, "places", None) is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.walk import Walk
+from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Job
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ThreadWorker:
         self.pool: ThreadWorkers = pool
         self.op: BoundOp | None = op
         self.number: int = number
-        self.addressed: deque[Job | Walk] = deque()  # for this worker alone, which is busy
+        self.addressed: deque[Job | Trip] = deque()  # for this worker alone, which is busy
         self.ran_addressed: bool = False
         self.job: Any = None
         self.call_started: float | None = None
@@ -72,7 +72,7 @@ class ThreadWorker:
 class WorkerThread(threading.Thread):
     """One thread: waits at its inbox for the jobs of its worker.
 
-    On a walk it runs the copies of other workers, too. If it takes too long there, it becomes the
+    On a trip it runs the copies of other workers, too. If it takes too long there, it becomes the
     thread of the worker that it is busy with, and that one's takes its place; see `part`.
     """
 
@@ -80,7 +80,7 @@ class WorkerThread(threading.Thread):
         name = f"pipeline-{worker.pool.name}-{worker.number}"
         super().__init__(name=name, daemon=True)
         self.worker: ThreadWorker = worker
-        self.inbox: SimpleQueue[Job | Walk | None] = SimpleQueue()
+        self.inbox: SimpleQueue[Job | Trip | None] = SimpleQueue()
 
     def run(self) -> None:
         worker = self.worker
@@ -90,11 +90,11 @@ class WorkerThread(threading.Thread):
         job: Any = worker.job or self.inbox.get()
         worker = self.worker  # it may be another one by now
         while job is not None:
-            if isinstance(job, Walk):
+            if isinstance(job, Trip):
                 worker.job = job
                 worker.began_ns = clock_ns()
                 if not job.go(worker, clock_ns):
-                    with EXCHANGE:  # who took the walk may be at it still
+                    with EXCHANGE:  # who took the trip may be at it still
                         worker = self.worker
                     job = worker.job
                     assert job is not None, "it is what has just run"

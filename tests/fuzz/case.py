@@ -120,7 +120,6 @@ class Case:
     stops_s: float | None = None
     own_edges: bool = False  # unpack and pack are the user's, and run in threads
     fuse: str = "off"  # "on": all that may be is fused; "switching": now and then
-    hosts: bool = False  # those in processes, too (real servers only)
     origin: str = ""
 
     @property

@@ -100,8 +100,6 @@ class Outlook:
             begun = node.scheduler._added + getattr(node.workers, "lent_items", 0)
             if node.shortcut is not None:
                 begun += node.shortcut.taken
-            if (edges := executor.executor.fusing.edges) is not None:
-                begun -= edges.turned_back[node.name]
             if begun != self.spans[index]:
                 self.complain(
                     f"turns begun but not told: {begun} and {self.spans[index]} at {node.name}"

@@ -89,12 +89,8 @@ class _Generator:
         ops = self.graph()
         if self.has.jumps and self.chance(0.3):
             ops = self.with_loop(ops) if self.chance(0.3) else self.with_jumps(ops)
-        has, apart = self.has, random.Random(f"{origin} hosts")
+        has = self.has
         fuse = random.Random(origin).choice(FUSED) if has.fusing else "off"
-        hosts = has.processes and fuse != "off" and apart.random() < 0.5
-        if hosts:
-            ops = [_alike(op, apart) for op in ops]
-            ops = _in_a_row(ops) if apart.random() < 0.6 else ops
         steers = random.Random(f"{origin} conditions")
         is_steered = has.conditions and not any(op.jumps_to for op in ops)
         if is_steered and steers.random() < 0.3:
@@ -109,7 +105,6 @@ class _Generator:
             own_edges=has.own_edges and self.chance(0.2),
             stops_s=self._stops_s(),
             fuse=fuse,
-            hosts=hosts and has.scale == "real",
             origin=origin,
         )
         count = self.rng.randint(1, self.scale.requests)
@@ -370,30 +365,6 @@ def _called(request: RequestSpec, op: str) -> RequestSpec:
     rows = tuple(max(1, count) for count in shape.rows) or (1,)
     kind = "rows" if shape.kind == "skip" else shape.kind
     return replace(request, shapes={**request.shapes, op: replace(shape, kind=kind, rows=rows)})
-
-
-def _in_a_row(ops: list[OpSpec]) -> list[OpSpec]:
-    """Each reads the one before, as random graphs seldom have it."""
-    inputs = (REQUEST, *(op.name for op in ops))
-    return [
-        replace(op, inputs=(before,), first_arrival=False, jumps_to=())
-        for op, before in zip(ops, inputs, strict=False)
-    ]
-
-
-def _alike(op: OpSpec, rng: random.Random) -> OpSpec:
-    """The same as one that goes along with others in processes, as a rule."""
-    if rng.random() < 0.1:
-        return op
-    return replace(
-        op,
-        workers="process",
-        concurrency=1,
-        batch_size=1,
-        batching_s=None,
-        max_batch_size=0,
-        retry=op.retry if rng.random() < 0.2 else 1,
-    )
 
 
 def may_starve(case: Case) -> bool:

@@ -392,7 +392,6 @@ def config(case: Case) -> dict[str, Any]:
             "retry": case.dag_retry,
             "channel_size": case.channel_size,
             "fuse": "off" if case.fuse == "off" else "auto",
-            "fuse_processes": "auto" if case.hosts else "off",
         },
         "op": {op.name: _op_config(op) for op in case.ops},
     }

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from fuzz.case import Case
-from pipeline.engine.pace import Pace
+from pipeline.engine.trips.pace import Pace
 
 _CHANGES = 0.15  # of the runs
 
@@ -43,9 +43,4 @@ def pace(engine: Any, case: Case) -> None:
             node.pace = Always(**was, is_quick=True)
         else:
             node.pace = Switching(**was, is_quick=rng.random() < 0.7, rng=rng)
-    for edge in (engine._unpacker, engine._packer):
-        is_always = case.fuse == "on"
-        quick = rng.random() < 0.7
-        edge.pace = Always(True) if is_always else Switching(True, rng=rng)
-        edge.pace.is_quick = is_always or quick
-    engine.executor.fusing._regroup()
+    engine.executor.trips.groups.form()

@@ -35,12 +35,10 @@ from fuzz.generator import Features
 from fuzz.model import bound_s
 from pipeline import PipelineServer
 from pipeline.data import ChannelData
-from pipeline.engine import hosting
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import OverloadedError
 from pipeline.proto import pipeline_service_pb2, pipeline_service_pb2_grpc
 from pipeline.system.event_loop import loop_factory
-from pipeline.workers.process.state_watch import StateWatch
 
 _LATE_S = 3.0  # what a loaded machine may add to any time
 _SETTLE_S = 10.0
@@ -221,14 +219,6 @@ class RealEngine:
             if float(line.rpartition(" ")[2]):
                 self.outlook.complain(f"a gauge is not 0 after the last answer: {line}")
 
-    async def settle_hosts(self) -> None:
-        """Wait until the groups in processes have theirs, where they stay."""
-        hosted = self.executor.executor.fusing.hosted
-        for _ in range(200 if self.case.fuse == "on" else 0):
-            if hosted._timer is None and all(host.is_up for host in hosted._hosts.values()):
-                return
-            await asyncio.sleep(0.02)
-
     async def check_memory(self) -> None:
         """No block of shared memory is in use."""
         kinds = self.server._service._graph._workers._by_name
@@ -266,8 +256,6 @@ def _of_response(spec: RequestSpec, response: Any) -> Ending:
 
 def run(case: Case) -> list[str]:
     """What is wrong with the server, as far as this case shows it."""
-    hosting._SETTLED_S = 0.0
-    StateWatch.has_changed = lambda self: False  # type: ignore[method-assign]  # they all do
     before = _holdings()
     engine = RealEngine(case)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -284,7 +272,6 @@ async def _run(engine: RealEngine) -> None:
     async with engine.server, _lag_watched(engine), _channel(engine):
         engine.executor, engine.http_port = engine.server.executor, engine.server.http_port
         pacing.pace(engine.executor, case)
-        await engine.settle_hosts()
         asked = [asyncio.ensure_future(engine.ask(spec)) for spec in case.requests]
         if case.stops_s is not None:
             await _stop_amidst(engine, case.stops_s)

@@ -23,11 +23,11 @@ from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import EngineObservers, Journal
-from pipeline.engine.pack_jobs import PackJob, PackRunner
+from pipeline.engine.pack_jobs import PackRunner
 from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.state import WorkersState
-from pipeline.engine.walk import Walk
+from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Owner
 from pipeline.errors import DeadlineError, OverloadedError, PipelineError
 from pipeline.op import configure_op
@@ -55,14 +55,17 @@ class VirtualWorker:
         self.call_started: float | None = None
         self.is_given_up = False
         self.timer: asyncio.TimerHandle | None = None
-        self.is_lent = False
+        self.is_lent = self.is_leaving = False
+        self.addressed = ()
 
     def perform(self, run: Any, clock_ns: Callable[[], int]) -> None:
-        """Run a batch in the strand that is at work; `job` is set."""
-        self.job_started = self.began_ns / 1e9
-        if self.is_lent and not isinstance(run, PackJob):
-            self.pool.lent_items += len(run.items) if isinstance(run, BatchRun) else 1
+        """Run a batch in the strand that is at work."""
         run.run(self.op, self, clock_ns)
+
+    @staticmethod
+    def enter(hook: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a hook of the Op in the strand that is at work."""
+        return hook(*arguments)
 
     def call_begins(self) -> None:
         self.call_started = self.pool.loop.time()
@@ -179,15 +182,15 @@ class VirtualWorkers:
         run = worker.run
         worker.strand = self._engine.strands.take()
         clock_ns = self._engine.clock_ns
-        if isinstance(run, Walk):
+        if isinstance(run, Trip):
             worker.strand.begin(lambda: run.go(worker, clock_ns))
         else:
             worker.strand.begin(lambda: run.run(worker.op, worker, clock_ns))
         self.loop.call_soon(self._go_on, worker, job)
 
     def _go_on(self, worker: VirtualWorker, job: Any) -> None:
-        is_walking = isinstance(worker.run, Walk) and worker.run is job
-        if (worker.job is not job and not is_walking) or worker.strand is None:  # killed meanwhile
+        is_on_trip = isinstance(worker.run, Trip) and worker.run is job
+        if (worker.job is not job and not is_on_trip) or worker.strand is None:  # killed meanwhile
             return
         worker.timer = None
         if worker.job_started is None:
@@ -253,30 +256,46 @@ class VirtualWorkers:
                 self.loop.call_soon(self._go_on, worker, worker.job)
 
 
+class Idle:
+    """The idle workers of a pool, as trips take them and put them back."""
+
+    def __init__(self, pool: VirtualThreads) -> None:
+        self._pool = pool
+
+    def pop(self) -> VirtualWorker:
+        pool = self._pool
+        idle = [each for each in pool._workers if each.job is None and not each.is_lent]
+        worker = idle.pop()
+        worker.is_lent = True
+        pool.lent_items += 1
+        return worker
+
+    def append(self, worker: VirtualWorker) -> None:
+        worker.is_lent = False
+        worker.job = worker.job_started = worker.call_started = None
+        self._pool.loop.call_soon(self._pool._feed)
+
+
 class VirtualThreads(VirtualWorkers):
     """Workers that lend. Strands run only while the loop waits, so whoever borrows is alone."""
 
-    def borrow(self) -> VirtualWorker | None:
-        idle = [worker for worker in self._workers if worker.job is None and not worker.is_lent]
-        if self._queue or not idle:
-            return None
-        idle[-1].is_lent = True
-        return idle[-1]
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.idle = Idle(self)
+        self.backlog = self._queue
 
-    def give_back(self, worker: VirtualWorker) -> None:
-        worker.is_lent = False
-        worker.job = worker.job_started = worker.call_started = None
+    def employ(self, worker: VirtualWorker) -> None:
         self.loop.call_soon(self._feed)
 
     def states(self) -> Iterable[dict[str, Any]]:
         return [worker.op.state for worker in self._workers]
 
-    def part(self, walk: Walk) -> tuple[int, Any, BatchRun] | None:
-        found = walk.take_out()
+    def part(self, trip: Trip) -> tuple[int, Any, BatchRun] | None:
+        found = trip.take_out()
         if found is None:
             return None
         place, stepping, run = found
-        walker = walk.walker
+        walker = trip.walker
         walker.run = None
         stepping.job = stepping.run = run
         stepping.is_lent = False
@@ -286,6 +305,7 @@ class VirtualThreads(VirtualWorkers):
             stepping.timer.cancel()
             stepping.timer = self.loop.call_at(when, stepping.pool._go_on, stepping, run)
         if place:
+            stepping.job_started = trip.step_ns / 1e9
             walker.job = walker.strand = walker.timer = None
             walker.job_started = walker.call_started = None
             self._feed()

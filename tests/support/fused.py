@@ -12,8 +12,8 @@ import pytest
 from doubles import answers
 
 from pipeline import PipelineServer, ResponseOp
-from pipeline.engine import walk, walks
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.trips import trip, trips
 from pipeline.proto.pipeline_service_pb2 import Request
 
 PATIENCE_S = 20.0
@@ -21,22 +21,22 @@ TIMED_OUT = 6000
 
 
 @pytest.fixture
-def a_walk_may_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_trip_may_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is: none stops where another one had the processor meanwhile."""
-    monkeypatch.setattr(walk, "_LONGEST_NS", 10**12)
+    monkeypatch.setattr(trip, "_LONGEST_NS", 10**12)
 
 
 @pytest.fixture
 def steps_may_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step is taken out of its walk."""
-    monkeypatch.setattr(walks, "_STEP_S", 60.0)
+    """No step is taken out of its trip."""
+    monkeypatch.setattr(trips, "_STEP_S", 60.0)
 
 
 @contextlib.asynccontextmanager
 async def quick_server(
     response_op: ResponseOp, is_quick: bool = True, **config: Any
 ) -> AsyncIterator[PipelineServer]:
-    """A server without doors for HTTP; `is_quick`: its Ops are, unpack and pack, too."""
+    """A server without doors for HTTP; `is_quick`: its Ops are."""
     server = PipelineServer("quick")
     server.set_response_op(response_op)
     server.prepare_server(yml_dict={"rpc_port": 0, "host": "127.0.0.1", **config})
@@ -48,15 +48,14 @@ async def quick_server(
 def set_pace(server: PipelineServer, is_quick: bool = True) -> None:
     """Group its Ops anew, as if they had all turned out so."""
     engine = server.executor
-    for each in (engine._unpacker, engine._packer, *engine.executor.nodes.values()):
-        if each is not None:
-            each.pace.is_quick = is_quick
-    engine.executor.fusing._regroup()
+    for node in engine.executor.nodes.values():
+        node.pace.is_quick = is_quick
+    engine.executor.trips.groups.form()
 
 
 def groups(server: PipelineServer) -> list[tuple[str, ...]]:
     """The names in each of its groups, in order."""
-    return list(dict.fromkeys(server.executor.executor.fusing.groups().values()))
+    return list(dict.fromkeys(server.executor.executor.trips.groups.names().values()))
 
 
 async def ask(

@@ -23,7 +23,7 @@ class FullScheduler(ReadyQueue):
     request of a batch waits for a full one that long at most.
 
     Attributes:
-        lets_pass: whether requests may run in a walk without having been here.
+        lets_pass: whether requests may run in a trip without having been here.
     """
 
     lets_pass: ClassVar[bool] = True

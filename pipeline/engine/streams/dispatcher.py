@@ -19,7 +19,7 @@ from pipeline.engine.streams.inlet import Inlet, inlet_of
 from pipeline.engine.streams.plan import StreamPlan, check_streams
 from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun, allowed_of
 from pipeline.engine.streams.spans import note_cut, note_made, note_stream
-from pipeline.engine.walk import Walk
+from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Loop, Worker, WorkersFactory
 from pipeline.errors import PipelineError, note_op
 from pipeline.op import Op
@@ -212,7 +212,7 @@ class StreamDispatcher(OpDispatcher):
             self._slices += 1
             self._submit([run])
 
-    def done(self, worker: Worker, job: BatchRun | LoneRun | Walk) -> None:
+    def done(self, worker: Worker, job: BatchRun | LoneRun | Trip) -> None:
         if not isinstance(job, StreamRun):
             super().done(worker, job)
             return

@@ -16,7 +16,7 @@ from pipeline.engine.streams.flow import ALL, ENDED, OUT, Bundle, End, Flow, Par
 from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun, allowed_of
 from pipeline.engine.streams.spans import note_bundle
 from pipeline.engine.streams.stepped import ENDS, Made, SteppedRun
-from pipeline.engine.walk import Walk
+from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
 
@@ -46,7 +46,7 @@ class IterativeDispatcher(StreamDispatcher):
             self.room.promise(run.items)
         return run
 
-    def _submit(self, runs: Sequence[BatchRun | Walk]) -> None:
+    def _submit(self, runs: Sequence[BatchRun | Trip]) -> None:
         for run in runs:
             if isinstance(run, SteppedRun):
                 super()._submit([run])

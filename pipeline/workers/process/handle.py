@@ -160,11 +160,9 @@ class ProcessWorker:
         self.cause: str = ""
         self.hung_at: BatchRun | None = None
         self.finished: int = 0
-        group = pool.group
-        self._op_name = group[-1].name if group else op.name
+        self._op_name = op.name
         self._gathers = op.pipeline_gathers
-        members = group or (op,)
-        self._asks_context = any(asking(each) or feeds_sequences(each) for each in members)
+        self._asks_context = bool(asking(op)) or feeds_sequences(op)
         self._pool = pool
         self._memory = commons.memory
         self._on_record = commons.on_record
@@ -192,7 +190,7 @@ class ProcessWorker:
         # Once it closes its socket it is about to end; that it has ended is told separately.
         exiting = functools.partial(pool.on_exiting, self)
         self._link: JobLink = Link(child.sock, pool.loop, WorkerReport, self._reported, exiting)
-        init = Init(self._region, processes.forgotten, pool.steps(), pool.entries)
+        init = Init(self._region, processes.forgotten)
         if op not in processes.entry_points:
             init.spec, init.config = op.pipeline_spec, op.pipeline_config
             init.warm_up = tuple(op.pipeline_warm_up)
@@ -359,8 +357,6 @@ class ProcessWorker:
         if (convoy := item.convoy) is not None:
             infos = convoy.infos if self._asks_context else []
             wire.convoy = WireConvoy(convoy.ids, convoy.rows, infos, sorted(convoy.left))
-        if self._pool.entries:
-            wire.is_entered = bool(item.entered)
         return wire
 
     def _serialized(
@@ -424,8 +420,6 @@ class ProcessWorker:
         elif report.failure:
             self.failure, self.cause = report.failure, self.cause or "failed to start"
             self._pool.on_exiting(self)
-        if report.changed:
-            self._pool.on_changed(report.changed)
         if report.counted:
             LEDGER.merge(report.counted)
         for parts in report.parts:
@@ -478,10 +472,6 @@ class ProcessWorker:
 
     def _take_result(self, result: Result) -> None:
         outcomes = list(map(self._taken, result.outcomes))  # of a stale one, too: it has blocks
-        left = {
-            step.place: {slot: self._taken(part) for slot, part in step.inputs.items()}
-            for step in result.left
-        }
         kept = {at: self._taken(states) for at, states in (result.kept or {}).items()}
         sent = self.sent.pop(result.number, None)
         if sent is None:
@@ -497,11 +487,6 @@ class ProcessWorker:
                 self.streams.pop(run, None)
             self._pool.parts(run, unsent_of(run))
             self._pool.done(self, run)
-            return
-        if self._pool.group:
-            places = (outcome.place for outcome in result.outcomes)
-            placed = list(zip(places, outcomes, strict=True))
-            self._pool.walked(self, run, result.steps, placed, left)
             return
         for index, outcome in zip(sent.indexes, outcomes, strict=True):
             run.outcomes[index] = outcome

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from pipeline.engine.worker_api import Owner, WorkerContext
 from pipeline.op import Op
-from pipeline.workers.process.group import MemberWorkers
 from pipeline.workers.process.handle import ProcessContext
 from pipeline.workers.process.main import WorkerMain
+from pipeline.workers.process.pool import ProcessWorkers
 from pipeline.workers.restart_policy import KILLED_S
 from pipeline.workers.shm.arena import Arena
 from pipeline.workers.shm.server_memory import ServerMemory
@@ -37,8 +37,7 @@ class ProcessKind:
         context, dag = self._context, self._context.config.dag
         arena = Arena(dag.shared_memory_mib * 2**20)
         entry_points = [
-            WorkerMain(op, arena, context.keep_logs, context.set_up, tuple(self._ops))
-            for op in self._ops
+            WorkerMain(op, arena, context.keep_logs, context.set_up) for op in self._ops
         ]
         try:
             zygotes = Zygotes(entry_points, dag.start_method, pass_fds=(arena.fd,))
@@ -60,8 +59,8 @@ class ProcessKind:
             forgotten = self._processes.memory.open_region()
             self._processes = dataclasses.replace(self._processes, forgotten=forgotten)
 
-    def workers(self, op: Op, count: int, owner: Owner) -> MemberWorkers:
-        return MemberWorkers(op, count, self._loop, self._processes, owner, self._schedule)
+    def workers(self, op: Op, count: int, owner: Owner) -> ProcessWorkers:
+        return ProcessWorkers(op, count, self._loop, self._processes, owner, self._schedule)
 
     async def close(self) -> None:
         if self._is_own:

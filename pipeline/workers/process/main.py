@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import importlib
 import inspect
 import socket
@@ -38,13 +37,10 @@ from pipeline.workers.process.outcomes import outcome_of
 from pipeline.workers.process.pages import ForgottenRequests, StatusPage
 from pipeline.workers.process.sending import SendingOp, SentStreams
 from pipeline.workers.process.slices import Slices, StreamedItem
-from pipeline.workers.process.state_watch import StateWatch
-from pipeline.workers.process.walker import Walker, WalkingOp
 from pipeline.workers.process.wire import (
     Init,
     ItemOutcome,
     Jobs,
-    LeftStep,
     Result,
     WireItem,
     WireJob,
@@ -76,27 +72,10 @@ class OpenedItem(msgspec.Struct, eq=False):
     failure: PayloadTypeError | None = None
     info: RequestInfo = NO_INFO
     forgotten: ForgottenRequests | None = None
-    ready_ns: int = 0
-    entered: bool = False
-    is_alone: bool = False
     sequence: int = 0
 
     def is_cancelled(self) -> bool:
         return self.forgotten is not None and self.forgotten.has(self.data_id)
-
-    def following(self, inputs: dict[str, Any], ready_ns: int) -> OpenedItem:
-        """Return the same request at a later Op of a walk; it is over if nobody waits for it."""
-        return OpenedItem(
-            self.data_id,
-            self.log_id,
-            inputs,
-            self.deadline,
-            self.trace,
-            is_over=self.is_cancelled(),
-            info=self.info,
-            forgotten=self.forgotten,
-            ready_ns=ready_ns,
-        )
 
 
 @dataclass(frozen=True)
@@ -105,14 +84,12 @@ class WorkerMain:
 
     `begin` is told how to send log records to the server, `set_up` gives the Op its predictor.
     Without an `op` it makes one, as it is told.
-    `ops` are all of its kind, of which a process that hosts a group has several.
     """
 
     op: Op | None
     arena: Arena
     begin: Callable[[SendRecord], None]
     set_up: SetUp
-    ops: tuple[Op, ...] = ()
 
     def __call__(self, sock: socket.socket, number: int) -> None:
         sock.setblocking(True)
@@ -123,32 +100,17 @@ class WorkerMain:
             self.begin(link.send_record)
             with contextlib.ExitStack() as stack:
                 try:
-                    walker = self._walker(number, stack, init) if init.steps else None
                     op = self.op or _made(init)
                     if link.calls is not None:
                         op.pipeline_models = CallLink(link.calls, self.arena, init.calls_region)
-                    bound = walker.ops[0] if walker else self._initialise(op, number, stack)
+                    bound = initialised(op, number, self.set_up, stack)
                 except BaseException as error:  # user code: the server's start fails with it
                     where = "".join(traceback.format_exception(error))
                     link.send(WorkerReport(failure=utf8_text(f"{described(error)}\n{where}")))
                     return
                 note = metadata_of(predictor_of(bound.op))
                 link.send(WorkerReport(is_ready=True, note=note, counted=LEDGER.take()))
-                ServedWorker(link, bound, _place_of(init, self.arena), walker).run()
-
-    def _walker(self, number: int, stack: contextlib.ExitStack, init: Init) -> Walker:
-        """Initialise every Op of a group, each in a context of its own."""
-        status = StatusPage(self.arena.view(init.region))
-        members = []
-        for place, step in enumerate(init.steps):
-            context = contextvars.copy_context()
-            op = self.ops[step.op]
-            bound = context.run(self._initialise, op, number, stack)
-            members.append(WalkingOp(bound, context, place, status))
-        return Walker(members, init)
-
-    def _initialise(self, op: Op, number: int, stack: contextlib.ExitStack) -> BoundOp:
-        return initialised(op, number, self.set_up, stack)
+                ServedWorker(link, bound, _place_of(init, self.arena)).run()
 
 
 def initialised(op: Op, number: int, set_up: SetUp, stack: contextlib.ExitStack) -> BoundOp:
@@ -193,23 +155,11 @@ def _place_of(init: Init, arena: Arena) -> WorkerPlace:
 
 
 class ServedWorker:
-    """Takes jobs from the link, runs them, sends back what became of them.
+    """Takes jobs from the link, runs them, sends back what became of them."""
 
-    Args:
-        tells_changes: whether the server wants to know that requests change an Op's attributes.
-    """
-
-    def __init__(
-        self,
-        link: ReportLink,
-        op: BoundOp,
-        place: WorkerPlace,
-        walker: Walker | None = None,
-        tells_changes: bool = True,
-    ) -> None:
+    def __init__(self, link: ReportLink, op: BoundOp, place: WorkerPlace) -> None:
         self._link = link
         self._op = op
-        self._walker = walker
         self._arena = place.blocks
         self._memory = place.memory
         self._status = place.status
@@ -224,9 +174,6 @@ class ServedWorker:
         self._slices = Slices(op, *seen, self._stream_outcome, self._report, self._look, sending)
         self._results: list[Result] = []
         self._skipped: list[int] = []
-        ops = ([op] if walker is None else walker.ops) if tells_changes else []
-        self._watches = {place: StateWatch(each.state) for place, each in enumerate(ops)}
-        self._changed: list[int] = []
         self._held_since = 0
         self._quick_in_a_row = 0
 
@@ -267,8 +214,7 @@ class ServedWorker:
             self._skipped.append(job.number)
             self._slices.runs.pop(job.number, None)
             return
-        result = self._work_on(job) if self._walker is None else self._walk(job, self._walker)
-        self._look_at_states()
+        result = self._work_on(job)
         if not self._results:
             self._held_since = result.start_ns
         self._results.append(result)
@@ -306,22 +252,13 @@ class ServedWorker:
             if piece.number:
                 self._pieces.append(piece)
 
-    def _look_at_states(self) -> None:
-        """Find out which Ops keep something from job to job."""
-        changed = [place for place, watch in self._watches.items() if watch.has_changed()]
-        for place in changed:
-            del self._watches[place]
-        self._changed += changed
-
     def _report(self) -> None:
         parts = self._slices.parts
         if self._results or self._skipped or parts:
-            report = WorkerReport(
-                results=self._results, skipped=self._skipped, changed=self._changed, parts=parts
-            )
+            report = WorkerReport(results=self._results, skipped=self._skipped, parts=parts)
             report.counted = LEDGER.take()
             self._link.send(report)
-            self._results, self._skipped, self._changed = [], [], []
+            self._results, self._skipped = [], []
             if parts:
                 self._slices.parts = []
 
@@ -360,30 +297,6 @@ class ServedWorker:
             kept=run.kept and {at: self._outcome(s, self._op.name) for at, s in run.kept.items()},
         )
 
-    def _walk(self, job: WireJob, walker: Walker) -> Result:
-        """Run it through all Ops of the group, as far as that can be done in one go."""
-        (item,) = job.items
-        opened = self._open(item)
-        opened.forgotten, opened.entered = self._forgotten, item.is_entered
-        walk = walker.go(opened)
-        name = walker.ops[-1].name
-        left = [
-            LeftStep(place, {slot: self._outcome(part, slot) for slot, part in inputs.items()})
-            for place, inputs in walk.left
-        ]
-        outcomes = [self._outcome(answer, name, place) for place, answer in walk.answers]
-        return Result(
-            job.number,
-            outcomes,
-            False,
-            walk.start_ns,
-            walk.start_ns,
-            walk.end_ns,
-            walk.end_ns,
-            steps=walk.steps,
-            left=left,
-        )
-
     def _open(self, item: WireItem) -> OpenedItem:
         data_id, log_id = item.data_id, item.log_id
         try:
@@ -410,7 +323,7 @@ class ServedWorker:
     def _stream_outcome(self, outcome: Any) -> ItemOutcome:
         return self._outcome(outcome, self._op.name)
 
-    def _outcome(self, outcome: Any, maker: str, place: int = -1) -> ItemOutcome:
+    def _outcome(self, outcome: Any, maker: str) -> ItemOutcome:
         if type(outcome) is Each:
             return ItemOutcome(
                 each=[
@@ -418,7 +331,7 @@ class ServedWorker:
                     for each in outcome.outcomes
                 ]
             )
-        return outcome_of(outcome, maker, self._memory, self._arena, place)
+        return outcome_of(outcome, maker, self._memory, self._arena)
 
 
 def _has_convoys(job: WireJob) -> bool:

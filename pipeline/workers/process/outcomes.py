@@ -10,12 +10,10 @@ from pipeline.workers.process.wire import ErrorFields, ItemOutcome
 from pipeline.workers.shm.payload import BlockReader, PayloadMemory, serialize
 
 
-def outcome_of(
-    outcome: Any, maker: str, memory: PayloadMemory, arena: BlockReader, place: int = -1
-) -> ItemOutcome:
+def outcome_of(outcome: Any, maker: str, memory: PayloadMemory, arena: BlockReader) -> ItemOutcome:
     """Return an answer of the Op `maker`, or an error, as it goes over the wire.
 
-    What cannot be sent is an error. `place` is that of the step of a walk.
+    What cannot be sent is an error.
     """
     if not isinstance(outcome, PipelineError):
         to = outcome.to if isinstance(outcome, Goto) else None
@@ -24,7 +22,7 @@ def outcome_of(
             payload = serialize(answer, memory, arena)
             is_final = isinstance(outcome, Answer)
             head = outcome.head if is_final else None
-            return ItemOutcome(payload, None, to, is_final, place, head=head)
+            return ItemOutcome(payload, None, to, is_final, head=head)
         except (PayloadTypeError, OverloadedError) as error:
             outcome = type(error)(f"[{maker}] {error}")
-    return ItemOutcome(error=ErrorFields(*error_to_fields(outcome), outcome.op), place=place)
+    return ItemOutcome(error=ErrorFields(*error_to_fields(outcome), outcome.op))

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
-StepTimes = tuple[int, int, int, int]
-"""Times of a step, in ns: its begin, the ends of its preprocess and process, and its end."""
-
-_STEP_CELLS, _MOST_STEPS = 7, 64  # cells in front of the steps' own, four for each
+_CELLS = 5
 
 
 class StatusPage:
@@ -19,7 +15,7 @@ class StatusPage:
     """
 
     def __init__(self, region: memoryview) -> None:
-        self._cells = region[: _STEP_CELLS * 8 + _MOST_STEPS * 32].cast("d")
+        self._cells = region[: _CELLS * 8].cast("d")
 
     @property
     def job(self) -> int:
@@ -49,50 +45,17 @@ class StatusPage:
 
     def begins(self, job: int) -> bool:
         """Take note that a job begins; return False if it was revoked."""
-        self._cells[5] = self._cells[6] = 0.0
         self._cells[1] = time.monotonic()
         self._cells[0] = self._cells[3] = job
         return job > self._cells[4]
 
     def goes_on(self, job: int) -> None:
         """Take note that a job begins which no other worker can have: it is never revoked."""
-        self._cells[5] = self._cells[6] = 0.0
         self._cells[1] = time.monotonic()
         self._cells[0] = job
 
     def ends(self) -> None:
         self._cells[0] = self._cells[1] = self._cells[2] = 0.0
-
-    # Of a walk: which step runs, since when, and the times of those that are finished.
-
-    @property
-    def step(self) -> int:
-        """Place of the step that it works on, or has finished last."""
-        return int(self._cells[5])
-
-    @property
-    def step_started(self) -> float | None:
-        """`time.monotonic` of when that began."""
-        return self._cells[6] or None
-
-    def step_begins(self, place: int) -> None:
-        self._cells[2] = 0.0
-        self._cells[6] = time.monotonic()
-        self._cells[5] = place
-
-    def step_ends(self, place: int, times: StepTimes) -> None:
-        start = _STEP_CELLS + place * 4
-        for cell, ns in enumerate(times, start):
-            self._cells[cell] = ns
-
-    def finished_steps(self) -> Iterator[tuple[int, StepTimes]]:
-        """Yield (place, times) of the steps of the job that ended before the one that runs."""
-        began_ns = self._cells[1] * 1e9
-        for place in range(self.step):
-            start = _STEP_CELLS + place * 4
-            first, second, third, last = map(int, self._cells[start : start + 4])
-            if first >= began_ns:
-                yield place, (first, second, third, last)
 
     def call_begins(self) -> None:
         self._cells[2] = time.monotonic()

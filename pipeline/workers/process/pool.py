@@ -26,7 +26,6 @@ from pipeline.workers.process.handle import Commons, ProcessContext, ProcessWork
 from pipeline.workers.process.pages import ForgottenRequests
 from pipeline.workers.process.sending import SendingOp, SentStream
 from pipeline.workers.process.sent import unsent_of
-from pipeline.workers.process.wire import StepResult, WireStep
 from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, RestartSlot
 
 _LOGGER = logging.getLogger(__name__)
@@ -46,13 +45,9 @@ class ProcessWorkers:
 
     Attributes:
         kind: what they are called.
-        group: the Ops of which each process has a copy, if its jobs are walks through them.
-        entries: see `WalkPlan`.
     """
 
     kind: str = "process"
-    group: tuple[Op, ...] = ()
-    entries: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -88,7 +83,6 @@ class ProcessWorkers:
         self._is_started = False
         self._launched = 0
         self.note: ModelMetadata | None = None
-        self.keeps_state: bool = False
         self._all_ended = asyncio.Event()
         self._joining: dict[RestartSlot, asyncio.Future[None]] = {}
         self._leaving: set[ProcessWorker] = set()  # those that were dismissed
@@ -128,21 +122,6 @@ class ProcessWorkers:
 
     def busy(self) -> Iterable[Worker]:
         return [worker for worker in self._alive if worker.sent and not worker.is_leaving]
-
-    def steps(self) -> list[WireStep]:
-        """Return what a process is told of its group."""
-        return []
-
-    def walked(
-        self,
-        worker: ProcessWorker,
-        lead: BatchRun,
-        steps: Sequence[StepResult],
-        outcomes: Sequence[tuple[int, Any]],
-        left: dict[int, dict[str, Any]],
-    ) -> None:
-        """Take note of what a walk came to."""
-        raise NotImplementedError
 
     @property
     def numbers(self) -> Collection[int]:
@@ -343,10 +322,6 @@ class ProcessWorkers:
         """Go on after a worker's results were taken in."""
         self.feed()
         self._schedule()
-
-    def on_changed(self, places: Sequence[int]) -> None:
-        """Take note that Ops keep something in their attributes; see `WorkerReport`."""
-        self.keeps_state = True
 
     def on_returned(self, runs: list[BatchRun]) -> None:
         """Take back runs that a worker has not begun, and will not."""

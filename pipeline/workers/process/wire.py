@@ -49,9 +49,8 @@ class WireItem(msgspec.Struct, array_like=True):
     With `is_feed` they are what `process` is fed, by name. `deadline` is in `time.monotonic`,
     which all processes of a machine share. `info` is there if a hook of the Op asks for
     it, or its sequences need it.
-    `is_entered`: the further entries of a walk read it, too. `gathered` has what of an input is all
-    parts of a stream. `sequence` is its number as one, of who joins a SteppedRun. `convoy` says of
-    which requests it has the inputs.
+    `gathered` has what of an input is all parts of a stream. `sequence` is its number as one, of
+    who joins a SteppedRun. `convoy` says of which requests it has the inputs.
     """
 
     data_id: int
@@ -61,7 +60,6 @@ class WireItem(msgspec.Struct, array_like=True):
     trace: str = ""
     is_feed: bool = False
     info: RequestInfo | None = None
-    is_entered: bool = False
     gathered: dict[str, list[SerializedPayload]] = {}
     sequence: int = 0
     convoy: WireConvoy | None = None
@@ -97,27 +95,15 @@ class WireSlice(msgspec.Struct, array_like=True):
     joining: list[tuple[int, WireItem]] = []
 
 
-class WireStep(msgspec.Struct, array_like=True):
-    """One Op of a group, by its number; see `walk.Step`."""
-
-    op: int
-    name: str
-    producers: tuple[str, ...]
-    readers: tuple[tuple[int, bool], ...]
-
-
 class Init(msgspec.Struct, array_like=True):
     """The first frame to a worker: the region of the arena that it writes to, and the server's.
 
-    `steps` and `entries` are there if its jobs are walks of a group; see `walk.WalkPlan`. `spec`
-    says which Op it makes, that has this `config` and runs `warm_up`, where it was not forked with
-    one. With a `calls_region` a socket for calls comes with the frame.
+    `spec` says which Op it makes, that has this `config` and runs `warm_up`, where it was not
+    forked with one. With a `calls_region` a socket for calls comes with the frame.
     """
 
     region: int
     server_region: int = 0
-    steps: list[WireStep] = []
-    entries: tuple[int, ...] = ()
     spec: WorkerSpec | None = None
     config: OpConfig | None = None
     calls_region: int = -1
@@ -133,7 +119,7 @@ class Jobs(msgspec.Struct, array_like=True):
 
 
 class ErrorFields(msgspec.Struct, array_like=True):
-    """See `errors.error_to_fields`; `op` is that of a step of a walk."""
+    """See `errors.error_to_fields`; `op` is the Op that failed."""
 
     name: str
     code: int
@@ -146,37 +132,16 @@ class ErrorFields(msgspec.Struct, array_like=True):
 class ItemOutcome(msgspec.Struct, array_like=True):
     """Outcome of an item: one of both; of a part of a stream neither: the stream ended well.
 
-    `to` are the Ops of a Goto; with `is_final` it is an Answer, with its `head`. `place` is that of
-    the step of a walk whose outcome it is, -1: the last. `each` is that of each request of a
-    convoy.
+    `to` are the Ops of a Goto; with `is_final` it is an Answer, with its `head`. `each` is that of
+    each request of a convoy.
     """
 
     payload: SerializedPayload | None = None
     error: ErrorFields | None = None
     to: tuple[str, ...] | None = None
     is_final: bool = False
-    place: int = -1
     each: list[ItemOutcome] | None = None
     head: AnswerHead | None = None
-
-
-class StepResult(msgspec.Struct, array_like=True):
-    """Outcome of one step of a walk; `rows` is -1 where there are none to tell."""
-
-    place: int
-    start_ns: int
-    preprocess_end_ns: int
-    process_end_ns: int
-    end_ns: int
-    rows: int = -1
-    error: ErrorFields | None = None
-
-
-class LeftStep(msgspec.Struct, array_like=True):
-    """Inputs of a step that was not taken."""
-
-    place: int
-    inputs: dict[str, ItemOutcome]
 
 
 class StepTimes(msgspec.Struct, array_like=True):
@@ -215,7 +180,7 @@ class SliceEnd(msgspec.Struct, array_like=True):
 class Result(msgspec.Struct, array_like=True):
     """Outcome of a job, item by item; see `BatchRun`.
 
-    Of a walk the outcome is that of its last step, if it got there; of a slice it is not here.
+    The outcome of a slice is not here.
     `kept` has the states of sequences, by the place of the item.
     """
 
@@ -229,8 +194,6 @@ class Result(msgspec.Struct, array_like=True):
     rows: list[int] = []
     executions: list[int] = []
     execution_ends_ns: list[int] = []
-    steps: list[StepResult] = []
-    left: list[LeftStep] = []
     slice_end: SliceEnd | None = None
     kept: dict[int, ItemOutcome] | None = None
 
@@ -239,8 +202,7 @@ class WorkerReport(msgspec.Struct, array_like=True):
     """From a worker.
 
     `note` is of the model that it has loaded. `failure` is the traceback of a start that failed,
-    `records` are log lines, `skipped` are the numbers of jobs that were revoked, `changed` are the
-    places in its group, 0 without one, of the Ops that keep something in their attributes. `parts`
+    `records` are log lines, `skipped` are the numbers of jobs that were revoked, `parts`
     come before `results`. `counted` is what users' code has counted since the last report.
     """
 
@@ -250,7 +212,6 @@ class WorkerReport(msgspec.Struct, array_like=True):
     records: list[bytes] = []
     skipped: list[int] = []
     note: ModelMetadata | None = None
-    changed: list[int] = []
     parts: list[WireParts] = []
     counted: list[SeriesChange] = []
 

@@ -160,9 +160,7 @@ class RayActor:
             report = WorkerReport(failure=utf8_text(f"{described(error)}\n{where}"))
         else:
             place = WorkerPlace(self._memory, self._memory, self._status, self._forgotten)
-            self._worker = self._context.run(
-                ServedWorker, self._link, bound, place, tells_changes=False
-            )
+            self._worker = self._context.run(ServedWorker, self._link, bound, place)
             note = metadata_of(predictor_of(bound.op))
             report = WorkerReport(is_ready=True, note=note, counted=self._ledger.take())
         self._box.add(report, is_urgent=False)

@@ -13,8 +13,7 @@ from doubles import until
 from fused import Hangs, ask, groups, quick_server, value_of
 
 from pipeline import Answer, AsyncPipelineClient, Goto, Op, RequestOp, ResponseOp, Tensor
-from pipeline.engine import hosting, pace, walk
-from pipeline.workers.process import group
+from pipeline.engine.trips import pace, trip
 
 CONF_ERROR = 4000
 
@@ -22,10 +21,8 @@ CONF_ERROR = 4000
 @pytest.fixture(autouse=True)
 def nothing_counts_as_slow(monkeypatch):
     """However busy the machine is: groups form at once, and stay."""
-    monkeypatch.setattr(hosting, "_SETTLED_S", 0.0)
     monkeypatch.setattr(pace, "_SLOW_NS", 10**12)
-    monkeypatch.setattr(walk, "_LONGEST_NS", 10**12)
-    monkeypatch.setattr(group, "_WAIT_S", 60.0)
+    monkeypatch.setattr(trip, "_LONGEST_NS", 10**12)
 
 
 def path_of(input_dicts):
@@ -105,7 +102,6 @@ MODES = {
         {"dag": {"is_thread_op": False}, "op": {"cheap": {"batch_size": 8}}},
         [],
     ),
-    "fused processes": (Cheap, {"dag": {"is_thread_op": False, "fuse_processes": "auto"}}, GROUP),
     "mixed": (Cheap, {"op": {"cheap": {"workers": "process"}}}, None),
 }
 

@@ -63,8 +63,7 @@ def test_an_op_that_makes_a_stream_is_drawn(workers):
     ("keys", "reason"),
     [
         ({"fuse": False}, "fuse is false"),
-        ({"workers": "process"}, "dag.fuse_processes is off"),
-        ({"batch_size": 4}, "its batches are not cut as those of b"),
+        ({"workers": "process"}, "its workers (process) run no Op but their own"),
     ],
 )
 def test_an_op_that_is_in_no_group_says_why(keys, reason):
@@ -92,16 +91,6 @@ def test_a_join_whose_parts_come_from_different_groups_waits():
 def test_off_is_said_of_each():
     off = "dag.fuse is off"
     assert told(chain("a", "b")[-1], dag={"fuse": "off"}) == ([], {"a": off, "b": off})
-
-
-def test_processes_go_together_where_they_are_alike():
-    dag = {"is_thread_op": False, "fuse_processes": "auto"}
-    assert told(chain("a", "b", "c")[-1], dag=dag) == ([("a", "b", "c")], {})
-    groups, apart = told(chain("a", "b", "c")[-1], dag=dag, op={"c": {"concurrency": 2}})
-    assert groups == [("a", "b")]
-    assert apart == {"c": "its workers, concurrency, attempts or model do not fit those of b"}
-    model = {"local_service_conf": {"model_config": "m.onnx"}}
-    assert told(chain("a", "b", "c")[-1], dag=dag, op={"c": model})[0] == [("a", "b")]
 
 
 def test_bounded_channels_are_thought_of():

@@ -15,8 +15,7 @@ WAYS = {
     "fused": {},
     "apart": {"dag": {"fuse": "off"}},
     "batched": {"op": {name: {"batch_size": 4} for name in NAMES}},
-    "processes": {"dag": {"is_thread_op": False, "fuse_processes": "off"}},
-    "fused processes": {"dag": {"is_thread_op": False, "fuse_processes": "auto"}},
+    "processes": {"dag": {"is_thread_op": False}},
     "mixed": {"op": {"b": {"workers": "process"}}},
 }
 

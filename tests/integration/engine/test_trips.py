@@ -16,7 +16,7 @@ from fused import (
     PATIENCE_S,
     TIMED_OUT,
     Hangs,
-    a_walk_may_last,
+    a_trip_may_last,
     ask,
     counted,
     groups,
@@ -27,16 +27,14 @@ from fused import (
 )
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.engine import walk
-from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.journal import SPAN
 from pipeline.engine.request import RequestTarget
-from pipeline.engine.walk import Walk
+from pipeline.engine.trips import trip as trip_file
 from pipeline.observe.tables import walks
 from pipeline.workers import thread as threads
 
-__all__ = ["a_walk_may_last", "steps_may_last"]
-pytestmark = pytest.mark.usefixtures("a_walk_may_last")
+__all__ = ["a_trip_may_last", "steps_may_last"]
+pytestmark = pytest.mark.usefixtures("a_trip_may_last")
 
 
 class Calls(Op):
@@ -201,11 +199,11 @@ async def test_an_op_that_fails_with_a_connection_it_got_later_goes_by_itself():
     thread.start()
     thread.join()
     async with serving(chain(Calls, Reads, Calls)) as server:
-        fusing = server.executor.executor.fusing
-        assert set(fusing.groups()) == {"a", "b", "c"}
+        groups_of = server.executor.executor.trips.groups
+        assert set(groups_of.names()) == {"a", "b", "c"}
         assert (await ask(server, "open")).err_no
         await asyncio.sleep(0)
-        assert "b" not in fusing.groups()
+        assert "b" not in groups_of.names()
 
 
 @on_loop
@@ -261,8 +259,9 @@ async def test_slow_ops_side_by_side_run_at_the_same_time():
         assert value_of(await ask(server)) == "1|1"
 
 
-class Join(Op):
+class Join(Calls):
     def preprocess(self, input_dicts, data_id=0, log_id=0):
+        self.act(self, "")
         return {"x": "|".join(part["x"] for part in input_dicts.values())}
 
 
@@ -280,7 +279,7 @@ async def test_what_waits_at_an_op_reaches_those_it_stands_for_when_that_one_is_
         node = server.executor.executor.nodes[sides[0]]
         await until(lambda: len(node.scheduler) == 3)
         sides[0].held = threading.local()
-        server.executor.executor.fusing._regroup()
+        server.executor.executor.trips.groups.form()
         hangs.release.set()
         assert [value_of(await other) for other in others] == ["0|0", "1|1", "2|2"]
         assert value_of(await first) == "hang|hang"
@@ -403,28 +402,6 @@ async def test_user_code_that_raises_fails_its_request_only(kind, error):
         assert [value_of(answer) for answer in answers[1:]] == list("123456")
 
 
-@on_loop
-async def test_a_step_that_ends_as_it_is_looked_at_stays_one():
-    class Ends(list):
-        """Is emptied by the walk's thread as soon as somebody reads it."""
-
-        def __getitem__(self, place):
-            read = [*self]
-            self.clear()
-            return read[place] if isinstance(place, slice) else super().__getitem__(place)
-
-    async with serving(chain(Calls, Calls)) as server:
-        fusing = server.executor.executor.fusing
-        leader = next(iter(server.executor.executor.nodes.values()))
-        run = BatchRun([], is_step=True)
-        walk = Walk(fusing.plan(leader), run)
-        walk.held = Ends([(0, None, run)])
-        fusing._under_way[walk] = None
-        assert not fusing.part(run)
-        assert run.is_step
-        del fusing._under_way[walk]
-
-
 @pytest.mark.parametrize("when", ["begins", "ends"])
 @pytest.mark.parametrize("kind", [Calls, Processes])
 @pytest.mark.parametrize("name", ["a", "b", "c"])
@@ -442,7 +419,7 @@ async def test_a_step_may_be_taken_out_as_it_begins_and_as_it_ends(monkeypatch, 
             assert was_taken.wait(PATIENCE_S)
 
     def entering(worker):
-        """Return what a walk in line calls a worker's hooks by."""
+        """Return what a trip calls a worker's hooks by."""
         enter = worker.enter
 
         def call(function, *arguments):
@@ -464,7 +441,7 @@ async def test_a_step_may_be_taken_out_as_it_begins_and_as_it_ends(monkeypatch, 
         return taken
 
     async with serving(chain(Calls, kind, kind), expected=[("a", "b", "c")]) as server:
-        monkeypatch.setattr(walk, "_LONGEST_NS", 10**12)
+        monkeypatch.setattr(trip_file, "_LONGEST_NS", 10**12)
         monkeypatch.setattr(threads.ThreadWorker, "perform", performed)
         monkeypatch.setattr(threads.ThreadWorkers, "part", parted)
         for node in server.executor.executor.nodes.values():
@@ -519,7 +496,7 @@ async def test_a_server_that_stops_does_not_wait_for_what_hangs():
 async def test_a_request_for_an_op_whose_worker_is_borrowed_gets_its_turn():
     hangs = Hangs()
     async with serving(chain(Calls, Calls, Calls, b=hangs)) as server:
-        walking = asyncio.create_task(ask(server, "hang"))
+        under_way = asyncio.create_task(ask(server, "hang"))
         await until(hangs.began.is_set)
         op = next(op for op in server.executor.executor.nodes if op.name == "b")
         target = RequestTarget(op=op, payload={"r": {"x": "2"}}, wants_response=False)
@@ -527,7 +504,7 @@ async def test_a_request_for_an_op_whose_worker_is_borrowed_gets_its_turn():
         await asyncio.sleep(0)
         hangs.release.set()
         assert (await alone).payload == {"x": "2"}
-        assert value_of(await walking) == "hang"
+        assert value_of(await under_way) == "hang"
 
 
 @on_loop
@@ -618,7 +595,7 @@ async def test_the_journal_tells_what_ran_in_one_go(is_fused):
 
 @pytest.mark.usefixtures("steps_may_last")
 @on_loop
-async def test_a_step_without_an_idle_worker_is_left_out_and_the_others_go_on():
+async def test_a_step_without_an_idle_worker_waits_for_one_and_the_others_go_op_by_op():
     seen, taken, nodes = [], [], {}
 
     def act(op, x):
@@ -626,23 +603,40 @@ async def test_a_step_without_an_idle_worker_is_left_out_and_the_others_go_on():
         if op.name == "a":  # nobody can borrow the worker of b until c runs
             taken.append(nodes["b"].workers.idle.pop())
         elif op.name == "c":
-            nodes["b"].workers.idle += taken
+            nodes["b"].workers.make_idle(taken.pop())
 
     read = RequestOp()
     beside = [Calls(name=name, input_ops=[read]) for name in "abc"]
-    last = Calls(name="d", input_ops=beside)
+    last = Join(name="d", input_ops=beside)
     for op in [*beside, last]:
         op.act = act
     async with serving(last, expected=[("a", "b", "c", "d")]) as server:
         nodes |= {node.name: node for node in server.executor.executor.nodes.values()}
-        assert value_of(await ask(server)) == "1"
-    assert seen[:2] == [("a", "pipeline-a-0"), ("c", "pipeline-a-0")]
-    assert seen[2] == ("b", "pipeline-b-0")
-    assert seen[3][0] == "d"
+        assert value_of(await ask(server)) == "1|1|1"
+    assert seen == [(name, f"pipeline-{name}-0") for name in "acbd"]
+
+
+@pytest.mark.usefixtures("steps_may_last")
+@on_loop
+async def test_a_busy_server_takes_each_op_with_process_by_itself():
+    seen, both = Counter(), threading.Barrier(4, timeout=PATIENCE_S)
+
+    def act(op, x):
+        seen[op.name, threading.current_thread().name[:-2]] += 1
+        if op.name == "b" and x != "alone":
+            both.wait()  # all four are inside
+
+    config = {"op": {name: {"concurrency": 4} for name in "ab"}}
+    async with serving(chain(Calls, Processes, a=act, b=act), **config) as server:
+        await ask(server, "alone")
+        assert seen == {("a", "pipeline-a"): 1, ("b", "pipeline-a"): 1}
+        asked = [asyncio.create_task(ask(server, str(number))) for number in range(4)]
+        assert [value_of(await each) for each in asked] == list("0123")
+    assert seen["b", "pipeline-b"] >= 2
 
 
 @on_loop
-async def test_walks_have_the_journal_read_before_it_is_long():
+async def test_trips_have_the_journal_read_before_it_is_long():
     async with serving(chain(Calls, Calls), expected=[("a", "b")]) as server:
         journal = server.executor._observers.journal
         await ask(server)

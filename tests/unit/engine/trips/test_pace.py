@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.pace import Pace
+from pipeline.engine.trips.pace import Pace
 
 QUICK_NS, BETWEEN_NS, SLOW_NS, STUCK_NS = 5_000, 500_000, 5_000_000, 10**12
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import sqlite3
 import threading
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 from doubles import VirtualLoop
-from fuzz import pacing, virtual
+from fuzz import virtual
 from fuzz.case import REQUEST, Case, OpSpec, RequestSpec
 from fuzz.strands import Strands
 
-from pipeline.engine import fusable
-from pipeline.engine.walk import Walk
+from pipeline.engine.trips import groups
 
 # Groups -----------------------------------------------------------------------------------------
 
@@ -46,8 +43,8 @@ def groups_of(ops, prepare=lambda engine: None, slow=(), **case):
         executor = engine.executor.executor
         for node in executor.nodes.values():
             node.pace.is_quick = node.name not in slow
-        executor.fusing._regroup()
-        return list(dict.fromkeys(executor.fusing.groups().values()))
+        executor.trips.groups.form()
+        return list(dict.fromkeys(executor.trips.groups.names().values()))
 
     return run(Case(tuple(ops), (), **{"fuse": "on", **case}), body)
 
@@ -90,21 +87,15 @@ def test_an_op_in_processes_goes_by_itself():
     assert groups_of(chain("a", "b", "c", b={"workers": "process"})) == []
 
 
-def test_an_op_that_merges_requests_begins_a_group_of_its_own():
-    assert groups_of(chain("a", "b", "c", b={"batch_size": 4})) == [("b", "c")]
+def test_an_op_that_merges_requests_goes_by_itself():
+    assert groups_of(chain("a", "b", "c", "d", b={"batch_size": 4})) == [("b", "c", "d")]
+    assert groups_of(chain("a", "b", "c", c={"batch_size": 4})) == [("a", "b")]
 
 
 def test_an_op_without_process_goes_along_with_any_batches():
     settings = {"batch_size": 4, "has_process": False}
     assert groups_of(chain("a", "b", b=settings)) == [("a", "b")]
     assert groups_of(chain("b", "a", b=settings)) == [("b", "a")]
-
-
-def test_ops_that_merge_alike_are_a_group():
-    alike = {"batch_size": 4, "batching_s": 0.005}
-    assert groups_of(chain("a", "b", a=alike, b=alike)) == [("a", "b")]
-    for other in ({"batch_size": 8}, {"batching_s": None}, {"adaptive": True}):
-        assert groups_of(chain("a", "b", a=alike, b={**alike, **other})) == []
 
 
 def test_a_join_that_takes_what_comes_first_goes_by_itself():
@@ -131,10 +122,8 @@ def test_off_fuses_nothing():
     assert groups_of(chain("a", "b"), fuse="off") == []
 
 
-def test_with_bounded_channels_those_that_read_the_same_each_have_their_own():
-    ops = [OpSpec("a", (REQUEST,)), OpSpec("b", (REQUEST,)), OpSpec("c", ("b", "a"))]
-    assert groups_of(ops, channel_size=2) == []
-    assert groups_of([*ops, OpSpec("d", ("c",))], channel_size=2) == [("c", "d")]
+def test_with_bounded_channels_each_op_goes_by_itself():
+    assert groups_of(chain("a", "b", "c"), channel_size=2) == []
 
 
 @pytest.mark.parametrize("bound", [lambda: sqlite3.connect(":memory:"), threading.local])
@@ -164,11 +153,11 @@ def test_a_group_forms_comes_apart_and_forms_again():
 
     async def body(engine):
         seen = {}
-        fuses = engine.executor.executor.fusing
+        formed = engine.executor.executor.trips.groups
         for spec in requests:
             ending = await engine.ask(replace(spec, at_s=0.0))
             assert ending.kind == "answer"
-            seen[spec.number] = list(dict.fromkeys(fuses.groups().values()))
+            seen[spec.number] = list(dict.fromkeys(formed.names().values()))
         return seen
 
     seen = run(case, body)
@@ -177,53 +166,6 @@ def test_a_group_forms_comes_apart_and_forms_again():
     assert seen[99] == whole
     assert seen[199] == []
     assert seen[300] == whole
-
-
-@pytest.mark.parametrize("fuse", ["on", "switching"])
-@pytest.mark.parametrize("size", [1, 3])
-def test_no_more_wait_at_an_op_than_its_channel_takes(size, fuse):
-    """Whether they come one by one, from a walk that stopped in front of it, or with a batch."""
-    rng = random.Random(size)
-    names, waited, walks = ("a", "b", "c", "d"), Counter(), []
-    requests = tuple(
-        RequestSpec(
-            number,
-            at_s=rng.uniform(0, 0.3),
-            delays_s={name: (rng.choice((0, 0, 0.003, 0.03)), 0, 0) for name in names},
-        )
-        for number in range(1, 201)
-    )
-    ops = chain(*names, b={"concurrency": 2}, c={"batch_size": 2, "has_process": False})
-    case = Case(tuple(ops), requests, channel_size=size, fuse=fuse, origin="bounded")
-
-    async def body(engine):
-        pacing.pace(engine.executor, case)
-        executor = engine.executor.executor
-        begin = executor.fusing.begin
-
-        def begins(leader, runs):
-            jobs = begin(leader, runs)
-            walks.extend(job for job in jobs if isinstance(job, Walk))
-            return jobs
-
-        executor.fusing.begin = begins
-        for node in executor.nodes.values():
-            watch(node)
-        return await asyncio.gather(*map(engine.ask, requests))
-
-    def watch(node):
-        add = node.scheduler.add
-
-        def added(item, now):
-            add(item, now)
-            waited[node.name] = max(waited[node.name], len(node.scheduler))
-
-        node.scheduler.add = added
-
-    endings = run(case, body)
-    assert [ending.kind for ending in endings] == ["answer"] * 200
-    assert walks, "some go in one go"
-    assert max(waited.values()) == size
 
 
 JUMPS = chain("a", "b", "c", "d", "e", "f", b={"jumps_to": ("d",)})
@@ -272,6 +214,6 @@ def test_the_names_of_what_can_go_wrong_are_told():
 
     async def body(engine):
         nodes = tuple(engine.executor.executor.nodes.values())
-        return [fusable.obstacle(node, nodes) for node in nodes]
+        return [groups.obstacle(node, nodes) for node in nodes]
 
     assert run(case, body) == [None, "its workers (process) run no Op but their own"]

@@ -1,11 +1,11 @@
-"""A row of a walk stands for the spans of all its steps."""
+"""A row of a trip stands for the spans of all its steps."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 from pipeline.engine.journal import MAX_ROWS, Journal, OpSpan, op_spans
-from pipeline.engine.walk_rows import WalkRows
+from pipeline.engine.trips.rows import TripRows
 
 
 class Kept:
@@ -20,7 +20,7 @@ class Kept:
 
 def rows_of(sink, last_read=(-1, 0, 0, 2)):
     recorders = [SimpleNamespace(index=index + 3, batches=10 * index) for index in range(4)]
-    return WalkRows(Journal([sink]), recorders, last_read), recorders
+    return TripRows(Journal([sink]), recorders, last_read), recorders
 
 
 MARKS = [0, 11, 12, 1, 13, 14, 2, 15, 16, 3, 17, 18]
@@ -30,7 +30,7 @@ def test_each_step_is_a_span_that_was_ready_when_the_last_that_it_reads_had_ende
     sink = Kept()
     rows, recorders = rows_of(sink)
     for data_id in (7, 8):
-        rows.journal.add_walked(rows, rows.pack(data_id, 2, 5, 10, 20, *MARKS))
+        rows.journal.add_trip(rows, rows.pack(data_id, 2, 5, 10, 20, *MARKS))
     assert sink.spans == []
     rows.journal.flush()
     assert sorted(span for span in sink.spans if span.data_id == 8) == [
@@ -50,5 +50,5 @@ def test_they_are_flushed_when_they_stand_for_many_spans():
     rows, _ = rows_of(sink)
     for data_id in range(MAX_ROWS // 4):
         assert sink.spans == []
-        rows.journal.add_walked(rows, rows.pack(data_id, 1, 5, 10, 20, *MARKS))
+        rows.journal.add_trip(rows, rows.pack(data_id, 1, 5, 10, 20, *MARKS))
     assert len(sink.spans) == MAX_ROWS

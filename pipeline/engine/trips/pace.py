@@ -8,7 +8,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
-    from pipeline.engine.walk import WalkPlan
+    from pipeline.engine.trips.trip import TripPlan
 
 # A request is slow above one of them: to an Op that is not quick, and to one that is.
 _QUICK_NS, _SLOW_NS = 100_000, 1_000_000
@@ -34,7 +34,7 @@ class Pace(msgspec.Struct, eq=False):
         is_quick: whether it is quick enough.
         is_planned: whether `plan` is known.
         slow_share: running share of the requests that were slow.
-        plan: of the walks that begin at the Op, if `is_planned`; None: none do.
+        plan: of the trips that begin at the Op, if `is_planned`; None: none do.
         entered: the Ops that are entered with it.
         looked_at_ns: when it was last looked at for what belongs to a thread, because it failed.
     """
@@ -44,7 +44,7 @@ class Pace(msgspec.Struct, eq=False):
     is_quick: bool = False
     is_planned: bool = False
     slow_share: float = _UNKNOWN
-    plan: WalkPlan | None = None
+    plan: TripPlan | None = None
     entered: tuple[OpDispatcher, ...] = ()
     looked_at_ns: int = 0
 

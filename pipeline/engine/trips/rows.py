@@ -1,4 +1,4 @@
-"""WalkRows: one row for all that a request did on its way through several Ops."""
+"""TripRows: one row for all that a request did on its way through several Ops."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _OF_STEP = 3  # the number of its worker, and when its preprocess and it ended
 _FIELD = {name: place for place, name in enumerate(OpSpan._fields)}
 
 
-class WalkRows:
+class TripRows:
     """The rows of one plan, and the spans that they stand for: a fifth of the integers.
 
     Args:
         recorders: of the steps.
-        last_read: see WalkPlan.
+        last_read: of each step; see Step.
 
     Attributes:
         journal: where the rows wait.
         steps: how many spans one stands for.
-        pack: makes one, of _HEAD and the `marks` of a LoneWalk.
+        pack: makes one, of _HEAD and the `marks` of a Trip.
     """
 
     def __init__(

@@ -1,0 +1,248 @@
+"""Groups: quick Ops that follow each other, which a trip runs in line; who may be in one."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from pipeline.config.elastic import bounds_of
+from pipeline.engine.channel import Receiver, alone
+from pipeline.engine.op_facts import OpFacts
+from pipeline.engine.trips.rows import TripRows
+from pipeline.engine.trips.trip import Lender, Step, TripPlan
+from pipeline.op import Op, runs_process
+
+if TYPE_CHECKING:
+    from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.executor import Executor
+    from pipeline.engine.trips.pace import Pace
+    from pipeline.engine.worker_api import Workers
+
+_MOST_STEPS = 64
+_BOUND_TO_A_THREAD = (sqlite3.Connection, sqlite3.Cursor, threading.local)
+_LOOK_NS = 1_000_000_000  # an Op that fails again and again is looked at so often
+_MOST_LOOKED_AT = 256  # values that an Op holds
+
+
+class Groups:
+    """The groups of a graph, formed anew whenever an Op becomes quick or slow.
+
+    Args:
+        is_on: whether there are any at all.
+    """
+
+    def __init__(self, executor: Executor, is_on: bool) -> None:
+        self._executor = executor
+        self._nodes: tuple[OpDispatcher, ...] = tuple(executor.nodes.values())
+        self._plans: list[TripPlan] = []
+        for node in self._nodes:
+            is_fusable = is_on and obstacle(node, self._nodes) is None
+            node.pace.is_fusable = node.pace.was_fusable = is_fusable
+
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Return, for each Op that does not go by itself, the names of those that it goes with."""
+        found: dict[str, tuple[str, ...]] = {}
+        for node in self._nodes:
+            plan = None if node.name in found else self.plan(node)
+            if plan is not None:
+                group = tuple(step.name for step in plan.steps)
+                found |= {name: group for name in group if name not in found}
+        return found
+
+    def form(self) -> None:
+        """Form the groups anew. Trips that are under way, or queued, go on as they were planned."""
+        self._plans = [plan for plan in self._plans if plan.trips]
+        for node in self._nodes:
+            pace = node.pace
+            if goes(node) and is_bound(node.op, node.workers):
+                pace.is_fusable = False
+            pace.plan, pace.is_planned, pace.entered = None, False, ()
+        for node in self._nodes:
+            node.links.receivers = self._receivers(node.links.successors)
+        self._executor.receivers = self._receivers(self._executor.entries)
+
+    def _receivers(self, readers: Sequence[OpDispatcher]) -> tuple[Receiver, ...]:
+        """Return whom to hand an answer for `readers`: of those that go together only the first."""
+        single = [node for node in readers if goes(node) and not node.channel.is_join]
+        if len(single) < 2:
+            return alone(readers)
+        first = min(single, key=place_of)
+        others = [node for node in single if node is not first and goes_along(node)]
+        first.pace.entered = entered = tuple(sorted(others, key=place_of))
+        return tuple(
+            (node, entered if node is first else ()) for node in readers if node not in entered
+        )
+
+    def plan(self, leader: OpDispatcher) -> TripPlan | None:
+        """Return how trips go that begin at `leader`; None: they do not."""
+        pace = leader.pace
+        if not pace.is_planned:
+            pace.plan, pace.is_planned = self.planned(leader), True
+        return pace.plan
+
+    def planned(self, leader: OpDispatcher) -> TripPlan | None:
+        """Return the plan of a group that begins at `leader`, made anew; None: there is none."""
+        if not goes(leader):
+            return None
+        inside, entered = self._inside(leader), leader.pace.entered
+        if len(inside) == 1 or not all(node in inside for node in entered):
+            return None
+        places = {node: place for place, node in enumerate(inside)}
+        with_process = (at for node, at in places.items() if not OpFacts(node.op).is_plain)
+        plan = TripPlan(
+            tuple(self._step(node, places) for node in inside),
+            tuple(places[node] for node in entered),
+            entered,
+            next(with_process, len(inside)),
+            books=tuple((node.links, node.pace) for node in inside),
+            recorders=tuple(node.spans for node in inside),
+            watches=tuple(node.watch for node in inside if node.watch.timeout_s is not None),
+        )
+        if (journal := leader.spans.journal) is not None:
+            last_read = [step.last_read for step in plan.steps]
+            plan.rows = TripRows(journal, plan.recorders, last_read)
+        self._plans.append(plan)
+        return plan
+
+    def _inside(self, leader: OpDispatcher) -> list[OpDispatcher]:
+        """Return the Ops of the group that begins at `leader`: each behind all that it reads."""
+        entered, inside, names = leader.pace.entered, [leader], {leader.name}
+        for node in self._nodes[place_of(leader) + 1 :]:
+            reads_inside = names.issuperset(node.channel.producers)
+            is_next = reads_inside and goes(node) and goes_along(node)
+            if (is_next or node in entered) and len(inside) < _MOST_STEPS:
+                inside.append(node)
+                names.add(node.name)
+        return inside
+
+    def _step(self, node: OpDispatcher, places: dict[OpDispatcher, int]) -> Step:
+        successors = node.links.successors
+        outside: list[Receiver] = []
+        for first, entered in node.links.receivers:
+            rest = [each for each in (first, *entered) if each not in places]
+            outside += [(first, entered)] if len(rest) == 1 + len(entered) else alone(rest)
+        readers = tuple(
+            (places[reader], order > 0)
+            for order, reader in enumerate(successors)
+            if reader in places
+        )
+        is_read_outside = self._executor.last is node or bool(outside)
+        only_reader = readers[0][0] if len(readers) == 1 and not is_read_outside else 0
+        return Step(
+            node,
+            node.name,
+            cast(Lender, node.workers),
+            node.channel.producers,
+            readers,
+            is_read_outside,
+            keeps_own=bool(outside) and successors[0] in places,
+            outside=tuple(outside),
+            only_reader=only_reader if readers else -1,
+            last_read=max(
+                (at for other, at in places.items() if other.name in node.channel.producers),
+                default=-1,
+            ),
+        )
+
+    def has_trips(self, node: OpDispatcher) -> bool:
+        """Return whether any trip under way may come, or be, at an Op."""
+        return any(plan.trips and node in plan.nodes for plan in self._plans)
+
+
+def place_of(node: OpDispatcher) -> int:
+    """Return the place of an Op in the graph."""
+    return node.spans.index
+
+
+def goes(node: OpDispatcher) -> bool:
+    """Return whether an Op is in a group now."""
+    return node.pace.is_quick and node.pace.is_fusable
+
+
+def goes_along(node: OpDispatcher) -> bool:
+    """Return whether an Op takes a request as it comes, without waiting for others."""
+    return node.op.pipeline_config.batch_size == 1 or not runs_process(node.op)
+
+
+def obstacle(node: OpDispatcher, nodes: Iterable[OpDispatcher]) -> str | None:
+    """Return why an Op is never in a group; None: it may be."""
+    config = node.op.pipeline_config
+    if not config.fuse:
+        return "fuse is false"
+    if node.goes_alone:
+        return node.goes_alone
+    if node.room.size:
+        return "channels are bounded"
+    if node.streams:
+        return "it makes or reads a stream"
+    if bounds_of(config) is not None:
+        return "its workers come and go"
+    if config.sequence.strategy is not None:
+        return "its sequences stay with its workers"
+    if not isinstance(node.workers, Lender):
+        return f"its workers ({config.workers}) run no Op but their own"
+    if not vars(type(node.scheduler)).get("lets_pass", False):  # not one that is derived from ours
+        return f"its scheduler, {config.batching}, has to see each request"
+    if config.channel_recv_first_arrive and node.channel.is_join:
+        return "it takes the first of several that arrives"
+    if node.links.targets or node.links.is_target:
+        return "it jumps, or is jumped to"
+    if any(node in other.links.runs_again for other in nodes):
+        return "it runs again after a jump back"
+    if node.links.is_in_loop:
+        return "it runs again in a loop"
+    if has_threads_module(node.op):
+        return "its module keeps something for each thread"
+    return None
+
+
+def has_threads_module(op: Op) -> bool:
+    """Return whether a module of an Op keeps something for each thread."""
+    modules = [sys.modules.get(kind.__module__) for kind in type(op).__mro__]
+    return any(
+        isinstance(value, threading.local)
+        for module in modules
+        if module is not None
+        for value in list(vars(module).values())
+    )
+
+
+def is_bound(op: Op, workers: Workers) -> bool:
+    """Return whether an Op has what only the thread may use that made it, by itself or within."""
+    if not isinstance(workers, Lender):  # they lend their Op to no other thread
+        return False
+    states = (vars(op), *workers.states())
+    values = [value for state in states for value in list(state.values())]
+    is_bound_itself = any(isinstance(value, _BOUND_TO_A_THREAD) for value in values)
+    return is_bound_itself or _holds_connection(values)
+
+
+def is_bound_after_all(op: Op, workers: Workers, pace: Pace, now_ns: int) -> bool:
+    """Look again at an Op that has failed, once a second at most; return `is_bound`."""
+    if now_ns - pace.looked_at_ns <= _LOOK_NS:
+        return False
+    pace.looked_at_ns = now_ns
+    return is_bound(op, workers)
+
+
+def _holds_connection(values: list[Any]) -> bool:
+    """Return whether a connection of sqlite3 is in some values; what is large is data."""
+    seen: set[int] = set()
+    while values and len(seen) < _MOST_LOOKED_AT:
+        value = values.pop()
+        if isinstance(value, sqlite3.Connection | sqlite3.Cursor):
+            return True
+        if id(value) in seen or isinstance(value, Op | type):
+            continue
+        seen.add(id(value))
+        if not isinstance(value, list | tuple | dict):
+            try:
+                value = object.__getattribute__(value, "__dict__")
+            except AttributeError:
+                continue
+        if len(value) <= _MOST_LOOKED_AT:
+            values += list(value.values()) if isinstance(value, dict) else value
+    return False

@@ -1,0 +1,374 @@
+"""Trip: one request on its way through several quick Ops, which one thread runs in line.
+
+Plain code for whoever runs the Ops: it knows neither threads nor the event loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import msgspec
+
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.channel import Item, Receiver, own_dict
+from pipeline.engine.lone_run import LoneRun
+from pipeline.engine.plain_step import PlainStep, PlainTimes
+from pipeline.engine.stage_errors import stage_error
+
+if TYPE_CHECKING:
+    from pipeline.engine.channel import Links
+    from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.span_recorder import SpanRecorder
+    from pipeline.engine.trips.pace import Pace
+    from pipeline.engine.trips.rows import TripRows
+    from pipeline.engine.worker_watch import WorkerWatch
+
+_LONGEST_NS = 2_000_000  # no step begins when a trip has lasted so long
+_OF_STEP = 3  # marks
+
+
+@runtime_checkable
+class Lender(Protocol):
+    """Workers of this process that trips may use, from any thread, while they are idle.
+
+    Attributes:
+        idle: the idle workers. Any thread takes the last one, or adds one that it has used.
+        backlog: jobs that wait for one of them, and come first.
+    """
+
+    idle: list[Any]
+    backlog: deque[Any]
+
+    def employ(self, worker: Any) -> None:
+        """Have a worker, which was idle a moment ago, take what waits for it."""
+
+    def states(self) -> Iterable[dict[str, Any]]:
+        """Return the attributes of each worker's copy of the Op."""
+
+    def part(self, trip: Trip) -> tuple[int, Any, BatchRun] | None:
+        """Take a trip of one of these workers from it, on the loop.
+
+        The step that runs becomes a job of the worker that was borrowed for it, and the worker
+        that began the trip is idle. Returns (place of the step, its worker, its run); None if no
+        step runs just now.
+        """
+
+
+class Step(msgspec.Struct, frozen=True, eq=False):
+    """One Op of a trip.
+
+    Attributes:
+        node: the Op's dispatcher.
+        lender: its workers.
+        producers: those that it reads, by name, in the Op's order.
+        readers: the steps that read its answer, and whether they get a dict of their own.
+        is_read_outside: whether anybody else reads it, or it is the request's answer.
+        keeps_own: whether these get a dict of their own.
+        outside: these others, see `Links.receivers`.
+        only_reader: the place of the one step that reads its answer, where nobody else does; -1
+            where it is read outside alone; else 0.
+        last_read: the place of the last step that it reads; -1: of none in the plan.
+    """
+
+    node: OpDispatcher
+    name: str
+    lender: Lender
+    producers: tuple[str, ...]
+    readers: tuple[tuple[int, bool], ...] = ()
+    is_read_outside: bool = False
+    keeps_own: bool = False
+    outside: tuple[Receiver, ...] = ()
+    only_reader: int = 0
+    last_read: int = -1
+
+
+class TripPlan(msgspec.Struct, eq=False):
+    """A way through several Ops. It does not change; `trips` counts those under way.
+
+    Attributes:
+        steps: in an order in which each comes after all that it reads; the first one leads.
+        entries: the places of those that read what the first one reads, and are entered with it.
+        entered: their dispatchers.
+        short: how many of the first steps have no `process`: a busy server's trips end there.
+        nodes: the dispatchers of all steps.
+        ways: of each step its place, name, only reader, idle workers and backlog.
+        blank: what came for each step, and for what is read outside, while nothing has. Who reads
+            several has their names in it, with None, so that they come in the Op's own order.
+        led: the places whose inputs come with the request.
+        outlets: steps that are read outside.
+        books: of each step, what counts its answers and how long they take.
+        recorders: of the spans of each step.
+        rows: takes down requests that went through all steps; None: nobody reads it.
+        watches: those of the steps' workers that have a timeout.
+    """
+
+    steps: tuple[Step, ...]
+    entries: tuple[int, ...] = ()
+    entered: tuple[OpDispatcher, ...] = ()
+    short: int = 0
+    nodes: frozenset[OpDispatcher] = frozenset()
+    trips: int = 0
+    ways: tuple[tuple[int, str, int, list[Any], deque[Any]], ...] = ()
+    blank: tuple[dict[str, Any], ...] = ()
+    led: tuple[int, ...] = ()
+    outlets: tuple[Step, ...] = ()
+    books: tuple[tuple[Links, Pace], ...] = ()
+    recorders: tuple[SpanRecorder, ...] = ()
+    rows: TripRows | None = None
+    watches: tuple[WorkerWatch, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.nodes = frozenset(step.node for step in self.steps)
+        self.led = (0, *self.entries)
+        self.ways = tuple(
+            (place, step.name, step.only_reader, step.lender.idle, step.lender.backlog)
+            for place, step in enumerate(self.steps)
+        )
+        self.outlets = tuple(step for step in self.steps if step.is_read_outside)
+        self.blank = (*map(_blank, self.steps), {})
+
+
+@dataclass(slots=True, eq=False)
+class Trip:
+    """One request on its way through the steps of a plan.
+
+    Whoever runs it borrows an idle worker for each step. It ends at the first step for which none
+    is idle, behind an answer that is no dict, or when it has taken long; what is left of it goes
+    Op by Op. `held` has the worker of the step that runs: who takes that out, see `take_out`,
+    makes the step a job of that worker like any other.
+
+    Attributes:
+        lead: the run of the plan's first Op.
+        until: how many steps it may take.
+        worker: None: any worker will do to begin it.
+        walker: the worker whose thread runs it.
+        began_ns: when it began; 0 before.
+        step_ns: when the step began that runs.
+        came: for each step what came for it, and last what is read outside, by the Op's name.
+        marks: of each step that was done the number of its worker, and when its preprocess and it
+            ended; the next one began then.
+        runs: (place, worker, run) of the steps with `process`.
+        batch: the place of the last step with `process`, and its run.
+        answer: of the last step, where that is no dict.
+        failure: of ours, on data of any type: what its caller is told.
+        is_void: whether its request was over before it began, and nothing was done.
+        apart: the batch that the step has become; see `take_out`. What follows is for that one.
+    """
+
+    plan: TripPlan
+    lead: LoneRun | BatchRun
+    until: int
+    item: Item
+    worker: None = None
+    walker: Any = None
+    began_ns: int = 0
+    step_ns: int = 0
+    came: list[dict[str, Any]] = field(default_factory=list)
+    held: list[Any] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
+    runs: list[tuple[int, Any, BatchRun]] = field(default_factory=list)
+    batch: tuple[int, BatchRun] | None = None
+    answer: Any = None
+    failure: BaseException | None = None
+    is_void: bool = False
+    apart: BatchRun | None = None
+    outcome: Any = None
+    start_ns: int = 0
+    preprocess_end_ns: int = 0
+    end_ns: int = 0
+
+    @property
+    def done(self) -> int:
+        """Return how many steps were done."""
+        return len(self.marks) // _OF_STEP
+
+    @property
+    def last_ns(self) -> int:
+        """Return when its last step was at its end; 0: there was none."""
+        return self.marks[-1] if self.marks else 0
+
+    def go(self, walker: Any, clock_ns: Callable[[], int]) -> bool:
+        """Run the steps, as many as can be run in one go.
+
+        Returns whether it is at its end; else the step that ran has become its worker's own.
+        """
+        self.walker = walker
+        try:
+            return self._steps(walker, clock_ns)
+        except BaseException as error:  # whoever runs it must survive it
+            self.failure = error
+            return True
+
+    def _enter(self) -> None:
+        """Have each first step get what it reads, in a dict of its own."""
+        plan, inputs = self.plan, self.item.inputs
+        came = self.came = [*map(dict.copy, plan.blank)]
+        came[0] = inputs
+        if plan.entries:
+            ((slot, part),) = inputs.items()
+            for place in plan.entries:
+                came[place] = {slot: own_dict(part)}
+
+    def _steps(self, walker: Any, clock_ns: Callable[[], int]) -> bool:
+        """Run steps with as few bytecodes as that takes; return whether none was taken out."""
+        self._enter()
+        plan, held, marks, came, item = self.plan, self.held, self.marks, self.came, self.item
+        request, generation, data_id, log_id = (
+            item.request,
+            item.generation,
+            item.data_id,
+            item.log_id,
+        )
+        self.began_ns = self.step_ns = now_ns = clock_ns()
+        if generation != request.generation:
+            self.is_void = True
+            return True
+        latest_ns, worker = now_ns + _LONGEST_NS, walker
+        for place, name, reader, idle, backlog in plan.ways[: self.until]:
+            if place:
+                if backlog or now_ns > latest_ns or generation != request.generation:
+                    return True
+                try:
+                    worker = idle.pop()
+                except IndexError:
+                    return True
+            op, enter, inputs = worker.op, worker.enter, came[place]
+            middle_ns, answer, batch = 0, None, None
+            if not op.is_plain:
+                batch = self._as_batch(place)
+                self.batch = place, batch
+            held.append(worker)  # from now on others may take the step out
+            try:
+                if batch is not None:
+                    answer, middle_ns, end_ns = self._whole(batch, worker, clock_ns)
+                else:
+                    data = returned = enter(op.users_preprocess, inputs, data_id, log_id)
+                    if type(returned) is tuple and len(returned) == 4:
+                        data, skip, code, _ = returned
+                        if code is not None or type(skip) is not bool:
+                            data = None
+                    if type(data) is dict:
+                        middle_ns = clock_ns()
+                        if held or self._is_ours():
+                            answer = enter(op.users_postprocess, inputs, data, data_id, log_id)
+                            if type(answer) is tuple and len(answer) == 3 and answer[1] is None:
+                                answer = answer[0]
+                            if type(answer) is not dict:
+                                answer = enter(op.answered, answer)
+                    else:
+                        data, _ = enter(op.prepared, returned)
+                        middle_ns = clock_ns()
+                        if held or self._is_ours():
+                            answer = enter(op.postprocess, inputs, data, data_id, log_id)
+                    end_ns = clock_ns()
+            except BaseException as error:  # user code; a worker survives even SystemExit
+                stage = "postprocess" if middle_ns else "preprocess"
+                answer = enter(stage_error, error, op, stage, log_id)
+                end_ns = clock_ns()
+                middle_ns = middle_ns or end_ns
+            try:
+                held.pop()
+            except IndexError:
+                if batch is None:
+                    self.outcome, self.start_ns, self.end_ns = answer, now_ns, end_ns
+                    self.preprocess_end_ns = middle_ns
+                    PlainStep.tell(self)  # type: ignore[arg-type]  # it has all that is told
+                return False
+            marks += (worker.number, middle_ns, end_ns)
+            self.step_ns = now_ns = end_ns
+            if place:
+                idle.append(worker)
+                if backlog or worker.addressed or worker.is_leaving:
+                    plan.steps[place].lender.employ(worker)
+            if type(answer) is not dict:
+                self.answer = answer
+                return True
+            if reader:
+                came[reader][name] = answer
+            else:
+                self._hand_on(plan.steps[place], answer)
+        return True
+
+    def _whole(
+        self, run: BatchRun, worker: Any, clock_ns: Callable[[], int]
+    ) -> tuple[Any, int, int]:
+        """Run a step with `process` as a batch of one; return its answer and two times."""
+        worker.perform(run, clock_ns)
+        if self.held:
+            self.runs.append((self.done, worker, run))
+        answer = run.outcomes[0] if run.outcomes else None
+        return answer, run.preprocess_end_ns, run.end_ns
+
+    def _is_ours(self) -> bool:
+        """Return whether the step that was taken out is still to be ended here."""
+        return self.apart is None or not self.apart.is_superseded
+
+    def _hand_on(self, step: Step, answer: dict[str, Any]) -> None:
+        """Pass on the answer of a step that several read."""
+        if step.is_read_outside:
+            self.came[-1][step.name] = dict(answer) if step.keeps_own else answer
+        for reader, is_own in step.readers:
+            self.came[reader][step.name] = dict(answer) if is_own else answer
+
+    def _ready_ns(self, place: int) -> int:
+        """Return when all was there that a step reads."""
+        last = self.plan.steps[place].last_read
+        return self.item.ready_ns if last < 0 else self.marks[_OF_STEP * last + 2]
+
+    def take_out(self) -> tuple[int, Any, BatchRun] | None:
+        """Make the step that runs a batch of its worker's own; None if no step runs just now.
+
+        Others than whoever runs the trip may ask: what both take, the one who is first has.
+        """
+        for worker in self.held[:1]:
+            place = self.done
+            if place == len(self.plan.steps):
+                break
+            at, batch = self.batch or (-1, None)
+            run = batch if batch is not None and at == place else self._as_batch(place)
+            self.apart = run  # before the worker is taken, whose thread then tells it what it did
+            try:
+                self.held.remove(worker)
+            except ValueError:
+                break
+            self.came[place] = {}
+            return place, worker, run
+        return None
+
+    def _as_batch(self, place: int) -> BatchRun:
+        """Return the run of a step as a batch of one."""
+        if not place and isinstance(self.lead, BatchRun):
+            return self.lead
+        return BatchRun([self.item.following(self.came[place], self._ready_ns(place))])
+
+    # What the loop asks, when nobody runs it any more ---------------------------------------------
+
+    def left(self) -> list[tuple[OpDispatcher, dict[str, Any]]]:
+        """Return what came for steps that were not taken."""
+        found = []
+        for step, came in list(zip(self.plan.steps, self.came, strict=False))[self.done :]:
+            parts = {slot: part for slot, part in came.items() if part is not None}
+            if parts:
+                found.append((step.node, parts))
+        return found
+
+    def plain_times(self) -> list[PlainTimes]:
+        """Return the outcomes and times of the steps without `process`."""
+        marks, start_ns, found = self.marks, self.began_ns, []
+        with_process = {place for place, _, _ in self.runs}
+        for place in range(self.done):
+            number, middle_ns, end_ns = marks[_OF_STEP * place : _OF_STEP * (place + 1)]
+            if place not in with_process:
+                is_last = _OF_STEP * (place + 1) == len(marks)
+                outcome = {} if self.answer is None or not is_last else self.answer
+                ready_ns = self._ready_ns(place)
+                found.append((place, number, outcome, ready_ns, start_ns, middle_ns, end_ns))
+            start_ns = end_ns
+        return found
+
+
+def _blank(step: Step) -> dict[str, Any]:
+    return dict.fromkeys(step.producers) if len(step.producers) > 1 else {}

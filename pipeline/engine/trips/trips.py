@@ -1,0 +1,218 @@
+"""Trips: those that are under way; how they begin, and what becomes of what they did.
+
+On the event loop only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.channel import Item, own_dict
+from pipeline.engine.lone_run import LoneRun
+from pipeline.engine.trips.books import take_down
+from pipeline.engine.trips.groups import Groups
+from pipeline.engine.trips.trip import Lender, Trip, TripPlan
+from pipeline.engine.worker_api import Loop, Worker
+from pipeline.errors import PipelineError, described
+
+if TYPE_CHECKING:
+    from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.executor import Executor
+
+_LOGGER = logging.getLogger(__name__)
+
+_STEP_S = 0.005  # a step that lasts so long becomes its worker's own, the others go on without it
+
+
+class Trips:
+    """The trips that are under way, and the groups of Ops that they go through.
+
+    Args:
+        is_on: whether there are any at all.
+        is_idle: whether hardly any other request is there; only then a trip goes through Ops with
+            `process`: under load one thread would do what several could share.
+
+    Attributes:
+        groups: says which Ops a trip goes through.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        loop: Loop,
+        clock_ns: Callable[[], int],
+        is_on: bool,
+        is_idle: Callable[[], bool],
+    ) -> None:
+        self.groups: Groups = Groups(executor, is_on)
+        self._executor = executor
+        self._loop = loop
+        self._clock_ns = clock_ns
+        self._is_idle = is_idle
+        self._under_way: dict[Trip, None] = {}
+        self._timer: Any = None
+        self._is_due = False
+
+    # Groups -------------------------------------------------------------------------------------
+
+    def took(self, node: OpDispatcher, run: BatchRun) -> None:
+        """Take down how long an Op took."""
+        if node.pace.took(run.end_ns - run.start_ns, len(run.items)):
+            self.changed()
+
+    def hung(self, node: OpDispatcher) -> None:
+        """Take down that an Op hangs: it goes by itself for now."""
+        if node.pace.hung():
+            self.changed()
+
+    def changed(self) -> None:
+        """Have the groups formed anew."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._regroup)
+
+    def _regroup(self) -> None:
+        self._is_due = False
+        self.groups.form()
+
+    # In -----------------------------------------------------------------------------------------
+
+    def begin(self, leader: OpDispatcher, runs: Sequence[BatchRun]) -> list[Any]:
+        """Return the jobs for batches that leave: trips, or as they are."""
+        plan = self.groups.plan(leader)
+        return [self._job(plan, run) for run in runs]
+
+    def _job(self, plan: TripPlan | None, run: BatchRun) -> Trip | BatchRun:
+        item = run.items[0]
+        if plan is not None and len(run.items) == 1 and item.entered is plan.entered:
+            until = self._until(plan)
+            if until and not (item.is_feed or item.is_alone):
+                return self._begun(Trip(plan, run, until, item))
+        for item in run.items:
+            if item.entered:
+                self._enter_apart(item)
+        return run
+
+    def begin_alone(self, leader: OpDispatcher, run: LoneRun) -> Trip | LoneRun | None:
+        """Return the job for a request that leaves: a trip, or as it is; None: neither is right."""
+        plan = self.groups.plan(leader)
+        if plan is None:
+            return None if run.entered else run
+        if plan.entered is not run.entered:
+            return None
+        until = self._until(plan)
+        if until:
+            return self._begun(Trip(plan, run, until, run))
+        return None if run.entered else run
+
+    def _until(self, plan: TripPlan) -> int:
+        """Return how many steps a trip may take that begins now; 0: it would gain nothing."""
+        count = len(plan.steps)
+        if plan.short == count or self._is_idle():
+            return count
+        return plan.short if plan.short > 1 else 0
+
+    def _begun(self, trip: Trip) -> Trip:
+        """Take note that a trip leaves."""
+        plan = trip.plan
+        plan.trips += 1
+        self._under_way[trip] = None
+        for watch in plan.watches:
+            watch.submitted()
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._loop.time() + _STEP_S, self._look)
+        return trip
+
+    def _enter_apart(self, item: Item) -> None:
+        """Hand what an item reads to the Ops that it stands for, too, each by itself."""
+        nodes, item.entered = item.entered, ()
+        ((slot, part),) = item.inputs.items()
+        for node in nodes:
+            if not item.is_over:
+                node.enqueue(item.request, slot, own_dict(part))
+
+    # Out ----------------------------------------------------------------------------------------
+
+    def done(self, worker: Worker | None, trip: Trip) -> None:
+        """Take note of what a trip has done; what it has not goes the usual way."""
+        leader = trip.plan.steps[0].node
+        self._end(trip)
+        if trip.marks:
+            leader.load.served((trip.marks[-1] - trip.began_ns) / 1e9)
+        leader.release(trip.lead)
+        self._settle(trip)
+        item = trip.item
+        if item.generation == item.request.generation:
+            self._executor.gone(item)
+        if not leader.is_dirty and len(leader.scheduler):
+            self._executor.mark_dirty(leader)
+
+    def lost(self, trip: Trip, error: PipelineError) -> None:
+        """Take note that no worker will take a trip: it is a run of its first Op, as any other."""
+        self._end(trip)
+        if trip.item.entered:
+            self._enter_apart(trip.item)
+        trip.plan.steps[0].node.lost(trip.lead, error)
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        """Look for steps that last too long."""
+        self._timer = None
+        now_ns = self._clock_ns()
+        for trip in list(self._under_way):
+            if trip.began_ns and now_ns - trip.step_ns >= _STEP_S * 1e9:
+                self._part(trip)
+        if self._under_way and self._timer is None:
+            self._timer = self._loop.call_at(self._loop.time() + _STEP_S, self._look)
+
+    def _part(self, trip: Trip) -> None:
+        """Have a step that lasts too long be a run of its Op, and the rest go on without it."""
+        leader = trip.plan.steps[0].node
+        found = cast(Lender, leader.workers).part(trip)
+        if found is None:
+            return
+        place, _, run = found
+        self._end(trip)
+        if run is not trip.lead:
+            leader.release(trip.lead)
+            trip.plan.steps[place].node.count(run)
+        self._settle(trip)
+        self._executor.mark_dirty(leader)
+
+    def _end(self, trip: Trip) -> None:
+        trip.plan.trips -= 1
+        del self._under_way[trip]
+
+    def _settle(self, trip: Trip) -> None:
+        """Tell what was done, and pass on what came of it."""
+        plan, item, executor = trip.plan, trip.item, self._executor
+        if take_down(trip, self._clock_ns):
+            self.changed()
+        if trip.failure is not None:
+            self._fail(trip.failure, item)
+            return
+        request, outside = item.request, trip.came[-1] if trip.came else {}
+        for step in plan.outlets if outside else ():
+            if step.name in outside and item.generation == request.generation:
+                executor.leave(step, request, outside[step.name])
+        if trip.done == len(plan.steps) and trip.answer is None:
+            return
+        for node, inputs in trip.left():
+            for slot, part in inputs.items():
+                if item.generation == request.generation:
+                    node.enqueue(request, slot, part)
+        if trip.answer is not None and item.generation == request.generation:
+            executor.route(plan.steps[trip.done - 1].node, request, trip.answer)
+
+    def _fail(self, failure: BaseException, item: Item) -> None:
+        what = f"a request could not be passed from Op to Op: {described(failure)}"
+        _LOGGER.error("%s", what, exc_info=failure)
+        if not item.is_over:
+            self._executor.complete(item.request, PipelineError(what))
