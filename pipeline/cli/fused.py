@@ -133,6 +133,8 @@ class _Lending(_Workers):
         return ()
 
 
+_KINDS: Mapping[str | None, type[_Workers]] = {"thread": _Lending}
+
+
 def _workers_of(op: Op) -> _Workers:
-    is_lending = op.pipeline_config.workers == "thread"
-    return _Lending(op) if is_lending else _Workers(op)
+    return _KINDS.get(op.pipeline_config.workers, _Workers)(op)

@@ -1,4 +1,4 @@
-"""Groups: quick Ops that follow each other, which a trip runs in line; who may be in one."""
+"""OpGroups: quick Ops that follow each other, which a trip runs in line; who may be in one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOOK_NS = 1_000_000_000  # an Op that fails again and again is looked at so oft
 _MOST_LOOKED_AT = 256  # values that an Op holds
 
 
-class Groups:
+class OpGroups:
     """The groups of a graph, formed anew whenever an Op becomes quick or slow.
 
     Args:

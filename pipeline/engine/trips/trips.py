@@ -13,7 +13,7 @@ from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Item, own_dict
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.trips.books import take_down
-from pipeline.engine.trips.groups import Groups
+from pipeline.engine.trips.groups import OpGroups
 from pipeline.engine.trips.trip import Lender, Trip, TripPlan
 from pipeline.engine.worker_api import Loop, Worker
 from pipeline.errors import PipelineError, described
@@ -47,7 +47,7 @@ class Trips:
         is_on: bool,
         is_idle: Callable[[], bool],
     ) -> None:
-        self.groups: Groups = Groups(executor, is_on)
+        self.groups: OpGroups = OpGroups(executor, is_on)
         self._executor = executor
         self._loop = loop
         self._clock_ns = clock_ns
@@ -56,7 +56,7 @@ class Trips:
         self._timer: Any = None
         self._is_due = False
 
-    # Groups -------------------------------------------------------------------------------------
+    # OpGroups -------------------------------------------------------------------------------------
 
     def took(self, node: OpDispatcher, run: BatchRun) -> None:
         """Take down how long an Op took."""

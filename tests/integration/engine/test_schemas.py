@@ -1,4 +1,4 @@
-"""Schemas before and behind real workers: streams, walks, every way in."""
+"""Schemas before and behind real workers: streams, trips, every way in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from doubles import answers, on_loop
-from fused import a_walk_may_last, groups, quick_server
+from fused import a_trip_may_last, groups, quick_server
 from streaming import serving
 
 import pipeline
@@ -19,7 +19,7 @@ from pipeline import AsyncPipelineClient, Op, PipelineServer, RequestOp, Respons
 from pipeline.proto.pipeline.plain import PlainRequest, PlainResponse
 from pipeline.proto.pipeline_service_pb2 import Request
 
-__all__ = ["a_walk_may_last"]
+__all__ = ["a_trip_may_last"]
 
 TYPE_ERROR = 7000
 
@@ -89,7 +89,7 @@ async def test_each_part_of_a_stream_is_checked(schema, workers):
         assert refused.err_msg == "a: expected int, found str 'x'"
 
 
-@pytest.mark.usefixtures("a_walk_may_last")
+@pytest.mark.usefixtures("a_trip_may_last")
 @pytest.mark.parametrize("schema", [Said, Slow])
 @on_loop
 async def test_quick_ops_still_go_in_one_go(schema):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 import doubles
 import pytest
@@ -20,21 +21,19 @@ class LendingWorkers(ScriptedWorkers):
     def __init__(self, *args):
         super().__init__(*args)
         self.given = []
+        self.idle, self.backlog = [], deque()
 
     def submit(self, jobs):
         self.given.append([type(job) for job in jobs])
         super().submit(jobs)
 
-    def borrow(self):
-        return None
-
-    def give_back(self, worker):
-        raise AssertionError("none was lent")
-
     def states(self):
         return []
 
-    def part(self, walk):
+    def employ(self, worker):
+        raise AssertionError("none was lent")
+
+    def part(self, trip):
         return None
 
 
