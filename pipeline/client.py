@@ -176,8 +176,8 @@ class PipelineClient(_ClientBase):
         Values travel as text: `str` as it is, an array or list as numpy's `repr`, a number as
         Python's, a dict as JSON; bytes as a tensor. With `pack_tensor_format` all of them travel
         as tensors (dicts still as JSON text), `"<key>.lod"` as the LoD of `<key>`; with
-        `use_tensor_bytes` arrays go as .npy files. The keys `logid` and `clientip` describe the
-        request; a `log_id` that is not 0 stands above `logid`.
+        `use_tensor_bytes` arrays go as .npy files. A number or text under `logid` and `clientip`
+        describes the request, an array is an input; a `log_id` that is not 0 stands above `logid`.
 
         `fetch` cuts the answer down to these results. `profile` asks the server for the times of
         this request, which come as the result `pipeline.profile` and are written to stdout, as

@@ -175,6 +175,9 @@ class AcceleratedModel(LocalModel, frozen=True):
     """
 
     mem_optim: Annotated[bool, "Let the engine reuse memory."] = True
+    takes_empty: Annotated[
+        bool, "Run the model on arrays without elements, too; some models end the process on one."
+    ] = False
     precision: Annotated[Literal["fp32", "fp16", "int8", "bf16"], "fp32, fp16, int8 or bf16."] = (
         "fp32"
     )

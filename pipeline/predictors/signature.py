@@ -7,18 +7,22 @@ any: onnxruntime takes big-endian numbers for native ones and `S` text for longe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import ml_dtypes
 import numpy as np
 
-from pipeline.errors import InitError, InputError, PayloadTypeError
+from pipeline.errors import InitError, InputError, PackageError, PayloadTypeError
 from pipeline.predictors.base import TEXT, Dim, TensorSpec, listed
+from pipeline.proto.codec import text_to_numpy
+from pipeline.proto.lists import as_array
 
 LOD = ".lod"
 """The level-of-detail offsets of `x` are fed, and answered, under the name `x.lod`."""
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_PLAIN = (bool, int, float, list, tuple, np.generic)  # with str, what JSON and texts hold
 _TEXT_KINDS = "OSTU"  # object, bytes, StringDType, str
 
 _ANY_RANK = -1
@@ -41,6 +45,7 @@ class ModelSignature:
         fetch_list: the outputs that are fetched by default; none: all.
         takes_bytes: whether `bytes` among text go to the model as they are: they need be no UTF-8.
         checks_shapes: False where the engine takes shapes that the model does not declare.
+        options: inputs that have a value in the model, and another one if they are fed.
 
     Raises InitError: `fetch_list` names an output that is not in `outputs`.
     """
@@ -53,6 +58,7 @@ class ModelSignature:
         fetch_list: Sequence[str] | None = None,
         takes_bytes: bool = False,
         checks_shapes: bool = True,
+        options: Sequence[TensorSpec] = (),
     ) -> None:
         self.model = model
         self._text_types = (str, bytes) if takes_bytes else (str,)
@@ -69,6 +75,7 @@ class ModelSignature:
                 f"it has {_listed(self._output_names)}"
             )
         self._slots = tuple(_slot(spec, checks_shapes) for spec in inputs)
+        self._options = tuple(_slot(spec, checks_shapes) for spec in options)
 
     def odd_shapes(self, arrays: Mapping[str, np.ndarray]) -> str:
         """Return what to add to an engine's error: inputs of shapes that are not declared."""
@@ -102,16 +109,20 @@ class ModelSignature:
         """Return the arrays to run on, in the model's dtypes; `feed` itself is left as it is.
 
         Numbers are cast within their kind or to a wider kind (int to float, not float to int);
-        text becomes an object array of str. With `batch` False each array gets a first axis.
+        text becomes an object array of str; numbers and lists, as JSON has them, become arrays.
+        With `batch` False each array gets a first axis.
 
         Raises:
             InputError: a name is missing, or a dtype, value or shape does not fit.
-            PayloadTypeError: `feed` is no dict, or a value is neither ndarray nor list of str.
+            PayloadTypeError: `feed` is no dict, or a value is no array and cannot become one.
         """
         if feed.__class__ is not dict:
             feed = only_feed(self.model, feed)
+        slots = self._slots
+        if self._options:
+            slots += tuple(slot for slot in self._options if slot.name in feed)
         arrays = {}
-        for name, dtype, rank, fixed, spec in self._slots:
+        for name, dtype, rank, fixed, spec in slots:
             try:
                 value = feed[name]
             except KeyError:
@@ -126,20 +137,40 @@ class ModelSignature:
 
     def _adapted(self, spec: TensorSpec, value: Any, batch: bool) -> np.ndarray:
         """Return `value` as an array of the input's dtype; its shape is not looked at."""
-        if spec.dtype == TEXT:
-            array = self._as_text(spec, value)
-        elif isinstance(value, np.ndarray):
-            array = self._as_numbers(spec, np.asarray(value))
-        else:
-            self._refuse_type(spec, value)
+        if not isinstance(value, np.ndarray):
+            value = self._as_array(spec, value, batch)
+        value = np.asarray(value)  # no subclass of numpy's
+        array = self._as_text(spec, value) if spec.dtype == TEXT else self._as_numbers(spec, value)
         return array if batch else array[np.newaxis]
+
+    def _as_array(self, spec: TensorSpec, value: Any, batch: bool) -> np.ndarray:
+        """Return a number, a text or lists of such as an array."""
+        if isinstance(value, str | bytes) and spec.dtype == TEXT:  # one that came by itself
+            axes = len(spec.shape or ()) - (not batch)
+            return np.array(value, object).reshape((1,) * max(axes, 0))
+        if isinstance(value, str):  # as pairs hold numbers
+            with suppress(PackageError):
+                return np.asarray(text_to_numpy(value))
+        if not isinstance(value, _PLAIN):
+            self._refuse_type(spec, value)
+        try:
+            array = as_array(value)
+        except ValueError:
+            raise InputError(
+                f"[{self.model}] feed {spec.name!r} has lists of different lengths, which are no "
+                "array"
+            ) from None
+        if array.dtype.hasobject and spec.dtype != TEXT:
+            self._refuse_type(spec, value)
+        return array if array.size else array.astype(spec.dtype)
 
     def _as_numbers(self, spec: TensorSpec, value: np.ndarray) -> np.ndarray:
         if value.dtype == spec.dtype:
             return value
         if spec.dtype == _BFLOAT16 and value.dtype == np.uint16:
             return value.view(_BFLOAT16)  # numpy has no bfloat16: these are its bits, as in Paddle
-        if not np.can_cast(value.dtype, spec.dtype, "same_kind"):
+        is_signed_for_unsigned = value.dtype.kind == "i" and spec.dtype.kind == "u"
+        if not is_signed_for_unsigned and not np.can_cast(value.dtype, spec.dtype, "same_kind"):
             self._refuse_dtype(spec, value)
         try:
             with np.errstate(over="raise"):
@@ -148,20 +179,16 @@ class ModelSignature:
             raise self._overflow(spec, value) from error
         # An integer that does not fit wraps around silently: compare where that can be.
         may_wrap = spec.dtype.kind in "iu" and not np.can_cast(value.dtype, spec.dtype, "safe")
-        if may_wrap and not np.array_equal(cast, value):
+        is_negative = is_signed_for_unsigned and bool((value < 0).any())
+        if is_negative or (may_wrap and not np.array_equal(cast, value)):
             raise self._overflow(spec, value)
         return cast
 
-    def _as_text(self, spec: TensorSpec, value: Any) -> np.ndarray:
+    def _as_text(self, spec: TensorSpec, value: np.ndarray) -> np.ndarray:
         """Return an object array in which every element is a str; bytes are read as UTF-8."""
-        if isinstance(value, np.ndarray):
-            if value.dtype.kind not in _TEXT_KINDS:
-                self._refuse_dtype(spec, value)
-            array = np.asarray(value).astype(object)
-        elif isinstance(value, list) and all(isinstance(text, self._text_types) for text in value):
-            array = np.array(value, dtype=object)
-        else:
-            self._refuse_type(spec, value)
+        if value.dtype.kind not in _TEXT_KINDS:
+            self._refuse_dtype(spec, value)
+        array = np.asarray(value).astype(object)
         flat = array.reshape(-1)
         for index, text in enumerate(flat):
             if not isinstance(text, self._text_types):
@@ -263,7 +290,7 @@ def refuse_unknown_arguments(legacy: Mapping[str, Any]) -> None:
 
 def _slot(spec: TensorSpec, checks_shapes: bool = True) -> _Slot:
     dtype = None if spec.dtype == TEXT else spec.dtype
-    if spec.shape is None or not checks_shapes:
+    if not spec.shape or not checks_shapes:  # a scalar may come with the dimensions of v2
         return _Slot(spec.name, dtype, _ANY_RANK, (), spec)
     fixed = tuple((axis, dim) for axis, dim in enumerate(spec.shape) if isinstance(dim, int))
     return _Slot(spec.name, dtype, len(spec.shape), fixed, spec)

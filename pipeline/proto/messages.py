@@ -22,7 +22,7 @@ STREAM_PATH = f"{INFERENCE_PATH}_stream"
 PROFILE_KEY = "pipeline.profile"
 _LOD_SUFFIX = ".lod"
 _MOST_PADDED = 2**18  # characters of an array of text, the padding too
-_META_KEYS = ("logid", "clientip")  # of a feed_dict: they describe the request, and are no data
+_META_KEYS = ("logid", "clientip")  # of a feed_dict: a number or text there is about the request
 _ANSWER_FIELDS = {
     "ecode": "err_no",
     "err_no": "err_no",
@@ -49,17 +49,20 @@ def request_from_feed(feed_dict: dict[str, Any], options: CallOptions, own_ip: s
     """Return the message of a call. Raises TypeError, which says what key cannot be sent."""
     _check_arguments(feed_dict, options.fetch)
     request = Request()
+    about = {
+        key: feed_dict[key] for key in _META_KEYS if key in feed_dict and _is_word(feed_dict[key])
+    }
     try:
-        request.clientip = str(feed_dict.get("clientip") or own_ip)
+        request.clientip = str(about.get("clientip") or own_ip)
     except ValueError as error:
         raise TypeError(f"feed_dict['clientip'] cannot be sent: {error}") from error
-    log_id = options.log_id or feed_dict.get("logid") or 0
+    log_id = options.log_id or about.get("logid") or 0
     try:
         request.logid = int(log_id)
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"the log id {log_id!r} is no 64-bit number: {error}") from error
     for key, value in feed_dict.items():
-        if key in _META_KEYS:
+        if key in about:
             continue
         try:
             if not options.as_tensors:
@@ -86,6 +89,11 @@ def _check_arguments(feed_dict: object, fetch: object) -> None:
     for name in fetch or ():
         if not isinstance(name, str):
             raise TypeError(f"the names in fetch must be str, but get {name!r}")
+
+
+def _is_word(value: Any) -> bool:
+    """Return whether a value describes the request; arrays and lists are inputs of that name."""
+    return not isinstance(value, np.ndarray | list | tuple)
 
 
 def _is_lod(key: str, feed_dict: dict[str, Any]) -> bool:

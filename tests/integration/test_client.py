@@ -223,6 +223,18 @@ def test_the_log_id_is_the_argument_or_else_that_of_the_feed(
     assert pairs(request) == {"x": "1"}
 
 
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_arrays_called_logid_and_clientip_are_inputs(
+    server: Server, client: PipelineClient, as_tensors: bool
+):
+    feed = {"logid": np.array([7]), "clientip": ["a", "b"]}
+    client.predict(feed, log_id=3, pack_tensor_format=as_tensors)
+    (request,) = server.requests
+    assert (request.logid, request.clientip) == (3, "127.0.0.1")
+    names = [tensor.name for tensor in request.tensors] if as_tensors else list(request.key)
+    assert names == ["logid", "clientip"]
+
+
 def test_the_client_ip_is_that_of_the_feed_or_else_the_own_one(
     server: Server, client: PipelineClient
 ):

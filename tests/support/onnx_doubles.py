@@ -127,6 +127,9 @@ class FakeSession:
 
     get_outputs = get_inputs
 
+    def get_overridable_initializers(self) -> list[types.SimpleNamespace]:
+        return []
+
     def run(self, names: Sequence[str], arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         self.plain_runs.append(dict(arrays))
         return [arrays[name] for name in names]

@@ -26,6 +26,9 @@ _BATCH_NOTE = (
 )
 
 
+_ANSWERS_IN_ITS_OWN_SHAPES = ("python", "onnxruntime")  # as there
+
+
 class Slot(msgspec.Struct, frozen=True):
     """One input or output. `shape` is without the batch; None: of any rank."""
 
@@ -168,6 +171,7 @@ def interface_of(
             tuple(_slot(noted, batches) for noted in note.inputs),
             tuple(_slot(noted, batches) for noted in outputs),
             announced_batch(most, batch_size) if batches else 0,
+            checks_shapes=False,  # exporters declare [1] for what comes as [rows]
         )
     except PayloadTypeError:
         return None
@@ -179,7 +183,7 @@ def interface_of_config(config: ModelConfig) -> ModelInterface:
         tuple(_slot_of_config(each, each.optional) for each in config.input),
         tuple(map(_slot_of_config, config.output)),
         config.max_batch_size,
-        config.backend != "python",  # whose models are written against a server that does not
+        config.backend not in _ANSWERS_IN_ITS_OWN_SHAPES,
     )
 
 
@@ -195,7 +199,7 @@ def _is_batched(noted: TensorMetadata) -> bool:
 
 def _slot(noted: TensorMetadata, batches: bool) -> Slot:
     datatype = datatype_of(np.dtype(noted.dtype)) if noted.dtype else "BYTES"
-    shape = None if noted.shape is None else tuple(noted.shape[1:] if batches else noted.shape)
+    shape = tuple(noted.shape[1:] if batches else noted.shape) if noted.shape else None
     return Slot(noted.name, datatype, shape)
 
 

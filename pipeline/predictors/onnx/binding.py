@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from pipeline.errors import InitError
-from pipeline.predictors.base import TEXT, TensorSpec
+from pipeline.predictors.base import TEXT, TensorSpec, listed
 from pipeline.predictors.signature import ModelSignature
 
 ELEMENT_TYPES = {
@@ -44,19 +44,59 @@ class DeviceMemory(NamedTuple):
     card: int
 
 
-def tensor_spec(model: str, node: Any) -> TensorSpec:
-    """Return an onnxruntime NodeArg as TensorSpec.
+_PROBABILITIES = frozenset(f"seq(map({kind},tensor(float)))" for kind in ("string", "int64"))
+"""What ZipMap makes of a classifier's probabilities: for each row a dict of them, by class."""
 
-    Raises InitError: it is a sequence, a map or an optional, which is no array.
+
+def input_spec(model: str, node: Any, scalars: Collection[str] = ()) -> TensorSpec:
+    """Return an input, an onnxruntime NodeArg, as TensorSpec.
+
+    Args:
+        scalars: those of rank 0, for which onnxruntime says what it says of an unknown rank.
+
+    Raises InitError: it is a sequence, a map or an optional, or has elements that numpy lacks.
     """
     dtype = DTYPES.get(node.type)
     if dtype is None:
-        raise InitError(
-            f"[{model}] {node.name!r} is {node.type}, which cannot be fed or fetched as an array: "
-            "export the model with tensors only, or leave the output out of fetch_list"
-        )
-    # onnxruntime says [] for a scalar and for an unknown rank alike: let both pass.
-    return TensorSpec(node.name, dtype, tuple(node.shape) or None)
+        raise InitError(f"[{model}] the input {node.name!r} {_wrong_with(node)}")
+    return TensorSpec(node.name, dtype, () if node.name in scalars else tuple(node.shape) or None)
+
+
+def output_specs(
+    model: str, nodes: Sequence[Any], fetch_list: Sequence[str] | None, scalars: Collection[str]
+) -> list[TensorSpec]:
+    """Return the outputs; with `fetch_list` those that can be fetched, without it all.
+
+    The probabilities that ZipMap has made dicts of are an array with a column for each class.
+
+    Raises InitError: one that is to be fetched is no array.
+    """
+    specs, odd = [], []
+    for node in nodes:
+        if node.type in _PROBABILITIES:
+            specs.append(TensorSpec(node.name, np.dtype(np.float32), (None, None)))
+        elif node.type in DTYPES:
+            specs.append(input_spec(model, node, scalars))
+        elif not fetch_list or node.name in fetch_list:
+            odd.append(node)
+    if not odd:
+        return specs
+    mend = ""
+    if specs:
+        others = listed([repr(spec.name) for spec in specs])
+        mend = f", or name the others in fetch_list (output of config.pbtxt): {others}"
+    raise InitError(f"[{model}] the output {odd[0].name!r} {_wrong_with(odd[0])}{mend}")
+
+
+def _wrong_with(node: Any) -> str:
+    if node.type.startswith("tensor("):
+        return f"is {node.type}, which numpy lacks: cast it in the model, to int8 for example"
+    return f"is {node.type} and no tensor: export the model with tensors"
+
+
+def probabilities_of(nodes: Sequence[Any]) -> Collection[str]:
+    """Return the outputs that ZipMap has made dicts of."""
+    return frozenset(node.name for node in nodes if node.type in _PROBABILITIES)
 
 
 def session_runner(
@@ -69,6 +109,9 @@ def session_runner(
 
     Raises InitError: onnxruntime's Python interface cannot be fed these inputs.
     """
+    dicts = probabilities_of(session.get_outputs())
+    if dicts:
+        return ProbabilitiesRunner(session.run, dicts)
     dtypes = {spec.dtype for spec in (*signature.inputs, *signature.outputs)}
     if dtypes & ELEMENT_TYPES.keys():
         return ValueRunner(runtime, session, signature)
@@ -102,6 +145,30 @@ class BoundRunner:
         self._session.run_with_iobinding(binding)
         values = dict(zip(outputs, binding.copy_outputs_to_cpu(), strict=True))
         return [values[name] for name in names]
+
+
+class ProbabilitiesRunner:
+    """A runner that makes arrays of `dicts`, outputs of a dict for each row: a column for each key.
+
+    The columns are in the order of the keys, as onnxruntime sorts them, whatever the model's was.
+    """
+
+    def __init__(self, run: Run, dicts: Collection[str]) -> None:
+        self._run = run
+        self._dicts = dicts
+
+    def __call__(
+        self, names: Sequence[str], arrays: Mapping[str, np.ndarray]
+    ) -> Sequence[np.ndarray]:
+        values: Sequence[Any] = self._run(names, arrays)
+        return [
+            _columns(value) if name in self._dicts else value
+            for name, value in zip(names, values, strict=True)
+        ]
+
+
+def _columns(rows: Sequence[Mapping[Any, float]]) -> np.ndarray:
+    return np.array([[row[key] for key in sorted(rows[0])] for row in rows], np.float32)
 
 
 class ValueRunner:

@@ -15,8 +15,15 @@ from pipeline.errors import ClosedError, InitError, PredictorError
 from pipeline.predictors.base import AcceleratedModel, Device
 from pipeline.predictors.metadata import LoadMeter, MemoryUse
 from pipeline.predictors.onnx import OnnxModel
-from pipeline.predictors.onnx.binding import DTYPES, DeviceMemory, Run, session_runner, tensor_spec
+from pipeline.predictors.onnx.binding import (
+    DeviceMemory,
+    Run,
+    input_spec,
+    output_specs,
+    session_runner,
+)
 from pipeline.predictors.onnx.errors import brief, why_it_does_not_load
+from pipeline.predictors.onnx.file import scalars_of
 from pipeline.predictors.onnx.padding import PaddedRunner
 from pipeline.predictors.onnx.providers import (
     RECORD_PLACEMENT,
@@ -28,6 +35,7 @@ from pipeline.predictors.onnx.providers import (
 from pipeline.predictors.onnx.tensorrt import Options, building, cache_options, engine_folder
 from pipeline.predictors.onnx.warmup import Shapes, warm_up
 from pipeline.predictors.signature import ModelSignature, refuse_unknown_arguments
+from pipeline.predictors.without_rows import answer_without_rows
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -38,8 +46,7 @@ class OnnxPredictor:
     """One onnxruntime session as a `Predictor`.
 
     Calls may overlap: a session runs them side by side and without the GIL. It computes in the
-    card's `memory`; None: the host's. Runs have a multiple of `pad_rows` rows, where that is not 0.
-    `memory_usage`: what loading took of the host's.
+    card's `memory`; None: the host's. `memory_usage`: what loading took of the host's.
 
     Raises InitError: an input or a fetched output is no tensor, or `fetch_list` has other names.
     """
@@ -50,23 +57,29 @@ class OnnxPredictor:
         self,
         runtime: Any,
         session: Any,
-        name: str,
-        fetch_list: Sequence[str] | None = None,
+        model: OnnxModel,
         memory: DeviceMemory | None = None,
-        pad_rows: int = 0,
     ) -> None:
-        inputs = [tensor_spec(name, node) for node in session.get_inputs()]
-        outputs = [
-            tensor_spec(name, node)
-            for node in session.get_outputs()
-            if node.type in DTYPES or not fetch_list or node.name in fetch_list
-        ]
+        path = Path(model.model_path)
+        nodes = session.get_inputs(), session.get_outputs()
+        has_unsized = not all(node.shape for side in nodes for node in side)
+        scalars = scalars_of(path) if has_unsized else ()
         self.memory_usage: Sequence[MemoryUse] = ()
-        self.signature: ModelSignature = ModelSignature(name, inputs, outputs, fetch_list)
+        self.signature: ModelSignature = ModelSignature(
+            path.name,
+            [input_spec(path.name, node, scalars) for node in nodes[0]],
+            output_specs(path.name, nodes[1], model.fetch_list, scalars),
+            model.fetch_list,
+            options=[
+                input_spec(path.name, node) for node in session.get_overridable_initializers()
+            ],
+        )
         self.feed_names: tuple[str, ...] = self.signature.feed_names
         self.fetch_names: tuple[str, ...] = self.signature.fetch_names
+        self._takes_empty = model.takes_empty
         run = session_runner(runtime, session, self.signature, memory)
-        self._run: Run | None = PaddedRunner(run, self.signature, pad_rows) if pad_rows else run
+        rows = model.pad_rows
+        self._run: Run | None = PaddedRunner(run, self.signature, rows) if rows else run
 
     def predict(
         self,
@@ -86,6 +99,10 @@ class OnnxPredictor:
             raise ClosedError(f"[{self.signature.model}] the predictor is closed")
         names = self.signature.fetch(fetch)
         arrays = self.signature.feed(feed, batch)
+        if not self._takes_empty:
+            answer = answer_without_rows(self.signature, arrays, names)
+            if answer is not None:
+                return answer
         try:
             values = run(names, arrays)
         except Exception as error:  # onnxruntime's exceptions share no base class but this one
@@ -127,9 +144,7 @@ def load(model: OnnxModel, device: Device, runtime: Any = None) -> OnnxPredictor
         engines = engine_folder(path, plan.providers[0][1], version)
     with building(engines), LoadMeter() as meter:
         session = _open(runtime, model, plan, cache_options(engines))
-        predictor = OnnxPredictor(
-            runtime, session, path.name, model.fetch_list, plan.memory, model.pad_rows
-        )
+        predictor = OnnxPredictor(runtime, session, model, plan.memory)
         predictor.warm_up(model.dynamic_shapes.get("opt_input_shape", {}))
         predictor.memory_usage = meter.uses()
     return predictor

@@ -37,6 +37,8 @@ def warm_up(run: Run, signature: ModelSignature, usual_shapes: Shapes) -> bool:
             ", ".join(unknown),
         )
         return False
+    if any(0 in shape for shape in shapes.values()):
+        return False  # what has no elements reaches no engine unasked: see without_rows
     try:
         run(
             signature.fetch_names,

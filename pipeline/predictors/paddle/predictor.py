@@ -25,6 +25,7 @@ from pipeline.predictors.paddle.import_guard import preserve_process_state
 from pipeline.predictors.paddle.interface import PaddleInterface, interface, offsets
 from pipeline.predictors.paddle.program import read_program
 from pipeline.predictors.signature import LOD, ModelSignature, only_feed, refuse_unknown_arguments
+from pipeline.predictors.without_rows import answer_without_rows
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -46,7 +47,9 @@ class PaddlePredictor:
     holds_gil = True
     """Paddle keeps the GIL for the whole run: in a thread no other Python code runs meanwhile."""
 
-    def __init__(self, root: Any, face: PaddleInterface, paddle: Any) -> None:
+    def __init__(
+        self, root: Any, face: PaddleInterface, paddle: Any, takes_empty: bool = False
+    ) -> None:
         self.memory_usage: Sequence[MemoryUse] = ()
         self.signature: ModelSignature = face.signature
         self.feed_names: tuple[str, ...] = face.signature.feed_names
@@ -54,6 +57,7 @@ class PaddlePredictor:
         self._face = face
         self._root: Any = root
         self._paddle = paddle
+        self._takes_empty = takes_empty
         self._free = [self._runner(root)]
         self._lock = threading.Lock()
 
@@ -79,12 +83,16 @@ class PaddlePredictor:
         names = self.signature.fetch(fetch)
         feed = self._face.by_alias(only_feed(self.signature.model, feed))
         arrays = self.signature.feed(feed, batch)
-        self._refuse_empty(arrays)
         lods = {
             name: offsets(self.signature.model, name, feed[name + LOD], len(array))
             for name, array in arrays.items()
             if name + LOD in feed and array.ndim
         }
+        if not self._takes_empty:
+            has_lod = bool(lods or self._face.wants_lod or self._face.row_counts)
+            answer = answer_without_rows(self.signature, arrays, names, not has_lod)
+            if answer is not None:
+                return answer
         runner = self._take()
         try:
             return runner(arrays, lods, names)
@@ -121,15 +129,6 @@ class PaddlePredictor:
         with self._lock:
             self._root = None
             self._free.clear()
-
-    def _refuse_empty(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Refuse empty arrays: some operators, as oneDNN's convolutions, end the process on one."""
-        for name, array in arrays.items():
-            if not array.size:
-                raise InputError(
-                    f"[{self.signature.model}] feed {name!r} is empty, its shape is "
-                    f"{array.shape}: Paddle cannot be run on nothing, skip the call"
-                )
 
     def _runner(self, predictor: Any) -> _Runner:
         if self._face.needs_tensors:
@@ -301,7 +300,7 @@ def load(model: PaddleModel, device: Device, paddle: Any = None) -> PaddlePredic
         root = paddle.inference.create_predictor(config)
         inputs, outputs = root.get_input_names(), root.get_output_names()
         face = interface(path.name, program, inputs, outputs, conf, model.fetch_list)
-        predictor = PaddlePredictor(root, face, paddle)
+        predictor = PaddlePredictor(root, face, paddle, model.takes_empty)
         predictor.memory_usage = meter.uses()
     if not face.wants_lod:
         predictor.warm_up()

@@ -47,7 +47,7 @@ class _Found:
     nested: dict[int, dict[int, _Found]]
 
 
-class _OddError(Exception):
+class _OddError(DecodeError):
     """A form that only protobuf itself reads."""
 
 
@@ -119,31 +119,39 @@ class _BlockWalk:
         return _Found(_without(view, cuts), found, nested)
 
     def _fields(self, view: View) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield (number, wire type, start, start and end of the content) of each field."""
-        at, size = 0, len(view)
-        while at < size:
-            start = at
-            tag, at = read_varint(view, at)
-            kind = tag & 7
-            if not 0 < tag >> 3 < 2**29:
-                raise DecodeError("a field has no possible number")
-            if kind == _PREFIXED:
-                length, at = read_varint(view, at)
-                end = at + length
-            elif kind == _VARINT:
-                _, end = read_varint(view, at)
-            elif kind in (_FIXED_32, _FIXED_64):
-                end = at + (4 if kind == _FIXED_32 else 8)
-            else:
-                raise _OddError
-            if end > size:
-                raise DecodeError("a field is longer than the message")
+        for found in wire_fields(view):
             self._count += 1
             if self._count % _FIELDS_AT_ONCE == 0:
                 breathe()
                 self._limits.check_texts(self._count)
-            yield tag >> 3, kind, start, at, end
-            at = end
+            yield found
+
+
+def wire_fields(view: View) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield (number, wire type, start, start and end of the content) of each field of a message.
+
+    Raises DecodeError: it is none; _OddError: it has groups.
+    """
+    at, size = 0, len(view)
+    while at < size:
+        start = at
+        tag, at = read_varint(view, at)
+        kind = tag & 7
+        if not 0 < tag >> 3 < 2**29:
+            raise DecodeError("a field has no possible number")
+        if kind == _PREFIXED:
+            length, at = read_varint(view, at)
+            end = at + length
+        elif kind == _VARINT:
+            _, end = read_varint(view, at)
+        elif kind in (_FIXED_32, _FIXED_64):
+            end = at + (4 if kind == _FIXED_32 else 8)
+        else:
+            raise _OddError
+        if end > size:
+            raise DecodeError("a field is longer than the message")
+        yield tag >> 3, kind, start, at, end
+        at = end
 
 
 def read_varint(view: bytes | View, at: int) -> tuple[int, int]:

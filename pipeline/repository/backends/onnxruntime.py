@@ -23,6 +23,7 @@ from pipeline.repository.backends.reshape import Reshaping, reshaping_of
 _MAX_BATCH_SIZE = 4  # of a model that batches and does not say how many, as in Triton
 _ANY = -1
 _THREADS = "intra_op_thread_count"
+_EMPTY = "takes_empty"
 
 
 class ReshapingOp(Op):
@@ -81,6 +82,8 @@ class OnnxRuntimeBackend:
         threads = _threads(config)
         if threads:
             local["thread_num"] = threads
+        if _takes_empty(config):
+            local["takes_empty"] = True
         return {"local_service_conf": local}
 
 
@@ -104,12 +107,15 @@ def completed(config: ModelConfig, note: ModelMetadata) -> ModelConfig:
             found.dynamic_batching.preferred_batch_size.append(_MAX_BATCH_SIZE)
     skip = 1 if found.max_batch_size > 0 else 0
     for there, said in ((note.inputs, found.input), (note.outputs, found.output)):
-        _fill_in(there, said, skip)
+        _fill_in(config.name, there, said, skip)
     return found
 
 
-def _fill_in(there: Sequence[TensorMetadata], said: Any, skip: int) -> None:
-    """Add the tensors of a file to those that a configuration says, and what these do not say."""
+def _fill_in(model: str, there: Sequence[TensorMetadata], said: Any, skip: int) -> None:
+    """Add the tensors of a file to those that a configuration says, and what these do not say.
+
+    Raises ConfigError: the file does not say how many dimensions a tensor has.
+    """
     known = {tensor.name: tensor for tensor in said}
     adds = not known
     for tensor in there:
@@ -120,11 +126,17 @@ def _fill_in(there: Sequence[TensorMetadata], said: Any, skip: int) -> None:
         slot = known[tensor.name]
         if not slot.data_type:
             slot.data_type = _data_type(tensor.dtype)
-        if not slot.dims and tensor.shape is not None:
-            dims = tensor.shape[skip:]
-            slot.dims.extend(dims or [1])
-            if not dims:
-                slot.reshape.SetInParent()  # a scalar for each sample
+        if slot.dims:
+            continue
+        if tensor.shape is None:
+            raise ConfigError(
+                f"model '{model}': its file does not say how many dimensions '{tensor.name}' has: "
+                "give its dims in config.pbtxt"
+            )
+        dims = tensor.shape[skip:]
+        slot.dims.extend(dims or [1])
+        if not dims and skip:
+            slot.reshape.SetInParent()  # a scalar for each sample
 
 
 def _is_meant_to_batch(config: ModelConfig, note: ModelMetadata) -> bool:
@@ -165,3 +177,12 @@ def _threads(config: ModelConfig) -> int:
             f"model '{config.name}': parameters: {_THREADS}: expected a number, found {said!r}"
         )
     return int(said or 0)
+
+
+def _takes_empty(config: ModelConfig) -> bool:
+    said = config.parameters[_EMPTY].string_value if _EMPTY in config.parameters else "false"
+    if said not in ("true", "false"):
+        raise ConfigError(
+            f"model '{config.name}': parameters: {_EMPTY}: expected true or false, found {said!r}"
+        )
+    return said == "true"

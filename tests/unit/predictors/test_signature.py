@@ -73,13 +73,62 @@ def test_a_feed_that_is_no_dict_is_refused(feed):
         signature().feed(feed)
 
 
-@pytest.mark.parametrize("value", [[[1.0, 2.0, 3.0]], ["a"], 1.0, None, "text", np.float32(1)])
+@pytest.mark.parametrize("value", [["a"], [[1, None, 3]], None, "text", {"a": 1}])
 def test_a_value_that_is_no_array_is_refused_by_name_and_type(value):
     with pytest.raises(PayloadTypeError) as caught:
         signature().feed({"x": value})
     assert "feed_batch must be npdata: the value of 'x' must be np.ndarray" in str(caught.value)
     assert str(type(value)) in str(caught.value)
     assert caught.value.code == 7000
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "dtype"),
+    [
+        ([[1, 2.5, 3]], (1, 3), np.float32),
+        (((1, 2), (3, 4)), (2, 2), np.uint8),
+        ([True, False], (2,), np.bool_),
+        (7, (), np.int64),
+        (np.float64(0.5), (), np.float32),
+        ([], (0,), np.int64),
+    ],
+)
+def test_numbers_and_lists_of_them_become_arrays_of_the_model_s_dtype(value, shape, dtype):
+    fed = signature(spec(dtype=dtype, shape=None)).feed({"x": value})["x"]
+    assert (fed.dtype, fed.shape) == (np.dtype(dtype), shape)
+    assert fed.tolist() == np.array(value).tolist()
+
+
+def test_lists_of_different_lengths_are_refused():
+    with pytest.raises(InputError, match="feed 'x' has lists of different lengths"):
+        signature().feed({"x": [[1.0, 2.0, 3.0], [1.0]]})
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32, np.uint64])
+def test_signed_integers_that_fit_are_fed_as_unsigned_ones(dtype):
+    model = signature(spec(dtype=dtype, shape=("n",)))
+    assert model.feed({"x": np.array([0, 200])})["x"].dtype == dtype
+    with pytest.raises(InputError, match="do not fit"):
+        model.feed({"x": np.array([-1, 200])})
+    assert signature(spec(dtype=np.uint64)).feed({"x": np.full((1, 3), 2**62)})["x"][0, 0] == 2**62
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "fed"), [(("n",), True, ["a"]), ((), True, "a"), (("n", 1), False, [["a"]])]
+)
+def test_a_text_that_comes_by_itself_has_the_rank_of_its_input(shape, batch, fed):
+    for text in ("a", b"a"):
+        model = signature(spec(dtype=TEXT, shape=shape))
+        assert model.feed({"x": text}, batch)["x"].tolist() == fed
+
+
+def test_inputs_with_a_value_in_the_model_are_fed_if_they_come():
+    bias = [spec("b", shape=(3,))]
+    model = ModelSignature("toy", [spec()], [spec("y")], options=bias)
+    assert list(model.feed({"x": zeros(2, 3)})) == ["x"]
+    assert list(model.feed({"b": zeros(3), "x": zeros(2, 3)})) == ["x", "b"]
+    with pytest.raises(InputError, match="feed 'b' has shape"):
+        model.feed({"x": zeros(2, 3), "b": zeros(6)})
 
 
 @pytest.mark.parametrize(
@@ -229,8 +278,7 @@ def test_text_in_two_dimensions_keeps_its_order():
         (np.array(["a", None], dtype=object), "NoneType"),
         (np.array(["a", 3], dtype=object), "int"),
         (np.array(["a", b"\xff"], dtype=object), "UTF-8"),
-        (["a", 3], "list"),
-        ("a", "str"),
+        (["a", 3], "int"),
     ],
 )
 def test_what_is_no_text_is_refused_for_a_text_input(value, text):

@@ -147,7 +147,7 @@ def test_a_wrong_feed_is_refused_before_the_run(arithmetic):
     with pytest.raises(InputError, match=r"arithmetic\.json.*invalid arg list"):
         arithmetic.predict({"a": rows([1, 2, 3])})
     with pytest.raises(PayloadTypeError, match="npdata"):
-        arithmetic.predict({"a": [[1, 2, 3]], "b": rows([1, 2, 3])})
+        arithmetic.predict({"a": [["1"]], "b": rows([1, 2, 3])})
 
 
 def test_paddle_itself_judges_shapes_and_what_the_model_declares_is_added_to_its_error(toys):
@@ -181,7 +181,7 @@ def test_boxes_have_the_lod_that_paddle_gave_of_them_formerly(toys, name):
 def test_an_empty_feed_that_would_end_the_process_is_refused(toys):
     predictor = load(model(toys / "convolution.json"), CPU)
     for shape in ((0, 3, 8, 8), (1, 3, 0, 8)):
-        with pytest.raises(InputError, match="'x' is empty"):
+        with pytest.raises(InputError, match=r"'x' has shape .*no elements.*takes_empty"):
             predictor.predict({"x": np.zeros(shape, np.float32)})
 
 

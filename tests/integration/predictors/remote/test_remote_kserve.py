@@ -195,7 +195,7 @@ def test_numbers_are_cast_as_for_a_local_model():
         ({"z": np.zeros((1, 2), np.float32)}, None, InputError),
         ({"x": np.zeros((1, 3), np.float32)}, None, InputError),
         ({"x": np.zeros((1, 2), np.complex64)}, None, InputError),
-        ({"x": [[1.0, 2.0]]}, None, PayloadTypeError),
+        ({"x": [["1.0", "2.0"]]}, None, PayloadTypeError),
         ({"x": np.zeros((1, 2), np.float32)}, ["z"], InputError),
     ],
 )

@@ -204,13 +204,25 @@ def test_a_wrong_feed_does_not_reach_paddle(path):
     paddle.predictor.watch = fail
     for feed in (
         {"x": rows([1, 2, 3])},
-        {"x": np.zeros((0, 2), np.float32)},
+        {"x": np.zeros((0, 2), np.float32), "x.lod": [0]},
         {"x": rows([1, 2]), "x.lod": [0, 7]},
         {"z": rows([1, 2])},
         {"x": np.array([[1j, 2j]])},
     ):
         with pytest.raises(InputError):
             predictor.predict(feed)
+
+
+def test_arrays_without_rows_do_not_reach_paddle_unasked(path):
+    paddle = FakePaddle()
+    predictor = loaded(path, paddle)
+    asked = loaded(path, paddle, takes_empty=True)
+    nothing = np.zeros((0, 2), np.float32)
+    paddle.predictor.watch = fail
+    answer = predictor.predict({"x": nothing})["y"]
+    assert (answer.shape, answer.dtype) == ((0, 2), np.float32)
+    with pytest.raises(PredictorError, match="out of memory"):
+        asked.predict({"x": nothing})
 
 
 def test_what_paddle_raises_at_start_names_the_files(path):

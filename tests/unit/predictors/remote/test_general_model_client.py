@@ -183,7 +183,7 @@ def test_the_feed_is_left_as_it_is():
         ({"y": np.ones(1)}, InputError, r"feed names \['y'\] do not match .*missing \['x'\]"),
         ({"x": np.ones(1, np.complex64)}, InputError, "dtype complex64"),
         ({"x": np.empty((0, 13), np.float32)}, InputError, r"'x' is empty \(shape \(0, 13\)\)"),
-        ({"x": [1.0]}, PayloadTypeError, "'x' must be np.ndarray"),
+        ({"x": ["1.0"]}, PayloadTypeError, "'x' must be np.ndarray"),
         ({"x": "a"}, PayloadTypeError, "'x' must be np.ndarray"),
         ([{"x": np.ones(1)}] * 2, InputError, "a list of 2"),
         (3, PayloadTypeError, "feed must be a dict"),

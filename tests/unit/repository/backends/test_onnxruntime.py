@@ -1,0 +1,60 @@
+"""The backend `onnxruntime`: what it completes a configuration with, and reads from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.predictors.metadata import ModelMetadata, TensorMetadata
+from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.repository.backends.onnxruntime import ONNXRUNTIME, completed
+from pipeline.repository.model_checks import check_tensors
+
+
+def note(x: list[int] | None, y: list[int] | None) -> ModelMetadata:
+    tensors = [TensorMetadata(name, "float32", shape) for name, shape in (("x", x), ("y", y))]
+    return ModelMetadata("onnx", tensors[:1], tensors[1:])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "most", "dims"),
+    [
+        ([], [3], 0, ([1], [3])),
+        ([2], [], 0, ([2], [1])),
+        ([-1], [-1, 3], 4, ([1], [3])),
+        ([-1, 2], [], 0, ([-1, 2], [1])),
+    ],
+)
+def test_a_scalar_has_the_dims_of_one(x: list[int], y: list[int], most: int, dims: Any) -> None:
+    config = completed(ModelConfig(name="m"), note(x, y))
+    check_tensors(config)
+    assert config.max_batch_size == most
+    assert ([*config.input[0].dims], [*config.output[0].dims]) == dims
+
+
+def test_a_rank_that_the_file_does_not_say_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match="does not say how many dimensions 'y' has: give its dim"):
+        completed(ModelConfig(name="m"), note([1], None))
+    said = ModelConfig(name="m")
+    said.output.add(name="y", dims=[2])
+    assert [*completed(said, note([1], None)).output[0].dims] == [2]
+
+
+@pytest.mark.parametrize(("word", "taken"), [("true", True), ("false", None)])
+def test_a_configuration_says_that_its_model_takes_arrays_without_elements(
+    word: str, taken: bool | None
+) -> None:
+    assert _settings(word).get("takes_empty") is taken
+    with pytest.raises(ConfigError, match="takes_empty: expected true or false, found 'yes'"):
+        _settings("yes")
+
+
+def _settings(word: str) -> dict[str, Any]:
+    config = ModelConfig(name="m")
+    config.parameters["takes_empty"].string_value = word
+    source: Any = type("Source", (), {"config": config, "file": Path("m.onnx"), "name": "m"})
+    found: dict[str, Any] = ONNXRUNTIME.settings(source)["local_service_conf"]
+    return found
