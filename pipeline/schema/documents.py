@@ -57,7 +57,7 @@ def _say_tensors(kind: Any, described: dict[str, Any]) -> None:
     for field in kind.fields:
         tensor = _tensor_in(hints.get(field.name))
         if tensor is not None:
-            described["properties"][field.encode_name] |= _tensor_schema(tensor)
+            described["properties"][field.encode_name] |= tensor_schema(tensor)
 
 
 def _tensor_in(hint: Any) -> Tensor | None:
@@ -68,7 +68,8 @@ def _tensor_in(hint: Any) -> Tensor | None:
     return next((one for one in get_args(hint)[1:] if isinstance(one, Tensor)), None)
 
 
-def _tensor_schema(tensor: Tensor) -> dict[str, Any]:
+def tensor_schema(tensor: Tensor) -> dict[str, Any]:
+    """Return the JSON schema of an array: nested lists."""
     kind = DATATYPES[tensor.datatype].kind
     found: dict[str, Any] = {"type": _KINDS.get(kind, "number" if kind == "V" else "string")}
     for size in reversed(tensor.shape):

@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 
 from pipeline.engine.models import Served
+from pipeline.frontends.api.of_models import answer_of, request_of
 from pipeline.frontends.api.openapi import Described, Operation, document
 from pipeline.frontends.api.pipelines import Pipelines, takes_sequences
 from pipeline.frontends.http.paths import Answer
@@ -35,7 +36,7 @@ class Description:
         self._name = name or "pipeline"
         self._pipelines = pipelines
         self._others = others
-        self._described: tuple[Served, ...] = ()
+        self._described: tuple[Operation, ...] = ()
         self._body = b""
 
     def paths(self) -> Mapping[str, tuple[str, Answer]]:
@@ -46,9 +47,9 @@ class Description:
 
     async def _document(self, request: WebRequest, name: str) -> WebResponse:
         """Answer with the OpenAPI document."""
-        there = tuple(self._pipelines.find(each) for each in self._pipelines.names())
+        there = tuple(_operation(self._pipelines.find(each)) for each in self._pipelines.names())
         if there != self._described or not self._body:
-            self._body = orjson.dumps(document(self._name, map(_operation, there), self._others))
+            self._body = orjson.dumps(document(self._name, there, self._others))
             self._described = there
         return WebResponse(body=self._body, headers=((b"cache-control", b"no-cache"),))
 
@@ -57,8 +58,8 @@ def _operation(served: Served) -> Operation:
     graph = served.graph
     return Operation(
         str(served.names[0]),
-        graph.request_op.pipeline_schema,
-        graph.response_op.pipeline_schema,
+        graph.request_op.pipeline_schema or request_of(served),
+        graph.response_op.pipeline_schema or answer_of(served),
         served.engine.executor.is_decoupled(),
         takes_sequences(served),
     )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from pipeline.engine.sequence_pairs import END, ID, START
 from pipeline.frontends.api.bodies import KEYS
 from pipeline.frontends.api.examples import example_of
-from pipeline.schema.bound import BoundSchema
 from pipeline.schema.models import REFERENCE
 
 _LOGGER = logging.getLogger(__name__)
@@ -77,6 +76,17 @@ _SEQUENCE = tuple(
 )
 
 
+class Typed(Protocol):
+    """A schema of requests or answers, as a document needs it."""
+
+    @property
+    def name(self) -> str:
+        """Return what it is called in the log."""
+
+    def json_schema(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return its JSON schema, and those that this refers to, by name."""
+
+
 class Operation(msgspec.Struct, frozen=True):
     """A pipeline: its name, the types of its requests and answers, whether it answers in parts.
 
@@ -84,8 +94,8 @@ class Operation(msgspec.Struct, frozen=True):
     """
 
     name: str
-    request: BoundSchema | None = None
-    answer: BoundSchema | None = None
+    request: Typed | None = None
+    answer: Typed | None = None
     streams: bool = False
     sequences: bool = False
 
@@ -173,7 +183,7 @@ def _other_bodies(schema: Mapping[str, Any], components: Mapping[str, Any]) -> d
 
 
 def _schema_of(
-    bound: BoundSchema | None, pipeline: str, components: dict[str, Any]
+    bound: Typed | None, pipeline: str, components: dict[str, Any]
 ) -> tuple[dict[str, Any], str]:
     """Return a type's JSON schema, whose components join the others, and what it says of itself."""
     if bound is None:
