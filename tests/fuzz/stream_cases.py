@@ -236,7 +236,10 @@ class MakesInSteps(FuzzedOp):
     def preprocess(self, input_dicts, *, context):
         assert not context.state, "the state of another request"
         text = self.checked(self.joined(input_dicts))
+        # All that is kept is set here: a step that changes it and fails takes the others along.
         context.state.update(at=0, text=text)
+        if self.is_sequence:
+            context.state["id"] = context.sequence.id
         if self.tells_state:
             context.state["held"] = Held(self.open)
         if self.skips and chance("skip" + text, self.skips):
@@ -255,7 +258,7 @@ class MakesInSteps(FuzzedOp):
             at = each.state["at"]
             assert step.start == (at == 0), f"step {at} is told {step}"
             assert count[0] == at, f"step {at} is fed the state of {count[0]}"
-            assert each.state.setdefault("id", step.id) == step.id, "the id of another sequence"
+            assert each.state["id"] == step.id, "the id of another sequence"
         assert len({step.slot for step in steps}) == len(steps), "two are in one slot"
         return {**self.step(feed["text"], context), "next": feed["count"] + 1}
 
