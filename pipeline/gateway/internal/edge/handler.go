@@ -95,7 +95,6 @@ func (g *Handler) serve(w http.ResponseWriter, r *http.Request, side access.Side
 		r.Body = x.pace
 	}
 	x.caller, x.from = origin(r, &g.cfg.Trust)
-	delete(r.Header, access.CallerHeader)
 	if x.route != routeNowhere && !g.isToGoOn(x, side) {
 		return
 	}

@@ -4,19 +4,15 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httputil"
-	"slices"
+	"strings"
 
 	"golang.org/x/net/http/httpguts"
 	"google.golang.org/grpc/metadata"
+
+	"pipeline/gateway/internal/reserved"
 )
 
 const traceHeader = "Traceparent"
-
-// ofConnections are headers that say nothing about a request.
-var ofConnections = []string{
-	"Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Trailer",
-	"Transfer-Encoding", "Upgrade",
-}
 
 // Trace returns the caller's traceparent, of several the last.
 func (x *exchange) Trace() string {
@@ -40,18 +36,24 @@ func isIdempotent(header http.Header) bool {
 }
 
 // Metadata returns what an upstream elsewhere is told.
-func (x *exchange) Metadata() metadata.MD { return outgoing(x.request.Header) }
+func (x *exchange) Metadata() metadata.MD {
+	told := outgoing(x.request.Header)
+	if name := x.grant.Name(); name != "" {
+		told[reserved.Caller] = []string{name}
+	}
+	return told
+}
 
 // All returns the headers that a server's HTTP port would be told.
 func (x *exchange) All() http.Header {
 	in := x.request
 	told := maps.Clone(in.Header)
 	for name := range told {
-		if slices.Contains(ofConnections, name) || httpguts.HeaderValuesContainsToken(in.Header["Connection"], name) {
+		if reserved.Of(strings.ToLower(name)) == reserved.Connection || httpguts.HeaderValuesContainsToken(in.Header["Connection"], name) {
 			delete(told, name)
 		}
 	}
-	sayWhoAsks(&httputil.ProxyRequest{In: in, Out: &http.Request{Header: told}}, x.cfg)
+	x.sayWhoAsks(&httputil.ProxyRequest{In: in, Out: &http.Request{Header: told}})
 	told["Host"] = []string{in.Host}
 	return told
 }

@@ -32,7 +32,6 @@ func (g *Handler) letIn(x *exchange) (isIn bool) {
 		return false
 	}
 	x.grant, x.share.Own = grant, grant.Budget()
-	r.Header.Set(access.CallerHeader, grant.Caller.Name)
 	dropCredentials(r.Header, &g.cfg.Trust)
 	return true
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"google.golang.org/grpc/metadata"
+
+	"pipeline/gateway/internal/reserved"
 )
 
 // MaxMetadataBytes of what a backend is told is taken by every gRPC server: some refuse more by chance.
@@ -14,10 +16,7 @@ const MaxMetadataBytes = 8 << 10
 // metadataOverhead is what gRPC adds to the size of each key and value.
 const metadataOverhead = 32
 
-const (
-	metadataPrefix = "Grpc-Metadata-"
-	binarySuffix   = "-bin"
-)
+const binarySuffix = "-bin"
 
 // forwarded are the headers that a backend is told, by their metadata's keys.
 var forwarded = map[string]string{
@@ -26,18 +25,6 @@ var forwarded = map[string]string{
 	"Tracestate":    "tracestate",
 	"X-Request-Id":  "x-request-id",
 }
-
-// protectedKeys are those that Grpc-Metadata-* cannot say: a backend would take what a caller writes for
-// the gateway's word, or the connection's. Those of `forwarded` have headers of their own.
-var protectedKeys = map[string]bool{
-	"authorization": true, "traceparent": true, "tracestate": true, "x-request-id": true,
-	"connection": true, "content-length": true, "content-type": true, "forwarded": true, "host": true,
-	"keep-alive": true, "proxy-authorization": true, "proxy-connection": true, "te": true, "trailer": true,
-	"transfer-encoding": true, "upgrade": true, "user-agent": true, "x-real-ip": true,
-}
-
-// protectedPrefixes are those of keys of the same kind: of gRPC, of ours, and of proxies.
-var protectedPrefixes = []string{"grpc-", "pipeline-", "x-forwarded-"}
 
 // outgoing returns what a backend is told beside the request.
 func outgoing(header http.Header) metadata.MD {
@@ -85,25 +72,13 @@ func metadataKey(name string) (key string, isForwarded bool) {
 	if key, isForwarded = forwarded[name]; isForwarded {
 		return key, true
 	}
-	suffix, hasPrefix := strings.CutPrefix(name, metadataPrefix)
-	if !hasPrefix {
-		return "", false
-	}
-	key = strings.ToLower(suffix)
-	return key, isFree(key)
+	key, isMetadata := strings.CutPrefix(strings.ToLower(name), reserved.MetadataPrefix)
+	return key, isMetadata && isFree(key)
 }
 
-// isFree says whether a caller may choose the value of a key: some are gRPC's, or ours.
+// isFree says whether a caller may choose the value of a key.
 func isFree(key string) bool {
-	if key == "" || protectedKeys[key] {
-		return false
-	}
-	for _, prefix := range protectedPrefixes {
-		if strings.HasPrefix(key, prefix) {
-			return false
-		}
-	}
-	return strings.Trim(key, "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
+	return key != "" && reserved.IsMetadata(key) && strings.Trim(key, "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
 }
 
 // metadataValue returns a header's value as metadata, if that can hold it.

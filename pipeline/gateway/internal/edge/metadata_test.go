@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"google.golang.org/grpc/metadata"
+
+	"pipeline/gateway/internal/reserved"
 )
 
 func TestHeadersBecomeMetadata(t *testing.T) {
@@ -39,7 +41,7 @@ func TestACallerCannotSayWhatIsTheGatewaysToSay(t *testing.T) {
 		"authorization", "traceparent", "tracestate", "x-request-id", "Host", "Connection", "Te", "Content-Type", "User-Agent",
 		"Transfer-Encoding", "Forwarded", "X-Real-Ip", "X-Forwarded-For", "Pipeline-Err-No", "Grpc-Metadata-Authorization",
 	} {
-		header.Add(metadataPrefix+key, "forged")
+		header.Add(reserved.MetadataPrefix+key, "forged")
 	}
 	got := outgoing(header)
 	if len(got) != 1 || len(got["authorization"]) != 1 || got["authorization"][0] != "Bearer own" {

@@ -15,9 +15,10 @@ import (
 	"sync"
 	"time"
 
-	"pipeline/gateway/internal/config"
+	"pipeline/gateway/internal/access"
 	"pipeline/gateway/internal/failure"
 	"pipeline/gateway/internal/logging"
+	"pipeline/gateway/internal/reserved"
 	"pipeline/gateway/internal/sequence"
 	"pipeline/gateway/internal/upstream"
 )
@@ -123,22 +124,30 @@ func rewrite(request *httputil.ProxyRequest) {
 	if in.GetBody != nil { // the body is here: nobody has to be asked whether to send it
 		out.Header.Del("Expect")
 	}
-	sayWhoAsks(request, exchangeOf(in.Context()).cfg)
+	out.Trailer = nil // headers behind the body, which no backend reads
+	exchangeOf(in.Context()).sayWhoAsks(request)
 	if in.Header.Get("User-Agent") == "" {
 		out.Header["User-Agent"] = nil // else Go adds its own
 	}
 }
 
-// sayWhoAsks tells the backend where a request comes from. Who says that of others is believed if it is a
-// proxy that the gateway was told of.
-func sayWhoAsks(request *httputil.ProxyRequest, cfg *config.Config) {
+// sayWhoAsks tells the backend who asks, and where a request comes from. It is the last to write: a caller may have had
+// headers dropped as its connection's. Who says something of others is believed if it is a proxy that the gateway was
+// told of.
+func (x *exchange) sayWhoAsks(request *httputil.ProxyRequest) {
 	in, out := request.In, request.Out
 	for name := range out.Header {
-		if strings.HasPrefix(name, "X-Forwarded-") || name == "X-Real-Ip" || name == "Forwarded" {
+		if reserved.Of(strings.ToLower(name)) == reserved.Proxies || reserved.IsGateways(name) {
 			delete(out.Header, name)
 		}
 	}
-	isTrusted := cfg.Trust.Proxy(in.RemoteAddr)
+	if name := x.grant.Name(); name != "" {
+		out.Header[access.CallerHeader] = []string{name}
+	}
+	if trace := in.Header[traceHeader]; trace != nil { // which the gateway may have begun
+		out.Header[traceHeader] = trace
+	}
+	isTrusted := x.cfg.Trust.Proxy(in.RemoteAddr)
 	if isTrusted {
 		out.Header["X-Forwarded-For"] = in.Header["X-Forwarded-For"]
 	}
@@ -147,7 +156,7 @@ func sayWhoAsks(request *httputil.ProxyRequest, cfg *config.Config) {
 		return
 	}
 	for name, values := range in.Header {
-		if (strings.HasPrefix(name, "X-Forwarded-") && name != "X-Forwarded-For") || name == "X-Real-Ip" || name == "Forwarded" {
+		if name != "X-Forwarded-For" && reserved.Of(strings.ToLower(name)) == reserved.Proxies {
 			out.Header[name] = values
 		}
 	}

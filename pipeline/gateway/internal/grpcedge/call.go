@@ -18,6 +18,7 @@ import (
 	"pipeline/gateway/internal/accesslog"
 	"pipeline/gateway/internal/link"
 	"pipeline/gateway/internal/memory"
+	"pipeline/gateway/internal/reserved"
 )
 
 const (
@@ -70,11 +71,14 @@ func (s *Server) callOf(stream grpc.ServerStream, method string, said *link.Peer
 	call.Deadline, _ = ctx.Deadline()
 	told, _ := metadata.FromIncomingContext(ctx)
 	if from, ok := peer.FromContext(ctx); ok {
-		call.Caller, _ = s.config.Trust.Origin(from.Addr.String(), told.Get(forwardedKey))
+		caller, address := s.config.Trust.Origin(from.Addr.String(), told.Get(forwardedKey))
+		if call.Caller = caller; said.WantsHeaders {
+			call.Metadata = link.AppendField(call.Metadata, forwardedKey, address.String())
+		}
 	}
 	size := 0
 	for name, values := range told {
-		isTold := said.WantsHeaders && name != authorityKey && name != typeKey && s.mayTell(name)
+		isTold := said.WantsHeaders && name != authorityKey && name != typeKey && reserved.Of(name) != reserved.Proxies && s.mayTell(name)
 		isTold = isTold || name == timeoutKey || (name == traceKey && said.WantsTrace)
 		for _, value := range values {
 			if size += len(name) + len(value); isTold {
@@ -115,8 +119,8 @@ func last(values []string) string {
 
 // mayTell says whether a server is told what a caller says under a name; who asks is the gate's to say.
 func (s *Server) mayTell(name string) bool {
-	if name == callerKey {
-		return s.config.Gate != nil
+	if reserved.IsGateways(name) {
+		return name == reserved.Caller && s.config.Gate != nil
 	}
 	return s.config.Trust.Allows(name)
 }

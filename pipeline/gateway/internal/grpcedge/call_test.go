@@ -41,7 +41,7 @@ func TestAServerIsToldOnlyWhatItWants(t *testing.T) {
 	wanted := map[string]frame.Greeting{}
 	all := greeting()
 	all.Headers = true
-	wanted["pipeline-timeout traceparent x-bin x-user"] = all
+	wanted["pipeline-timeout traceparent x-bin x-forwarded-for x-user"] = all
 	traced := greeting()
 	traced.Trace = true
 	wanted["pipeline-timeout traceparent"] = traced

@@ -3,7 +3,6 @@ package grpcedge
 import (
 	"context"
 	"strconv"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -16,12 +15,8 @@ import (
 	"pipeline/gateway/internal/access"
 	"pipeline/gateway/internal/clock"
 	"pipeline/gateway/internal/failure"
+	"pipeline/gateway/internal/reserved"
 )
-
-var callerKey = strings.ToLower(access.CallerHeader)
-
-// credentialKeys are for the gate alone to read, unless callers may set them.
-var credentialKeys = []string{"authorization", "x-api-key"}
 
 // letIn is where streams, and all calls that go on to a server, come in.
 func (s *Server) letIn(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
@@ -90,9 +85,9 @@ func (s *Server) askedOf(ctx context.Context, method string) *access.Asked {
 func (s *Server) withCaller(ctx context.Context, name string) context.Context {
 	told, _ := metadata.FromIncomingContext(ctx)
 	told = told.Copy()
-	told.Set(callerKey, name)
-	for _, name := range credentialKeys {
-		if !s.config.Trust.Names(name) {
+	told.Set(reserved.Caller, name)
+	for name := range told {
+		if reserved.Of(name) == reserved.Credential && !s.config.Trust.Names(name) {
 			told.Delete(name)
 		}
 	}

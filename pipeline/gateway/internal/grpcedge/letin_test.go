@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"pipeline/gateway/internal/access"
+	"pipeline/gateway/internal/reserved"
 )
 
 // gateOf returns a gate for root, who may do all.
@@ -41,12 +42,12 @@ func TestACallNeedsACallerWhoMay(t *testing.T) {
 	if refused.code != codes.Unauthenticated || refused.trailers.Get(errNoKey)[0] != "3010" {
 		t.Errorf("%v", refused)
 	}
-	root := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer r-token", callerKey, "alice")
+	root := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer r-token", reserved.Caller, "alice")
 	ended := b.call(root, ask, "hello")
 	asked := b.peer.AskedBytes()
 	names := []string{}
 	for at := 0; at < len(asked.Headers); at += 2 {
-		if asked.Headers[at] == callerKey {
+		if asked.Headers[at] == reserved.Caller {
 			names = append(names, asked.Headers[at+1])
 		}
 	}
@@ -73,7 +74,7 @@ func TestAServerIsToldWhatCallersMaySet(t *testing.T) {
 	for at := 0; at < len(asked.Headers); at += 2 {
 		told[asked.Headers[at]] = asked.Headers[at+1]
 	}
-	if told["x-user"] != "carol" || told["x-admin"] != "" || told["x-api-key"] != "" || told[callerKey] != "root" {
+	if told["x-user"] != "carol" || told["x-admin"] != "" || told["x-api-key"] != "" || told[reserved.Caller] != "root" {
 		t.Errorf("%v", told)
 	}
 	if asked.Caller != "192.0.2.1" {

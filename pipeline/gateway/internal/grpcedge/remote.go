@@ -16,6 +16,7 @@ import (
 
 	"pipeline/gateway/internal/failure"
 	"pipeline/gateway/internal/memory"
+	"pipeline/gateway/internal/reserved"
 	"pipeline/gateway/internal/sequence"
 	"pipeline/gateway/internal/upstream"
 )
@@ -32,13 +33,21 @@ var streamMethods = []string{"ModelStreamInfer", "inference_stream"}
 // idempotentKey marks a call that may be done twice.
 const idempotentKey = "pipeline-idempotent"
 
-// ofTheConnection are names that a server hears from the gateway, not from its callers.
-var ofTheConnection = []string{authorityKey, typeKey, "user-agent", "forwarded", "x-real-ip", idempotentKey}
-
 // isUnary says whether a method has one message each way, as far as that is known.
 func (s *Server) isUnary(method string) bool {
 	service, name, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	return slices.Contains(s.config.Services, service) && !slices.Contains(streamMethods, name)
+}
+
+// isPassed says whether a server elsewhere hears a name from callers: what is about the message, the call to it says anew.
+func isPassed(name string) bool {
+	switch reserved.Of(name) {
+	case reserved.Connection, reserved.Proxies:
+		return false
+	case reserved.Message:
+		return name != authorityKey && name != typeKey && name != "user-agent" && name != idempotentKey
+	}
+	return true
 }
 
 // passedOf returns what a server elsewhere is told of a call.
@@ -50,7 +59,7 @@ func (s *Server) passedOf(stream grpc.ServerStream, method string) (*upstream.Pa
 		for _, value := range values {
 			size += len(name) + len(value)
 		}
-		if !slices.Contains(ofTheConnection, name) && !strings.HasPrefix(name, "x-forwarded-") && s.mayTell(name) {
+		if isPassed(name) && s.mayTell(name) {
 			call.Metadata[name] = values
 		}
 	}

@@ -3,12 +3,14 @@ package upstream
 import (
 	"iter"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
 	"google.golang.org/grpc/metadata"
 
 	"pipeline/gateway/internal/failure"
+	"pipeline/gateway/internal/reserved"
 )
 
 // statusKey names the trailing metadata in which a pipeline server says the HTTP status that user code gave an answer; its
@@ -59,22 +61,14 @@ func add(head *failure.Head, name, value string) {
 	}
 }
 
-var reserved = map[string]bool{
-	"connection": true, "keep-alive": true, "proxy-authenticate": true, "proxy-authorization": true, "proxy-connection": true,
-	"te": true, "trailer": true, "transfer-encoding": true, "upgrade": true, "content-encoding": true, "content-length": true,
-	"content-type": true, "date": true, "host": true, "server": true, "status": true,
-}
-
-var reservedPrefixes = []string{"access-control-", "grpc-", "pipeline-", "x-pipeline-"}
-
+// isReserved says whether user code may not say a header of an answer.
 func isReserved(name string) bool {
-	if reserved[name] || strings.HasSuffix(name, "-bin") {
+	switch reserved.Of(name) {
+	case reserved.Connection, reserved.Message, reserved.Gateway:
 		return true
 	}
-	for _, prefix := range reservedPrefixes {
-		if strings.HasPrefix(name, prefix) {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(ofAnswers, name) || strings.HasPrefix(name, "access-control-") || strings.HasSuffix(name, "-bin")
 }
+
+// ofAnswers are those of answers that the door says itself.
+var ofAnswers = []string{"content-encoding", "date", "server", "status"}
