@@ -28,6 +28,7 @@ from pipeline.observe.tables import (
     batches,
     buckets,
     columns,
+    done_at,
     groups,
     kept,
     tally,
@@ -44,7 +45,7 @@ _NO_SUMS = {
     *("name", "version", "last_inference_ms", "memory", "caches"),
     *("first_part_bounds_ms", "recent_us"),
 }
-_STEPS = ("ready_ns", "start_ns", "preprocess_end_ns", "process_end_ns", "end_ns")
+_STEPS = ("ready_ns", "start_ns", "preprocess_end_ns", "process_end_ns")
 _NS_IN_MS = 1_000_000
 _MAX_ROWS = 2**31  # an empty array may state any number of them
 _MAX_EXACT_SIZE = 1024  # callers choose the sizes of batches: those above share a few counters
@@ -127,9 +128,12 @@ class Statistics:
     def _count_spans(self, spans: Rows, offset_ns: int) -> None:
         values = np.empty((len(_VALUES), len(spans)), np.int64)
         values[_SAMPLES] = spans["rows"]
-        np.subtract(spans["result_received_ns"], spans["ready_ns"], out=values[_TOOK])
+        done_ns = spans["result_received_ns"] if len(self._names) <= 2 else done_at(spans)
+        np.subtract(done_ns, spans["ready_ns"], out=values[_TOOK])
         times = columns(spans, *_STEPS)
-        np.subtract(times[1:], times[:-1], out=values[_QUEUE:])
+        np.subtract(times[1:], times[:-1], out=values[_QUEUE:-1])
+        home_ns = np.maximum(done_ns, spans["end_ns"])  # where clocks disagree, of its worker alone
+        np.subtract(home_ns, times[-1], out=values[-1])
         _sane(values)
         is_hit = self._hits.among(spans["op"] + 1, spans["data_id"])
         if is_hit is not None:

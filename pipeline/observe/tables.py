@@ -64,6 +64,21 @@ def walks(spans: Rows) -> dict[tuple[int, int], list[int]]:
     return {walk: ops for walk, ops in found.items() if len(set(ops)) > 1}
 
 
+def done_at(spans: Rows) -> Integers:
+    """Return when each request was done with its Op: when the event loop had the result.
+
+    At an Op of a walk that is not its last, when the Op ended.
+    """
+    ends_ns = spans["end_ns"]
+    data_ids, done_ns, ops = columns(spans, "data_id", "result_received_ns", "op")
+    order = np.lexsort((ends_ns, data_ids, done_ns))
+    data_id, done, op = (each.take(order) for each in (data_ids, done_ns, ops))
+    goes_on = (data_id[1:] == data_id[:-1]) & (done[1:] == done[:-1]) & (op[1:] != op[:-1])
+    inner = order[:-1][goes_on]
+    done_ns[inner] = ends_ns[inner]
+    return done_ns
+
+
 def columns(table: Rows, *names: str) -> Integers:
     """Return (names, rows) of a table's fields."""
     found = np.empty((len(names), len(table)), np.int64)

@@ -86,9 +86,10 @@ def test_a_turn_moves_the_counters_of_its_op_alone():
     assert pipeline == ModelCounters("imdb")
     assert (words, bow) == (ModelCounters("words"), ModelCounters("bow"))
     assert (cnn.success_count, cnn.success_ns, cnn.queue_ns) == (1, 15 * MS, MS)
-    assert (cnn.input_ns, cnn.infer_ns, cnn.output_ns) == (2 * MS, 3 * MS, 4 * MS)
+    assert (cnn.input_ns, cnn.infer_ns) == (2 * MS, 3 * MS)
+    assert cnn.output_ns == 9 * MS, "with the way home, so that all parts together are all of it"
     assert (cnn.inference_count, cnn.execution_count) == (3, 1)
-    assert cnn.batches == {3: BatchCounters(1, 2 * MS, 3 * MS, 4 * MS)}
+    assert cnn.batches == {3: BatchCounters(1, 2 * MS, 3 * MS, 9 * MS)}
     assert (sum(cnn.fail_counts), cnn.fail_ns) == (0, 0)
 
 
@@ -96,13 +97,27 @@ def test_each_request_is_charged_the_whole_batch_that_counts_once():
     words = counted([a_turn(data_id=number) for number in range(8)])[1]
     assert (words.success_count, words.infer_ns) == (8, 24 * MS)
     assert words.execution_count == 1
-    assert words.batches == {8: BatchCounters(1, 2 * MS, 3 * MS, 4 * MS)}
+    assert words.batches == {8: BatchCounters(1, 2 * MS, 3 * MS, 9 * MS)}
 
 
 def test_batches_next_to_each_other_are_told_apart():
-    words, cnn = counted([a_turn(0, batch=1), a_turn(0, batch=2), a_turn(1, batch=2)])[1:3]
-    assert words.batches == {1: BatchCounters(2, 4 * MS, 6 * MS, 8 * MS)}
-    assert cnn.batches == {1: BatchCounters(1, 2 * MS, 3 * MS, 4 * MS)}
+    turns = [
+        a_turn(op, batch=batch, data_id=id) for op, batch, id in ((0, 1, 1), (0, 2, 2), (1, 2, 3))
+    ]
+    words, cnn = counted(turns)[1:3]
+    assert words.batches == {1: BatchCounters(2, 4 * MS, 6 * MS, 18 * MS)}
+    assert cnn.batches == {1: BatchCounters(1, 2 * MS, 3 * MS, 9 * MS)}
+
+
+def test_an_op_within_a_walk_is_done_when_it_ends_and_the_last_one_when_the_loop_knows():
+    """Both came back to the loop together: what the second took is no part of the first."""
+    first, last = a_turn(0, at=1000 * MS), a_turn(1, at=1010 * MS)
+    first["result_received_ns"] = last["result_received_ns"]
+    other = {**first, "op": 2, "data_id": 2}
+    words, cnn, bow = counted([last, first, other])[1:]
+    assert (words.success_ns, words.output_ns) == (10 * MS, 4 * MS)
+    assert (cnn.success_ns, cnn.output_ns) == (15 * MS, 9 * MS)
+    assert (bow.success_ns, bow.output_ns) == (25 * MS, 19 * MS), "of another request"
 
 
 def test_one_batch_seen_on_both_sides_of_a_turn_that_never_ran_is_one():
@@ -248,11 +263,12 @@ def batches(draw: st.DrawFn, number: int) -> list[dict[str, int]]:
     ran = draw(st.booleans())
     times = np.cumsum([10**15, *draw(st.lists(SMALL_NS, min_size=3, max_size=3))]).tolist()
     turns = []
-    for _ in range(draw(st.integers(1, 5)) if ran else 1):
+    received_ns = times[-1] + draw(SMALL_NS)
+    for place in range(draw(st.integers(1, 5)) if ran else 1):
         turn = a_turn(op, batch=number, outcome=draw(OUTCOMES), rows=draw(st.integers(1, 3)))
         turn |= dict(zip(SPAN.names[7:11], times, strict=True))
         turn["ready_ns"] = times[0] - draw(SMALL_NS)
-        turn["result_received_ns"] = times[-1] + draw(SMALL_NS)
+        turn |= {"data_id": 10 * number + place, "result_received_ns": received_ns}
         if not ran:
             turn |= {"batch": -1, "worker": NO_WORKER, "outcome": int(Outcome.REJECTED)}
         turns.append(turn)
@@ -285,6 +301,7 @@ class ByHand:
             times = [
                 turn[name] for name in ("start_ns", "preprocess_end_ns", "process_end_ns", "end_ns")
             ]
+            times[-1] = max(times[-1], turn["result_received_ns"])
             stages = [max(0, b - a) for a, b in itertools.pairwise(times)]
             took_ns = max(0, turn["result_received_ns"] - turn["ready_ns"])
             self.one(model, turn, took_ns, max(0, turn["start_ns"] - turn["ready_ns"]), stages)
@@ -390,6 +407,7 @@ def test_copies_merged_are_one_that_did_all_of_it(parts):
     for number, part in enumerate(parts):
         for turn in itertools.chain.from_iterable(part.batches):
             turn["batch"] += 100 * number * (turn["batch"] >= 0)  # each copy counts for itself
+            turn["data_id"] += 1000 * number
         everything.batches += part.batches
         everything.requests += part.requests
     before = msgspec.msgpack.encode(copies)
@@ -507,7 +525,7 @@ def test_the_json_form_is_tritons_key_for_key():
                         "queue": {"count": 3, "ns": 3 * MS},
                         "compute_input": {"count": 3, "ns": 6 * MS},
                         "compute_infer": {"count": 3, "ns": 9 * MS},
-                        "compute_output": {"count": 3, "ns": 12 * MS},
+                        "compute_output": {"count": 3, "ns": 27 * MS},
                         "cache_hit": {"count": 0, "ns": 0},
                         "cache_miss": {"count": 0, "ns": 0},
                     },
@@ -517,7 +535,7 @@ def test_the_json_form_is_tritons_key_for_key():
                             "batch_size": size,
                             "compute_input": {"count": 1, "ns": 2 * MS},
                             "compute_infer": {"count": 1, "ns": 3 * MS},
-                            "compute_output": {"count": 1, "ns": 4 * MS},
+                            "compute_output": {"count": 1, "ns": 9 * MS},
                         }
                         for size in (1, 2)
                     ],
