@@ -364,8 +364,9 @@ class OpDispatcher:
             self.places_freed()
 
     def fail(self, items: Sequence[Item], error: PipelineError, outcome: Outcome) -> None:
-        """End items that no worker has an answer for."""
-        self.spans.unfinished(items, outcome)
+        """End items that no worker has an answer for; a mistake of its caller's is not counted."""
+        if not error.is_callers:
+            self.spans.unfinished(items, outcome)
         for item in items:
             self._pass_on(item, error)
 

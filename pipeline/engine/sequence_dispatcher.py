@@ -24,7 +24,8 @@ from pipeline.engine.schedulers.held_start import held_start
 from pipeline.engine.schedulers.kept_sequences import KeptSequenceBook
 from pipeline.engine.schedulers.oldest import OldestScheduler
 from pipeline.engine.schedulers.sequence_scheduler import SequenceScheduler
-from pipeline.engine.sequence_feeds import has_fillers
+from pipeline.engine.sequence_controls import Controls
+from pipeline.engine.sequence_feeds import controls_at, has_fillers
 from pipeline.engine.sequence_order import SequenceOrder, Turnstile
 from pipeline.engine.sequence_pairs import SequencePairs
 from pipeline.engine.state import OpState
@@ -66,6 +67,7 @@ class SequenceDispatcher(OpDispatcher):
         slots = config.sequence.max_candidates or config.batch_size
         make = _STRATEGIES[config.sequence.strategy]
         self.sequences: SequenceScheduler = make(config, self.name, slots)
+        self.sequences.controls = Controls(self.name, controls_at(self.op))
         self.sequences.start = held_start(os.environ)
         self.turnstile: Turnstile = Turnstile(self.sequences, self._now, self._wake)
         return self.turnstile

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config.controls import Kind, controls_of
+from pipeline.config.controls import Control, Kind, controls_of
 from pipeline.data import SequenceStep
 from pipeline.engine.call import Call
 from pipeline.engine.op_facts import is_ragged, plan_of
@@ -200,11 +200,15 @@ def feeds_sequences(op: Op) -> bool:
     return bool(op.pipeline_config.sequence.state or op.pipeline_config.sequence.controls)
 
 
+def controls_at(op: Op) -> Sequence[Control]:
+    """Return the controls that an Op's configuration has, or that it adds by itself."""
+    return (*controls_of(op.name, op.pipeline_config.sequence.controls), *op.pipeline_controls)
+
+
 def has_fillers(op: Op) -> bool:
     """Return whether each slot of an Op's workers has a row of its own in their batches."""
     config = op.pipeline_config
-    controls = [*controls_of(op.name, config.sequence.controls), *op.pipeline_controls]
-    tells = any(each.kind is Kind.READY for each in controls)
+    tells = any(each.kind is Kind.READY for each in controls_at(op))
     is_direct = config.sequence.strategy == "direct" and config.batching != "iterative"
     has_axes = all(state.batch_axis != -1 for state in config.sequence.state)
     return tells and is_direct and config.batch_size > 1 and has_axes

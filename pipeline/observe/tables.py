@@ -69,8 +69,8 @@ def done_at(spans: Rows) -> Integers:
 
     At an Op of a walk that is not its last, when the Op ended.
     """
-    ends_ns = spans["end_ns"]
-    data_ids, done_ns, ops = columns(spans, "data_id", "result_received_ns", "op")
+    done_ns: Integers = spans["result_received_ns"].copy()
+    data_ids, ends_ns, ops = columns(spans, "data_id", "end_ns", "op")
     order = np.lexsort((ends_ns, data_ids, done_ns))
     data_id, done, op = (each.take(order) for each in (data_ids, done_ns, ops))
     goes_on = (data_id[1:] == data_id[:-1]) & (done[1:] == done[:-1]) & (op[1:] != op[:-1])

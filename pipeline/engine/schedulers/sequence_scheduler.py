@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.config.controls import controls_of
 from pipeline.config.schema import OpConfig
 from pipeline.engine.channel import Item
 from pipeline.engine.request import RequestState
@@ -30,6 +29,7 @@ class SequenceScheduler:
 
     Attributes:
         book: of the Op's sequences.
+        controls: that `process` is fed; an id that they cannot hold is refused.
         start: what it waits for before its first batch, for tests; None: nothing.
         given: of batches, by their first items, the states of sequences that their workers do not
             have, by the places of the items. Who reads one takes it out.
@@ -39,7 +39,7 @@ class SequenceScheduler:
         sequence = config.sequence
         book = KeptSequenceBook if sequence.checkpoint else SequenceBook
         self.book: SequenceBook = book(op_name, slots, sequence.max_idle_ms / 1000)
-        self._controls = Controls(op_name, controls_of(op_name, sequence.controls))
+        self.controls: Controls = Controls(op_name, ())
         self._delay_s = sequence.max_queue_delay_ms / 1000
         self._batch_size = config.batch_size
         self._whole = min(config.batch_size, slots)
@@ -51,7 +51,10 @@ class SequenceScheduler:
         return self.book.queued
 
     def add(self, item: Item, now: float) -> PipelineError | None:
-        return self._controls.refusal(item.info.sequence_id) or self.book.add(item, now)
+        refusal = self.controls.refusal(item.info.sequence_id) or self.book.add(item, now)
+        if refusal is not None:
+            refusal.is_callers = True
+        return refusal
 
     def workers_are(self, lives: Mapping[int, int]) -> None:
         """Take note of the workers; see `SequenceBook.workers_are`."""

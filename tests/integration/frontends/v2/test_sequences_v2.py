@@ -86,10 +86,16 @@ def test_pipelined_requests_of_one_stream_are_answered_in_order(server):
 )
 def test_what_is_no_step_of_a_sequence_is_400(server, parameters, samples, text):
     x = {"name": "x", "datatype": "INT64", "shape": [samples, 1], "data": [1] * samples}
-    body = {"parameters": parameters, "inputs": [x]}
+    body, before = {"parameters": parameters, "inputs": [x]}, failures(server)
     status, _, answer = http(server, "POST", "/v2/models/sum/infer", body)
     assert status == 400
     assert answer["error"].endswith(text)
+    assert failures(server) == before, "it never came in"
+
+
+def failures(server):
+    stats = http(server, "GET", "/v2/models/sum/stats")[2]["model_stats"][0]["inference_stats"]
+    return stats["fail"]["count"]
 
 
 def talk(server, messages):
