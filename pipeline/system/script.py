@@ -66,17 +66,21 @@ def _prepare(folder: str) -> None:
         sys.path[0] = folder
 
 
-class _Loader(SourceFileLoader):
-    """Compiles the file anew each time, as Python does with a script: no `.pyc` is left."""
+class SourceLoader(SourceFileLoader):
+    """Compiles the file anew each time, as Python does with a script: no `.pyc` is left or read.
+
+    Bytecode would change a model's folder, and does not tell two edits within a second apart.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
+        """Return the code of what is in the file now."""
         code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
         return code
 
 
 def _run_as_main(file: str, spec: ModuleSpec | None) -> None:
     """Run it as a module that stays in `sys.modules`: process workers find its classes there."""
-    loader = _Loader("__main__", file)
+    loader = SourceLoader("__main__", file)
     module = ModuleType("__main__")
     module.__file__ = file
     module.__loader__ = loader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.backends.base import ModelSource
 from pipeline.repository.ensembles import RepositoryModels
 from pipeline.repository.model_ops import bind_models
+from pipeline.system.script import SourceLoader
 
 SCRIPT = "web_server.py"
 
@@ -60,13 +62,14 @@ class PipelineBackend:
 def graph_of_file(file: Path, name: str) -> Graph:
     """Return the graph that a script makes, run as the module of a model. Raises ConfigError."""
     module_name = f"pipeline_of_{name}"
-    spec = importlib.util.spec_from_file_location(module_name, file) if file.is_file() else None
-    if spec is None or spec.loader is None:
+    if not file.is_file():
         raise ConfigError(f"unable to find '{file}': a script with the graph of the model")
-    module = importlib.util.module_from_spec(spec)
+    loader = SourceLoader(module_name, str(file))
+    module = importlib.util.module_from_spec(ModuleSpec(module_name, loader, origin=str(file)))
+    module.__file__ = str(file)
     sys.modules[module_name] = module
     try:
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     except PipelineError:
         raise
     except Exception as error:  # the user's

@@ -18,7 +18,6 @@ from importlib.machinery import (
     FileFinder,
     ModuleSpec,
     PathFinder,
-    SourceFileLoader,
     SourcelessFileLoader,
 )
 from importlib.util import module_from_spec
@@ -27,6 +26,7 @@ from typing import Any
 
 from pipeline.errors import InitError
 from pipeline.repository.backends.python import utils_module
+from pipeline.system.script import SourceLoader
 
 MODEL_CLASS = "TritonPythonModel"
 
@@ -95,7 +95,7 @@ def _open(file: Path) -> list[str]:
 def _class_of(file: Path, name: str, full_name: str, folders: list[str] | None = None) -> Any:
     if file.suffix not in SOURCE_SUFFIXES:
         raise InitError(f"model '{name}': {file} is no Python file")
-    spec = ModuleSpec(full_name, _SourceLoader(full_name, str(file)), origin=str(file))
+    spec = ModuleSpec(full_name, _Loader(full_name, str(file)), origin=str(file))
     spec.has_location = True
     spec.submodule_search_locations = folders
     module = module_from_spec(spec)
@@ -108,15 +108,11 @@ def _class_of(file: Path, name: str, full_name: str, folders: list[str] | None =
     return found
 
 
-class _SourceLoader(SourceFileLoader):
-    """A loader of what is in a file now: bytecode beside it would change the model's folder, and
-    does not tell two edits within one second apart."""
-
-    def get_code(self, fullname: str) -> Any:
-        path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
+class _Loader(SourceLoader):
+    """A loader of the modules of models, which tells them where their imports look."""
 
     def exec_module(self, module: types.ModuleType) -> None:
+        """Run the code in the module."""
         space = _spaces.get(module.__name__.partition(".")[0])
         if space is not None:
             vars(module)["__builtins__"] = space.builtins
@@ -130,7 +126,7 @@ def _finder(path: str) -> PathEntryFinder:
     return FileFinder(
         path,
         (ExtensionFileLoader, EXTENSION_SUFFIXES),
-        (_SourceLoader, SOURCE_SUFFIXES),
+        (_Loader, SOURCE_SUFFIXES),
         (SourcelessFileLoader, BYTECODE_SUFFIXES),
     )
 
