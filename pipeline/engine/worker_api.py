@@ -191,6 +191,8 @@ class WorkerContext:
         processes: what workers are forked from that come while the server runs, if it has that.
         models: that an Op may ask, of a server that has some.
         base_dir: where files that the configuration names are looked for first.
+        runtimes: functions "module:function" that import what the models of Ops need, where
+            processes may be forked afterwards.
     """
 
     config: ServiceConfig
@@ -200,6 +202,7 @@ class WorkerContext:
     processes: Any = None
     models: ModelHost | None = None
     base_dir: Path = Path()
+    runtimes: Callable[[Sequence[Op]], Sequence[str]] = lambda ops: ()
 
 
 class WorkerKind(Protocol):

@@ -210,6 +210,8 @@ class PredictorEngine:
         module: has `load(model, device: Device) -> Predictor`, with a model of type `Options`;
             imported when a model is loaded.
         holds_gil: whether a model that runs keeps all other Python code of its process waiting.
+        before_fork: function "module:function" that imports what its models need, in a process
+            that workers are forked from; "": each worker imports it for itself.
     """
 
     module: str
@@ -218,6 +220,7 @@ class PredictorEngine:
     names: tuple[str, ...] = ()
     Options: type[LocalModel] = LocalModel
     holds_gil: bool = False
+    before_fork: str = ""
 
     def runs(self, file: Path) -> bool:
         """Return whether `file` is a model of this engine."""
@@ -274,6 +277,12 @@ def load_local_predictor(
         engines = known_engines(model.engine)
     name, file = _find(model, engines)
     return engines[name].load(replace(model, model_path=file, engine=name), device)
+
+
+def engine_of(model: LocalModel) -> PredictorEngine:
+    """Return the engine of a model. Raises InitError or ConfigError as `load_local_predictor`."""
+    engines = known_engines(model.engine)
+    return engines[_find(model, engines)[0]]
 
 
 def _find(model: LocalModel, engines: Mapping[str, PredictorEngine]) -> tuple[str, Path]:

@@ -213,7 +213,9 @@ class _WorkerKinds:
         logs = LogsHome(config.log.level)
         models = None if processes is None else processes.models
         replay = functools.partial(replay_bytes, trace_of=trace_of)
-        self._context = WorkerContext(config, load, logs, replay, processes, models, load.base_dir)
+        self._context = WorkerContext(
+            config, load, logs, replay, processes, models, load.base_dir, load.runtimes
+        )
         self._edge_kind = ThreadKind((), self._context)
         self._by_name: dict[str, WorkerKind] = {}
 

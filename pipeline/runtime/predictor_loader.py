@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.config.schema import OpConfig
-from pipeline.errors import InitError
+from pipeline.errors import ConfigError, InitError
 from pipeline.op import Op, connect_op
-from pipeline.predictors.base import LocalModel, Predictor, load_local_predictor
+from pipeline.predictors.base import LocalModel, Predictor, engine_of, load_local_predictor
 from pipeline.predictors.remote.base import RemoteModel, connect_remote_predictor
 
 _DEFAULT_CLIENT = "brpc"  # what scripts of the predecessor mean that name endpoints only
@@ -54,6 +55,26 @@ class PredictorLoader:
         predictor = self._predictor(op, worker)
         if predictor is not None:
             connect_op(op, predictor, predictor.feed_names, predictor.fetch_names)
+
+    def runtimes(self, ops: Sequence[Op]) -> list[str]:
+        """Return what imports the runtimes of local models, before workers are forked.
+
+        Of models on cards nothing: a process that has opened a card cannot be forked.
+        """
+        found = []
+        for op in ops:
+            local = op.pipeline_config.local_service_conf
+            if self._is_local(op) and not local.devices.strip():
+                with contextlib.suppress(InitError, ConfigError):  # the worker says it
+                    found.append(engine_of(local_model(op, self.base_dir)).before_fork)
+        return list(dict.fromkeys(filter(None, found)))
+
+    def _is_local(self, op: Op) -> bool:
+        config = op.pipeline_config
+        local = config.local_service_conf
+        is_elsewhere = op.name in self.given or bool(config.server_endpoints)
+        has_one = local.model_config is not None and local.client_type == _LOCAL
+        return has_one and not is_elsewhere
 
     def _predictor(self, op: Op, worker: int) -> Predictor | None:
         config = op.pipeline_config

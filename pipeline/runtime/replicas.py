@@ -176,7 +176,8 @@ class Replicas(Runtime):
             self._config = self._with_real_ports()
             main = dataclasses.replace(self._main, config=self._config)
             mains = [main, dataclasses.replace(main, is_replacement=True)]
-            self._zygotes = Zygotes(mains, start_method)
+            runtimes = main.load_predictor.runtimes(main.graph.ops)
+            self._zygotes = Zygotes(mains, start_method, runtimes=runtimes)
         except BaseException:
             self._closing.close()
             raise

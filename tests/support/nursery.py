@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import uvloop
@@ -26,12 +26,14 @@ class Nursery:
         new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
         reply_timeout_s: float = 60.0,
         revives: bool = False,
+        runtimes: Sequence[str] = (),
     ) -> None:
         self.zygotes = Zygotes(
             entry_points or (obey,),
             start_method,
             reply_timeout_s=reply_timeout_s,
             revives=revives,
+            runtimes=runtimes,
         )
         self.loop = new_loop()
         self.zygotes.attach(self.loop)

@@ -39,9 +39,29 @@ def fail(number: int) -> None:
     raise LookupError("the user's own mistake")
 
 
+LOADED: list[int] = []  # processes that have imported a runtime
+
+
+def load_runtime() -> None:
+    """Import something large."""
+    LOADED.append(os.getpid())
+
+
+def load_with_thread() -> None:
+    """Import something that starts a thread."""
+    load_runtime()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+def load_and_end() -> None:
+    """Import something that ends the process."""
+    os._exit(1)
+
+
 COMMANDS: dict[str, Callable[[int], object]] = {
     "ping": lambda number: "pong",
     "number": lambda number: number,
+    "loaded": lambda number: LOADED,
     "segfault": crash,
     "abort": abort,
     "raise": fail,

@@ -20,4 +20,5 @@ ENGINE = PredictorEngine(
     names=("__model__",),  # its weights may be a file for each variable
     Options=PaddleModel,
     holds_gil=True,
+    before_fork="pipeline.predictors.paddle.predictor:import_paddle",
 )

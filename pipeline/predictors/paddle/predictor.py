@@ -291,7 +291,7 @@ def load(model: PaddleModel, device: Device, paddle: Any = None) -> PaddlePredic
     files = find_weights(path, program)
     conf = conf_beside(path)
     if paddle is None:
-        paddle = _import_paddle(path.name)
+        paddle = import_paddle(path.name)
     check_device(paddle, path.name, model, device)
     check_quantized(path.name, model, device, program)
     feeds = {var.alias: var.name for var in conf.feeds} if conf else {}
@@ -307,7 +307,8 @@ def load(model: PaddleModel, device: Device, paddle: Any = None) -> PaddlePredic
     return predictor
 
 
-def _import_paddle(name: str) -> Any:
+def import_paddle(name: str = "") -> Any:
+    """Import Paddle, for the model of a name. InitError: it cannot be."""
     try:
         with preserve_process_state():
             paddle = importlib.import_module("paddle")

@@ -40,7 +40,12 @@ class ProcessKind:
             WorkerMain(op, arena, context.keep_logs, context.set_up) for op in self._ops
         ]
         try:
-            zygotes = Zygotes(entry_points, dag.start_method, pass_fds=(arena.fd,))
+            zygotes = Zygotes(
+                entry_points,
+                dag.start_method,
+                pass_fds=(arena.fd,),
+                runtimes=context.runtimes(self._ops),
+            )
         except BaseException:
             arena.close()
             raise

@@ -25,6 +25,7 @@ from pipeline.workers.zygote.main import (
     Clone,
     EntryPoint,
     Kill,
+    NotImported,
     Ping,
     Pong,
     Ready,
@@ -70,6 +71,8 @@ class Zygotes:
         pass_fds: file descriptors that spawned zygotes, and so the children, inherit.
         preload: modules that spawned zygotes import, so that the children need not.
         revives: if both zygotes are lost at once, a spawned one takes their place.
+        runtimes: functions "module:function" that import something large, which children then
+            need not; called in a zygote that is dropped if nothing may be forked from it then.
         interpreter: that spawned zygotes run; None: this one.
         reply_timeout_s: for a zygote that is asked and says nothing; then it is killed, and the
             spare one takes over.
@@ -87,8 +90,10 @@ class Zygotes:
         preload: Sequence[str] = (),
         revives: bool = False,
         interpreter: Interpreter | None = None,
+        runtimes: Sequence[str] = (),
     ) -> None:
         self._reply_timeout_s = reply_timeout_s
+        self._runtimes = tuple(runtimes)
         self._zygotes: list[ZygoteLink] = []  # the first is the active one
         self._dying: dict[int, Callable[[], None]] = {}  # by pidfd: what to do when it has ended
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -106,7 +111,7 @@ class Zygotes:
         try:
             with self._launcher(entry_points, start_method, pass_fds, preload) as launch:
                 self._launch(launch)
-                self._launch(launch)
+                self._add_spare() if runtimes else self._launch(launch)
         except OSError as error:
             self.close_now()
             raise InitError(f"process workers cannot be prepared: {error}.") from error
@@ -288,17 +293,23 @@ class Zygotes:
             zygote.close()
 
     def _add_spare(self) -> None:
-        """Have the active zygote clone itself. The clone may be asked for children at once."""
-        assert self._loop is not None
+        """Have the active zygote clone itself. The clone may be asked for children at once.
+
+        One that is to import the runtimes becomes the active one itself.
+        """
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError:
             return  # the next start tries again
-        spare = ZygoteLink(ours)
-        self._zygotes.append(spare)
-        self._loop.add_reader(ours.fileno(), self._read, spare)
-        self._zygotes[0].clones.append(spare)
-        self._zygotes[0].send(Clone(), theirs)
+        active, spare = self._zygotes[0], ZygoteLink(ours)
+        spare.starts_until = time.monotonic() + _START_S
+        runtimes = () if active.has_runtimes else self._runtimes
+        spare.has_runtimes = active.has_runtimes or bool(runtimes)
+        self._zygotes.insert(0 if runtimes else 1, spare)
+        if self._loop is not None:
+            self._loop.add_reader(ours.fileno(), self._read, spare)
+        active.clones.append(spare)
+        active.send(Clone(runtimes), theirs)
 
     # Reports ---------------------------------------------------------------------------
 
@@ -325,6 +336,8 @@ class Zygotes:
                 pass  # it was heard, which is all
             case Changed(child, status):
                 zygote.change(child, status)
+            case NotImported():
+                report.log()
 
     def _tell(self, on_change: Callable[[Child], None], child: Child) -> None:
         """Whatever the owner of one child makes of a report, those of the others get theirs."""

@@ -127,7 +127,7 @@ class ZygoteLink:
     `heard` counts the reports; `starting` and `killing` are the children that it is to report
     on, and `doubts` is the timer of whoever waits for that. One that is launched has until
     `starts_until`, of the monotonic clock, to be ready; one that was asked and is at work has until
-    `busy_until` to say something.
+    `busy_until` to say something. With `has_runtimes` it was to import those of the children.
     """
 
     def __init__(self, control: socket.socket) -> None:
@@ -136,6 +136,7 @@ class ZygoteLink:
         self.children: dict[int, Child] = {}
         self.clones: list[ZygoteLink] = []
         self.is_ready: bool = False
+        self.has_runtimes: bool = False
         self.starts_until: float = 0.0
         self.busy_until: float = 0.0
         self.heard: int = 0

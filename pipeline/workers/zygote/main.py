@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import select
 import signal
@@ -24,6 +25,9 @@ from pipeline.system.children import (
     default_handlers,
     keep_signals_from_children,
 )
+from pipeline.workers.zygote.runtimes import fork_with
+
+_LOGGER = logging.getLogger(__name__)
 
 EntryPoint = Callable[[socket.socket, int], None]
 
@@ -50,7 +54,10 @@ class Kill(msgspec.Struct, frozen=True, array_like=True, tag="kill"):
 
 
 class Clone(msgspec.Struct, frozen=True, array_like=True, tag="clone"):
-    """Fork another zygote; comes with the control socket that it is to serve."""
+    """Fork another zygote, which imports `runtimes`; comes with the control socket that it is to
+    serve."""
+
+    runtimes: tuple[str, ...] = ()
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
@@ -88,8 +95,20 @@ class Changed(msgspec.Struct, frozen=True, array_like=True, tag="changed"):
     status: int
 
 
+class NotImported(msgspec.Struct, frozen=True, array_like=True, tag="not-imported"):
+    """A clone that has imported runtimes could not be a zygote: another one has imported none."""
+
+    runtimes: tuple[str, ...]
+    reason: str
+
+    def log(self) -> None:
+        """Say it, in the server."""
+        names = ", ".join(place.partition(":")[0] for place in self.runtimes)
+        _LOGGER.warning("each worker process imports %s for itself: %s", names, self.reason)
+
+
 Request = Start | Kill | Clone | Ping
-Report = Ready | Started | Refused | Changed | Pong
+Report = Ready | Started | Refused | Changed | Pong | NotImported
 
 _decode = msgspec.msgpack.Decoder(Request).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -221,8 +240,8 @@ class _Zygote:
                 self._start(request, fds)
             case Kill(child):
                 self._kill(child)
-            case Clone():
-                self._clone(fds)
+            case Clone(runtimes):
+                self._clone(fds, runtimes)
             case Ping():
                 self._tell(Pong())
         return True
@@ -299,23 +318,33 @@ class _Zygote:
 
     # Itself ----------------------------------------------------------------------------
 
-    def _clone(self, fds: list[int]) -> None:
+    def _clone(self, fds: list[int], runtimes: tuple[str, ...]) -> None:
         # Whatever fails here, the parent sees the end of the clone's control socket.
         if not fds:
             return
+        with socket.socket(fileno=fds[0]) as control:
+            reason = self._fork_clone(control, runtimes)
+            if reason and os.getpid() == self._pid:
+                report = NotImported(runtimes, reason[:_REASON_CHARS])
+                with contextlib.suppress(OSError):
+                    control.send(_encode(report))
+                self._fork_clone(control, ())
+
+    def _fork_clone(self, control: socket.socket, runtimes: tuple[str, ...]) -> str:
+        """Fork a zygote; return why one that has imported runtimes is none. It ends then."""
         try:
-            pid = fork_quietly()
+            pid, reason = fork_with(runtimes, fork_quietly)
         except OSError:
-            pid = -1
-        if pid != 0:
-            os.close(fds[0])
+            return ""
+        if pid:
             self._clones.add(pid)
-            return
+            return reason
         self._control.close()
         os.close(self._wake)
         os.close(self._wake_end)
-        self._control = socket.socket(fileno=fds[0])
+        self._control = control.dup()
         self._begin()
+        return ""
 
     def _tell(self, report: Report, fds: Sequence[int] = ()) -> None:
         # With the parent gone there is nobody to tell, and poll() says that it is.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from types import SimpleNamespace
 
 import pytest
@@ -221,3 +222,26 @@ def test_a_handler_is_checked_as_the_configuration_is():
         op = Op("a", local_service_handler=handler)
         with pytest.raises(ConfigError, match=text):
             resolve_op("a", op.pipeline_given, config)
+
+
+def test_the_runtimes_of_local_models_are_imported_before_workers_are_forked(tmp_path):
+    for name in ("m.pdmodel", "m.pdiparams", "m.onnx"):
+        (tmp_path / name).touch()
+    loader = PredictorLoader(tmp_path, given={"given": predictor()})
+    paddle = {"model_config": "m.pdmodel", "client_type": "local_predictor"}
+    cases = [
+        op_with(local_service_conf=paddle),
+        op_with(local_service_conf=paddle),
+        op_with(local_service_conf={**paddle, "model_config": "m.onnx"}),
+        op_with(local_service_conf={**paddle, "model_config": "nobody.pdmodel"}),
+        op_with(local_service_conf={**paddle, "devices": "0"}),
+        op_with(local_service_conf={**paddle, "client_type": "brpc"}),
+        op_with(local_service_conf=paddle, server_endpoints=["127.0.0.1:1"]),
+        op_with(),
+    ]
+    imports = "pipeline.predictors.paddle.predictor:import_paddle"
+    assert [loader.runtimes([op]) for op in cases] == [[imports]] * 2 + [[]] * 6
+    assert loader.runtimes(cases) == [imports]
+    cases[0].name = "given"
+    assert loader.runtimes(cases[:1]) == []
+    assert callable(pkgutil.resolve_name(imports))

@@ -33,6 +33,29 @@ def test_children_talk_over_their_sockets_and_know_their_numbers(nursery, start_
     assert not any(family.states.values()), "that it runs is no change"
 
 
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_runtimes_are_imported_once_for_all_children(nursery, start_method):
+    family = nursery(start_method=start_method, runtimes=["obedient:load_runtime", "nobody:here"])
+    loaded = [family.ask(family.start(), "loaded") for _ in range(3)]
+    assert loaded == [f"[{family.pids[0]}]"] * 3, "what fails is the children's to tell"
+    for _ in range(2):
+        os.kill(family.pids[0], signal.SIGKILL)
+        again = family.ask(family.start_until_it_runs(), "loaded")
+        assert len(again.split()) == 1, "also when another zygote has taken its place"
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    ("runtime", "why"),
+    [("load_with_thread", "it starts threads (1)"), ("load_and_end", "it ends the process")],
+)
+def test_what_cannot_be_forked_is_left_to_the_children(nursery, caplog, start_method, runtime, why):
+    family = nursery(start_method=start_method, runtimes=[f"obedient:{runtime}"])
+    children = [family.start() for _ in range(3)]
+    assert [family.ask(child, "loaded") for child in children] == ["[]"] * 3
+    assert caplog.messages == [f"each worker process imports obedient for itself: {why}"]
+
+
 def test_a_child_runs_the_main_that_it_was_started_for(nursery):
     family = nursery(obey, lambda sock, number: sock.sendall(b"the other main"))
     assert family.hear(family.start(main=1)) == b"the other main"

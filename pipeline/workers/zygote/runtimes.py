@@ -1,0 +1,71 @@
+"""Imports before a fork: what all children need once, where the process can still be forked."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pkgutil
+from collections.abc import Callable, Sequence
+
+_CARDS = "/dev/nvidia"
+_GOOD = "good"
+_VERDICT_BYTES = 200
+
+
+def fork_with(places: Sequence[str], fork: Callable[[], int]) -> tuple[int, str]:
+    """Fork a process that calls functions "module:function", each of which imports something.
+
+    Returns the child's number, 0 in the child itself, and why nothing may be forked from it: then
+    it has ended.
+
+    Raises:
+        OSError: no more processes or memory.
+    """
+    if not places:
+        return fork(), ""
+    verdict, our_verdict = os.pipe2(os.O_CLOEXEC)
+    with (
+        open(verdict, "rb", buffering=0) as reader,
+        open(our_verdict, "wb", buffering=0) as writer,
+    ):
+        pid = fork()
+        if pid == 0:
+            reason = _imported(places)
+            writer.write((reason or _GOOD).encode())
+            if reason:
+                os._exit(0)
+            return 0, ""
+        writer.close()
+        said = (reader.read(_VERDICT_BYTES) or b"").decode()
+    return pid, "" if said == _GOOD else said or "it ends the process"
+
+
+def _imported(places: Sequence[str]) -> str:
+    """Import; return why nothing may be forked from this process now.
+
+    A thread that an import has started is not there in a child, and the locks that it held are
+    held for ever; a card that it has opened is of no use there.
+    """
+    threads = _threads()
+    for place in places:
+        with contextlib.suppress(Exception):  # the worker that needs it fails, and says why
+            pkgutil.resolve_name(place)()
+    if more := len(_threads() - threads):
+        return f"it starts threads ({more})"
+    if any(name.startswith(_CARDS) for name in _open_files()):
+        return "it opens a card"
+    gc.freeze()
+    return ""
+
+
+def _threads() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+def _open_files() -> list[str]:
+    names = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            names.append(os.readlink(f"/proc/self/fd/{number}"))
+    return names
