@@ -291,7 +291,12 @@ def test_the_package_itself_loads_nothing():
 # send each other is pickled in four places. `python -m pipeline graph` and the child of a trial
 # are applications: the script that they looked at may have threads that never end.
 ENDS = {
-    "os._exit": {"workers.zygote.main", "cli.graph", "cli.trial_main"},
+    "os._exit": {
+        "workers.zygote.main",
+        "workers.zygote.runtimes",
+        "cli.graph",
+        "cli.trial_main",
+    },
     "os.kill": {"workers.zygote.main"},
 }
 PICKLES = {
