@@ -56,8 +56,16 @@ class Echo(Op):
         return fetch_data, None, ""
 
 
-def serve(name: str, last_op: Op, op_config: Mapping[str, Any] | None = None) -> None:
-    """Serve the graph that ends in `last_op` until SIGTERM, as the arguments say."""
+def serve(
+    name: str,
+    last_op: Op,
+    op_config: Mapping[str, Any] | None = None,
+    keys: Mapping[str, Any] | None = None,
+) -> None:
+    """Serve the graph that ends in `last_op` until SIGTERM, as the arguments say.
+
+    `keys`: of the service, beside those of its Ops.
+    """
     _bear_with(_TIMES_SLOWER)
     asked = sys.argv[1:]
     if {WATCHED, PROFILED} & {*asked}:  # a collector that takes no time: spans cost what they cost
@@ -70,6 +78,7 @@ def serve(name: str, last_op: Op, op_config: Mapping[str, Any] | None = None) ->
         "rpc_port": GRPC_PORT,
         "edge": "embedded",
         "op": op_config or {},
+        **(keys or {}),
     }
     for more in (more for argument in asked for more in _MEANS.get(argument, ())):
         dag = config.get("dag", {}) | more.get("dag", {})

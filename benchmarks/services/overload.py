@@ -1,15 +1,17 @@
-"""What is overloaded: Ops that sleep. Argument: `threads`, `batches` or `diamond`."""
+"""What is overloaded: Ops that sleep. Argument: `threads`, `batches` or `diamond`; or `cascade`,
+`kept` or `priorities`, to which requests of two kinds come.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from benchmarks.services.common import serve
-from pipeline import Op, RequestOp
+from pipeline import Answer, Op, RequestOp, Tensor
 
 
 class Sleep(Op):
@@ -33,6 +35,47 @@ class Sleep(Op):
         return {"x": str(fetch_data["x"][0])}
 
 
+class Gate(Op):
+    """Answers who says so at once, and has the others go on."""
+
+    def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        (fed,) = input_dicts.values()
+        return Answer(fed) if fed["x"] == "quick" else fed
+
+
+class SleepText(Op):
+    """Keeps a request for 40 ms, and answers with what came."""
+
+    def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
+        time.sleep(0.04)
+        return feed_batch[0]
+
+
+class SleepTensor(Op):
+    """The same for the v2 API, in which callers say how urgent they are."""
+
+    input_tensors: ClassVar[list[Tensor]] = [Tensor("x", "FP32", [-1, 1])]
+    output_tensors: ClassVar[list[Tensor]] = [Tensor("y", "FP32", [-1, 1])]
+
+    def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
+        time.sleep(0.04)
+        return {"y": feed_batch[0]["x"]}
+
+
+def mixed(kind: str) -> tuple[Op, dict[str, Any], dict[str, Any]]:
+    """The same for kinds with two kinds of requests, and the service's keys."""
+    read, four = RequestOp(), {"concurrency": 4}
+    if kind == "cascade":
+        slow = SleepText("slow", Gate("gate", read))
+        return slow, {"slow": four, "gate": {"concurrency": 2}}, {}
+    if kind == "kept":
+        keys = {"response_cache": True, "cache": {"local": {"size": 1 << 24}}}
+        return SleepText("slow", read), {"slow": four}, keys
+    levels = {"priority_levels": 2, "default_priority_level": 2}
+    op = {**four, "batching": "dynamic", "dynamic_batching": levels}
+    return SleepTensor("slow", read), {"slow": op}, {}
+
+
 def graph(kind: str) -> tuple[Op, dict[str, Any]]:
     """The last Op, and the configuration of all; each does some 100 requests a second."""
     read = RequestOp()
@@ -48,4 +91,5 @@ def graph(kind: str) -> tuple[Op, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    serve("overload", *graph(sys.argv[1]))
+    is_mixed = sys.argv[1] in ("cascade", "kept", "priorities")
+    serve("overload", *(mixed if is_mixed else graph)(sys.argv[1]))

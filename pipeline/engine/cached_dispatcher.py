@@ -73,6 +73,7 @@ class CachedDispatcher(OpDispatcher):
     def open_cache(self, answers: AnswerCache) -> None:
         """Keep answers from now on."""
         self._kept = answers
+        self.may_spare: bool = True
         self.goes_alone: str = "its answers are kept"
         self.shortcut: Shortcut | None = None  # which leads past the cache
 

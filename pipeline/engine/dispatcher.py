@@ -17,6 +17,7 @@ from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState, RequestTarget
 from pipeline.engine.schedulers.base import Batch, Load, Refusal, Scheduler
 from pipeline.engine.schedulers.guarded import SchedulerError, guarded
+from pipeline.engine.shedding import Shedder
 from pipeline.engine.shortcut import Shortcut
 from pipeline.engine.span_recorder import SpanRecorder
 from pipeline.engine.state import OpState
@@ -43,11 +44,13 @@ class OpDispatcher:
         streams: whether its Op makes or reads streams.
         goes_alone: why its Op is never in a group; "": nothing of its own is against it.
         run_type: what its batches are.
+        may_spare: whether who comes here need not wait, for its answer may be kept.
     """
 
     streams: bool = False
     goes_alone: str = ""
     run_type: type[BatchRun] = BatchRun
+    may_spare: bool = False
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class OpDispatcher:
         limits = (most if declares(op) else 0, announced_batch(most, config.batch_size))
         ahead = getattr(self.workers, "ahead", 0)
         self.load: Load = Load(rows_limits=limits, ahead=ahead)
+        self.shedder: Shedder = Shedder(op.name, self.scheduler, self.load, config.batch_size)
         self.pace: Pace = Pace()
         self.links: Links = Links()
         self.room: Room = Room(channel_size, self.scheduler)
@@ -82,7 +86,6 @@ class OpDispatcher:
         self.is_dirty: bool = False
         self._router = router
         self.shortcut: Shortcut | None = shortcut_of(self, router, loop)
-        self._cut_timer: Any = None
 
     def _make_scheduler(self) -> Scheduler:
         config = self.op.pipeline_config
@@ -138,12 +141,19 @@ class OpDispatcher:
         self._add(item_of(self, request, inputs, target.raw_inputs))
 
     def _add(self, item: Item) -> None:
-        """Have a request wait for its turn."""
-        refusal = self.scheduler.add(item, self._router.loop.time())
+        """Have a request wait for its turn, if that comes in its time."""
+        request, now = item.request, self._router.loop.time()
+        if request.deadline is not None and (shed := self.shedder.refusal_here(request, now)):
+            self._shed(item, shed)
+            return
+        refusal = self.scheduler.add(item, now)
         if refusal is not None:
             self.fail([item], refusal, outcome_of(refusal))
         if not self.is_dirty:
-            self._router.mark_dirty(self)
+            self._router.cycle.mark_dirty(self)
+
+    def _shed(self, item: Item, error: PipelineError) -> None:
+        self._pass_on(item, error)  # it never waited, and has no span
 
     def begin_lap(self, request: RequestState, again: Container[str] | None = None) -> None:
         """Drop what there is of a request that a jump back, or a loop, has run here again.
@@ -181,14 +191,9 @@ class OpDispatcher:
         Whatever takes an item out of the scheduler, or ends the wait for an answer that has been
         promised a place behind this Op, comes here.
         """
-        self._router.mark_dirty(self)
+        self._router.cycle.mark_dirty(self)
         for node in self.room.held_back:
-            self._router.mark_dirty(node)
-
-    @property
-    def is_backed_up(self) -> bool:
-        """Return whether a full batch waits here that no worker has taken."""
-        return len(self.scheduler) >= self.op.pipeline_config.batch_size
+            self._router.cycle.mark_dirty(node)
 
     def state(self, group: tuple[str, ...] = ()) -> OpState:
         """Return how it stands."""
@@ -205,11 +210,8 @@ class OpDispatcher:
 
     # Batches ----------------------------------------------------------------------------
 
-    def schedule(self) -> bool:
-        """Hand out all batches that should leave now; set a timer for the next one.
-
-        Returns whether any request is left.
-        """
+    def schedule(self) -> None:
+        """Hand out all batches that should leave now; set a timer for the next one."""
         self.is_dirty = False
         scheduler, load, room, runs = self.scheduler, self.load, self.room, []
         now = self._router.loop.time()
@@ -231,30 +233,26 @@ class OpDispatcher:
                 for item in batch.items:
                     self._pass_on(item, batch.error)
             elif not isinstance(batch, Batch):
-                left = len(scheduler)
                 break
             else:
                 run = self.run_type(batch.items, batch.worker, places=batch.places)
                 runs.append(self.count(run))
+                if self.shedder.is_on:
+                    self.shedder.began(batch.items)
             if room.size:
                 self.places_freed()
-            left = len(scheduler)
-            if not left:
+            if not len(scheduler):
                 break
+        if self.shedder.is_on:
+            self.shedder.look(now)
         if isinstance(batch, int | float):
-            if self._cut_timer is not None:
-                self._cut_timer.cancel()
-            self._cut_timer = self._router.loop.call_at(batch, self._router.mark_dirty, self)
+            self._router.cycle.wake_at(self, batch)
         if runs:
             trips = self._router.trips
             self._submit(trips.begin(self, runs) if self.pace.was_fusable else runs)
-        if not left:
-            return False
-        if (outage := self.workers.outage) is not None:
+        if len(scheduler) and (outage := self.workers.outage) is not None:
             self.fail(scheduler.clear(), outage, Outcome.OTHER)
-            if room.size:
-                self.places_freed()
-        return True
+            self.places_freed()
 
     def count(self, run: BatchRun) -> BatchRun:
         """Take note of a batch that goes to the workers, or is there already."""
@@ -272,7 +270,7 @@ class OpDispatcher:
     def workers_changed(self) -> None:
         self.load.workers = self.workers.count
         self._router.workers_changed()
-        self._router.mark_dirty(self)
+        self._router.cycle.mark_dirty(self)
 
     # Out --------------------------------------------------------------------------------
 
@@ -301,7 +299,7 @@ class OpDispatcher:
             if outcome is not None:
                 self._pass_on(item, outcome, job.jumped)
         if not self.is_dirty and len(self.scheduler):
-            self._router.mark_dirty(self)
+            self._router.cycle.mark_dirty(self)
 
     def lost(self, job: BatchRun | LoneRun | Trip, error: PipelineError) -> None:
         """Start the job over as configured; else its requests end with `error`."""
@@ -316,8 +314,7 @@ class OpDispatcher:
     def close(self) -> None:
         """Cancel the timers."""
         self.watch.close()
-        if self._cut_timer is not None:
-            self._cut_timer.cancel()
+        self._router.cycle.wake_at(self, None)
 
     def _give_up(self, worker: Worker, run: BatchRun | LoneRun) -> None:
         """Replace a worker that hangs; its batch goes on, or starts over, as configured."""
@@ -340,7 +337,7 @@ class OpDispatcher:
         self.release(run)
         error = DeadlineError(f"[{self.name}] the worker hangs and cannot be replaced.")
         self.fail(run.items, error, Outcome.OTHER)
-        self._router.mark_dirty(self)
+        self._router.cycle.mark_dirty(self)
 
     def _start_over(self, job: BatchRun, error: PipelineError) -> None:
         self.release(job)
@@ -351,7 +348,7 @@ class OpDispatcher:
         else:
             is_timeout = isinstance(error, DeadlineError)
             self.fail(job.items, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
-        self._router.mark_dirty(self)
+        self._router.cycle.mark_dirty(self)
 
     def release(self, run: BatchRun | LoneRun) -> None:
         """Take note that a batch is no longer at the workers."""

@@ -86,9 +86,9 @@ class DynamicDispatcher(OpDispatcher):
         scheduler: Any = self.scheduler
         return replace(state, queued=state.queued + beside(scheduler))
 
-    def schedule(self) -> bool:
+    def schedule(self) -> None:
         self._pass_on_held()  # a batch may have been lost
-        return super().schedule()
+        super().schedule()
 
     def count(self, run: BatchRun) -> BatchRun:
         for item in run.items if self._keeps_order else ():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.admission import AdmissionController, places_for
+from pipeline.engine.admission import AdmissionController, Judge, places_for
 from pipeline.engine.answers import channel_data, refusal
 from pipeline.engine.cached_dispatcher import CachedGraph, ModelCache
 from pipeline.engine.convoy_way import ConvoyWay
@@ -120,7 +120,8 @@ class Engine:
         self._all_answered = asyncio.Event()
 
     def _own_filters(self, config: ServiceConfig) -> list[Filter]:
-        deadline = Deadline(config.timeout_s, self._loop, self._judge, self._end_now)
+        judge = Judge(self._admission, self.executor).judge
+        deadline = Deadline(config.timeout_s, self._loop, judge, self._end_now)
         orders = orders_of(self.executor.nodes, self._admission)
         return own_filters(config, self._observers, deadline, self.executor) + orders
 
@@ -287,12 +288,6 @@ class Engine:
             error = ClosedError("the caller cancelled the request")
             self._abandon(request, error, Outcome.CANCELED)
             self._end(request)
-
-    def _judge(self, request: RequestState, time_left_s: float) -> None:
-        """Refuse who cannot be answered in its time; who is for an idle Op has nobody before it."""
-        target = request.target
-        if target is None or target.op is None or self.executor.nodes[target.op].is_backed_up:
-            self._admission.judge(time_left_s)
 
     def _refuse(self, request: RequestState, error: PipelineError) -> None:
         """Answer a request that is not admitted, which nobody is told of."""

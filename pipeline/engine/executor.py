@@ -45,6 +45,7 @@ class DispatchCycle:
         self._loop = loop
         self._admission = admission
         self._dirty: list[OpDispatcher] = []
+        self._timers: dict[OpDispatcher, asyncio.TimerHandle] = {}
         self._is_due = False
         self._handle: asyncio.Handle | None = None  # of a run that the event loop will begin
 
@@ -61,9 +62,16 @@ class DispatchCycle:
             self._is_due = True
             self._handle = self._loop.call_soon(self.run)
 
+    def wake_at(self, node: OpDispatcher, when: float | None) -> None:
+        """See to it that `node.schedule` is called at that time, and no other; None: at none."""
+        if (timer := self._timers.pop(node, None)) is not None:
+            timer.cancel()
+        if when is not None:
+            self._timers[node] = self._loop.call_at(when, self.mark_dirty, node)
+
     def run(self) -> None:
         """Let every Op to which something happened cut its batches."""
-        admission, is_left = self._admission, False
+        admission = self._admission
         if not self._dirty and admission.throughput is None and not admission.queued:
             return
         if self._handle is not None:  # this is that run, or one that comes before it
@@ -75,7 +83,7 @@ class DispatchCycle:
             turns = iter(nodes)
             try:
                 for node in turns:
-                    is_left = node.schedule() or is_left
+                    node.schedule()
             except BaseException:  # a defect, as of a user's scheduler, costs no other its turn
                 self._dirty += turns
                 self._is_due = False
@@ -83,13 +91,7 @@ class DispatchCycle:
                     self.mark_dirty(node)
                 raise
         self._is_due = False
-        throughput = admission.throughput
-        if throughput is not None and (is_left or admission.queued or throughput.is_backed_up):
-            is_backed_up = admission.queued > 0 or any(node.is_backed_up for node in self.nodes)
-            span_s = max(node.load.service_s for node in self.nodes)
-            throughput.look(self._loop.time(), is_backed_up, span_s)
-        if admission.queued:
-            admission.admit_queued()
+        admission.look()
 
 
 class Executor:
@@ -107,6 +109,7 @@ class Executor:
         streams: those of the graph; None: it has none.
 
     Attributes:
+        cycle: as given.
         nodes: the dispatchers of the Ops, in the order of the graph.
         entries: those of them that read the request, and `last` the one whose answer is its.
         receivers: to whom a request is handed; see `Links.receivers`.
@@ -131,7 +134,7 @@ class Executor:
         dag: DagConfig,
         streams: StreamPlan | None = None,
     ) -> None:
-        self.mark_dirty: Callable[[OpDispatcher], None] = cycle.mark_dirty
+        self.cycle: DispatchCycle = cycle
         self.workers_changed: Callable[[], None] = workers_changed
         self.complete: Callable[[RequestState, Any], None] = complete
         self._clock_ns = observers.clock_ns

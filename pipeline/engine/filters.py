@@ -189,7 +189,7 @@ class Deadline(Filter):
 
     Args:
         limit_s: of the service; None: none.
-        judge: raises OverloadedError for a request that cannot be answered in so many seconds.
+        judge: raises OverloadedError for a request that cannot be answered before its deadline.
         end: answers a request with an error, at once.
     """
 
@@ -197,7 +197,7 @@ class Deadline(Filter):
         self,
         limit_s: float | None,
         loop: asyncio.AbstractEventLoop,
-        judge: Callable[[RequestState, float], None],
+        judge: Callable[[RequestState], None],
         end: Callable[[RequestState, PipelineError, Outcome], None],
     ) -> None:
         self._limit_s = limit_s
@@ -215,9 +215,9 @@ class Deadline(Filter):
         if self._limit_s is not None and (left_s is None or self._limit_s < left_s):
             left_s = self._limit_s
         if left_s is not None:
-            self._judge(request, left_s)
             request.asked_at = self._loop.time()
             request.deadline = when = request.asked_at + left_s
+            self._judge(request)
             request.deadline_timer = self._loop.call_at(when, self._expire, request)
 
     def _expire(self, request: RequestState) -> None:

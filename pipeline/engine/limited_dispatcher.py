@@ -29,10 +29,10 @@ class LimitedDispatcher(OpDispatcher):
         self.goes_alone: str = "its workers share resources with others"
         self.shortcut: Shortcut | None = None  # which leads past the limiter
 
-    def schedule(self) -> bool:
+    def schedule(self) -> None:
         if self._limits is not None:
             self.load.most_workers = self._limits.at_once
-        return super().schedule()
+        super().schedule()
 
     def _submit(self, runs: Sequence[BatchRun | Trip]) -> None:
         if self._limits is None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.engine import Engine
     from pipeline.engine.models import ModelEntry
+    from pipeline.engine.shedding import Shedder
     from pipeline.engine.streams.flow import RequestStream
 
 _LOGGER = logging.getLogger(__name__)
@@ -121,8 +122,9 @@ class RequestState(msgspec.Struct, eq=False):
     ended. `trace` is its own traceparent; "" if it is not traced. `settled`: the targets of jumps
     that have answered, or for which a jump stood in. `laps`: how often jumps back and loops have
     had an Op run again; `loops`: how often each Op has looped. `stream`: where the graph has
-    streams, how far those of this request are. `convoy`: those that it is, if it is several.
-    `head`: what an Op says of the head of its answer.
+    streams, how far those of this request are. `judged_by`: of the Op that might have refused it
+    before it was admitted. `convoy`: those that it is, if it is several. `head`: what an Op says of
+    the head of its answer.
     """
 
     OVER: ClassVar[int] = -1
@@ -161,6 +163,7 @@ class RequestState(msgspec.Struct, eq=False):
     laps: dict[OpDispatcher, int] | None = None
     loops: dict[OpDispatcher, int] | None = None
     stream: RequestStream | None = None
+    judged_by: Shedder | None = None
     convoy: Convoy | None = None
     head: AnswerHead | None = None
 

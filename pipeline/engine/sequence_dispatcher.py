@@ -12,6 +12,7 @@ import msgspec
 from pipeline.data import max_batch_size_of
 from pipeline.engine.admission import AdmissionController
 from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.channel import Item
 from pipeline.engine.conditions import Absent
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.filters import Filter
@@ -76,7 +77,7 @@ class SequenceDispatcher(OpDispatcher):
         return self._router.loop.time()
 
     def _wake(self) -> None:
-        self._router.mark_dirty(self)
+        self._router.cycle.mark_dirty(self)
 
     # In ---------------------------------------------------------------------------------
 
@@ -97,12 +98,16 @@ class SequenceDispatcher(OpDispatcher):
         self.turnstile.comes_not(request, error)
         super()._pass_by(request, error)
 
+    def _shed(self, item: Item, error: PipelineError) -> None:
+        self.turnstile.comes_not(item.request, error)
+        super()._shed(item, error)
+
     # Batches ----------------------------------------------------------------------------
 
-    def schedule(self) -> bool:
+    def schedule(self) -> None:
         """Hand out batches; tell those who will not run; set a timer for who is idle."""
         self.sequences.workers_are(self._lasting.lives())
-        is_left = super().schedule()
+        super().schedule()
         self._dismiss_vacant()
         book = self.sequences.book
         if book.queued and (outage := self.workers.outage) is not None:
@@ -117,7 +122,6 @@ class SequenceDispatcher(OpDispatcher):
             if self.room.size:
                 self.places_freed()
         self._watch_idle()
-        return is_left
 
     def leave(self, numbers: Collection[int]) -> None:
         """Have these workers go when their sequences have ended; see `resizing`."""

@@ -182,6 +182,12 @@ class Turnstile(Arrivals):
     def done(self, batch: Batch, now: float) -> None:
         self._behind.done(batch, now)
 
+    def level_of(self, request: RequestState) -> int:
+        return 0
+
+    def levels(self) -> Mapping[int, int]:
+        return {0: len(self)}
+
     def drop(self, request: RequestState) -> list[Item]:
         line = self._lines.get(request.info.sequence_id)
         held = None if line is None else line.get(request)

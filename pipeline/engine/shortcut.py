@@ -132,7 +132,7 @@ class Shortcut:
                 if job.generation == request.generation:  # it goes on
                     router.gone(job)
         if len(node.scheduler):
-            router.mark_dirty(node)
+            router.cycle.mark_dirty(node)
 
     def _take_down(self, worker: Worker, job: Any) -> None:
         """Take down its span: in its request, if this can have no other, and has not ended."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -103,6 +103,12 @@ class Scheduler(Protocol):
     def done(self, batch: Batch, now: float) -> None:
         """Take note that a batch came to an end; of one that was started over, each part."""
 
+    def level_of(self, request: RequestState) -> int:
+        """Return the level of priority at which a request waits: the lowest goes first."""
+
+    def levels(self) -> Mapping[int, int]:
+        """Return how many items are ready at each level."""
+
     def drop(self, request: RequestState) -> list[Item]:
         """Forget a request that is over or starts anew; return what was ready of it."""
 
@@ -164,6 +170,12 @@ class ReadyQueue:
         if count:
             self._late += ready[:count]
             del ready[:count]
+
+    def level_of(self, request: RequestState) -> int:
+        return 0
+
+    def levels(self) -> Mapping[int, int]:
+        return {0: len(self)}
 
     def first_ready_at(self) -> float:
         """Return when the item that has been ready longest became so; there is one."""

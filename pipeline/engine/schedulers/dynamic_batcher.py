@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pipeline.config.schema import OpConfig
 from pipeline.engine.channel import Item
@@ -57,7 +57,7 @@ class DynamicBatcher:
         return iter(self._at)
 
     def add(self, item: Item, now: float) -> None:
-        level = self._level_of(item)
+        level = self.level_of(item.request)
         queue = self._queues.get(level)
         if queue is None:
             queue = self._queues[level] = PolicyQueue(self._batching.policy_of(level))
@@ -107,12 +107,15 @@ class DynamicBatcher:
             self._remove(item)
         return items
 
-    def _level_of(self, item: Item) -> int:
+    def level_of(self, request: RequestState) -> int:
         levels = self._batching.priority_levels
         if levels <= 1:
             return levels
-        own = item.info.priority
+        own = request.info.priority
         return own if 1 <= own <= levels else self._batching.default_priority_level
+
+    def levels(self) -> Mapping[int, int]:
+        return {level: len(queue) for level, queue in self._queues.items()}
 
     def _goes_last(self, level: int, queue: PolicyQueue) -> bool:
         """Return whether a request goes behind all that are here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.engine.channel import Item
@@ -77,6 +78,13 @@ class GuardedScheduler:
 
     def done(self, batch: Batch, now: float) -> None:
         self._call("done", batch, now)
+
+    def level_of(self, request: RequestState) -> int:
+        """Return the only level: as if who came first went first."""
+        return 0
+
+    def levels(self) -> Mapping[int, int]:
+        return {0: len(self._ready)}
 
     def drop(self, request: RequestState) -> list[Item]:
         self._call("drop", request)

@@ -223,14 +223,13 @@ class StreamDispatcher(OpDispatcher):
         self._is_back(job)
         self._resume(job)
         if not self.is_dirty and len(self.scheduler):
-            self._router.mark_dirty(self)
+            self._router.cycle.mark_dirty(self)
 
-    def schedule(self) -> bool:
-        is_left = super().schedule()
+    def schedule(self) -> None:
+        super().schedule()
         if self._runs and (outage := self.workers.outage) is not None:
             for run, _ in list(self._runs.values()):
                 self.lost(run, outage)
-        return is_left
 
     def _is_awaited(self) -> bool:
         return self._slices > 0 or super()._is_awaited()
@@ -266,7 +265,7 @@ class StreamDispatcher(OpDispatcher):
             self.fail([job.items[place] for place in job.live()], error, outcome_of(error))
         else:
             self.fail(live, error, outcome_of(error))
-        self._router.mark_dirty(self)
+        self._router.cycle.mark_dirty(self)
 
     # Out ----------------------------------------------------------------------------------------
 

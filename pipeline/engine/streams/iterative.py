@@ -141,7 +141,7 @@ class IterativeDispatcher(StreamDispatcher):
             self.room.release([item])
             self.places_freed()
         elif len(self.scheduler):
-            self._router.mark_dirty(self)
+            self._router.cycle.mark_dirty(self)
 
     def _give_up(self, worker: Worker, run: BatchRun | LoneRun) -> None:
         """Replace a worker that hangs in a step: those in it end, others go on."""
@@ -174,4 +174,4 @@ class IterativeDispatcher(StreamDispatcher):
             self._resume(following)
         elif self._at.get(run.ran_at) is following:
             del self._at[run.ran_at]
-        self._router.mark_dirty(self)
+        self._router.cycle.mark_dirty(self)

@@ -148,7 +148,7 @@ class Trips:
         if item.generation == item.request.generation:
             self._executor.gone(item)
         if not leader.is_dirty and len(leader.scheduler):
-            self._executor.mark_dirty(leader)
+            self._executor.cycle.mark_dirty(leader)
 
     def lost(self, trip: Trip, error: PipelineError) -> None:
         """Take note that no worker will take a trip: it is a run of its first Op, as any other."""
@@ -184,7 +184,7 @@ class Trips:
             leader.release(trip.lead)
             trip.plan.steps[place].node.count(run)
         self._settle(trip)
-        self._executor.mark_dirty(leader)
+        self._executor.cycle.mark_dirty(leader)
 
     def _end(self, trip: Trip) -> None:
         trip.plan.trips -= 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.engine.admission import Throughput, seconds_over
 from pipeline.engine.request import is_late
+from pipeline.engine.shedding import Throughput, seconds_over
 
 
 class Played:

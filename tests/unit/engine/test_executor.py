@@ -946,7 +946,7 @@ async def test_an_op_whose_scheduler_raises_takes_no_other_its_turn(name):
 
         failing.schedule = fails
         for node in nodes:
-            engine.executor.executor.mark_dirty(node)
+            engine.executor.executor.cycle.mark_dirty(node)
         assert path_of(await engine.ask(path="1")) == "(1>a|1>b)>j"
         assert path_of(await engine.ask(path="2")) == "(2>a|2>b)>j"
         assert [type(error) for error in failures] == [KeyError]

@@ -7,47 +7,12 @@ from collections import Counter
 
 import pytest
 from doubles import Engine, Tag, answers, chain, run_virtual, settle, virtual
+from offered import ANSWERED, REFUSED, TOO_LATE, Load
 
 from pipeline import RequestOp
 from pipeline.engine.request import RequestTarget
-from pipeline.errors import DeadlineError, OverloadedError
-
-ANSWERED, REFUSED, TOO_LATE = "answered", "refused", "too late"
-
-
-class Load:
-    """Requests at even distances, whatever becomes of them."""
-
-    def __init__(self, engine):
-        self.engine = engine
-        self.endings = []  # (when it came, how it ended, what it took), in the order of the ends
-        self.retry_after_s = []
-        self._asked = []
-        self._loop = asyncio.get_running_loop()
-
-    async def offer(self, seconds, per_s, deadline_s):
-        for _ in range(round(seconds * per_s)):
-            self._asked.append(asyncio.ensure_future(self._ask(deadline_s)))
-            await asyncio.sleep(1 / per_s)
-
-    async def _ask(self, deadline_s):
-        came = self._loop.time()
-        try:
-            response = await self.engine.ask(deadline_s, path="x")
-            assert response.err_no in (0, DeadlineError.code)
-            how = TOO_LATE if response.err_no else ANSWERED
-        except OverloadedError as error:
-            self.retry_after_s.append(error.retry_after_s)
-            how = REFUSED
-        self.endings.append((came, how, self._loop.time() - came))
-
-    async def ended(self):
-        await asyncio.gather(*self._asked)
-        return Counter(how for _, how, _ in self.endings)
-
-    def answered_between(self, begin, end):
-        times = [came + took for came, how, took in self.endings if how == ANSWERED]
-        return sum(begin <= when < end for when in times)
+from pipeline.errors import OverloadedError
+from pipeline.proto import pipeline_service_pb2
 
 
 def single():
@@ -82,8 +47,9 @@ async def test_more_than_can_be_done_costs_nothing_of_what_can(graph, times, dea
         found = await load.ended()
         assert load.answered_between(began + 1, began + 5) >= 0.9 * 4 * CAPACITY
         refused = [took for _, how, took in load.endings if how == REFUSED]
-        assert max(refused) == 0.0, "at once"
-        assert min(load.retry_after_s) == 1
+        assert sum(refused) == 0.0 or graph is diamond, "at once, if the first Op has too many"
+        assert max(refused) < 0.6 * deadline_s, "and before long, if it is another one"
+        assert min(load.retry_after_s, default=1) == 1
         late = [came for came, how, _ in load.endings if how == TOO_LATE]
         assert found[TOO_LATE] < 0.3 * found[REFUSED]
         assert max(late, default=0.0) < began + 3 * deadline_s, "only until it is known"
@@ -193,8 +159,9 @@ async def test_a_request_for_an_idle_op_alone_is_not_refused_because_others_wait
         )
         answer = await engine.executor.handle(None, 0.2, route)
         assert answer.payload == {"path": "x>idle"}
-        with pytest.raises(OverloadedError, match=r"a second are answered, too few for the 0.2"):
-            await engine.executor.handle(None, 0.2)
+        answer = await engine.executor.handle(pipeline_service_pb2.Request(), 0.2)
+        assert answer.err_no == OverloadedError.code
+        assert "before this one at Op 'slow' " in answer.err_msg
         await load.ended()
 
 
