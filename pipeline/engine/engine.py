@@ -369,7 +369,10 @@ class Engine:
             answer = change(request, answer)
         self._end(request)
         try:
-            request.tell(answer, request.error)
+            if request.error is None and request.head is None:  # as nearly always
+                request.sink.end(answer)
+            else:
+                request.tell(answer, request.error)
         except Exception:  # a bug of ours: other requests go on
             _LOGGER.exception("an answer could not be handed over")
 

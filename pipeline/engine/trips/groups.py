@@ -38,6 +38,7 @@ class OpGroups:
         self._executor = executor
         self._nodes: tuple[OpDispatcher, ...] = tuple(executor.nodes.values())
         self._plans: list[TripPlan] = []
+        is_on = is_on and len(self._nodes) > 1
         for node in self._nodes:
             is_fusable = is_on and obstacle(node, self._nodes) is None
             node.pace.is_fusable = node.pace.was_fusable = is_fusable

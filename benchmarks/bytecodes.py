@@ -1,0 +1,427 @@
+"""`python -m benchmarks.bytecodes`: bytecodes and calls of warm requests, each with its budget.
+
+What the server's threads execute is counted by a trace function, from the moment when a request is
+sent until its answer is there. Noise does not touch the counts: a slower way is found without a
+clock. Child processes and native code are not counted. The counts are those of CPython 3.11: other
+versions compile to other bytecodes.
+
+The budgets are held by tests/integration/benchmarks/test_bytecodes.py, each with 2 % above it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import grpc
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline.engine.trips import pace, trip, trips
+from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.repository.control import ControlSettings
+from pipeline.repository.server import RepositorySettings, new_service
+from pipeline.system.event_loop import LoopThread
+
+Ask = Callable[[], None]
+
+BUDGETS = {
+    "E": 1944,
+    "E5": 3415,
+    "D": 3026,
+    "chain of 20": 7090,
+    "own unpack and pack": 3766,
+    "three with process": 6826,
+    "the same in batches of 8": 7960,
+    "v2 JSON": 2573,
+    "v2 binary": 2484,
+    "/api": 1858,
+    "gRPC": 2334,
+    "the link": 2196,
+    "a step of a sequence": 4770,
+    "a Python model alone": 5557,
+    "a part of a stream": 1758,
+    "a Python model in a convoy of 8": 3222,
+}
+"""Bytecodes of each case: lower one when a change makes its request cheaper."""
+
+TOLERANCE = 0.02
+"""Share of a budget by which a count may be above it."""
+
+_WARM_UP = 200  # requests: what is done once is done, and all Ops have been quick for long
+_COUNTED = 12  # requests, of which the cheapest counts: a thread may be woken once more or less
+_TIMES_SLOWER = 200  # under the trace function
+_SETTLE_S = 0.004  # behind an answer there are books to be kept
+
+
+class Count(NamedTuple):
+    """What a request takes."""
+
+    bytecodes: float
+    calls: float
+
+    def minus(self, other: Count, by: int = 1) -> Count:
+        """Return the `by`th part of the difference."""
+        return Count((self.bytecodes - other.bytecodes) / by, (self.calls - other.calls) / by)
+
+
+class Counter:
+    """A trace function for all threads but this one; what gRPC does for the client is left out."""
+
+    def __init__(self) -> None:
+        self.bytecodes = self.calls = 0
+        self._is_on = False
+        self._main = threading.get_ident()
+
+    def begin(self) -> None:
+        """Have the threads that start from now on counted, when asked."""
+        threading.settrace(self._enter)
+
+    def of(self, ask: Ask) -> Count:
+        """Return what one request takes."""
+        self.bytecodes = self.calls = 0
+        self._is_on = True
+        ask()
+        time.sleep(_SETTLE_S)
+        self._is_on = False
+        return Count(self.bytecodes, self.calls)
+
+    def _enter(self, frame: FrameType, event: str, arg: object) -> Any:
+        is_counted = self._is_on and threading.get_ident() != self._main
+        if not is_counted or "/grpc/" in frame.f_code.co_filename:
+            return None
+        self.calls += 1
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, arg: object) -> Any:
+        if event == "opcode":
+            self.bytecodes += 1
+        return self._step
+
+
+# Services ---------------------------------------------------------------------------------------
+
+
+class Echo(Op):
+    def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        ((_, fields),) = input_dicts.items()
+        return fields, False, None, ""
+
+    def postprocess(self, input_dicts: Any, fetched: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        return fetched, None, ""
+
+
+class Sum(Op):
+    def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        ((_, fields),) = input_dicts.items()
+        return {"sum": fields["x"]}, False, None, ""
+
+
+class Combine(Op):
+    def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        return {"x": input_dicts["a"]["sum"]}, False, None, ""
+
+
+class Processes(Op):
+    def preprocess(self, input_dicts: Any) -> Any:
+        (fields,) = input_dicts.values()
+        return fields
+
+    def process(self, feed_batch: Any) -> Any:
+        return {"x": feed_batch[0]["x"]}
+
+
+class Speaks(Op):
+    def process(self, feed_batch: Any) -> Any:
+        for number in range(int(feed_batch[0]["x"])):
+            yield {"x": str(number)}
+
+
+class OwnRequest(RequestOp):
+    def unpack_request_package(self, request: Any) -> Any:
+        return dict(zip(request.key, request.value, strict=True)), None, None, ""
+
+
+class OwnResponse(ResponseOp):
+    def pack_response_package(self, channeldata: Any) -> Any:
+        return super().pack_response_package(channeldata)
+
+
+def chain(count: int, kind: type[Op] = Echo, read: RequestOp | None = None) -> Op:
+    """Return the last of so many Ops in a row."""
+    last: Op = read or RequestOp()
+    for number in range(count):
+        last = kind(f"op{number}", [last])
+    return last
+
+
+def diamond() -> Op:
+    read = RequestOp()
+    return Combine("c", [Sum("a", [read]), Sum("b", [read])])
+
+
+@contextlib.contextmanager
+def serving(last: Op, response: type[ResponseOp] = ResponseOp, **config: Any) -> Iterator[Any]:
+    """Serve a graph on free ports."""
+    server = PipelineServer("svc")
+    server.set_response_op(response([last]))
+    server.prepare_server(
+        yml_dict={"rpc_port": 0, "http_port": 0, "edge": "embedded", "host": "127.0.0.1", **config}
+    )
+    with server:
+        yield server
+
+
+def post(path: str, body: object, *headers: str) -> bytes:
+    """Return the bytes of a request; what is not bytes is sent as JSON."""
+    sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *headers]
+    return "\r\n".join([*head, f"Content-Length: {len(sent)}", "", ""]).encode() + sent
+
+
+class Connection:
+    """A connection over HTTP; `ends`: what an answer ends with."""
+
+    def __init__(self, port: int | None, ends: bytes = b"}") -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._ends = ends
+
+    def ask(self, request: bytes) -> None:
+        """Send a request and read its answer."""
+        self.send(request)
+        self.read()
+
+    def send(self, request: bytes) -> None:
+        self._socket.sendall(request)
+
+    def read(self) -> None:
+        """Read an answer. RuntimeError: it is not that of a request that went well."""
+        received = b""
+        while b"\r\n\r\n" not in received or not received.rstrip(b" ").endswith(self._ends):
+            more = self._socket.recv(65536)
+            if not more:
+                break
+            received += more
+        if not received.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"not answered: {received[:400]!r}")
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+PAIRS = post("/svc/prediction", {"key": ["x"], "value": ["1"]})
+TENSOR = {"name": "x", "shape": [16], "datatype": "FP32"}
+
+
+@contextlib.contextmanager
+def over_http(server: Any, request: bytes, ends: bytes = b"}") -> Iterator[Ask]:
+    with contextlib.closing(Connection(server.http_port, ends)) as connection:
+        yield lambda: connection.ask(request)
+
+
+@contextlib.contextmanager
+def http(last: Op, request: bytes = PAIRS, *given: Any, **config: Any) -> Iterator[Ask]:
+    """Serve a graph and ask it over HTTP."""
+    with serving(last, *given, **config) as server, over_http(server, request) as ask:
+        yield ask
+
+
+@contextlib.contextmanager
+def over_grpc() -> Iterator[Ask]:
+    method = "/baidu.paddle_serving.pipeline_serving.PipelineService/inference"
+    message = Request(key=["x"], value=["1"], name="svc").SerializeToString()
+    with (
+        serving(chain(1)) as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel,
+    ):
+        call: Any = channel.unary_unary(method)
+        yield lambda: call(message, timeout=30)
+
+
+def binary_infer() -> bytes:
+    sizes = {"binary_data_size": 64}
+    head = json.dumps(
+        {
+            "inputs": [{**TENSOR, "parameters": sizes}],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    length = f"Inference-Header-Content-Length: {len(head)}"
+    return post("/v2/models/svc/infer", head + bytes(64), length)
+
+
+MODEL = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse(
+                [pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(each, "x").as_numpy())]
+            )
+            for each in requests
+        ]
+"""
+CONFIG = """
+backend: "python"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 16 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 16 ] } ]
+dynamic_batching { }
+parameters { key: "workers" value { string_value: "thread" } }
+"""
+
+
+@contextlib.contextmanager
+def repository(count: int) -> Iterator[Ask]:
+    """Serve a Python model; ask so many times at once, while the event loop is held."""
+    request = post(
+        "/v2/models/m/infer", {"inputs": [{**TENSOR, "shape": [1, 16], "data": [1.0] * 16}]}
+    )
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        version = Path(folder, "m", "1")
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(MODEL)
+        (version.parent / "config.pbtxt").write_text(CONFIG)
+        settings = {"rpc_port": 0, "http_port": 0, "edge": "embedded", "host": "127.0.0.1"}
+        service = new_service(RepositorySettings(ControlSettings((Path(folder),)), settings))
+        thread = stack.enter_context(contextlib.closing(LoopThread()))
+        thread.run(service.start())
+        stack.callback(lambda: thread.run(service.stop()))
+        callers = [
+            stack.enter_context(contextlib.closing(Connection(service.http_port)))
+            for _ in range(count)
+        ]
+
+        def ask() -> None:
+            held, sent = threading.Event(), threading.Event()
+            thread.loop.call_soon_threadsafe(held.set)
+            thread.loop.call_soon_threadsafe(sent.wait)
+            held.wait()
+            for caller in callers:
+                caller.send(request)
+            sent.set()
+            for caller in callers:
+                caller.read()
+
+        yield ask
+
+
+@contextlib.contextmanager
+def speaking(parts: int) -> Iterator[Ask]:
+    request = post(
+        "/svc/prediction", {"key": ["x"], "value": [str(parts)]}, "Accept: text/event-stream"
+    )
+    end = b"0\r\n\r\n"
+    with serving(chain(1, Speaks)) as server, over_http(server, request, end) as ask:
+        yield ask
+
+
+@contextlib.contextmanager
+def stepping() -> Iterator[Ask]:
+    """Ask for steps of one sequence."""
+
+    def step(**more: object) -> bytes:
+        said = {"parameters": {"sequence_id": 7, **more}}
+        return post("/v2/models/svc/infer", {"inputs": [{**TENSOR, "data": [1.0] * 16}], **said})
+
+    direct = {"op0": {"sequence": {"strategy": "direct"}}}
+    with serving(chain(1), op=direct) as server, over_http(server, step()) as ask:
+        with contextlib.closing(Connection(server.http_port)) as connection:
+            connection.ask(step(sequence_start=True))
+        yield ask
+
+
+def cases() -> dict[str, Callable[[], contextlib.AbstractContextManager[Ask]]]:
+    """Return what is counted, by name."""
+    infer = post("/v2/models/svc/infer", {"inputs": [{**TENSOR, "data": [1.0] * 16}]})
+    batches = {f"op{number}": {"batch_size": 8} for number in range(3)}
+    return {
+        "E": lambda: http(chain(1)),
+        "E5": lambda: http(chain(5)),
+        "D": lambda: http(diamond()),
+        "chain of 20": lambda: http(chain(20)),
+        "own unpack and pack": lambda: http(chain(2, read=OwnRequest()), PAIRS, OwnResponse),
+        "three with process": lambda: http(chain(3, Processes)),
+        "the same in batches of 8": lambda: http(chain(3, Processes), op=batches),
+        "v2 JSON": lambda: http(chain(1), infer),
+        "v2 binary": over_binary,
+        "/api": lambda: http(chain(1), post("/api/svc", {"x": "1"})),
+        "gRPC": over_grpc,
+        "the link": lambda: http(chain(1), edge="gateway"),
+        "1 part of a stream": lambda: speaking(1),
+        "33 parts of a stream": lambda: speaking(33),
+        "a step of a sequence": stepping,
+        "a Python model alone": lambda: repository(1),
+        "8 requests in a convoy": lambda: repository(8),
+    }
+
+
+@contextlib.contextmanager
+def over_binary() -> Iterator[Ask]:
+    with serving(chain(1)) as server, over_http(server, binary_infer(), bytes(64)) as ask:
+        yield ask
+
+
+# Counts -----------------------------------------------------------------------------------------
+
+
+def counted(names: Sequence[str]) -> dict[str, Count]:
+    """Return what each case takes; of streams and convoys what one part, or request, does."""
+    pace._QUICK_NS *= _TIMES_SLOWER
+    pace._SLOW_NS *= _TIMES_SLOWER
+    trip._LONGEST_NS *= _TIMES_SLOWER
+    trips._STEP_S *= _TIMES_SLOWER
+    counter, found = Counter(), {}
+    counter.begin()
+    for name, serve in cases().items():
+        if any(name.startswith(asked) for asked in names) or not names:
+            with serve() as ask:
+                for _ in range(_WARM_UP):
+                    ask()
+                found[name] = min(counter.of(ask) for _ in range(_COUNTED))
+    return _by_piece(found)
+
+
+def _by_piece(found: dict[str, Count]) -> dict[str, Count]:
+    one, many = found.pop("1 part of a stream", None), found.pop("33 parts of a stream", None)
+    if one is not None and many is not None:
+        found["a part of a stream"] = many.minus(one, 32)
+    convoy = found.pop("8 requests in a convoy", None)
+    if convoy is not None:
+        found["a Python model in a convoy of 8"] = convoy.minus(Count(0, 0), 8)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bytecodes", description=__doc__)
+    parser.add_argument("names", nargs="*", help="beginnings of names; all cases without them")
+    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
+    given = parser.parse_args()
+    logging.disable(logging.WARNING)
+    found = counted(given.names)
+    if given.json:
+        print(json.dumps({name: list(count) for name, count in found.items()}))
+        return 0
+    print("| case | bytecodes | budget | calls |\n|---|---:|---:|---:|")
+    for name, count in found.items():
+        budget = f"{BUDGETS[name]:,}" if name in BUDGETS else ""
+        print(f"| {name} | {count.bytecodes:,.0f} | {budget} | {count.calls:,.0f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
