@@ -209,6 +209,18 @@ class ConflictError(InputError):
     grpc_status = "ALREADY_EXISTS"
 
 
+class FieldsError(InputError):
+    """Fields of a caller, which went to a model as they came, are not what it takes."""
+
+    is_callers = True
+
+
+class FeedError(PipelineError):
+    """An Op fed its model, of what it had read, what that does not take."""
+
+    code: int = ErrorCode.INPUT_PARAMS_ERROR
+
+
 class DeadlineError(PipelineError):
     """A deadline or an Op's timeout passed."""
 

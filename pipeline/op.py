@@ -135,6 +135,8 @@ class Op:
     pipeline_merges: bool = (
         True  # False: `process` gets a list of feeds, and returns one of results
     )
+    pipeline_hands_on: bool = False  # what it feeds its model is what callers sent, also if it is
+    # by methods of its own
     pipeline_controls: Sequence[Control] = ()  # that `process` adds to its requests by itself
     pipeline_notes: Notes | None = None  # of requests, where logs say which one it is
     pipeline_packs_tensors: bool | None = None  # as `set_pack_tensor_format` was told

@@ -23,8 +23,8 @@ from pipeline.engine.product_errors import product_error
 from pipeline.engine.schedulers.base import Batch
 from pipeline.engine.stage_errors import (
     log_raised,
+    process_failure,
     stage_error,
-    stage_failure,
     too_large,
 )
 from pipeline.errors import (
@@ -255,12 +255,18 @@ class BatchRun(Batch, eq=False):
         if op.most_rows:
             for index in [i for i, feed in feeds.items() if has_more_rows(feed, op.most_rows)]:
                 del feeds[index]
-                self.outcomes[index] = too_large(op.name, op.most_rows)
+                self.outcomes[index] = too_large(op, self.items[index])
         is_fed = any(self.items[index].is_feed for index in feeds)
         most_rows = op.most_fed_rows if is_fed else op.most_rows
         if self.sequence_steps and op.feeds is not None:
-            return op.feeds.plan(feeds, self.sequence_steps, most_rows)
-        return op.plan(feeds, most_rows) if feeds else []
+            calls = op.feeds.plan(feeds, self.sequence_steps, most_rows)
+        else:
+            calls = op.plan(feeds, most_rows) if feeds else []
+        for call in calls:
+            if (error := call.error) is not None:
+                items = [self.items[index] for index in call.items]
+                call.error = process_failure(error, str(error), op, items, False)
+        return calls
 
     def _process(
         self, op: BoundOp, watch: CallWatch, calls: list[Call], clock_ns: Callable[[], int]
@@ -345,9 +351,8 @@ class BatchRun(Batch, eq=False):
             data_id = self.items[call.items[0]].data_id
             log_raised(f"data_id={data_id}", op.name, "process", error)
         text = self._failed(op.name, op.worker, call.items, described(error))
-        if isinstance(error, PredictorUnavailableError):
-            return PredictorUnavailableError(text)
-        return stage_failure(error, text)
+        items = [self.items[index] for index in call.items]
+        return process_failure(error, text, op, items, call.result is None)
 
     # Postprocess ------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from pipeline.engine.call import Call
 from pipeline.engine.collate import plan, plan_each
 from pipeline.engine.hooks import asking, yields
 from pipeline.engine.ragged import RaggedBatch, ragged_batch_of
-from pipeline.op import Op, predictor_of, runs_process
+from pipeline.op import Op, RequestOp, overrides, predictor_of, runs_process
 
 Plan = Callable[[Mapping[int, Any], int], list[Call]]
 
@@ -24,6 +24,8 @@ class OpFacts:
         plan: makes the calls of `process` for the items of a batch; see `collate.plan`.
         merges: whether requests of a batch are merged into one feed.
         asking: the names of the hooks that ask for the context of their requests.
+        hands_on_feeds: whether its model is fed what is fed to it, and nothing that it makes of it.
+        hands_on_fields: whether its model is fed the fields of callers as they come.
         is_plain: whether nothing happens between `preprocess` and `postprocess`, nor behind it,
             and neither asks for that context.
         streams: the name of the hook that is a generator; "": none is.
@@ -44,6 +46,8 @@ class OpFacts:
         self.asking: frozenset[str] = asking(op)
         streaming = [hook for hook in ("process", "postprocess") if yields(op, hook)]
         self.streams: str = streaming[0] if streaming else ""
+        self.hands_on_feeds: bool = op.pipeline_hands_on or not overrides(op, "process")
+        self.hands_on_fields: bool = op.pipeline_hands_on or _hands_on(op)
         self.is_plain: bool = not (
             self.runs_process
             or self.has_model
@@ -52,6 +56,17 @@ class OpFacts:
             or self.asking
             or self.streams
         )
+
+
+def _hands_on(op: Op) -> bool:
+    """Return whether an Op, and the RequestOp that it reads, are as they are in this library."""
+    reads = [*op.get_input_ops()]
+    if not reads or overrides(op, "preprocess") or overrides(op, "process"):
+        return False
+    return not any(
+        not isinstance(each, RequestOp) or overrides(each, "unpack_request_package")
+        for each in reads
+    )
 
 
 def plan_of(op: Op) -> Plan:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.collate import LOD
 from pipeline.engine.product_errors import code_of, product_error
 from pipeline.errors import (
+    FeedError,
+    FieldsError,
     InputError,
     OverloadedError,
+    PayloadTypeError,
     PipelineError,
+    PredictorUnavailableError,
     ProductError,
     UserCodeError,
     coded_error,
@@ -54,9 +60,31 @@ def log_raised(request: str, op_name: str, stage: str, error: BaseException) -> 
     _LOGGER.error("(%s) [%s] %s raised %s", request, op_name, stage, what, exc_info=error)
 
 
-def too_large(op_name: str, most_rows: int) -> InputError:
+def process_failure(
+    error: BaseException, text: str, op: BoundOp, items: Sequence[Any], is_of_feed: bool = True
+) -> PipelineError:
+    """Return what requests are told for which `process` has failed, with this text.
+
+    What a model cannot take is for whoever made it to mend: the callers, or the Op.
+
+    Args:
+        is_of_feed: whether the error came from within `process`, not from what that returned.
+    """
+    if isinstance(error, PredictorUnavailableError):
+        return PredictorUnavailableError(text)
+    is_sent = all(op.hands_on_feeds if item.is_feed else op.hands_on_fields for item in items)
+    kinds = (InputError, PayloadTypeError) if is_sent and is_of_feed else InputError
+    if not isinstance(error, kinds):
+        return stage_failure(error, text)
+    failed: PipelineError = FieldsError(text) if is_sent else FeedError(text)
+    failed.code = code_of(error)
+    return failed
+
+
+def too_large(op: BoundOp, item: Any) -> PipelineError:
     """Return what a caller is told of more rows than an execution may get, in Triton's words."""
-    return InputError(f"inference request batch-size must be <= {most_rows} for '{op_name}'")
+    text = f"inference request batch-size must be <= {op.most_rows} for '{op.name}'"
+    return process_failure(InputError(text), text, op, [item])
 
 
 def _hint_at(error: BaseException) -> str:

@@ -131,6 +131,8 @@ class ModelOp(Op):
         client_conf: a folder in which to write what clients have to know of the model.
     """
 
+    pipeline_hands_on = True
+
     def __init__(
         self,
         name: str,

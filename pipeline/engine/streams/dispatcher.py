@@ -176,7 +176,14 @@ class StreamDispatcher(OpDispatcher):
         if outcome is ENDED:
             note_made(self.spans, run, item, flow, PartKind.EMPTY)
             note_stream(self.spans, run, item, Outcome.OK)
-            self._ended(item)
+            self._runs.pop(request, None)
+            inlet = self._inlets.get(request)
+            if inlet is None:
+                self._send(request, ENDED)
+            else:  # of one part of what it reads; all slots have one source
+                self._source_of(next(iter(self._reads))).took(request, (self, ""))
+                self._next(request, inlet)
+            self._router.gone(item)
             return
         if isinstance(outcome, PipelineError):
             note_made(self.spans, run, item, flow, PartKind.FAILED)
@@ -281,19 +288,6 @@ class StreamDispatcher(OpDispatcher):
         else:
             assert inlet is not None, "what a generator makes goes by `parts`"
             self._send_part(request, inlet.number, outcome)
-            self._next(request, inlet)
-        self._router.gone(item)
-
-    def _ended(self, item: Item) -> None:
-        """Take note that a generator has made all parts of a request, or of one part of it."""
-        request = item.request
-        self._runs.pop(request, None)
-        inlet = self._inlets.get(request)
-        if inlet is None:
-            self._send(request, ENDED)
-        else:
-            slot = next(iter(self._reads))  # all of them have one source
-            self._source_of(slot).took(request, (self, ""))
             self._next(request, inlet)
         self._router.gone(item)
 

@@ -29,6 +29,8 @@ _EMPTY = "takes_empty"
 class ReshapingOp(Op):
     """A model that has other shapes than its callers see, by `reshape` of its tensors."""
 
+    pipeline_hands_on = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.name, RequestOp())
         self.reshaping: Reshaping = reshaping_of(config)

@@ -18,7 +18,13 @@ from pipeline.data import Tensor
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.span_recorder import executions
-from pipeline.errors import InputError, PipelineError, PredictorUnavailableError, UserCodeError
+from pipeline.errors import (
+    FeedError,
+    InputError,
+    PipelineError,
+    PredictorUnavailableError,
+    UserCodeError,
+)
 from pipeline.op import configure_op, connect_op
 from pipeline.system.deadline import call_deadline
 from pipeline.tracing.running import Notes, Running, running
@@ -607,7 +613,7 @@ def test_a_request_that_alone_brings_too_many_samples_is_refused_in_tritons_word
     )
     assert good["y"].tolist() == [2, 4]
     for outcome in (bad, listed):
-        assert isinstance(outcome, InputError)
+        assert isinstance(outcome, FeedError), "an Op of one's own has made them"
         assert str(outcome) == "inference request batch-size must be <= 8 for 'm'"
     assert bound.op.calls == [2]
 
