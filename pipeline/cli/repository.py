@@ -18,6 +18,7 @@ from pipeline.config.schema import Edge
 from pipeline.errors import ConfigError, PipelineError, PortInUseError
 from pipeline.observe.logs.switches import LogSwitches
 from pipeline.repository.control import ControlSettings
+from pipeline.repository.load_bounds import MAX_INSTANCES
 from pipeline.repository.server import RepositorySettings, serve
 
 _FAILED = 1
@@ -146,6 +147,13 @@ def repository_parser() -> argparse.ArgumentParser:
     add("--strict-readiness", type=_flag, default=True, metavar="BOOL")
     add("--exit-on-error", type=_flag, default=True, metavar="BOOL")
     add("--exit-timeout-secs", type=float, default=30, metavar="S")
+    add(
+        "--max-instances",
+        type=int,
+        default=MAX_INSTANCES,
+        metavar="COUNT",
+        help=f"most instances of a model, of all its groups; {MAX_INSTANCES}",
+    )
     add("--model-namespacing", type=_flag, default=False, metavar="BOOL")
     add("--allow-http", type=_flag, default=True, metavar="BOOL")
     add("--http-address", default="0.0.0.0", metavar="HOST")
@@ -294,6 +302,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         given.exit_on_error,
         server_name=given.id,
         is_namespaced=given.model_namespacing,
+        max_instances=given.max_instances,
     )
     kinds = LogSwitches(given.log_info, given.log_warning, given.log_error, given.log_verbose)
     return RepositorySettings(

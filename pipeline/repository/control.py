@@ -24,6 +24,7 @@ from pipeline.repository.dependents import (
     linked,
     only_needed_by,
 )
+from pipeline.repository.load_bounds import MAX_INSTANCES, check_bounds, check_sent
 from pipeline.repository.model_folders import model_folders, names_in
 from pipeline.repository.namespaces import name_of, named
 from pipeline.repository.override_files import OverrideFiles
@@ -52,6 +53,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
         exits: a model that cannot be loaded at the start ends the server.
         cards: numbers of the machine's.
         is_namespaced: several repositories may have models of the same name.
+        max_instances: of one model.
         server_name: in the server's metadata; clients may look for Triton's.
     """
 
@@ -65,6 +67,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
     cards: tuple[int, ...] = ()
     server_name: str = "triton"
     is_namespaced: bool = False
+    max_instances: int = MAX_INSTANCES
 
 
 class ModelControl:
@@ -303,31 +306,27 @@ class ModelControl:
         self, wanted: Mapping[str, Overrides], failures: dict[str, V2Error]
     ) -> list[PolledModel]:
         found = []
-        settings = self._settings
         for name, overrides in wanted.items():
             try:
-                folders = self._folders(name, overrides)
-                for folder in folders:
-                    namespace = (
-                        str(folder.parent) if settings.is_namespaced and not overrides.files else ""
-                    )
-                    model = poll_model(
-                        name_of(name) if settings.is_namespaced else name,
-                        folder,
-                        overrides,
-                        settings.cards,
-                        settings.completes,
-                        namespace,
-                    )
-                    found.append(model)
-                if folders:
-                    continue
+                check_sent(name_of(name) if self._settings.is_namespaced else name, overrides)
+                models = [
+                    self._polled_at(name, folder, overrides)
+                    for folder in self._folders(name, overrides)
+                ]
+            except V2Error as error:
+                _LOGGER.error("Poll failed for model directory '%s': %s", name, error)
+                failures[name] = error
+                continue
             except ConfigError as error:
                 _LOGGER.error("Poll failed for model directory '%s': %s", name, error)
+                models = []
             except OSError as error:
                 _LOGGER.error("Poll failed for model directory '%s': %s", name, described(error))
-            text = f"failed to load '{name}', failed to poll from model repository"
-            failures[name] = V2Error(V2Status.INTERNAL, text)
+                models = []
+            found += models
+            if not models:
+                text = f"failed to load '{name}', failed to poll from model repository"
+                failures[name] = V2Error(V2Status.INTERNAL, text)
         return found
 
     def _folders(self, name: str, overrides: Overrides) -> list[Path]:
@@ -341,7 +340,9 @@ class ModelControl:
             name = name_of(name)
             if not overrides.files:
                 namespace = str(folder.parent)
-        return poll_model(name, folder, overrides, settings.cards, settings.completes, namespace)
+        model = poll_model(name, folder, overrides, settings.cards, settings.completes, namespace)
+        check_bounds(name, model.config, settings.max_instances)
+        return model
 
     async def _load_in_turn(
         self, model: PolledModel, failures: dict[str, V2Error], is_inner: bool

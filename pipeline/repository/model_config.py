@@ -7,6 +7,7 @@ text form is config.pbtxt. `config.yml` says the same in YAML.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from google.protobuf import json_format, text_format
 from pipeline.config.yaml import read_yaml
 from pipeline.errors import ConfigError
 from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.repository.lenient_json import strict_json
 
 TEXT_FILE = "config.pbtxt"
 YAML_FILE = "config.yml"
@@ -69,10 +71,22 @@ def parse_json(text: str | bytes, where: str) -> ModelConfig:
         ConfigError: saying what is wrong.
     """
     try:
-        value = msgspec.json.decode(text)
+        value = _decoded(text)
+    except RecursionError:
+        raise ConfigError(f"{where}: it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: {error}") from None
     return parse_mapping(value, where)
+
+
+def _decoded(text: str | bytes) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        lenient = text if isinstance(text, str) else text.decode()
+        with suppress(msgspec.DecodeError):  # the first error is about what was written
+            return msgspec.json.decode(strict_json(lenient))
+        raise error
 
 
 def parse_mapping(value: object, where: str) -> ModelConfig:

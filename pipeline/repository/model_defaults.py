@@ -118,7 +118,7 @@ def _fill_in_instances(config: ModelConfig, cards: Collection[int]) -> None:
         if group.kind == ModelInstanceGroup.KIND_AUTO:
             has_cards = bool(cards) and set(group.gpus) <= set(cards)
             group.kind = ModelInstanceGroup.KIND_GPU if has_cards else ModelInstanceGroup.KIND_CPU
-        if group.count < 1:
+        if not group.count:
             is_cpu = group.kind == ModelInstanceGroup.KIND_CPU
             group.count = 2 if is_cpu and config.backend in _TWO_INSTANCES else 1
         if group.kind == ModelInstanceGroup.KIND_GPU and not group.gpus:

@@ -1,0 +1,67 @@
+"""JSON as protobuf reads it: what becomes of it, and what stays wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import ConfigError
+from pipeline.repository.lenient_json import is_nested_deeper, strict_json
+from pipeline.repository.model_config import parse_json
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{a: 1}", {"a": 1}),
+        ("{a_1:true,'b' : [1,2,],}", {"a_1": True, "b": [1, 2]}),
+        (r"""{'it\'s': 'a "word"', "c": "{d:1,}"}""", {"it's": 'a "word"', "c": "{d:1,}"}),
+        (' { "a" : { b : [ ] , } , } \n', {"a": {"b": []}}),
+        ('["x,]", ]', ["x,]"]),
+    ],
+)
+def test_what_protobuf_takes_becomes_json(text: str, value: object) -> None:
+    assert json.loads(strict_json(text)) == value
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(_VALUES)
+def test_json_stays_what_it_is(value: object) -> None:
+    text = json.dumps(value)
+    assert json.loads(strict_json(text)) == value
+    assert not is_nested_deeper(text, text.count("[") + text.count("{"))
+
+
+@given(st.text("{}[],:'\"ab1\\ "))
+def test_any_text_comes_to_an_end(text: str) -> None:
+    strict_json(text)
+    is_nested_deeper(text, 3)
+
+
+def test_the_depth_is_that_of_what_is_open_at_once() -> None:
+    text = '{"a": [{"b": 1}, {"c": "[[[["}]}'
+    assert [is_nested_deeper(text, most) for most in (2, 3)] == [True, False]
+    assert is_nested_deeper("[" * 100_000, 99_999)
+
+
+def test_a_configuration_is_read_so() -> None:
+    text = "{backend:'python', dynamic_batching:{max_queue_delay_microseconds:7,},}"
+    config = parse_json(text, "config")
+    assert config.backend == "python"
+    assert config.dynamic_batching.max_queue_delay_microseconds == 7
+
+
+@pytest.mark.parametrize(
+    "text", ["{a b}", "{a: TYPE_FP32}", "{'a: 1}", "[1 2]", "{" * 5000, '{"a":' * 5000 + "1"]
+)
+def test_what_is_no_json_either_way_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^config: "):
+        parse_json(text, "config")
