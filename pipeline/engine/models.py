@@ -66,7 +66,7 @@ class Served(Protocol):
         """The configuration of its one model, if that is one of a repository."""
 
     @property
-    def labels(self) -> Mapping[str, Sequence[str]]:
+    def labels(self) -> Mapping[str, Sequence[bytes]]:
         """Names of the classes that outputs of its model have, by output."""
 
     @property

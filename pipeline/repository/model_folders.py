@@ -82,7 +82,8 @@ class ModelFolder(msgspec.Struct, frozen=True):
                     )
             found = [version for version in self.versions if version in policy.specific.versions]
         elif policy.HasField("latest"):
-            found = sorted(self.versions)[-policy.latest.num_versions :]
+            there = sorted(self.versions)
+            found = there[max(0, len(there) - policy.latest.num_versions) :]
         else:
             found = list(self.versions)
         return found

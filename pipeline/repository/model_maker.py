@@ -160,15 +160,20 @@ class GraphMaker:
         await served.observation.close()
 
 
-def _labels(source: ModelSource) -> dict[str, list[str]]:
-    """Return the lines of the files that name an output's classes. Raises ConfigError: none."""
+def _labels(source: ModelSource) -> dict[str, list[bytes]]:
+    """Return the lines of the files that name an output's classes, as Triton cuts them.
+
+    A line ends with a line feed and with nothing else; what is in it need be no UTF-8.
+
+    Raises ConfigError: there is no such file.
+    """
     found = {}
     for output in source.config.output:
         if output.label_filename:
             file = source.folder / output.label_filename
             try:
-                found[output.name] = file.read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
+                found[output.name] = file.read_bytes().removesuffix(b"\n").split(b"\n")
+            except OSError as error:
                 raise ConfigError(
                     f"model '{source.name}': label_filename of output '{output.name}': {error}"
                 ) from error

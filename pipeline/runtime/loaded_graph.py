@@ -52,7 +52,7 @@ class RepositoryModel(NamedTuple):
     names: ModelNames
     version: str
     config: ModelConfig
-    labels: Mapping[str, Sequence[str]] = {}
+    labels: Mapping[str, Sequence[bytes]] = {}
 
 
 class LoadedGraph:
@@ -81,7 +81,7 @@ class LoadedGraph:
         self.names: ModelNames = model_names(name, [op.name for op in graph.ops])
         self.version: str = FIRST_VERSION
         self.model_config: ModelConfig | None = None
-        self.labels: Mapping[str, Sequence[str]] = {}
+        self.labels: Mapping[str, Sequence[bytes]] = {}
         if model is not None:
             self.names, self.version, self.model_config, self.labels = model
         self.observation: ObservabilityStack = ObservabilityStack(

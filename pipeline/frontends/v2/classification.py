@@ -18,7 +18,7 @@ _NUMBERS = {
     *("FP32", "FP64"),
 }
 
-Labels = Mapping[str, Sequence[str]]
+Labels = Mapping[str, Sequence[bytes]]
 """Names of the classes, by output."""
 
 
@@ -42,7 +42,7 @@ def classes_wanted(outputs: Iterable[RequestedOutput]) -> dict[str, int]:
     return wanted
 
 
-def classes_of(array: Array, count: int, labels: Sequence[str], batches: bool) -> Array:
+def classes_of(array: Array, count: int, labels: Sequence[bytes], batches: bool) -> Array:
     """Return the highest values of an output, each as b"<value>:<index>[:<label>]".
 
     Args:
@@ -72,7 +72,7 @@ def classes_of(array: Array, count: int, labels: Sequence[str], batches: bool) -
     return found if batches else found[0]
 
 
-def _class(value: Any, index: int, labels: Sequence[str]) -> bytes:
+def _class(value: Any, index: int, labels: Sequence[bytes]) -> bytes:
     text = f"{float(value):f}" if value.dtype.kind == "f" else str(int(value))
-    label = f":{labels[index]}" if index < len(labels) and labels[index] else ""
-    return f"{text}:{index}{label}".encode()
+    label = b":" + labels[index] if index < len(labels) and labels[index] else b""
+    return f"{text}:{index}".encode() + label

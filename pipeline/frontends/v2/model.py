@@ -183,10 +183,10 @@ class ConfiguredModel:
     """
 
     def __init__(
-        self, config: ModelConfig, op: Op | None, labels: Mapping[str, Sequence[str]]
+        self, config: ModelConfig, op: Op | None, labels: Mapping[str, Sequence[bytes]]
     ) -> None:
         self.name: str = config.name
-        self.labels: Mapping[str, Sequence[str]] = labels
+        self.labels: Mapping[str, Sequence[bytes]] = labels
         self.op: Op | None = op
         self.is_decoupled: bool = config.model_transaction_policy.decoupled
         self.platform: str = config.platform or config.backend

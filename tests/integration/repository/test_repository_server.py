@@ -199,7 +199,8 @@ def test_a_model_that_failed_is_known_but_not_there(edge, tmp_path, gateway_bina
 
 def test_classes_have_the_labels_of_the_model(tmp_path):
     config = ONNX.replace('{ name: "y"', '{ label_filename: "labels.txt" name: "y"')
-    (add_onnx(tmp_path, "sums", config) / "labels.txt").write_text("one\ntwo\nthree\n")
+    names = b"one\nt\xe2\x80\xa8wo\nthree\x0b\r\n\xff\n"
+    (add_onnx(tmp_path, "sums", config) / "labels.txt").write_bytes(names)
     x = {"name": "x", "datatype": "FP32", "shape": [2, 3], "data": [1, 3, 2, 9, 8, 7]}
     wanted = [{"name": "y", "parameters": {"classification": 2}}]
     with serving(tmp_path, mode="none") as server:
@@ -211,8 +212,8 @@ def test_classes_have_the_labels_of_the_model(tmp_path):
             (output,) = answer["outputs"]
             assert (output["datatype"], output["shape"]) == ("BYTES", [2, 2])
             assert output["data"] == [
-                *("6.000000:1:two", "4.000000:2:three"),
-                *("18.000000:0:one", "16.000000:1:two"),
+                *("6.000000:1:t\u2028wo", "4.000000:2:three\x0b\r"),  # lines end with \n alone
+                *("18.000000:0:one", "16.000000:1:t\u2028wo"),
             ]
 
 

@@ -60,6 +60,7 @@ def test_a_repository_that_is_not_there_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
+        ({"latest": {}}, []),
         ({"latest": {"num_versions": 1}}, [12]),
         ({"latest": {"num_versions": 2}}, [3, 12]),
         ({"latest": {"num_versions": 9}}, [1, 3, 12]),

@@ -12,11 +12,11 @@ from pipeline.proto.v2.codec import RequestedOutput
 
 def test_the_highest_with_their_labels():
     array = np.array([0.5, 0.25, 0.75, 0.25], np.float32)
-    assert classes_of(array, 2, ["a", "b", "c"], batches=False).tolist() == [
+    assert classes_of(array, 2, [b"a", b"b\xff", b"c"], batches=False).tolist() == [
         b"0.750000:2:c",
         b"0.500000:0:a",
     ]
-    assert classes_of(array, 9, ["a"], batches=False).tolist() == [
+    assert classes_of(array, 9, [b"a"], batches=False).tolist() == [
         *(b"0.750000:2", b"0.500000:0:a"),
         *(b"0.250000:1", b"0.250000:3"),
     ]
