@@ -21,7 +21,7 @@ from pipeline.engine.hooks import check_hooks
 from pipeline.errors import ConfigError, GraphError, InitError
 from pipeline.frontends.api.pipelines import check_name
 from pipeline.frontends.registry import pipeline_frontends
-from pipeline.gateway.ingress import Gateway, check_access, taken_by_gateway
+from pipeline.gateway.ingress import Gateway, check_access, taken_by_gateway, with_edge
 from pipeline.op import ResponseOp, configure_op
 from pipeline.predictors.base import Predictor
 from pipeline.runtime.base import Exposure, Runtime
@@ -158,9 +158,10 @@ class PipelineServer:
         if self._graph is None or self._config is None:
             raise ConfigError("call set_response_op and prepare_server before running the server.")
         check_hooks(self._graph.all_ops)
-        kind = Replicas if self._config.build_dag_each_worker else Service
+        config = with_edge(self._config)
+        kind = Replicas if config.build_dag_each_worker else Service
         with contextlib.ExitStack() as undo:
-            exposure = self._exposure(self._config, undo)
+            exposure = self._exposure(config, undo)
             given = self._predictors
             asked = [op for op in self._graph.ops if op.name not in given]
             models = ModelServices(asked, self._base_dir)
@@ -168,7 +169,7 @@ class PipelineServer:
             models.open()
             loader = PredictorLoader(self._base_dir, models.addresses, given=given)
             service = kind(
-                self.name, self._graph, self._config, loader, sidecar=models, exposure=exposure
+                self.name, self._graph, config, loader, sidecar=models, exposure=exposure
             )
             service.fork()
             undo.pop_all()

@@ -124,6 +124,16 @@ class LogConfig(Struct, frozen=True, kw_only=True):
     backup_count: Annotated[Size, "Rotated files that are kept."] = 9
 
 
+class ErrorsConfig(Struct, frozen=True, kw_only=True):
+    """`errors`: what callers are told of errors."""
+
+    details: Annotated[
+        Literal["full", "safe"] | None,
+        "Of the server's own errors callers read type, text and place, or a sentence with the "
+        "data id; absent: safe behind the gateway, else full.",
+    ] = None
+
+
 class TracerConfig(Struct, frozen=True, kw_only=True):
     """`dag.tracer`."""
 
@@ -459,6 +469,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         "sys.setswitchinterval, microseconds: less is fairer to I/O; <= 0: leave it alone.",
     ] = 0.001
     log: Annotated[LogConfig, "What is logged, and where to."] = LogConfig()
+    errors: Annotated[ErrorsConfig, "What callers are told of errors."] = ErrorsConfig()
     dag: Annotated[DagConfig, "What all Ops have in common."] = DagConfig()
     client_shared_memory: Annotated[
         ClientSharedMemory, "Shared memory of callers on this machine."
@@ -501,6 +512,13 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     def sends_traces(self) -> bool:
         """Return whether requests have traces."""
         return "traces" in self.signals
+
+    @property
+    def hides_errors(self) -> bool:
+        """Return whether callers read only a sentence about an error of the server's own."""
+        if self.errors.details is None:
+            return "gateway" in (self.edge, self.http_server)
+        return self.errors.details == "safe"
 
     @property
     def notes_requests(self) -> bool:

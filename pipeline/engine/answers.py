@@ -2,13 +2,51 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from pipeline.data import ChannelData
 from pipeline.engine.request import RequestState
-from pipeline.errors import ErrorCode, PackageError, PipelineError, described
+from pipeline.errors import (
+    ErrorCode,
+    InitError,
+    PackageError,
+    PipelineError,
+    PredictorUnavailableError,
+    coded_error,
+    described,
+    printable,
+)
 from pipeline.proto.pipeline.response import pack_error
 from pipeline.proto.pipeline_service_pb2 import Response
+
+_LOGGER = logging.getLogger(__name__)
+
+_INTERNAL = (InitError, PredictorUnavailableError)  # beside those with the status 500
+
+
+def told(request: RequestState, error: PipelineError) -> PipelineError:
+    """Return an error as its caller is told of it; that of the server's own may be kept from it.
+
+    What is kept is in the log, under the data id that the caller reads.
+    """
+    if not request.engine.executor.hides_errors or not _is_internal(error):
+        return error
+    if not error.was_logged:
+        where = (request.data_id, request.log_id, error.op or "")
+        _LOGGER.error("(data_id=%d log_id=%d) [%s] %s", *where, printable(described(error)))
+    text = f"internal error: the log of the server says why, see data_id={request.data_id}"
+    safe = coded_error(int(error.code), text)
+    safe.http_status, safe.grpc_status = error.http_status, error.grpc_status
+    return safe
+
+
+def _is_internal(error: PipelineError) -> bool:
+    """Return whether an error is about the server, not about what its caller asks."""
+    if error.was_logged:
+        return True
+    is_servers = error.http_status == PipelineError.http_status or isinstance(error, _INTERNAL)
+    return is_servers and not error.is_callers
 
 
 def channel_data(request: RequestState, payload: Any, error: PipelineError | None) -> ChannelData:
@@ -17,7 +55,7 @@ def channel_data(request: RequestState, payload: Any, error: PipelineError | Non
         request.data_id,
         request.log_id,
         payload,
-        error,
+        None if error is None else told(request, error),
         as_tensors=request.as_tensors,
         client_need_profile=request.is_profiled,
     )
@@ -33,9 +71,10 @@ def refusal(request: RequestState, error: PipelineError) -> Any:
     return pack_error(data) if is_error else Response()
 
 
-def packing_error(data: ChannelData, error: Exception) -> Response:
-    """Return what is answered where our own ResponseOp cannot pack an answer."""
-    return pack_error(ChannelData(data.data_id, data.log_id, error=_package_error(error)))
+def packing_error(request: RequestState, error: Exception) -> Response:
+    """Return what is answered where a ResponseOp cannot pack an answer."""
+    failed = told(request, _package_error(error))
+    return pack_error(ChannelData(request.data_id, request.log_id, error=failed))
 
 
 def not_unpacked(error: Exception) -> PipelineError:

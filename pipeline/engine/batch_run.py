@@ -22,7 +22,9 @@ from pipeline.engine.plain_step import PlainStep
 from pipeline.engine.product_errors import product_error
 from pipeline.engine.schedulers.base import Batch
 from pipeline.engine.stage_errors import (
+    ids_of,
     log_raised,
+    noted,
     process_failure,
     stage_error,
     too_large,
@@ -104,7 +106,7 @@ class BatchRun(Batch, eq=False):
                     return
             self._run(op, watch, clock_ns)
         except BaseException as error:  # ours, on data of any type: the worker must survive it
-            failed = stage_error(error, op, "process", 0)
+            failed = stage_error(error, op, "process", 0, *ids_of(self.items))
             self.outcomes = [failed if outcome is None else outcome for outcome in self.outcomes]
             self.end_ns = clock_ns()
 
@@ -230,7 +232,8 @@ class BatchRun(Batch, eq=False):
             try:
                 data, skip = op.preprocess(item.inputs, item.data_id, item.log_id)
             except BaseException as error:  # user code; a worker survives even SystemExit
-                self.outcomes[index] = stage_error(error, op, "preprocess", item.log_id)
+                failed = stage_error(error, op, "preprocess", item.log_id, item.data_id)
+                self.outcomes[index] = failed
                 continue
             if keeps_state:
                 if not is_as_before(op.state, latest):
@@ -347,11 +350,10 @@ class BatchRun(Batch, eq=False):
     def _process_error(self, error: BaseException, op: BoundOp, call: Call) -> PipelineError:
         if isinstance(error, ProductError):
             return product_error(error)
-        if not isinstance(error, PipelineError):
-            data_id = self.items[call.items[0]].data_id
-            log_raised(f"data_id={data_id}", op.name, "process", error)
-        text = self._failed(op.name, op.worker, call.items, described(error))
         items = [self.items[index] for index in call.items]
+        if not isinstance(error, PipelineError):
+            log_raised(noted(ids_of(items)), op.name, "process", error)
+        text = self._failed(op.name, op.worker, call.items, described(error))
         return process_failure(error, text, op, items, call.result is None)
 
     # Postprocess ------------------------------------------------------------------------
@@ -376,7 +378,8 @@ class BatchRun(Batch, eq=False):
                     else op.postprocess(item.inputs, data, item.data_id, item.log_id)
                 )
             except BaseException as error:  # user code; a worker survives even SystemExit
-                self.outcomes[index] = stage_error(error, op, "postprocess", item.log_id)
+                failed = stage_error(error, op, "postprocess", item.log_id, item.data_id)
+                self.outcomes[index] = failed
 
     def _gather(self, op: BoundOp) -> dict[int, Any]:
         """Results by item: a dict, a list of them for a mini-batch, or the error."""

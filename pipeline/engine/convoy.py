@@ -21,7 +21,7 @@ from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.journal import Outcome, outcome_of, pack_span, packed_request_of
 from pipeline.engine.request import LAST_ID
-from pipeline.engine.stage_errors import stage_error
+from pipeline.engine.stage_errors import ids_of, stage_error
 from pipeline.errors import PipelineError, WorkerDiedError, note_op
 from pipeline.proto.slices import SHORT_BYTES
 
@@ -309,7 +309,8 @@ class ConvoyRun(BatchRun, eq=False):
             self.preprocess_end_ns: int = now_ns
             self.process_end_ns: int = now_ns
             self.end_ns: int = now_ns
-            self.outcomes: list[Any] = [stage_error(error, op, "process", 0)] * len(self.items)
+            failed = stage_error(error, op, "process", 0, *ids_of(self.items))
+            self.outcomes: list[Any] = [failed] * len(self.items)
 
 
 _TOLD = (

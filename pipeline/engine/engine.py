@@ -100,6 +100,7 @@ class Engine:
             complete = cached.complete
         own = graph, factory, loop, cycle, complete, self.workers_changed, observers
         self.executor: Executor = Executor(*own, config.dag, streams)
+        self.executor.hides_errors = config.hides_errors
         if cache is not None:
             cache.open(cached, self.executor, observers)
         if config.dag.channel_size > 0:

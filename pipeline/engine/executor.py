@@ -118,9 +118,11 @@ class Executor:
         delivery: takes the parts of answers; None: there are no streams.
         cached: looks for answers of the whole graph; None: they are not kept.
         convoys: says which of them pass; given by the engine.
+        hides_errors: callers read a sentence of the server's own errors; given by the engine.
     """
 
     convoys: ConvoyWay
+    hides_errors: bool = False
 
     def __init__(
         self,

@@ -23,6 +23,6 @@ def check_jumping(op: BoundOp, items: Sequence[Any], outcomes: list[Any]) -> boo
     try:
         return bool(op.op.check_jumping(answers))
     except BaseException as error:  # user code; a worker survives even SystemExit
-        failed = stage_error(error, op, "check_jumping", 0)
+        failed = stage_error(error, op, "check_jumping", 0, *answers)
         outcomes[:] = [failed if isinstance(each, dict) else each for each in outcomes]
         return False

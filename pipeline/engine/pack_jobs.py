@@ -6,6 +6,7 @@ Methods of ours are quick, unless the data is large; a user's own methods may be
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
@@ -29,7 +30,7 @@ from pipeline.op import (
 from pipeline.proto.pipeline.blocks import BlockMessage
 from pipeline.proto.pipeline.large import LargeResponse, is_short
 from pipeline.proto.pipeline.plain import PlainRequest, PlainResponse, pack_plain, pack_short
-from pipeline.proto.pipeline.response import is_cheap, pack_error, pack_large
+from pipeline.proto.pipeline.response import is_cheap, pack_large
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError, Limits, is_short_text, wanted_while
 from pipeline.routes import Answer
@@ -249,7 +250,8 @@ class Packer(PackRunner):
         elif self._is_at_once(data) or self._is_cheap(data):
             (packed or self._packed)(request, self._pack_now(request, data))
         else:
-            self.workers.submit([PackJob(request, self._pack_large, data, keeps, packed=packed)])
+            pack = partial(self._pack_large, request)
+            self.workers.submit([PackJob(request, pack, data, keeps, packed=packed)])
 
     def _goes_plain(self, request: RequestState) -> bool:
         """Return whether who asks takes a PlainResponse, and text is all that is answered."""
@@ -273,7 +275,7 @@ class Packer(PackRunner):
         try:
             return self._plain(request, data) or self._op.pack_response_package(data)
         except Exception as error:  # ours, on an answer of any type: that caller is told
-            return packing_error(data, error)
+            return packing_error(request, error)
 
     def _plain(self, request: RequestState, data: ChannelData) -> PlainResponse | None:
         """Return the answer without protobuf, if it has that form and who asks takes it."""
@@ -281,7 +283,7 @@ class Packer(PackRunner):
             return None
         return pack_plain(data.payload)
 
-    def _pack_large(self, data: ChannelData) -> Any:
+    def _pack_large(self, request: RequestState, data: ChannelData) -> Any:
         """Return what our own ResponseOp makes of a large answer, in a thread."""
         try:
             return pack_large(
@@ -290,12 +292,12 @@ class Packer(PackRunner):
         except AbandonedError:
             raise
         except Exception as error:  # as in `pack`
-            return packing_error(data, error)
+            return packing_error(request, error)
 
     def done(self, worker: Worker | None, job: PackJob) -> None:
         """Pass on what a thread packed."""
         response = job.result
         if isinstance(response, PipelineError) and not (job.packed and job.is_ours):
             job.request.blame(response, outcome_of(response))
-            response = pack_error(ChannelData(job.request.data_id, error=response))
+            response = packing_error(job.request, response)
         (job.packed or self._packed)(job.request, response)

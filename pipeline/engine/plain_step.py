@@ -78,7 +78,7 @@ class PlainStep:
                 answer = op.postprocess(inputs, data, data_id, log_id)
             self.outcome = answer
         except BaseException as error:  # user code; a worker survives even SystemExit
-            self.outcome = stage_error(error, op, stage, log_id)
+            self.outcome = stage_error(error, op, stage, log_id, data_id)
         self.end_ns = clock_ns()
         if not self.preprocess_end_ns:
             self.preprocess_end_ns = self.end_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pipeline.engine.bound_op import BoundOp
@@ -27,15 +27,18 @@ from pipeline.errors import (
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_RETRY_AFTER_S = 2**31 - 1
+_MAX_IDS = 256  # of one line
 _MAX_LOGGED_CHARS = 400  # of what an exception says
 
 
-def stage_error(error: BaseException, op: BoundOp, stage: str, log_id: int) -> PipelineError:
-    """Return what a caller is told of an exception in a user's method, in Paddle's words."""
+def stage_error(
+    error: BaseException, op: BoundOp, stage: str, log_id: int, *data_ids: int
+) -> PipelineError:
+    """Return what callers are told of an exception in a user's method, in Paddle's words."""
     if isinstance(error, ProductError):
         return product_error(error)
     if not isinstance(error, PipelineError):
-        log_raised(f"log_id={log_id}", op.name, stage, error)
+        log_raised(f"{noted(data_ids)} log_id={log_id}", op.name, stage, error)
     function = getattr(op.op, stage)
     text = (
         f"Log_id: {log_id}  Raise_msg: {described(error)}{_hint_at(error)}  "
@@ -52,6 +55,17 @@ def stage_failure(error: BaseException, text: str) -> PipelineError:
     if isinstance(error, OverloadedError) and code == OverloadedError.code:
         return OverloadedError(text, _retry_after_s(error))
     return coded_error(code, text)
+
+
+def ids_of(items: Iterable[Any]) -> list[int]:
+    """Return the data ids of items."""
+    return [item.data_id for item in items]
+
+
+def noted(data_ids: Sequence[int]) -> str:
+    """Return ids of requests as lines of the log have them, each so that it is found."""
+    few = " ".join(f"data_id={data_id}" for data_id in data_ids[:_MAX_IDS])
+    return few if len(data_ids) <= _MAX_IDS else f"{few} and {len(data_ids) - _MAX_IDS} more"
 
 
 def log_raised(request: str, op_name: str, stage: str, error: BaseException) -> None:

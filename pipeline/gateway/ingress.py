@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from pipeline.config.access import ROLES, AccessConfig, document_of, fault_of_access
 from pipeline.config.cors import CorsConfig
 from pipeline.config.schema import ServiceConfig
@@ -33,11 +35,18 @@ _LONE_STALL_TIMEOUT_S = 10.0  # without replicas: user code that holds the GIL k
 _END_TIMEOUT_S = 5.0  # to end by itself after its own grace period
 
 
+def with_edge(config: ServiceConfig) -> ServiceConfig:
+    """Return a configuration that says which edge there is, not `auto`."""
+    if config.edge != "auto":
+        return config
+    edge = "gateway" if has_binary() else "embedded"
+    settled: ServiceConfig = msgspec.structs.replace(config, edge=edge)
+    return settled
+
+
 def taken_by_gateway(config: ServiceConfig) -> frozenset[str]:
     """Return which of "HTTP" and "gRPC" the gateway takes; none: the server takes them itself."""
-    edge: str = config.edge
-    if edge == "auto":
-        edge = "gateway" if has_binary() else "embedded"
+    edge = with_edge(config).edge
     wanted = {
         "gRPC": (config.rpc_port, edge),
         "HTTP": (config.http_port, config.http_server or edge),

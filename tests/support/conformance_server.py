@@ -112,7 +112,10 @@ def _told(request: Request) -> Response:
 
 
 def conformance_server(holder: Holder, **config: Any) -> PipelineServer:
-    """A prepared server on free ports; use it as a context manager."""
+    """A prepared server on free ports; use it as a context manager.
+
+    Its own errors are told in full, whichever door it has.
+    """
     op = Does(holder, concurrency=4)
-    settings = {"max_message_bytes": LIMIT, **config}
+    settings = {"max_message_bytes": LIMIT, "errors": {"details": "full"}, **config}
     return server_for(op, name=NAME, response_op=Says([op]), **settings)

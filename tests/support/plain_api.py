@@ -62,4 +62,5 @@ class Speaks(Does):
 
 def plain_server(op: Op | None = None, **config: Any) -> PipelineServer:
     """A prepared server on free ports; use it as a context manager."""
-    return server_for(op or Does(concurrency=2), name=NAME, **config)
+    settings = {"errors": {"details": "full"}, **config}  # the same, whichever door it has
+    return server_for(op or Does(concurrency=2), name=NAME, **settings)

@@ -58,7 +58,8 @@ class Speaks(Op):
 
 def speaking(stage: Stage, **config: Any) -> PipelineServer:
     """A server on free ports whose answers come in parts."""
-    return server_for(Speaks(stage), **config)
+    settings = {"errors": {"details": "full"}, **config}  # the same, whichever door it has
+    return server_for(Speaks(stage), **settings)
 
 
 class Heard:

@@ -16,7 +16,7 @@ from pipeline.engine.batch_run import BatchRun, CallWatch
 from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.call import Call
 from pipeline.engine.op_state import keep_changes, restore
-from pipeline.engine.stage_errors import stage_error
+from pipeline.engine.stage_errors import ids_of, stage_error
 from pipeline.engine.streams.flow import ALL, ENDED, Flow
 from pipeline.engine.streams.pull import Pull
 from pipeline.errors import (
@@ -135,7 +135,7 @@ class StreamRun(BatchRun, eq=False):
                 self._begin(op, teller, clock_ns)
             self._go_on(op, teller, clock_ns, began_ns + SLICE_NS)
         except BaseException as error:  # ours, on data of any type: the worker must survive it
-            failed = stage_error(error, op, "process", 0)
+            failed = stage_error(error, op, "process", 0, *ids_of(self.items))
             self._tell(teller, [(place, failed) for place in self.live()])
             self.pulls = []
         self.pulls = [pull for pull in self.pulls if not pull.is_over]
@@ -205,7 +205,9 @@ class StreamRun(BatchRun, eq=False):
                 )
                 self.pulls.append(Pull(made, Call(data, [place])))
             except BaseException as error:  # user code; a worker survives even SystemExit
-                self.outcomes[place] = stage_error(error, op, "postprocess", item.log_id)
+                self.outcomes[place] = stage_error(
+                    error, op, "postprocess", item.log_id, item.data_id
+                )
 
     def _pull(self, op: BoundOp, call: Call) -> Pull:
         """Call `process`, which runs nothing of a generator yet."""
@@ -301,7 +303,7 @@ class StreamRun(BatchRun, eq=False):
                 return op.answer(data)
             return op.postprocess(item.inputs, data, item.data_id, item.log_id)
         except BaseException as error:  # user code; a worker survives even SystemExit
-            return stage_error(error, op, "postprocess", item.log_id)
+            return stage_error(error, op, "postprocess", item.log_id, item.data_id)
 
     def _failed_turn(
         self, pull: Pull, op: BoundOp, watch: StreamWatch, error: BaseException
@@ -310,8 +312,9 @@ class StreamRun(BatchRun, eq=False):
         call = pull.call
         if op.streams == "postprocess":
             place = pull.items[0]
-            log_id = self.items[place].log_id
-            self._tell(watch, [(place, stage_error(error, op, "postprocess", log_id))])
+            item = self.items[place]
+            failed = stage_error(error, op, "postprocess", item.log_id, item.data_id)
+            self._tell(watch, [(place, failed)])
             return
         failed = self._process_error(error, op, call)
         if not pull.turns and not self.is_superseded:

@@ -208,7 +208,7 @@ class StepRun(BatchRun, eq=False):
             try:
                 outcomes[place] = op.postprocess(item.inputs, part, item.data_id, item.log_id)
             except BaseException as error:  # user code; a worker survives even SystemExit
-                outcomes[place] = stage_error(error, op, "postprocess", item.log_id)
+                outcomes[place] = stage_error(error, op, "postprocess", item.log_id, item.data_id)
 
     def forget(self) -> None:
         """Forget all but what its spans need; large arrays may hang on the rest."""

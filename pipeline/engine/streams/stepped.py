@@ -15,7 +15,7 @@ from msgspec import field
 from pipeline.data import SequenceStep
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.stage_errors import stage_error
+from pipeline.engine.stage_errors import ids_of, stage_error
 from pipeline.engine.streams.combine import size_of
 from pipeline.engine.streams.flow import ALL, ENDED, Bundle
 from pipeline.engine.streams.run import SLICE_NS, UNWANTED, Entry, StreamRun, StreamWatch
@@ -223,7 +223,7 @@ class SteppedRun(StreamRun, eq=False):
                     break
             self._say(teller)
         except BaseException as error:  # ours, on data of any type: the worker must survive it
-            failed = stage_error(error, op, "process", 0)
+            failed = stage_error(error, op, "process", 0, *ids_of(self.items))
             for place in self.seated[:]:
                 self._end(place, failed)
             self._say(teller)

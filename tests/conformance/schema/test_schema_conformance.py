@@ -98,7 +98,13 @@ def servers(gateway_binary: Path, module_logs: None) -> Iterator[dict[str, Pipel
     with contextlib.ExitStack() as stack:
         response_op = ResponseOp(Tells("tells", RequestOp(schema=Ask)), schema=Told)
         made = {
-            edge: server_for(response_op.get_input_ops()[0], NAME, response_op, edge=edge)
+            edge: server_for(
+                response_op.get_input_ops()[0],
+                NAME,
+                response_op,
+                edge=edge,
+                errors={"details": "full"},
+            )
             for edge in EDGES
         }
         yield {edge: stack.enter_context(server) for edge, server in made.items()}

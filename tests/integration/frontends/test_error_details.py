@@ -1,0 +1,173 @@
+"""How much callers read of the server's own errors: `errors.details`, at both doors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import urllib.error
+import urllib.request
+
+import grpc
+import numpy as np
+import pytest
+from doubles import server_for
+
+from pipeline import Op, ProductError, RequestOp, ResponseOp, Tensor
+from pipeline.errors import InputError
+from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.proto.pipeline_service_pb2_grpc import PipelineServiceStub
+
+SECRET = "/srv/models/secret.bin"
+SAFE = r"internal error: the log of the server says why, see data_id=(\d+)"
+
+
+class Failing(Op):
+    input_tensors = (Tensor("how", "BYTES", (1,)),)
+    output_tensors = (Tensor("y", "BYTES", (1,)),)
+
+    def preprocess(self, input_dicts):
+        (fields,) = input_dicts.values()
+        how = str(np.ravel(fields["how"])[0])
+        if how == "raises":
+            raise OSError(f"no such file: {SECRET}")
+        if how == "product":
+            raise ProductError(51, "no face in the picture")
+        if how == "input":
+            raise InputError("x is 3 wide, and has to be 4")
+        return {"y": how} if how == "well" else [SECRET]
+
+    def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
+        if not isinstance(fetch_dict, dict):
+            raise ValueError(SECRET)
+        return fetch_dict
+
+
+def failing_server(**keys):
+    last = Failing("failing", RequestOp())
+    return server_for(last, response_op=ResponseOp(last), **keys)
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    with failing_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def embedded_safe():
+    with failing_server(errors={"details": "safe"}, dag={"is_thread_op": False}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway(gateway_binary):
+    with failing_server(edge="gateway") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway_full(gateway_binary):
+    with failing_server(edge="gateway", errors={"details": "full"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=["embedded_safe", "gateway"])
+def safe(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module", params=["embedded", "gateway_full"])
+def full(request):
+    return request.getfixturevalue(request.param)
+
+
+def posted(server, path, body, **headers):
+    url = f"http://127.0.0.1:{server.http_port}{path}"
+    headers = {"content-type": "application/json", **headers}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def pairs(server, how):
+    status, body = posted(server, "/svc/prediction", {"key": ["how"], "value": [how]})
+    assert status == 200
+    said = json.loads(body)
+    return said["err_no"], said["err_msg"]
+
+
+def api(server, how):
+    _, body = posted(server, "/api/svc", {"how": how})
+    said = json.loads(body)["error"]
+    return said["code"], said["message"]
+
+
+def events(server, how):
+    _, body = posted(server, "/api/svc", {"how": how}, accept="text/event-stream")
+    said = json.loads(body)["error"]
+    return said["code"], said["message"]
+
+
+def v2(server, how):
+    body = {"inputs": [{"name": "how", "datatype": "BYTES", "shape": [1], "data": [how]}]}
+    status, body = posted(server, "/v2/models/svc/infer", body)
+    return {500: 10000, 400: 51}.get(status), json.loads(body)["error"]
+
+
+def rpc(server, how):
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        request = Request(key=["how"], value=[how])
+        response = PipelineServiceStub(channel).inference(request, timeout=60)
+    return response.err_no, response.err_msg
+
+
+DOORS = [pairs, api, events, v2, rpc]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_callers_read_a_sentence_and_where_the_log_says_more(safe, door, caplog):
+    with caplog.at_level(logging.ERROR):
+        code, text = door(safe, "raises")
+    assert code == 10000
+    found = re.search(SAFE, text)
+    assert found, text
+    for word in (SECRET, "OSError", "Failing", "preprocess"):
+        assert word not in text
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(SECRET in line and f"data_id={found[1]} " in line for line in lines), lines
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_callers_read_all_of_it_where_they_are_trusted(full, door):
+    code, text = door(full, "raises")
+    assert code == 10000
+    assert f"OSError: no such file: {SECRET}" in text
+
+
+@pytest.mark.parametrize("how", ["other"])
+def test_an_error_that_nobody_has_logged_is_logged_when_it_is_kept(safe, how, caplog):
+    with caplog.at_level(logging.ERROR):
+        code, text = pairs(safe, how)
+    found = re.search(SAFE, text)
+    assert found, text
+    assert any(f"data_id={found[1]} " in record.getMessage() for record in caplog.records)
+    assert code != 0
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_what_its_caller_is_to_mend_is_told_in_full(safe, door):
+    code, text = door(safe, "product")
+    assert code == 51
+    assert "no face in the picture" in text
+    assert "x is 3 wide, and has to be 4" in door(safe, "input")[1]
+
+
+def test_too_late_is_told_as_it_is(safe):
+    body = {"key": ["how"], "value": ["well"]}
+    _, body = posted(safe, "/svc/prediction", body, **{"grpc-timeout": "0n"})
+    assert json.loads(body)["err_no"] == 6000
+    assert "internal error" not in json.loads(body)["err_msg"]
