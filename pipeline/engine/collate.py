@@ -2,7 +2,7 @@
 
 Samples that agree in names, dtypes and trailing shapes are merged along axis 0; the others run
 in calls of their own. LoD offsets (`<name>.lod`) are re-based both ways. Lists are joined,
-scalars are kept, and items with different scalars are not mixed.
+scalars are kept, and items with different scalars are not mixed; see `with_columns`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,22 @@ def plan(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
         for group in groups.values()
         for part in bounded(items, group, most_rows)
     ]
+
+
+def with_columns(feed: Any) -> Any:
+    """Return a feed with a value for each of its rows in the place of a scalar."""
+    if not isinstance(feed, dict) or not any(isinstance(each, _SCALARS) for each in feed.values()):
+        return feed
+    rows = rows_of(feed)
+    return {name: _column(value, rows) for name, value in feed.items()}
+
+
+def _column(value: Any, rows: int) -> Any:
+    """Return an array of a number, a list of any other scalar; the rest as it is."""
+    if not isinstance(value, _SCALARS):
+        return value
+    column = None if isinstance(value, str | bytes | None) else np.full(rows, value)
+    return [value] * rows if column is None or column.dtype.hasobject else column
 
 
 def plan_each(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:

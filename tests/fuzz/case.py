@@ -49,7 +49,8 @@ class OpSpec:
     """One Op. Times in seconds. `jumps_to`: a batch jumps if its first request wants to;
     `loops_to`: each request has that Op run again as often as it wants, `max_loops` times at most.
 
-    `has_lod`, `has_texts`: what is fed beside the rows; `has_bulk`: its answer is as large as goes
+    `has_lod`, `has_texts`, `has_scalars`: what is fed beside the rows; `has_bulk`: its answer is
+    as large as goes
     through shared memory; `is_async`: `process` is a coroutine (real servers only).
     """
 
@@ -70,6 +71,7 @@ class OpSpec:
     max_batch_size: int = 0  # samples of one call; 0: any number
     has_lod: bool = False
     has_texts: bool = False
+    has_scalars: bool = False
     has_bulk: bool = False
     is_async: bool = False
 

@@ -35,6 +35,7 @@ class Features:
     conditions: bool = True
     channel_size: bool = True
     max_batch_size: bool = True
+    scalars: bool = True
     alone: bool = True
     own_edges: bool = True
     retries: bool = True
@@ -95,6 +96,9 @@ class _Generator:
         is_steered = has.conditions and not any(op.jumps_to for op in ops)
         if is_steered and steers.random() < 0.3:
             ops = _with_goto_loop(steers, ops)
+        if has.scalars:
+            dice = random.Random(f"{origin} scalars")
+            ops = [replace(op, has_scalars=op.has_process and dice.random() < 0.2) for op in ops]
         case = Case(
             ops=tuple(ops),
             requests=(),

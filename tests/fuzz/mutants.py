@@ -264,6 +264,13 @@ def more_samples_than_a_model_takes() -> Iterator[None]:
 
 
 @mutant
+def scalars_run_apart() -> Iterator[None]:
+    """Scalars of requests are not columns of a batch."""
+    with _wrapped(op_facts, "with_columns", lambda made: lambda feed: feed):
+        yield
+
+
+@mutant
 def a_retry_of_the_request_keeps_its_parts() -> Iterator[None]:
     """`dag.retry` starts a request anew beside what is left of its first start."""
 

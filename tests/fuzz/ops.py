@@ -212,6 +212,8 @@ class ModelOp(PlainOp):
         }
         if self.spec.has_texts:
             feed["s"] = [f"t{row[0]}" for row in table]
+        if self.spec.has_scalars:
+            feed |= {"n": number, "w": f"w{number}", "none": None}
         if self.spec.has_lod:
             counts = [model.tokens(row[0]) for row in table]
             feed["t"] = np.array(
@@ -271,6 +273,16 @@ class ModelOp(PlainOp):
             not spec.max_batch_size or rows <= spec.max_batch_size,
             f"{self.name}: {rows} samples in a call, max_batch_size {spec.max_batch_size}",
         )
+        if spec.has_scalars and requests:
+            ids, is_mini = feed["id"].tolist(), requests[0].shape(self.name).kind == "mini"
+            fed = feed["n"], feed["w"], feed["none"]
+            if spec.batch_size == 1 or is_mini:
+                right = fed == (ids[0], f"w{ids[0]}", None)
+            else:
+                texts = [f"w{number}" for number in ids]
+                right = isinstance(fed[0], np.ndarray) and fed[0].tolist() == ids
+                right = right and fed[1:] == (texts, [None] * len(ids))
+            demand(right, f"{self.name}: scalars are fed as {fed} beside {ids}")
         if requests and spec.batch_size == 1:
             expected = 0 if requests[0].alone_at else requests[0].log_id
             demand(log_id == expected, f"{self.name}: log_id {log_id}, not {expected}")
