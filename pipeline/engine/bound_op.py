@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.data import RequestContext
+from pipeline.engine.collate import with_columns
 from pipeline.engine.hooks import (
     CONTEXT,
     POSTPROCESS,
@@ -37,7 +38,7 @@ from pipeline.engine.hooks import (
     call_form,
 )
 from pipeline.engine.init_op import ending_alone
-from pipeline.engine.op_facts import OpFacts
+from pipeline.engine.op_facts import OpFacts, has_columns
 from pipeline.engine.sequence_feeds import SequenceFeeds, feeds_of
 from pipeline.errors import (
     ErrorCode,
@@ -79,6 +80,7 @@ class BoundOp(OpFacts):
             request, or those of a call of `process`.
         notes: takes notes of what it works on, for logs; None: nobody reads them.
         feeds: what its sequences add to what `process` is fed; None: nothing.
+        columns_of: makes columns of the scalars of a feed; None: they stay as they are.
         users_preprocess: the method itself, with all its parameters; see `prepared`.
         users_process: the same; see `processed`.
         users_postprocess: the same; see `answered`.
@@ -96,6 +98,8 @@ class BoundOp(OpFacts):
         self.keeps_state: bool = overrides(op, "preprocess") and not self._needs_dicts
         self.state: dict[str, Any] = vars(self.op)
         self.feeds: SequenceFeeds | None = feeds_of(self.op)
+        columns_of = with_columns if has_columns(op) else None
+        self.columns_of: Callable[[Any], Any] | None = columns_of
         self._loop = loop
         self._awaited: concurrent.futures.Future[Any] | None = None
         # An override set on the instance is bound to the original: bind it to the copy.

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.call import Call
-from pipeline.engine.collate import plan, plan_each, with_columns
+from pipeline.engine.collate import plan, plan_each
 from pipeline.engine.hooks import asking, yields
 from pipeline.engine.ragged import RaggedBatch, ragged_batch_of
 from pipeline.op import Op, RequestOp, overrides, predictor_of, runs_process
@@ -23,7 +23,6 @@ class OpFacts:
         most_fed_rows: those that are fed to it where `preprocess` is skipped.
         plan: makes the calls of `process` for the items of a batch; see `collate.plan`.
         merges: whether requests of a batch are merged into one feed.
-        columns_of: makes columns of the scalars of a feed; None: they stay as they are.
         asking: the names of the hooks that ask for the context of their requests.
         hands_on_feeds: whether its model is fed what is fed to it, and nothing that it makes of it.
         hands_on_fields: whether its model is fed the fields of callers as they come.
@@ -41,9 +40,6 @@ class OpFacts:
         self.most_fed_rows: int = announced_batch(most, op.pipeline_config.batch_size)
         self.merges: bool = op.pipeline_merges
         self.plan: Plan = plan_of(op)
-        is_merged = op.pipeline_config.batch_size > 1 and self.merges and not is_ragged(op)
-        has_columns = is_merged and overrides(op, "process")
-        self.columns_of: Callable[[Any], Any] | None = with_columns if has_columns else None
         self.attempts: int = max(1, op.pipeline_config.retry)
         self.timeout_s: float | None = op.pipeline_config.timeout_s
         self.jumps: bool = op.is_jump_op()
@@ -79,6 +75,12 @@ def plan_of(op: Op) -> Plan:
     if ragged is not None:
         return ragged.plan
     return plan if op.pipeline_merges else plan_each
+
+
+def has_columns(op: Op) -> bool:
+    """Return whether scalars are columns for `process`; see `collate.with_columns`."""
+    is_merged = op.pipeline_config.batch_size > 1 and op.pipeline_merges and not is_ragged(op)
+    return is_merged and overrides(op, "process")
 
 
 def is_ragged(op: Op) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from pipeline.engine import channel, collate, op_facts
+from pipeline.engine import bound_op, channel, collate, op_facts
 from pipeline.engine.admission import AdmissionController
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.channel import Channel
@@ -266,7 +266,7 @@ def more_samples_than_a_model_takes() -> Iterator[None]:
 @mutant
 def scalars_run_apart() -> Iterator[None]:
     """Scalars of requests are not columns of a batch."""
-    with _wrapped(op_facts, "with_columns", lambda made: lambda feed: feed):
+    with _wrapped(bound_op, "with_columns", lambda made: lambda feed: feed):
         yield
 
 
