@@ -13,6 +13,7 @@ from types import ModuleType
 from pipeline.config.default_host import listen_as_the_predecessor
 from pipeline.dropin import numpy_shims
 from pipeline.errors import InitError
+from pipeline.observe.logs.root import log_as_the_predecessor
 
 _SERVER = "pipeline.dropin.server"
 _CLIENT = "pipeline.dropin.client"
@@ -125,7 +126,8 @@ def install() -> None:
     """From now on imports of the predecessor's packages lead to this library. Idempotent.
 
     Names that NumPy had when it was current are there again, too (`np.float`, `np.fromstring`), and
-    servers listen on all addresses where their configuration says nothing else.
+    servers listen on all addresses where their configuration says nothing else, and log what the
+    root logger gets.
 
     Raises:
         InitError: one of them was imported before, so that two of everything would be around.
@@ -141,4 +143,5 @@ def install() -> None:
         )
     numpy_shims.restore()
     listen_as_the_predecessor()
+    log_as_the_predecessor()
     sys.meta_path.insert(0, ImportHook())

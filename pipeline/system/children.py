@@ -179,7 +179,7 @@ def _family(pid: int, spared: Iterable[int], only_children: bool = False) -> lis
                 children.setdefault(int(stat[1]), []).append(int(entry.name))
     found, spared = [pid], {*spared}
     for parent in found:
-        found += [child for child in children.get(parent, ()) if child not in spared]
+        found += [child for child in children.pop(parent, ()) if child not in spared]
         if only_children:
             break
     return [child for child in found[1:] if not _is_tracker(child)]

@@ -13,6 +13,7 @@ import pytest
 from pipeline.config import default_host
 from pipeline.dropin import import_hook as finder
 from pipeline.dropin.client import HttpClient
+from pipeline.observe.logs import root
 
 
 def _imported() -> set[str]:
@@ -21,11 +22,12 @@ def _imported() -> set[str]:
 
 @pytest.fixture
 def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Import hooks, imported packages of the predecessor, numpy's names and the host that servers
-    listen on are as before."""
+    """Import hooks, imported packages of the predecessor, numpy's names, the host that servers
+    listen on and the lines that they log are as before."""
     names = dict(vars(np))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(default_host, "_hosts", [default_host.LOOPBACK])
+    monkeypatch.setattr(root, "_takes", [False])
     assert not _imported()
     yield
     for name in _imported():

@@ -2,7 +2,8 @@
 
 A log file has one writer, in the parent. The child keeps no handler that the parent may have: its
 records under `pipeline` go to `send`, and the parent's `replay` gives them to the same logger
-there. The root logger and the user's loggers are left alone: they work in the child by themselves.
+there. The root logger and the user's loggers are left alone, but see `logs.root`: they work in the
+child by themselves.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 
 from pipeline.errors import utf8_text
 from pipeline.observe.logs.lines import RUNNING, LineFormatter, exception_text, running_of
+from pipeline.observe.logs.root import RootLines
 from pipeline.tracing.running import Running
 
 _LOGGER = logging.getLogger("pipeline")
@@ -69,6 +71,7 @@ def keep_logs(level: int, send: Send) -> None:
         logger.propagate = logger is not _LOGGER
     _LOGGER.addHandler(handler)
     _LOGGER.setLevel(level)
+    RootLines().take(level)
 
 
 @dataclass(frozen=True, slots=True)

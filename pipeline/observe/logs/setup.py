@@ -1,6 +1,6 @@
 """The server's logs: what is logged under `pipeline` goes to PipelineServingLogs/ and to stderr.
 
-The root logger, the user's loggers and their handlers are left as they are.
+The root logger, the user's loggers and their handlers are left as they are, but see `logs.root`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pipeline.config.schema import LogConfig
 from pipeline.errors import printable
 from pipeline.observe import otel
 from pipeline.observe.logs.lines import RUNNING
+from pipeline.observe.logs.root import RootLines
 from pipeline.observe.logs.sinks import FileSink, LogSink, StdoutSink
 from pipeline.observe.logs.switches import LogSwitches
 from pipeline.observe.logs.terminal import TOLD, StderrSink, is_shown, is_wanted
@@ -117,6 +118,7 @@ class _OpenSessions:
         self._sessions: list[LogSession] = []
         self._writers: dict[object, LogWriter] = {}
         self._before = (logging.NOTSET, True)  # the logger's level and propagate
+        self._root = RootLines()
         self.switches: LogSwitches = LogSwitches()
 
     def switch(self, switches: LogSwitches) -> None:
@@ -186,6 +188,7 @@ class _OpenSessions:
             propagate = False  # our lines go to our files, not also to the user's console
         _LOGGER.setLevel(level)
         _LOGGER.propagate = propagate
+        self._root.take(level) if self._sessions else self._root.leave()
         for key, writer in self._writers.items():
             wanting = (session.destinations.get(key) for session in self._sessions)
             lowest = min(each.level for each in wanting if each is not None)

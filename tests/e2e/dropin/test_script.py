@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -144,6 +145,7 @@ def test_a_module_that_is_not_there_is_named(tmp_path):
 # A service in the predecessor's manner: try/except around the old name of the server package,
 # Ops in a module beside the script, options, tuples, and what NumPy had in those days.
 OPS = """
+import logging
 from paddle_serving_server.web_service import Op
 from paddle_serving_server.pipeline.error_catch import CustomException, CustomExceptionCode
 
@@ -154,6 +156,8 @@ class Answer:
 class ShoutOp(Op):
     def preprocess(self, input_dicts, data_id, log_id):
         (_, input_dict), = input_dicts.items()
+        logging.getLogger("shouts").info("info of a module")
+        logging.getLogger("shouts").debug("too much")
         if "text" not in input_dict:
             raise CustomException(CustomExceptionCode.INPUT_PARAMS_ERROR, "no text", True)
         return {"answer": Answer(input_dict["text"].upper())}, False, None, ""
@@ -188,6 +192,8 @@ class EndOp(Op):
         assert isinstance(input_dict["answer"], shout.Answer)
         assert channel.ChannelDataErrcode is ChannelDataErrcode
         assert pipeline_service_pb2.Request().logid == 0
+        _LOGGER.info("%s of mine", "info")
+        _LOGGER.warning("%s of mine", "warning")
         mark = np.fromstring(args.mark.encode(), np.uint8)
         scalars = str([np.float32(0.5), np.float64(0.25)])
         long_text = len(str(np.arange(5000)))
@@ -230,6 +236,12 @@ def test_a_service_of_the_predecessor_runs_unmodified(tmp_path, arguments):
     warning, is_open = done.stderr.splitlines()
     assert warning.startswith("warning: `import pipeline` in the script is the library, not ")
     assert is_open.startswith("yml_dict: whoever reaches this server may do anything")
+    logged, grave = (
+        re.findall(r"\] (?:\[pid \d+\] )?(.* of .*|too much)", (tmp_path / name).read_text())
+        for name in ("PipelineServingLogs/pipeline.log", "PipelineServingLogs/pipeline.log.wf")
+    )
+    assert sorted(logged) == ["info of a module"] * 2 + ["info of mine", "warning of mine"]
+    assert grave == ["warning of mine"]
 
 
 BENCHMARK = """

@@ -15,6 +15,7 @@ import pytest
 from doubles import Clock, logs_in, side_by_side
 
 from pipeline.errors import InitError, ProductError, UserCodeError
+from pipeline.observe.logs import root
 from pipeline.observe.logs.setup import RequestLog
 from pipeline.observe.logs.sinks import FileSink
 from pipeline.observe.logs.writer import LogWriter
@@ -55,6 +56,27 @@ def _everything_as_before():
 def texts(path):
     """The messages of a log file; a line of another format fails the test."""
     return [LINE.fullmatch(line).group(2) for line in path.read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("takes", [False, True])
+def test_lines_of_the_root_logger_are_taken_for_scripts_of_the_predecessor(
+    tmp_path, monkeypatch, takes
+):
+    monkeypatch.setattr(root, "_takes", [False])
+    ours, others = logging.getLogger(), logging.getLogger("somebody.else")
+    before = list(ours.handlers), ours.level
+    if takes:
+        root.log_as_the_predecessor()
+    with logs_in(tmp_path), logs_in(tmp_path / "another", "DEBUG"):
+        ours.info("mine %d", 1)
+        others.warning("else")
+        ours.debug("too much")
+        PIPELINE.info("ours")
+    assert (list(ours.handlers), ours.level) == before
+    PIPELINE.info("nobody takes it")
+    expected = ["mine 1", "else", "ours"] if takes else ["ours"]
+    assert texts(tmp_path / "pipeline.log") == expected
+    assert ("too much" in (tmp_path / "another" / "pipeline.log").read_text()) == takes
 
 
 def test_the_files_lie_in_the_predecessor_s_folder_under_the_working_folder(tmp_path, monkeypatch):
