@@ -69,7 +69,7 @@ class RepositoryHost:
         """Load or unload a model, or return whether it is ready. Raises PipelineError."""
         name, control = change.model, self._control
         if change.action == "is_ready":
-            return await self._is_ready(name, change.version)
+            return self._models.is_ready(name, change.version)
         try:
             if change.action == "load":
                 files = {key.removeprefix(_FILE): data for key, data in change.files.items()}
@@ -83,19 +83,6 @@ class RepositoryHost:
     def metrics(self) -> MetricHolder:
         """Return what a worker uses metrics by."""
         return self._metrics.holder()
-
-    async def _is_ready(self, name: str, version: int) -> bool:
-        """Return whether a model can be asked; one that was unloaded cannot, be it gone or not.
-
-        Raises NoServiceError: none of its name was ever loaded.
-        """
-        try:
-            return self._models.is_ready(name, version)
-        except NoServiceError:
-            index = await self._control.index()
-            if not any(each.name == name and each.state for each in index):
-                raise
-            return False
 
 
 def _ours(error: V2Error) -> PipelineError:

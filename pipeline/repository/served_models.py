@@ -57,9 +57,7 @@ class ServedModels:
         self._find(name, version).interface.check_outputs(name, wanted)
 
     def is_ready(self, name: str, version: int) -> bool:
-        """Return whether a model can be asked. Raises NoServiceError: there is none of its name."""
-        if not self._registry.versions(name):
-            raise NoServiceError(f"Request for unknown model: '{name}' is not found")
+        """Return whether a model can be asked."""
         try:
             self._entry(name, version)
         except NoServiceError:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-import numpy as np
-
 from pipeline.engine.model_answers import LAST, PARAMETERS, error_in, outputs_in
 from pipeline.engine.model_calls import ModelCaller, ModelChange, ModelPart, PeerCall, Tell
 from pipeline.errors import PipelineError, RequestCancelledError
@@ -22,8 +20,14 @@ from pipeline.repository.backends.python.requests import (
     FLAG_START,
     InferenceResponse,
     TritonError,
+    checked,
 )
-from pipeline.repository.backends.python.tensors import NamedTensor, TritonModelException
+from pipeline.repository.backends.python.tensors import (
+    NamedTensor,
+    TritonModelException,
+    received,
+    sent,
+)
 from pipeline.tracing.context import call_trace
 
 _CODES = {
@@ -118,8 +122,7 @@ class InferenceRequest:
         self._sequence = correlation_id
         self._flags = flags
         self._timeout = timeout
-        said = json.loads(parameters or "{}") if isinstance(parameters, str) else parameters
-        self._said: Mapping[str, Any] = said or {}
+        self._said: Mapping[str, Any] = checked(parameters)
 
     def inputs(self) -> list[NamedTensor]:
         """Return the tensors."""
@@ -133,9 +136,9 @@ class InferenceRequest:
         """Return the id of the sequence."""
         return self._sequence
 
-    def requested_output_names(self) -> list[str]:
+    def requested_output_names(self) -> set[str]:
         """Return the outputs that are wanted."""
-        return self._outputs
+        return set(self._outputs)
 
     def model_name(self) -> str:
         """Return the name of the model."""
@@ -211,7 +214,7 @@ class InferenceRequest:
         limit_s = self._timeout / 1e6 if self._timeout else None
         info = info_of(self._id, said, {}, self._outputs)
         call = PeerCall(self._name, self._version, info, limit_s, call_trace(), takes_parts)
-        feeds = {tensor.name(): tensor.as_numpy() for tensor in self._inputs}
+        feeds = {tensor.name(): sent(tensor.as_numpy()) for tensor in self._inputs}
         return ServerAccess.get().begin(call, feeds, tell)
 
     def response(self, part: ModelPart) -> InferenceResponse:
@@ -224,13 +227,11 @@ class InferenceRequest:
             return failed(failure)
         outputs = outputs_in(answer)
         names = [name for name in self._outputs if name in outputs] or outputs
-        tensors = [NamedTensor(name, np.asarray(outputs[name])) for name in names]
+        tensors = [received(name, outputs[name]) for name in names]
         return InferenceResponse(tensors, parameters=answer.get(PARAMETERS))
 
     def _parameters(self) -> dict[str, Any]:
         said = dict(self._said)
-        if not all(isinstance(value, bool | int | float | str) for value in said.values()):
-            raise TritonModelException("Unsupported value type on parameters")
         if self._timeout:
             said["timeout"] = self._timeout
         if self._sequence:
@@ -318,7 +319,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Return whether a model can be asked. TritonModelException: there is none of its name."""
+    """Return whether a model can be asked. TritonModelException: that is no version."""
     try:
         version = int(model_version or -1)
     except ValueError:

@@ -42,6 +42,7 @@ _lock = threading.Lock()
 def load_alone(file: Path, name: str, version: int) -> Any:
     """Load a model that has the process to itself: its folders are the first of `sys.path`."""
     folders = _open(file)
+    utils_module.FOLDERS[utils_module.ALONE] = folders[0]
     sys.path[:] = [*folders, *(path for path in sys.path if path not in folders)]
     return _class_of(file, name, f"{name}_{version}_model")
 
@@ -64,6 +65,7 @@ class LoadBesideOthers:
             if package not in _spaces:
                 _forget(first)
                 _spaces[package] = _Space(package, first, folders)
+                utils_module.FOLDERS[package] = folders[0]
                 # importlib, which knows nothing of packages, finds them there.
                 sys.path += [folder for folder in folders if folder not in sys.path]
         return _class_of(file, name, package, folders)
@@ -73,7 +75,7 @@ def _forget(first: str) -> None:
     """Forget the modules of what was loaded of a model before."""
     names = {package for package, space in _spaces.items() if space.first == first}
     for package in names:
-        del _spaces[package]
+        del _spaces[package], utils_module.FOLDERS[package]
     for module in [each for each in sys.modules if each.partition(".")[0] in names]:
         del sys.modules[module]
 

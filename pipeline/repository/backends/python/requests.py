@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from pipeline.data import RequestContext, SequenceStep
 from pipeline.engine.model_answers import LAST, PARAMETERS, failed_part
 from pipeline.errors import (
@@ -23,7 +21,12 @@ from pipeline.errors import (
     UnspecifiedError,
     UserCodeError,
 )
-from pipeline.repository.backends.python.tensors import NamedTensor, TritonModelException
+from pipeline.repository.backends.python.tensors import (
+    NamedTensor,
+    TritonModelException,
+    received,
+    sent,
+)
 
 FLAG_START = 1
 """Flag of the first request of a sequence."""
@@ -88,8 +91,8 @@ def error_of(error: Any) -> PipelineError:
     return _ERRORS.get(code, UserCodeError)(text)
 
 
-def _checked(parameters: Any) -> dict[str, bool | int | str]:
-    """Return parameters of a response. TritonModelException: they are none."""
+def checked(parameters: Any) -> dict[str, bool | int | str]:
+    """Return parameters of a request or response. TritonModelException: they are none."""
     if isinstance(parameters, str):
         parameters = json.loads(parameters or "{}")
     if parameters is None:
@@ -129,7 +132,7 @@ class InferenceResponse:
                 raise TritonModelException(f"expected a NamedTensor, found {type(tensor).__name__}")
         self._outputs = list(output_tensors)
         self._error = error
-        self._parameters = _checked(parameters)
+        self._parameters = checked(parameters)
         self.is_last: bool = False
 
     def output_tensors(self) -> list[NamedTensor]:
@@ -152,7 +155,7 @@ class InferenceResponse:
         """Return the arrays by name, or the error that the caller gets."""
         if self._error is not None:
             return error_of(self._error)
-        found: dict[str, Any] = {tensor.name(): tensor.as_numpy() for tensor in self._outputs}
+        found: dict[str, Any] = {tensor.name(): sent(tensor.as_numpy()) for tensor in self._outputs}
         if self._parameters:
             found[PARAMETERS] = self._parameters
         return found
@@ -279,7 +282,7 @@ class IncomingRequest:
         put: Callable[[Any], None] | None = None,
         sends_one: bool = False,
     ) -> None:
-        self._inputs = [NamedTensor(name, np.asarray(value)) for name, value in feed.items()]
+        self._inputs = [received(name, value) for name, value in feed.items()]
         self._context = context
         self._model_name = model_name
         self._outputs = outputs
@@ -304,9 +307,9 @@ class IncomingRequest:
         """Return the id of the sequence; 0 or "" for none."""
         return self._context.sequence_id
 
-    def requested_output_names(self) -> list[str]:
+    def requested_output_names(self) -> set[str]:
         """Return the outputs that are asked for."""
-        return list(self._context.outputs or self._outputs)
+        return set(self._context.outputs or self._outputs)
 
     def model_name(self) -> str:
         """Return the name of the model."""

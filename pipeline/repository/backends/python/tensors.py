@@ -27,6 +27,14 @@ _NUMBERS = (
 """Names of data types by their numbers in a configuration."""
 
 
+_STRING = _NUMBERS.index("STRING")
+_NUMBER_OF: dict[np.dtype[Any], int] = {
+    np.dtype(kind): _NUMBERS.index(name.removeprefix("TYPE_"))
+    for name, kind in TRITON_STRING_TO_NUMPY.items()
+}
+_NO_NAME = "Tensor name cannot be an empty string."
+
+
 class TritonModelException(Exception):
     """An error of a model, raised by these functions."""
 
@@ -36,6 +44,7 @@ class NamedTensor:
 
     Raises:
         TypeError: `name` is no text, or `array` no ndarray.
+        TritonModelException: `name` is empty, or no data type is that of `array`.
     """
 
     def __init__(self, name: str, array: Any) -> None:
@@ -43,15 +52,19 @@ class NamedTensor:
             raise TypeError(f"expected a text as a tensor's name, found {type(name)}")
         if not isinstance(array, np.ndarray):
             raise TypeError(f"expected a numpy array for tensor {name!r}, found {type(array)}")
+        if not name:
+            raise TritonModelException(_NO_NAME)
+        if numpy_to_triton_type(array.dtype) is None:
+            raise TritonModelException("NumPy dtype is not supported.")
         self._name = name
-        self._array = _of_bytes(array) if array.dtype.kind in "OSU" else array
+        self._array = array
 
     def name(self) -> str:
         """Return the name."""
         return self._name
 
     def as_numpy(self) -> np.ndarray:
-        """Return the array; elements of text are bytes."""
+        """Return the array; elements of text are bytes, if it is not the model's own."""
         return self._array
 
     def shape(self) -> Sequence[int]:
@@ -59,8 +72,8 @@ class NamedTensor:
         return list(self._array.shape)
 
     def triton_dtype(self) -> int:
-        """Return the data type, by its number in a configuration."""
-        return numpy_to_triton_type(self._array.dtype.type)
+        """Return the data type, by its number in a configuration; 0: there is none."""
+        return numpy_to_triton_type(self._array.dtype) or 0
 
     def is_cpu(self) -> bool:
         """Return True: tensors are in the host's memory."""
@@ -73,7 +86,7 @@ class NamedTensor:
         TritonModelException: it has not, and is no capsule.
         """
         if not name:
-            raise TritonModelException("Tensor name cannot be an empty string.")
+            raise TritonModelException(_NO_NAME)
         has_own = hasattr(tensor, "__dlpack__")
         if not has_own and type(tensor).__name__ != "PyCapsule":
             raise TritonModelException(
@@ -107,6 +120,18 @@ class _Held:
         return (1, 0)  # the host
 
 
+def received(name: str, value: Any) -> NamedTensor:
+    """Return a tensor that came from elsewhere: elements of text are bytes."""
+    tensor, array = NamedTensor.__new__(NamedTensor), np.asarray(value)
+    tensor._name, tensor._array = name, sent(array)
+    return tensor
+
+
+def sent(array: np.ndarray) -> np.ndarray:
+    """Return the array of a tensor as others are to see it: elements of text are bytes."""
+    return _of_bytes(array) if array.dtype.kind in "OSU" else array
+
+
 def _of_bytes(array: np.ndarray) -> np.ndarray:
     """Return an array of text whose elements are bytes."""
     found = np.empty(array.shape, object)
@@ -128,14 +153,10 @@ def triton_to_numpy_type(data_type: int) -> Any:
     return np.bool_ if found is bool else found
 
 
-def numpy_to_triton_type(data_type: Any) -> int:
-    """Return the number of the data type that numpy's type is; 0: there is none."""
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """Return the number of the data type that numpy's type is; None: there is none."""
     kind = np.dtype(data_type)
-    if kind.kind in "OSU":
-        return _NUMBERS.index("STRING")
-    names = {np.dtype(value): name for name, value in TRITON_STRING_TO_NUMPY.items()}
-    name = names.get(kind, "").removeprefix("TYPE_")
-    return _NUMBERS.index(name) if name else 0
+    return _STRING if kind.kind in "OSU" else _NUMBER_OF.get(kind)
 
 
 def serialize_byte_tensor(input_tensor: np.ndarray) -> Any:

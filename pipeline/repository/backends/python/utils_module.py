@@ -29,17 +29,23 @@ _CPU, _GPU = 0, 2  # TRITONSERVER_MEMORY_
 _LOGGER = logging.getLogger("pipeline.model")
 
 
-class LogLevel(enum.Enum):
-    """A level of Triton's log, as Python's."""
+FOLDERS: dict[str, str] = {}
+"""Folders of the versions of models, by the packages of their code."""
 
-    INFO = logging.INFO
-    WARNING = logging.WARNING
-    ERROR = logging.ERROR
-    VERBOSE = logging.DEBUG
+ALONE = ""
+"""The package of a model that has its process to itself."""
 
 
 class Logger:
     """The server's log. What is neither text nor level raises TypeError."""
+
+    class LogLevel(enum.Enum):
+        """A level of Triton's log, as Python's."""
+
+        INFO = logging.INFO
+        WARNING = logging.WARNING
+        ERROR = logging.ERROR
+        VERBOSE = logging.DEBUG
 
     INFO = LogLevel.INFO
     WARNING = LogLevel.WARNING
@@ -49,7 +55,7 @@ class Logger:
     @classmethod
     def log(cls, message: str, level: LogLevel = LogLevel.INFO) -> None:
         """Log at one of the levels."""
-        if not isinstance(message, str) or not isinstance(level, LogLevel):
+        if not isinstance(message, str) or not isinstance(level, cls.LogLevel):
             raise TypeError(
                 f"expected a text and a level of Logger, found {type(message).__name__} and "
                 f"{type(level).__name__}"
@@ -108,6 +114,7 @@ def install() -> types.ModuleType:
         load_model,
         unload_model,
         is_model_ready,
+        get_model_dir,
     ):
         setattr(module, function.__name__, function)
     constants = {
@@ -126,6 +133,15 @@ def install() -> types.ModuleType:
     for name in (NAME, _COMPILED):
         sys.modules[name] = module
     return module
+
+
+def get_model_dir() -> str:
+    """Return the folder of the version of the model whose code asks. TritonModelException."""
+    package = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
+    found = FOLDERS.get(package) or FOLDERS.get(ALONE)
+    if found is None:
+        raise tensors.TritonModelException("get_model_dir: it is no code of a model that asks")
+    return found
 
 
 def get_input_tensor_by_name(inference_request: Any, name: str) -> Any:

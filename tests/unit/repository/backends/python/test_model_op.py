@@ -35,6 +35,8 @@ from pipeline.repository.backends.python.tensors import (
     TritonModelException,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
+    received,
+    sent,
     serialize_byte_tensor,
     triton_string_to_numpy,
     triton_to_numpy_type,
@@ -137,7 +139,7 @@ return [answer([1])]
     assert op.model.seen == (
         *("mine", 7, 3, 500),
         {"a": 1, "x-me": "you"},
-        *(["OUTPUT1"], "m", True, None),
+        *({"OUTPUT1"}, "m", True, None),
     )
 
 
@@ -386,8 +388,10 @@ def test_what_is_no_model(tmp_path, monkeypatch, code):
 
 
 def test_tensors():
-    text = NamedTensor("x", np.array(["ä", b"\xff"], object))
-    assert text.as_numpy().tolist() == ["ä".encode(), b"\xff"]
+    own = np.array(["ä", b"\xff"], object)
+    text = NamedTensor("x", own)
+    assert text.as_numpy() is own, "as it was given"
+    assert sent(own).tolist() == received("x", own).as_numpy().tolist() == ["ä".encode(), b"\xff"]
     assert text.triton_dtype() == numpy_to_triton_type(np.object_) == 13
     numbers = NamedTensor("x", np.arange(4, dtype=np.int32))
     assert (numbers.shape(), numbers.triton_dtype(), numbers.is_cpu()) == ([4], 8, True)
@@ -413,6 +417,11 @@ def test_types_and_bytes():
     [
         ("pb.Tensor(None, np.zeros(1))", TypeError),
         ("pb.Tensor('x', None)", TypeError),
+        ("pb.Tensor('', np.zeros(1))", TritonModelException),
+        ("pb.Tensor('x', np.zeros(1, complex))", TritonModelException),
+        ("pb.Tensor('x', np.zeros(1, 'M8[s]'))", TritonModelException),
+        ("pb.Tensor('x', np.zeros(1, np.longdouble))", TritonModelException),
+        ("pb.Tensor('x', np.zeros(1, '>i4'))", TritonModelException),
         ("pb.Tensor.from_dlpack('', np.zeros(1))", TritonModelException),
         ("pb.Tensor.from_dlpack('x', None)", TritonModelException),
         ("pb.InferenceRequest(model_name=None)", TypeError),
@@ -420,6 +429,10 @@ def test_types_and_bytes():
         ("pb.InferenceRequest(model_name='m', model_version=None)", TypeError),
         ("pb.InferenceRequest(model_name='m', correlation_id=None)", TypeError),
         ("pb.InferenceRequest(model_name='m', requested_output_names=[None])", TypeError),
+        ("pb.InferenceRequest(model_name='m', parameters={'a': [1]})", TritonModelException),
+        ("pb.InferenceRequest(model_name='m', parameters={'a': 1.5})", TritonModelException),
+        ("pb.InferenceRequest(model_name='m', parameters={1: 1})", TritonModelException),
+        ("pb.InferenceRequest(model_name='m', parameters=[1])", TritonModelException),
         ("pb.Logger.log('x', None)", TypeError),
         ("pb.Logger.log('x', 1)", TypeError),
         ("pb.Logger.log_info(None)", TypeError),
@@ -437,6 +450,47 @@ return [answer([1])]
     )
     run(op, np.zeros(1))
     assert op.model.raised is error
+
+
+def test_outputs_that_are_wanted_are_a_set_and_levels_are_the_loggers(model):
+    op = model(
+        """
+asked = pb.InferenceRequest(model_name="m", requested_output_names=["b", "a", "b"])
+pb.Logger.log("x", pb.Logger.LogLevel.WARNING)
+self.found = asked.requested_output_names(), pb.Logger.LogLevel.INFO is pb.Logger.INFO
+return [answer([1])]
+"""
+    )
+    run(op, np.zeros(1))
+    assert op.model.found == ({"a", "b"}, True)
+
+
+WHERE = """
+import helper
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        self.found = [pb.get_model_dir(), helper.folder()]
+        return [pb.InferenceResponse([]) for each in requests]
+"""
+
+
+def test_models_of_one_process_have_their_own_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    ops = []
+    for name in ("a", "b"):
+        folder = tmp_path / name / "1"
+        folder.mkdir(parents=True)
+        (folder / "model.py").write_text(WHERE)
+        code = "import triton_python_backend_utils as pb\nfolder = lambda: pb.get_model_dir()\n"
+        (folder / "helper.py").write_text(code)
+        file = str(folder / "model.py")
+        ops.append(PythonModelOp(ModelSpec(name, 1, str(folder.parent), file, "{}", ("y",))))
+        ops[-1].init_op()
+    for op, name in zip(ops, "ab", strict=True):
+        op.process([{}], context=[asked()])
+        assert op.model.found == [str(tmp_path / name / "1")] * 2
 
 
 def test_the_module_has_the_name_of_its_compiled_part_too(model):
