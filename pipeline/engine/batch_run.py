@@ -73,6 +73,7 @@ class BatchRun(Batch, eq=False):
     where the workers keep no progress; `attempts` then counts the workers that it was lost with,
     see `again`.
 
+    With `is_models` a model of the server did the work, and the times are its own.
     Where its items did not all go through one call of `process`, `executions` has the number of
     each one's first call, -1 for none, and `execution_ends_ns` when these calls ended.
     """
@@ -93,6 +94,7 @@ class BatchRun(Batch, eq=False):
     jumped: bool = False
     is_superseded: bool = False
     attempts: int = 0
+    is_models: bool = False
     preprocess_end_ns: int = 0
     process_end_ns: int = 0
 

@@ -53,14 +53,17 @@ class SpanRecorder:
         return self.batches
 
     def batch(self, worker: Worker, run: BatchRun, result_received_ns: int = 0) -> None:
-        """Take down the spans of a batch that a worker is done with, now or at that time.
+        """Take down the spans of a batch that a worker is done with, now or within a trip.
 
-        Without outcomes all of it went well, in one call.
+        Without outcomes all of it went well, in one call. The way home of the result is part of
+        what the request took here; but of a trip, and of what a model did, in whose times it is.
         """
+        is_within = bool(result_received_ns) or run.is_models
         result_received_ns = result_received_ns or self.clock_ns()
+        home_ns = 0 if is_within else result_received_ns
         journal, rows, missed = self.journal, run.rows, []
         if not run.outcomes:
-            self._all_well(worker, run, result_received_ns)
+            self._all_well(worker, run, result_received_ns, home_ns)
             return
         for indexes, times in executions(run):
             self.batches += 1
@@ -95,7 +98,7 @@ class SpanRecorder:
                 if not is_failed and item.generation == request.generation:
                     request.input_ns += preprocess_end_ns - start_ns
                     request.infer_ns += process_end_ns - preprocess_end_ns
-                    request.output_ns += end_ns - process_end_ns
+                    request.output_ns += max(home_ns, end_ns) - process_end_ns
         if missed:
             self.unfinished(missed, Outcome.OTHER)
         if journal is not None:
@@ -112,10 +115,10 @@ class SpanRecorder:
         if self.journal is not None:
             self.journal.spans += convoy.spans(outcome, who, (item.ready_ns, *times))
         if item.generation == request.generation:
-            start_ns, preprocess_end_ns, process_end_ns, end_ns, _ = times
+            start_ns, preprocess_end_ns, process_end_ns, end_ns, home_ns = times
             request.input_ns += preprocess_end_ns - start_ns
             request.infer_ns += process_end_ns - preprocess_end_ns
-            request.output_ns += end_ns - process_end_ns
+            request.output_ns += max(home_ns, end_ns) - process_end_ns
 
     def _tell_fillers(self, run: BatchRun, indexes: Iterable[int]) -> None:
         """Tell sinks that want to know how many rows of an execution nobody has sent."""
@@ -125,10 +128,12 @@ class SpanRecorder:
             if notify is not None:
                 notify(self.index, self.batches, max(places) + 1 - len(places))
 
-    def _all_well(self, worker: Worker, run: BatchRun, received_ns: int) -> None:
+    def _all_well(self, worker: Worker, run: BatchRun, received_ns: int, home_ns: int) -> None:
         """Do the same for a batch of which nothing else is to be told: quicker."""
         times = (_began_ns(run), run.preprocess_end_ns, run.process_end_ns, run.end_ns)
-        input_ns, infer_ns, output_ns = (end - start for start, end in pairwise(times))
+        input_ns, infer_ns, output_ns = (
+            end - start for start, end in pairwise((*times[:-1], max(home_ns, times[-1])))
+        )
         self.batches += 1
         index, number, batch = self.index, worker.number, self.batches
         rows = run.rows or [item.request.rows for item in run.items]

@@ -178,28 +178,26 @@ def _shown(dims: Sequence[int]) -> str:
 
 
 def _check_streams(config: ModelConfig, models: Sequence[ModelConfig]) -> bool:
-    """Refuse a step that reads the parts of two streams; return whether there are any.
-
-    What comes once may be read along with a stream: it is there for each part.
-    """
+    """Refuse a step that reads a stream beside anything else; return whether there are any."""
     streams: dict[str, int | None] = {slot.name: None for slot in config.input}
     for number in in_order(config):
         step = steps_of(config)[number]
-        read = _one_stream(config.name, step.model_name, step.input_map.values(), streams)
+        read = _one_stream(config.name, step.input_map.values(), streams)
         is_source = models[number].model_transaction_policy.decoupled
         for name in step.output_map.values():
             streams[name] = number if is_source else read
-    _one_stream(config.name, config.name, [slot.name for slot in config.output], streams)
+    _one_stream(config.name, [slot.name for slot in config.output], streams)
     return any(each is not None for each in streams.values())
 
 
 def _one_stream(
-    ensemble: str, model: str, names: Collection[str], streams: Mapping[str, int | None]
+    ensemble: str, names: Collection[str], streams: Mapping[str, int | None]
 ) -> int | None:
-    found = {streams[name] for name in names} - {None}
+    """Return the step that makes the stream of these tensors; None: they come once."""
+    found = {streams[name] for name in names}
     if len(found) > 1:
         raise ConfigError(
-            f"in ensemble {ensemble}, step of model '{model}' receives inputs originated from "
+            f"in ensemble {ensemble}, step of model '{ensemble}' receives inputs originated from "
             "different decoupled models"
         )
     return next(iter(found), None)

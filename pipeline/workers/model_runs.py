@@ -55,7 +55,7 @@ class ModelRun(PassingRun, eq=False):
 
     def copy_to(self, batch: BatchRun) -> None:
         """Have the batch know what came of its only request."""
-        batch.outcomes = [self.outcome]
+        batch.outcomes, batch.is_models = [self.outcome], True
         batch.start_ns, batch.preprocess_end_ns = self.start_ns, self.preprocess_end_ns
         batch.process_end_ns, batch.end_ns = self.process_end_ns, self.end_ns
 
