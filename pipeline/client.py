@@ -28,6 +28,7 @@ from pipeline.proto.messages import (
     request_from_feed,
 )
 from pipeline.proto.pipeline_service_pb2 import Request, Response
+from pipeline.proto.proxies import proxy_hint
 from pipeline.proto.targets import grpc_target, own_ip
 from pipeline.tracing.context import call_metadata
 
@@ -69,7 +70,8 @@ class _ClientBase:
         else:
             target, peer = grpc_target(endpoints)
             self._own_ip = own_ip(peer)
-            self._channel = insecure_channel(target, options=channel_options(most_bytes))
+            options = channel_options(most_bytes, self._endpoints)
+            self._channel = insecure_channel(target, options=options)
         forms: dict[str, Any] = {
             "request_serializer": Request.SerializeToString,
             "response_deserializer": Response.FromString,
@@ -97,6 +99,11 @@ class _ClientBase:
         if len(self._endpoints) == 1:
             return []
         return [self._endpoints[next(self._turn) % len(self._endpoints)]]
+
+    def _explain(self, error: grpc.RpcError) -> None:
+        """Name the proxy that was asked, if one was."""
+        if error.code() is grpc.StatusCode.UNAVAILABLE and (hint := proxy_hint(self._endpoints)):
+            error.add_note(hint)
 
     def _called(
         self, method: Any, feed_dict: dict[str, Any], options: CallOptions, timeout: Any
@@ -194,7 +201,11 @@ class PipelineClient(_ClientBase):
         if asyn:
             call = inference.future(request, timeout=timeout, metadata=call_metadata())
             return PipelinePredictFuture(call, options)
-        answer = inference(request, timeout=timeout, metadata=call_metadata())
+        try:
+            answer = inference(request, timeout=timeout, metadata=call_metadata())
+        except grpc.RpcError as error:
+            self._explain(error)
+            raise
         show_profile(answer, options)
         return cut_answer(answer, options)
 
@@ -281,7 +292,11 @@ class AsyncPipelineClient(_ClientBase):
     ) -> PipelineResponse:
         """Predict as `PipelineClient.predict`; cancelling the awaiting task cancels the call."""
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
-        answer = await self._called(self._inference, feed_dict, options, timeout)
+        try:
+            answer = await self._called(self._inference, feed_dict, options, timeout)
+        except grpc.RpcError as error:
+            self._explain(error)
+            raise
         show_profile(answer, options)
         return cut_answer(answer, options)
 

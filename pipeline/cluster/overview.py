@@ -19,6 +19,7 @@ from pipeline.cluster.fleet import FleetView
 from pipeline.cluster.plan import FleetReplica
 
 _FETCH_TIMEOUT_S = 2.0
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not by http_proxy
 _MAX_BYTES = 32 * 2**20
 _MAX_FETCHES = 16
 
@@ -177,7 +178,7 @@ def _fetch_all(replicas: list[FleetReplica], path: str) -> list[Fetched]:
 
 def _fetch(url: str) -> str | None:
     try:
-        with urllib.request.urlopen(url, timeout=_FETCH_TIMEOUT_S) as answer:
+        with _DIRECT.open(url, timeout=_FETCH_TIMEOUT_S) as answer:
             return str(answer.read(_MAX_BYTES).decode())
     except (OSError, UnicodeDecodeError):
         return None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from collections.abc import Sequence
 from typing import Any
+
+from pipeline.proto.proxies import has_loopback
 
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 _FIRST_RECONNECT_MS = 200
@@ -13,9 +16,15 @@ _LAST_RECONNECT_MS = 5_000
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def channel_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str, Any]]:
-    """Options of a channel to all endpoints of a target: calls go round robin over them."""
+def channel_options(
+    max_message_bytes: int = MAX_MESSAGE_BYTES, endpoints: Sequence[str] = ()
+) -> list[tuple[str, Any]]:
+    """Options of a channel to all endpoints of a target: calls go round robin over them.
+
+    gRPC asks by the proxies of the environment, but not what is on loopback.
+    """
     return [
+        ("grpc.enable_http_proxy", int(not has_loopback(endpoints))),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.lb_policy_name", "round_robin"),

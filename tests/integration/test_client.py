@@ -662,3 +662,25 @@ def test_an_asyncio_call_ends_at_its_deadline(server: Server, blocked: threading
             return caught.value.code()
 
     assert asyncio.run(late()) is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_server_on_loopback_is_asked_without_a_proxy_and_others_name_it(monkeypatch, server):
+    for name in ("grpc_proxy", "https_proxy", "no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with PipelineClient() as client:
+        client.connect([server.endpoint])
+        assert client.predict({"x": "1"}, timeout=30).err_no == 0
+        client.connect(["192.0.2.1:9998"])  # for documentation: nobody is there
+        with pytest.raises(grpc.RpcError) as caught:
+            client.predict({"x": "1"}, timeout=30)
+
+    async def ask() -> list[str]:
+        async with AsyncPipelineClient() as asking:
+            asking.connect(["192.0.2.1:9998"])
+            with pytest.raises(grpc.RpcError) as failed:
+                await asking.predict({"x": "1"}, timeout=30)
+            return failed.value.__notes__
+
+    notes = [caught.value.__notes__, asyncio.run(ask())]
+    assert ["http_proxy" in note for (note,) in notes] == [True, True]

@@ -23,6 +23,7 @@ from pipeline.errors import (
 )
 from pipeline.predictors.remote.base import Ask, RemoteModel
 from pipeline.proto.channels import channel_options, close_at_exit
+from pipeline.proto.proxies import proxy_hint
 from pipeline.proto.targets import Address, grpc_target
 from pipeline.system.deadline import time_left
 from pipeline.tracing.context import call_metadata
@@ -59,7 +60,9 @@ class GrpcCalls:
         self._endpoints = ", ".join(model.endpoints)
         word = "the server at" if len(model.endpoints) == 1 else "one of the servers at"
         self._peer = f"{word} {self._endpoints}"
-        self._channel = grpc.insecure_channel(target, options=channel_options())
+        options = channel_options(endpoints=model.endpoints)
+        self._channel = grpc.insecure_channel(target, options=options)
+        self._hosts = model.endpoints
         close_at_exit(self._channel)
         self._lock = threading.Lock()
         self._under_way = 0
@@ -86,7 +89,7 @@ class GrpcCalls:
                     "[%s] no server is available at %s yet, calls fail until one is: %s",
                     self._name,
                     self._endpoints,
-                    brief(error),
+                    self._why(error),
                 )
 
     def asker(self, path: str, read: Callable[[bytes], Any]) -> Ask:
@@ -152,12 +155,16 @@ class GrpcCalls:
         if is_last:
             self._channel.close()
 
+    def _why(self, error: grpc.RpcError) -> str:
+        """Return why a server cannot be reached, with the proxy that was asked for it."""
+        return " ".join(filter(None, (brief(error), proxy_hint(self._hosts))))
+
     def _named(self, error: grpc.RpcError, time_s: float) -> PipelineError:
         """Return gRPC's error as one of ours."""
         code, text = _code(error), brief(error)
         if code is grpc.StatusCode.UNAVAILABLE:
             return PredictorUnavailableError(
-                f"[{self._name}] no server is available at {self._endpoints}: {text}"
+                f"[{self._name}] no server is available at {self._endpoints}: {self._why(error)}"
             )
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(

@@ -338,3 +338,13 @@ def test_after_close_no_call_begins_and_those_under_way_finish():
         with pytest.raises(ValueError, match="closed channel"):
             method(b"late", HOUR_S)
         calls.close()
+
+
+def test_a_server_that_a_proxy_is_asked_for_is_not_there_and_the_error_names_it(monkeypatch):
+    for name in ("grpc_proxy", "https_proxy", "no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    calls = GrpcCalls(RemoteModel("uci", "grpc", ("192.0.2.1:1",)))  # for documentation
+    with pytest.raises(PredictorUnavailableError, match="by the proxy that http_proxy names"):
+        calls.run(calls.method("/a/b"), b"")
+    calls.close()
