@@ -64,8 +64,9 @@ def _take_down_spans(trip: Trip, now_ns: int) -> None:
     if not recorders[0].is_wanted:
         return
     runs: dict[int, Any] = {place: (worker, run) for place, worker, run in trip.runs}
-    plain = {times[0]: times for times in trip.plain_times()}
-    for place in range(trip.done):
+    done = trip.done
+    plain = {times[0]: times for times in trip.plain_times()} if len(runs) < done else {}
+    for place in range(done):
         if place in runs:
             worker, run = runs[place]
             recorders[place].batch(worker, run, now_ns)

@@ -174,11 +174,11 @@ class Trip:
     answer: Any = None
     failure: BaseException | None = None
     is_void: bool = False
-    apart: BatchRun | None = None
-    outcome: Any = None
-    start_ns: int = 0
-    preprocess_end_ns: int = 0
-    end_ns: int = 0
+    apart: BatchRun = field(init=False)
+    outcome: Any = field(init=False)
+    start_ns: int = field(init=False)
+    preprocess_end_ns: int = field(init=False)
+    end_ns: int = field(init=False)
 
     @property
     def done(self) -> int:
@@ -304,7 +304,7 @@ class Trip:
 
     def _is_ours(self) -> bool:
         """Return whether the step that was taken out is still to be ended here."""
-        return self.apart is None or not self.apart.is_superseded
+        return not self.apart.is_superseded
 
     def _hand_on(self, step: Step, answer: dict[str, Any]) -> None:
         """Pass on the answer of a step that several read."""
