@@ -163,6 +163,19 @@ class RequestInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NO_INFO = RequestInfo()
+_OF_PROTOCOL = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
+
+
+def own_parameters(info: RequestInfo) -> dict[str, bool | int | float | str]:
+    """Return the parameters that are the caller's own, and forwarded headers beside them."""
+    if not info.parameters and not info.headers:  # as nearly always
+        return {}
+    own = {
+        name: value
+        for name, value in info.parameters.items()
+        if name not in _OF_PROTOCOL and not name.startswith("triton_")
+    }
+    return {**info.headers, **own}
 
 
 class SequenceStep(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pipeline.data import RequestInfo, own_parameters
 from pipeline.engine.answer_form import NoFormError, has_form, key_of, packed, unpacked
 from pipeline.engine.journal import PIPELINE, EngineObservers
 from pipeline.engine.offload import Offload
@@ -181,14 +182,22 @@ class AnswerCache:
     Args:
         model: see `ServerCache.of_model`.
         target: as in REQUEST, for those who count.
+        reads_parameters: whether the caller's own parameters, and forwarded headers, may reach who
+            answers.
     """
 
     def __init__(
-        self, server: ServerCache, model: bytes, teller: CacheTeller, target: int = PIPELINE
+        self,
+        server: ServerCache,
+        model: bytes,
+        teller: CacheTeller,
+        target: int = PIPELINE,
+        reads_parameters: bool = True,
     ) -> None:
         self._server = server
         self._model = model
         self._target = target
+        self._reads_parameters = reads_parameters
         self._teller = teller
         teller.caches(target)
 
@@ -199,16 +208,18 @@ class AnswerCache:
     # Looking up -----------------------------------------------------------------------------
 
     def find(
-        self, inputs: Mapping[str, Any], outputs: tuple[str, ...], take: Callable[[Found], None]
+        self, inputs: Mapping[str, Any], info: RequestInfo, take: Callable[[Found], None]
     ) -> None:
         """Look for the answer of a request; `take` is told what there is, at once or later."""
         found = Found(None, self._teller.clock_ns())
+        said = own_parameters(info) if self._reads_parameters else {}
+        make = functools.partial(key_of, self._model, inputs, info.outputs, said)
         if not _is_short(inputs):
-            self._server.begin(self._find(inputs, outputs, found, take))
+            self._server.begin(self._find(make, found, take))
             return
         result: Any = None
         try:
-            found.key = key_of(self._model, inputs, outputs)
+            found.key = make()
             result = self._server.cache.lookup(found.key)
             if not isinstance(result, bytes | None) or _is_long(result):
                 self._server.begin(self._end(found, result, take))
@@ -221,15 +232,10 @@ class AnswerCache:
         self._tell(found, take)
 
     async def _find(
-        self,
-        inputs: Mapping[str, Any],
-        outputs: tuple[str, ...],
-        found: Found,
-        take: Callable[[Found], None],
+        self, make: Callable[[], bytes], found: Found, take: Callable[[Found], None]
     ) -> None:
         result: Any = None
         try:
-            make = functools.partial(key_of, self._model, inputs, outputs)
             key, _ = await self._server.offload.run(make)
             found.key = key
             result = self._server.cache.lookup(key)

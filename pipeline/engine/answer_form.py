@@ -32,19 +32,26 @@ _encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
 _decode: Callable[[Any], Any] = msgspec.msgpack.Decoder(list[tuple[Any, ...]]).decode
 
 _Row = tuple[Any, ...]
+_NOTHING: Mapping[str, Any] = {}
 
 
 class NoFormError(Exception):
     """Something that there are no bytes for: an object of a user's class, an error, a route."""
 
 
-def key_of(model: bytes, inputs: Mapping[str, Any], outputs: Iterable[str]) -> bytes:
+def key_of(
+    model: bytes,
+    inputs: Mapping[str, Any],
+    outputs: Iterable[str],
+    said: Mapping[str, Any] = _NOTHING,
+) -> bytes:
     """Return the key of a request, 16 bytes; the order of the inputs does not matter.
 
     Args:
         model: its name, version and what else tells its answers from those of others.
         inputs: by name, with their types and shapes; a Payload stands for what is in it.
         outputs: those that it asks for.
+        said: what else of it reaches the model.
 
     Raises:
         NoFormError: there are no bytes for an input.
@@ -57,7 +64,8 @@ def key_of(model: bytes, inputs: Mapping[str, Any], outputs: Iterable[str]) -> b
         else:
             given[name] = value
     rows, pieces = _parted({name: given[name] for name in sorted(given)})
-    digest = hashlib.blake2b(_encode([model, sorted(outputs), rows]), digest_size=_KEY_BYTES)
+    told = [model, sorted(outputs), rows, *([sorted(said.items())] if said else ())]
+    digest = hashlib.blake2b(_encode(told), digest_size=_KEY_BYTES)
     for piece in _slices(pieces):
         digest.update(piece)
     return digest.digest()

@@ -16,6 +16,7 @@ from pipeline.engine.channel import Item
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.dynamic_dispatcher import DynamicDispatcher, is_dynamic
 from pipeline.engine.filters import Filter
+from pipeline.engine.hooks import asking
 from pipeline.engine.journal import NO_WORKER, EngineObservers, Outcome, pack_span
 from pipeline.engine.limited_dispatcher import limited
 from pipeline.engine.request import ACTIVE, RequestState
@@ -59,7 +60,8 @@ class ModelCache(msgspec.Struct, frozen=True):
         for node in nodes:
             if isinstance(node, CachedDispatcher):
                 of_op = b"%b %b" % (model, node.name.encode())
-                node.open_cache(AnswerCache(self.server, of_op, teller, node.spans.index))
+                reads = bool(asking(node.op))
+                node.open_cache(AnswerCache(self.server, of_op, teller, node.spans.index, reads))
 
 
 class CachedDispatcher(OpDispatcher):
@@ -81,8 +83,7 @@ class CachedDispatcher(OpDispatcher):
         if self._kept is None:
             super()._add(item)
         else:
-            outputs = item.request.info.outputs
-            self._kept.find(item.inputs, outputs, functools.partial(self._found, item))
+            self._kept.find(item.inputs, item.info, functools.partial(self._found, item))
 
     def _found(self, item: Item, found: Found) -> None:
         """Answer a request, or have it wait for its turn, unless it is over meanwhile."""
@@ -159,7 +160,7 @@ class CachedGraph(Filter):
             return
         request.dispatched_ns = self._clock_ns()
         take = functools.partial(self._take, request, request.generation, payload)
-        self._answers.find(payload, request.info.outputs, take)
+        self._answers.find(payload, request.info, take)
 
     def _take(self, request: RequestState, generation: int, payload: Any, found: Found) -> None:
         if request.generation != generation:  # over, or started anew

@@ -19,7 +19,6 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "sequence_end": ((bool,), "a boolean"),
     "priority": ((int,), "an unsigned 64-bit integer"),
     "timeout": ((int,), "an unsigned 64-bit integer"),
-    "binary_data_output": ((bool,), "a boolean"),
     "triton_enable_empty_final_response": ((bool,), "a boolean"),
 }
 """The protocol's own names, with what they may hold. Sequences are for Ops that have `sequence`
@@ -36,7 +35,6 @@ OF_SEQUENCES: Mapping[str, int | bool] = MappingProxyType(
 )
 """Those that say to which sequence a request belongs, as none does."""
 
-_OF_ANSWER = "binary_data_output"  # says nothing to a model
 _OF_INFO = (*OF_SEQUENCES, "priority")
 
 
@@ -74,8 +72,8 @@ def info_of(
     id = said.get("sequence_id")
     if isinstance(id, int) and id < 0:
         said["sequence_id"] = id + 2**64
-    told = {name: value for name, value in parameters.items() if name != _OF_ANSWER}
-    info = RequestInfo(id=request_id, parameters=told, headers=headers, outputs=tuple(outputs))
+    outputs = tuple(outputs)
+    info = RequestInfo(id=request_id, parameters=parameters, headers=headers, outputs=outputs)
     return msgspec.structs.replace(info, **said) if said else info
 
 

@@ -126,7 +126,7 @@ class InferRequest(msgspec.Struct, frozen=True):
     """Request for a model; BYTES inputs are object arrays of `bytes`.
 
     `model_version` is "" where the choice is the server's. No `outputs` means all of them. `shared`
-    are inputs that are still to be read.
+    are inputs that are still to be read. `wants_binary`: outputs in JSON that do not say otherwise.
     """
 
     model_name: str
@@ -136,6 +136,7 @@ class InferRequest(msgspec.Struct, frozen=True):
     inputs: dict[str, Array] = {}
     outputs: list[RequestedOutput] = []
     shared: Mapping[str, SharedInput] = {}
+    wants_binary: bool = False
 
     @property
     def places(self) -> dict[str, SharedPlace]:

@@ -65,6 +65,7 @@ _ONE_SOURCE = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
     "'shared_memory_region' in 'parameters'. But "
 )
+_BINARY = "binary_data_output"  # a parameter of this form alone: no model is told of it
 
 
 class RawInput(msgspec.Struct, frozen=True):
@@ -115,7 +116,7 @@ def read_request(
     else:
         fields = _large_fields(view[:length])
     parameters = _parameters(fields, "the request")
-    _check_bool(parameters, "binary_data_output", "the request")
+    _check_bool(parameters, _BINARY, "the request")
     request_id = _text(fields, "id", "the request", default="")
     tail = _Tail(view[length:], header_length is not None, model_name)
     inputs, shared = _inputs(fields, tail, (model_name, request_id), limits or Limits())
@@ -123,10 +124,11 @@ def read_request(
         model_name=model_name,
         model_version=model_version,
         id=request_id,
-        parameters=parameters,
+        parameters={name: parameters[name] for name in parameters if name != _BINARY},
         inputs=inputs,
         outputs=_outputs(fields),
         shared=shared,
+        wants_binary=parameters.get(_BINARY) is True,
     )
 
 
@@ -135,7 +137,7 @@ def binary_names(request: InferRequest, names: Iterable[str]) -> set[str]:
 
     Each output's own parameter `binary_data` counts, else the request's `binary_data_output`.
     """
-    default = request.parameters.get("binary_data_output", False)
+    default = request.wants_binary
     wanted = {
         output.name: output.parameters.get("binary_data", default) for output in request.outputs
     }
@@ -161,8 +163,8 @@ def _raw_request(
     return InferRequest(
         model_name=name,
         model_version=version,
-        parameters={"binary_data_output": True},
         inputs={raw_input.name: array},
+        wants_binary=True,
     )
 
 

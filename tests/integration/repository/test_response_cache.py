@@ -54,6 +54,25 @@ def test_a_request_that_came_before_is_answered_without_a_worker(tmp_path):
         )
 
 
+def said(server, model, **parameters):
+    x = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [5.0]}
+    sent = {"inputs": [x], "parameters": parameters}
+    status, _, answer = http(server, "POST", f"/v2/models/{model}/infer", sent)
+    assert status == 200, answer
+    return answer["outputs"][0]["data"]
+
+
+def test_an_answer_of_other_parameters_is_none_of_a_request_that_its_model_reads(tmp_path):
+    add_python(tmp_path, "counts", COUNTER, KEEPS)
+    add_identity(tmp_path, "same", 1, more=KEEPS)
+    with serving(tmp_path, "none", CACHE) as server:
+        modes = ({"mode": 1}, {"mode": 2}, {}, {"mode": 1}, {"mode": 1, "priority": 2})
+        assert [said(server, "counts", **mode) for mode in modes] == [[1], [2], [3], [1], [1]]
+        for mode in modes:
+            said(server, "same", **mode)
+        assert stats(server, "same")[2]["cache_miss"] == 1, "it gets no parameters"
+
+
 def test_errors_are_not_kept(tmp_path):
     add_python(tmp_path, "counts", COUNTER, KEEPS)
     with serving(tmp_path, "none", CACHE) as server:

@@ -69,8 +69,8 @@ def test_bytes_that_are_no_answer_are_refused(value):
         unpacked(value)
 
 
-def key(inputs, outputs=(), model=b"m"):
-    return key_of(model, inputs, outputs)
+def key(inputs, outputs=(), model=b"m", **said):
+    return key_of(model, inputs, outputs, said)
 
 
 def test_the_order_of_inputs_does_not_matter():
@@ -89,6 +89,8 @@ def test_whatever_tells_requests_apart_is_in_the_key():
         key({"a": zeros + 1}),
         key({"a": zeros}, ["y"]),
         key({"a": zeros}, model=b"other"),
+        key({"a": zeros}, mode=1),
+        key({"a": zeros}, mode="1"),
         key({"a": np.array([b"ab", b"c"], object)}),
         key({"a": np.array([b"a", b"bc"], object)}),
         key({"a": "text"}),

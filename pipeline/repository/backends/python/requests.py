@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.data import RequestContext, SequenceStep
+from pipeline.data import RequestContext, SequenceStep, own_parameters
 from pipeline.engine.model_answers import LAST, PARAMETERS, failed_part
 from pipeline.errors import (
     ConflictError,
@@ -43,7 +43,6 @@ RELEASE_ALL = 1
 RELEASE_RESCHEDULE = 2
 """Flag of one that comes again."""
 
-_OWN = {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
 _WAIT_S = 0.1  # between two looks at whether a caller has left
 
 
@@ -327,12 +326,7 @@ class IncomingRequest:
 
     def parameters(self) -> str:
         """Return the parameters that are the caller's own, and forwarded headers, as JSON."""
-        own = {
-            name: value
-            for name, value in self._context.parameters.items()
-            if name not in _OWN and not name.startswith("triton_")
-        }
-        return json.dumps({**self._context.headers, **own})
+        return json.dumps(own_parameters(self._context))
 
     def preferred_memory(self) -> None:
         """Return None: outputs are made in the host's memory."""

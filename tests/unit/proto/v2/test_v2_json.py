@@ -222,20 +222,20 @@ def test_floats_that_are_not_finite_have_the_names_that_clients_know():
 
 
 @pytest.mark.parametrize(
-    ("parameters", "outputs", "wanted"),
+    ("wants", "outputs", "wanted"),
     [
-        ({}, [], set()),
-        ({"binary_data_output": True}, [], {"y", "z"}),
-        ({}, [RequestedOutput("y", {"binary_data": True}), RequestedOutput("z")], {"y"}),
+        (False, [], set()),
+        (True, [], {"y", "z"}),
+        (False, [RequestedOutput("y", {"binary_data": True}), RequestedOutput("z")], {"y"}),
         (
-            {"binary_data_output": True},
+            True,
             [RequestedOutput("y", {"binary_data": False}), RequestedOutput("z")],
             {"z"},
         ),
     ],
 )
-def test_binary_outputs_are_those_that_the_request_wants(parameters, outputs, wanted):
-    request = InferRequest("m", parameters=parameters, outputs=outputs)
+def test_binary_outputs_are_those_that_the_request_wants(wants, outputs, wanted):
+    request = InferRequest("m", outputs=outputs, wants_binary=wants)
     assert binary_names(request, ["y", "z"]) == wanted
 
 
@@ -590,3 +590,9 @@ def test_a_damaged_request_is_read_or_refused(data):
     except PackageError:
         return
     assert all(array.size <= len(damaged) for array in request.inputs.values())
+
+
+def test_how_outputs_come_is_no_parameter_of_the_model():
+    body = b'{"inputs":[],"parameters":{"binary_data_output":true,"mine":1}}'
+    request = read_request(body)
+    assert (request.parameters, request.wants_binary) == ({"mine": 1}, True)
