@@ -6,7 +6,7 @@ Who would wait for too long is refused, as by Facebook's and Envoy's admission c
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 from pipeline.config.schema import OpConfig
@@ -26,6 +26,20 @@ def places_for(ops: Iterable[OpConfig]) -> int:
     """Return how many requests a graph of such Ops takes: for each worker a batch and the next."""
     most = sum(max(op.concurrency, op.max_workers or 0) * op.batch_size for op in ops)
     return max(_DEFAULT_CAP, 2 * most)
+
+
+def without_places(nodes: Collection[OpDispatcher], most: int) -> Callable[[], int]:
+    """Return what counts those who take no place where nobody has said how many there are.
+
+    They wait at an Op, be it for others of their sequence or, `most` of them, for workers: they
+    must not keep out who never comes there.
+    """
+
+    def parked() -> int:
+        ready = sum(len(node.scheduler) for node in nodes)
+        return sum(node.waiting for node in nodes) - max(0, ready - most)
+
+    return parked
 
 
 class ActiveRequests(set[RequestState]):
@@ -52,8 +66,7 @@ class AdmissionController:
             asks for it.
         is_open: whether any is admitted at all.
         is_full: whether the graph takes no more now, however few are in it.
-        parked: how many of those in it wait for others who may still have to come, and so take no
-            place; None: never any.
+        parked: how many of those in it wait at an Op and so take no place; None: never any.
     """
 
     def __init__(
@@ -189,12 +202,11 @@ class AdmissionController:
     def _count(self) -> None:
         self.queued = len(self._queue) + len(self._late)
 
-    def parked_inside(self) -> int:
-        """Return how many of those in the graph take no place."""
+    def _parked(self) -> int:
         return 0 if self.parked is None else min(self.parked(), _MOST_PARKED)
 
     def _has_room(self, count: int = 1) -> bool:
-        has_place = self.is_open and self.inside + count <= self._cap + self.parked_inside()
+        has_place = self.is_open and self.inside + count <= self._cap + self._parked()
         return has_place and (self.is_full is None or not self.is_full())
 
 
@@ -217,8 +229,8 @@ class Judge:
         now, error = request.asked_at, None
         if admission.queued and throughput.is_backed_up:
             throughput.passes(now)
-            inside = admission.inside - admission.parked_inside() - self._at_ops()
-            ahead = admission.queued + max(0, inside)
+            at_ops = sum(node.waiting for node in self._executor.nodes.values())
+            ahead = admission.queued + max(0, admission.inside - at_ops)
             error = too_late(OverloadedError, throughput, request, now, ahead)
         first = self._first_of(request)
         if error is None and first is not None:
@@ -226,9 +238,6 @@ class Judge:
             request.judged_by = first.shedder
         if error is not None:
             admission.refuse(OverloadedError(str(error), error.retry_after_s))
-
-    def _at_ops(self) -> int:
-        return sum(len(node.scheduler) for node in self._executor.nodes.values())
 
     def _first_of(self, request: RequestState) -> OpDispatcher | None:
         """Return the Op that a request will come to, whatever it holds; None: that is not known."""

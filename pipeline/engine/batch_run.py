@@ -257,9 +257,6 @@ class BatchRun(Batch, eq=False):
         if not op.runs_process:
             return []
         feeds = {i: data for i, data in self.prepared.items() if i not in self.skipping}
-        if op.columns_of is not None:
-            feeds = {index: op.columns_of(feed) for index, feed in feeds.items()}
-            self.prepared |= feeds
         if op.most_rows:
             for index in [i for i, feed in feeds.items() if has_more_rows(feed, op.most_rows)]:
                 del feeds[index]

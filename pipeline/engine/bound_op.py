@@ -80,7 +80,6 @@ class BoundOp(OpFacts):
             request, or those of a call of `process`.
         notes: takes notes of what it works on, for logs; None: nobody reads them.
         feeds: what its sequences add to what `process` is fed; None: nothing.
-        columns_of: makes columns of the scalars of a feed; None: they stay as they are.
         users_preprocess: the method itself, with all its parameters; see `prepared`.
         users_process: the same; see `processed`.
         users_postprocess: the same; see `answered`.
@@ -98,8 +97,7 @@ class BoundOp(OpFacts):
         self.keeps_state: bool = overrides(op, "preprocess") and not self._needs_dicts
         self.state: dict[str, Any] = vars(self.op)
         self.feeds: SequenceFeeds | None = feeds_of(self.op)
-        columns_of = with_columns if has_columns(op) else None
-        self.columns_of: Callable[[Any], Any] | None = columns_of
+        self._has_columns = has_columns(op)
         self._loop = loop
         self._awaited: concurrent.futures.Future[Any] | None = None
         # An override set on the instance is bound to the original: bind it to the copy.
@@ -130,8 +128,10 @@ class BoundOp(OpFacts):
         returned = self.users_preprocess(inputs, data_id, log_id)
         is_other = type(returned) is not tuple or len(returned) != 4 or returned[2] is not None
         if is_other or type(returned[0]) is not dict or type(returned[1]) is not bool:
-            return self.prepared(returned)
-        return returned[0], returned[1]  # as nearly always
+            data, skip = self.prepared(returned)
+        else:
+            data, skip, _, _ = returned  # as nearly always
+        return (data if skip or not self._has_columns else with_columns(data)), skip
 
     def prepared(self, data: Any) -> Prepared:
         """Return what the user's preprocess returned, in one form."""

@@ -144,16 +144,13 @@ class OpDispatcher:
         """Have a request wait for its turn, if that comes in its time."""
         request, now = item.request, self._router.loop.time()
         if request.deadline is not None and (shed := self.shedder.refusal_here(request, now)):
-            self._shed(item, shed)
+            self._pass_on(item, shed)  # it never waited, and has no span
             return
         refusal = self.scheduler.add(item, now)
         if refusal is not None:
             self.fail([item], refusal, outcome_of(refusal))
         if not self.is_dirty:
             self._router.cycle.mark_dirty(self)
-
-    def _shed(self, item: Item, error: PipelineError) -> None:
-        self._pass_on(item, error)  # it never waited, and has no span
 
     def begin_lap(self, request: RequestState, again: Container[str] | None = None) -> None:
         """Drop what there is of a request that a jump back, or a loop, has run here again.
@@ -195,12 +192,17 @@ class OpDispatcher:
         for node in self.room.held_back:
             self._router.cycle.mark_dirty(node)
 
+    @property
+    def waiting(self) -> int:
+        """Return how many requests wait here."""
+        return len(self.scheduler)
+
     def state(self, group: tuple[str, ...] = ()) -> OpState:
         """Return how it stands."""
         return OpState(
             name=self.name,
             joining=self.channel.waiting_for_parts,
-            queued=len(self.scheduler),
+            queued=self.waiting,
             running=self.load.items,
             workers=self.workers.state(),
             group=group,

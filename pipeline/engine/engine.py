@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.admission import AdmissionController, Judge, places_for
+from pipeline.engine.admission import AdmissionController, Judge, places_for, without_places
 from pipeline.engine.answers import channel_data, refusal
 from pipeline.engine.cached_dispatcher import CachedGraph, ModelCache
 from pipeline.engine.convoy_way import ConvoyWay
@@ -124,6 +124,9 @@ class Engine:
         judge = Judge(self._admission, self.executor).judge
         deadline = Deadline(config.timeout_s, self._loop, judge, self._end_now)
         orders = orders_of(self.executor.nodes, self._admission)
+        if config.max_active is None:
+            nodes = self.executor.nodes.values()
+            self._admission.parked = without_places(nodes, config.queue_size)
         return own_filters(config, self._observers, deadline, self.executor) + orders
 
     # Life -----------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import msgspec
 from pipeline.data import max_batch_size_of
 from pipeline.engine.admission import AdmissionController
 from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.channel import Item
 from pipeline.engine.conditions import Absent
 from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.filters import Filter
@@ -87,20 +86,19 @@ class SequenceDispatcher(OpDispatcher):
         if self.sequences.book.refused:
             self._wake()
 
+    @property
+    def waiting(self) -> int:
+        return len(self.scheduler) + self.turnstile.parked
+
     def state(self, group: tuple[str, ...] = ()) -> OpState:
         state = super().state(group)
         if not self.sequences.book.slots.lives:  # nothing has come yet
             self.sequences.workers_are(self._lasting.lives())
-        queued = state.queued + self.turnstile.parked
-        return msgspec.structs.replace(state, queued=queued, sequences=self.sequences.book.state())
+        return msgspec.structs.replace(state, sequences=self.sequences.book.state())
 
     def _pass_by(self, request: RequestState, error: PipelineError | Absent) -> None:
         self.turnstile.comes_not(request, error)
         super()._pass_by(request, error)
-
-    def _shed(self, item: Item, error: PipelineError) -> None:
-        self.turnstile.comes_not(item.request, error)
-        super()._shed(item, error)
 
     # Batches ----------------------------------------------------------------------------
 

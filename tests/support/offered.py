@@ -48,7 +48,7 @@ class Load:
         request: Any = pb.Request(key=list(pairs), value=list(pairs.values()))
         try:
             response = await self.engine.executor.handle(request, deadline_s, self._target)
-            how = _HOW[response.err_no]
+            how = _HOW.get(response.err_no) or response.err_msg
         except OverloadedError as error:
             self.retry_after_s.append(error.retry_after_s)
             how = REFUSED

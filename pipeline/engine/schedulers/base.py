@@ -182,11 +182,15 @@ class ReadyQueue:
         return min(entry[2].ready_at for entry in (*self._ready, *self._late))
 
     def drop(self, request: RequestState) -> list[Item]:
-        entries = [*self._late, *self._ready]
-        dropped = [entry[2] for entry in entries if entry[2].request is request]
+        ready = self._ready
+        begin = end = bisect.bisect_left(ready, (request.data_id,))
+        while end < len(ready) and ready[end][2].request is request:
+            end += 1
+        dropped = [entry[2] for entry in self._late if entry[2].request is request]
         if dropped:
-            self._ready = [entry for entry in self._ready if entry[2].request is not request]
             self._late = [entry for entry in self._late if entry[2].request is not request]
+        dropped += [entry[2] for entry in ready[begin:end]]
+        del ready[begin:end]
         return dropped
 
     def clear(self) -> list[Item]:

@@ -1,0 +1,304 @@
+"""`python -m fuzz.loads`: random overload of several kinds of requests, held to their shares.
+
+To one slow Op come more requests than it can answer; beside them others that do not wait for them:
+they are answered before it, their answers are kept, or they have the first priority. What each kind
+is to have follows from rates and times alone. The clock is virtual, so a seed is the same case
+every time. `MUTANTS` are wrong judges, each of which has to be found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from doubles import Engine, Tag, run_virtual
+from offered import ANSWERED, REFUSED, TOO_LATE, Load
+
+from pipeline import Answer, Goto, Op, RequestOp
+from pipeline.caches.local import LocalCache, LocalOptions
+from pipeline.engine import shedding
+from pipeline.engine.admission import Judge
+from pipeline.engine.answer_cache import ServerCache
+from pipeline.engine.cached_dispatcher import ModelCache
+from pipeline.engine.schedulers.dynamic_batcher import DynamicBatcher
+from pipeline.engine.shedding import Shedder, Throughput
+from pipeline.errors import OverloadedError
+
+KINDS = ("answered", "sent past", "kept of the graph", "kept of the Op", "levels")
+_LEAST = 0.85  # of a share: of some seconds, with batches at both ends of them
+_GATE_S = 0.001
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case. Rates are a second; `times` is what comes to the slow Op, of what it can answer.
+
+    Attributes:
+        kind: why the quick ones do not wait: one of KINDS.
+        workers: of the slow Op, with batches of `batch_size` that take `batch_s`.
+        quick_per_s: of the others.
+        burst: so many come at once before all that.
+        has_join: whether the slow Op is one of two branches.
+    """
+
+    kind: str
+    workers: int
+    batch_size: int
+    batch_s: float
+    times: float
+    quick_per_s: float
+    deadline_s: float
+    burst: int
+    has_join: bool
+
+    @property
+    def capacity(self) -> float:
+        return self.workers * self.batch_size / self.batch_s
+
+    @property
+    def share(self) -> float:
+        """What those for the slow Op are to have."""
+        return self.capacity - (self.quick_per_s if self.kind == "levels" else 0.0)
+
+    @property
+    def seconds(self) -> float:
+        return 3 * self.deadline_s + 2.0
+
+
+def made_case(seed: int) -> Case:
+    """Return the case of a seed."""
+    rng = random.Random(seed)
+    kind = rng.choice(KINDS)
+    batch_size = 1 if kind == "levels" else rng.choice((1, 1, 4, 8))
+    batch_s = round(rng.uniform(0.02, 0.1) * (1 if batch_size == 1 else 3), 3)
+    workers = rng.choice((1, 2, 4))
+    capacity = workers * batch_size / batch_s
+    # So long that there is a queue, and so short that all who wait in time are not too many.
+    deadline_s = min(rng.uniform(1.0, 2.5) + 10 * batch_s, 3000 / capacity)
+    return Case(
+        kind,
+        workers,
+        batch_size,
+        batch_s,
+        rng.choice((0.8, 2.0, 4.0, 10.0)),
+        round(rng.uniform(0.1, 0.5) * capacity, 2),
+        round(deadline_s, 3),
+        int(rng.uniform(0.2, 0.7) * deadline_s * capacity),
+        rng.random() < 0.3,
+    )
+
+
+class Gate(Op):
+    """Has the quick ones end, or go past the slow Op."""
+
+    def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
+        (fed,) = input_dicts.values()
+        if fed["path"] != "quick":
+            return fed
+        return Goto(fed, "beside") if self.pipeline_goes else Answer(fed)
+
+
+def graph_of(case: Case) -> tuple[Op, dict[str, Any]]:
+    """Return the last Op, and the configuration."""
+    slow: dict[str, Any] = {"concurrency": case.workers, "batch_size": case.batch_size}
+    config: dict[str, Any] = {"op": {"slow": slow, "gate": {"concurrency": 4}}}
+    source: Op = RequestOp()
+    if case.kind in ("answered", "sent past"):
+        source = Gate("gate", source)
+        source.pipeline_goes = case.kind == "sent past"  # type: ignore[attr-defined]
+    elif case.kind == "levels":
+        levels = {"priority_levels": 2, "default_priority_level": 2}
+        slow |= {"batching": "dynamic", "dynamic_batching": levels}
+    elif case.kind == "kept of the Op":
+        slow["response_cache"] = True
+    else:
+        config["response_cache"] = True
+    last: Op = Tag("slow", [source])
+    if case.kind == "sent past":
+        beside = Tag("beside", [source])
+        config["op"]["last"] = {"channel_recv_frist_arrive": True}
+        last = Tag("last", [last, beside])
+    elif case.has_join and case.kind != "kept of the Op":
+        last = Tag("last", [last, Tag("beside", [source])])
+    return last, config
+
+
+def run(case: Case) -> list[str]:
+    """Return what is wrong, as far as this case shows it."""
+    return run_virtual(_run(case))
+
+
+async def _run(case: Case) -> list[str]:
+    last, config = graph_of(case)
+    cache = ModelCache(ServerCache("local", LocalCache(LocalOptions(size=1 << 26))), "svc", "1")
+    has_cache = case.kind.startswith("kept")
+    times = {"slow": case.batch_s, "gate": _GATE_S}
+    async with Engine(last, config, times, cache=cache if has_cache else None) as engine:
+        findings = await _burst(case, engine)
+        is_level = case.kind == "levels"
+        quick = Load(engine, priority=int(is_level), path="quick")
+        slow = Load(engine, priority=2 * is_level, path="miss %")
+        if has_cache:  # which is asked for once, before
+            await Load(engine, path="quick").offer(0.1, 10.0, None)
+            await asyncio.sleep(1.0)
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(
+            quick.offer(case.seconds, case.quick_per_s, case.deadline_s),
+            slow.offer(case.seconds, case.times * case.share, case.deadline_s),
+        )
+        findings += _of_quick(await quick.ended())
+        await slow.ended()
+        findings += _of_slow(case, slow, began)
+        state = engine.executor.state()
+        if state.inside or state.waiting or any(op.queued or op.running for op in state.ops):
+            findings.append(f"not at rest: {state}")
+    return findings
+
+
+async def _burst(case: Case, engine: Engine) -> list[str]:
+    """Ask for what can be answered in time, all at once, of a server without anything to do."""
+    burst = Load(engine, priority=2 * (case.kind == "levels"), path="burst %")
+    await burst.offer(0.001, 1000 * case.burst, case.deadline_s)
+    found = await burst.ended()
+    await asyncio.sleep(2.0)
+    return [] if found.keys() <= {ANSWERED} else [f"of a burst that can be answered: {found}"]
+
+
+def _of_quick(found: Any) -> Iterator[str]:
+    if found.keys() - {ANSWERED}:
+        yield f"of those who do not wait: {dict(found)}"
+
+
+def _of_slow(case: Case, slow: Load, began: float) -> Iterator[str]:
+    from_s = case.deadline_s
+    answered = slow.answered_between(began + from_s, began + case.seconds)
+    least = _LEAST * min(1.0, case.times) * case.share * (case.seconds - from_s)
+    if answered < least - case.batch_size * case.workers:
+        yield f"of the slow ones {answered} were answered, of {least / _LEAST:.0f}"
+    ends = {
+        how: [came for came, each, _ in slow.endings if each == how] for how in (REFUSED, TOO_LATE)
+    }
+    if case.times < 1 and (ends[REFUSED] or ends[TOO_LATE]):
+        yield f"{len(ends[REFUSED])} refused, {len(ends[TOO_LATE])} late, though there was time"
+    late = [came for came in ends[TOO_LATE] if came > began + 2 * case.deadline_s]
+    if len(late) > 0.05 * len(slow.endings):
+        yield f"{len(late)} of {len(slow.endings)} expired, and were not refused"
+
+
+# Mutants --------------------------------------------------------------------------------------
+
+Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+def everybody_inside_is_before() -> contextlib.AbstractContextManager[Any]:
+    """The judge takes all inside as before each newcomer, at the slowest Op's rate."""
+
+    def judge(self: Judge, request: Any) -> None:
+        for node in self._executor.nodes.values():
+            for throughput in node.shedder._levels.values():
+                if throughput.is_backed_up:
+                    ahead = self._admission.inside
+                    now = request.asked_at
+                    error = shedding.too_late(OverloadedError, throughput, request, now, ahead)
+                    if error is not None:
+                        raise error
+
+    return mock.patch.object(Judge, "judge", judge)
+
+
+def all_levels_are_one_queue() -> contextlib.AbstractContextManager[Any]:
+    """Who waits at any level is before all who come."""
+    levels = DynamicBatcher.levels
+
+    def summed(self: DynamicBatcher) -> dict[int, int]:
+        found = levels(self)
+        return dict.fromkeys(found, sum(found.values()))
+
+    return mock.patch.object(DynamicBatcher, "levels", summed)
+
+
+def kept_answers_are_judged_first() -> contextlib.AbstractContextManager[Any]:
+    """A request is judged by the first Op though its answer may be kept."""
+
+    def first_of(self: Judge, request: Any) -> Any:
+        return self._executor.entries[0]
+
+    return mock.patch.object(Judge, "_first_of", first_of)
+
+
+def no_op_refuses() -> contextlib.AbstractContextManager[Any]:
+    """Only admission refuses."""
+    return mock.patch.object(Shedder, "refusal_here", return_value=None)
+
+
+def each_counts_twice() -> contextlib.AbstractContextManager[Any]:
+    """Rates are twice what they are."""
+    served = Throughput.served
+
+    def twice(self: Throughput, is_own: bool = True) -> None:
+        served(self, is_own)
+        served(self, is_own)
+
+    return mock.patch.object(Throughput, "served", twice)
+
+
+def bursts_are_kept_short() -> contextlib.AbstractContextManager[Any]:
+    """What may be a burst is treated as a queue that stays."""
+    return mock.patch.object(shedding, "_BURST_SHARE", 0.1)
+
+
+def a_level_is_measured_by_all() -> contextlib.AbstractContextManager[Any]:
+    """Who leaves at one level counts for the others, too."""
+    served = Throughput.served
+    return mock.patch.object(Throughput, "served", lambda self, is_own=True: served(self))
+
+
+MUTANTS: dict[str, Mutant] = {
+    each.__name__: each
+    for each in (
+        everybody_inside_is_before,
+        all_levels_are_one_queue,
+        kept_answers_are_judged_first,
+        no_op_refuses,
+        each_counts_twice,
+        bursts_are_kept_short,
+        a_level_is_measured_by_all,
+    )
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fuzz.loads", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, help="of the first case")
+    parser.add_argument("--cases", type=int)
+    parser.add_argument("--mutant", choices=sorted(MUTANTS))
+    given = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    seed = given.seed if given.seed is not None else time.time_ns() % 10**9
+    ends, count, bad = time.monotonic() + given.seconds, 0, 0
+    with MUTANTS[given.mutant]() if given.mutant else contextlib.nullcontext():
+        while count < given.cases if given.cases is not None else time.monotonic() < ends:
+            findings = run(made_case(seed + count))
+            if findings:
+                bad += 1
+                print(f"python -m fuzz.loads --cases 1 --seed {seed + count}")
+                print(f"    {made_case(seed + count)}")
+                for finding in findings:
+                    print(f"    {finding[:600]}", flush=True)
+            count += 1
+    print(f"{'FOUND' if bad else 'nothing found'}: {count} cases from seed {seed}, {bad} bad")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
