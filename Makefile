@@ -90,6 +90,7 @@ FUZZ ?= --seconds 600
 fuzz: $(READY) $(GATEWAY)
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 	PYTHONPATH=tests $(BIN)/python -m fuzz.batches
+	PYTHONPATH=tests $(BIN)/python -m fuzz.loads
 	PYTHONPATH=tests $(BIN)/python -m fuzz.edge
 
 # Against clients and servers that none of us wrote. Triton's need Debian's libb64-0d, brpc's

@@ -70,9 +70,7 @@ class BatchRun(Batch, eq=False):
     payload, a Goto or Answer with it, or a PipelineError; None for an item that was over before it
     began. A run that got stuck in a call can be taken up by another worker, see `resumed`: the
     dispatcher then sets `is_superseded`. `calls` is None until they are planned, which is not seen
-    where the workers keep no progress; `attempts` then counts the workers that it was lost with,
-    see `again`.
-
+    where the workers keep no progress; `attempts` then counts the workers that it was lost with.
     With `is_models` a model of the server did the work, and the times are its own.
     Where its items did not all go through one call of `process`, `executions` has the number of
     each one's first call, -1 for none, and `execution_ends_ns` when these calls ended.

@@ -46,7 +46,7 @@ class Case:
         kind: why the quick ones do not wait: one of KINDS.
         workers: of the slow Op, with batches of `batch_size` that take `batch_s`.
         quick_per_s: of the others.
-        burst: so many come at once before all that.
+        burst: so many come at once before all that, and then some more.
         has_join: whether the slow Op is one of two branches.
     """
 
@@ -165,9 +165,14 @@ async def _run(case: Case) -> list[str]:
 
 
 async def _burst(case: Case, engine: Engine) -> list[str]:
-    """Ask for what can be answered in time, all at once, of a server without anything to do."""
+    """Ask a server without anything to do for what can be answered in time, in two crowds."""
     burst = Load(engine, priority=2 * (case.kind == "levels"), path="burst %")
+    later_s = 0.25 * case.deadline_s
+    left = max(0.0, case.burst - later_s * case.capacity)
+    more = int(0.6 * case.deadline_s * case.capacity - left)
     await burst.offer(0.001, 1000 * case.burst, case.deadline_s)
+    await asyncio.sleep(later_s)
+    await burst.offer(0.001, 1000 * more, case.deadline_s)
     found = await burst.ended()
     await asyncio.sleep(2.0)
     return [] if found.keys() <= {ANSWERED} else [f"of a burst that can be answered: {found}"]
