@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from pipeline.cli.own_wheel import own_wheel
 from pipeline.cli.parsing import command_parser, fails
 from pipeline.config.layers import NO_LAYERS, read_layers
 from pipeline.config.schema import ServiceConfig
@@ -16,6 +17,10 @@ from pipeline.errors import ConfigError
 TEMPLATES = Path(__file__).with_name("templates")
 _RPC_PORT, _HTTP_PORT = 18070, 18071  # of the template
 _SCRIPT, _CONFIG, _REQUIREMENTS = "web_server.py", "config.yml", "requirements.txt"
+_WHERE_FROM = """\
+# The library is on no package index, where its name is anybody's: it comes from this file, whose
+# hash is compared. With extras: pipeline-serving[onnx] @ ... Run pip in this folder.
+"""
 
 
 def dockerize(arguments: Sequence[str]) -> int:
@@ -24,48 +29,77 @@ def dockerize(arguments: Sequence[str]) -> int:
     folder = Path(given.folder)
     try:
         files = _files(folder)
-        there = [name for name in files if (folder / name).exists()]
-        if there and not given.force:
-            raise ConfigError(f"{folder / there[0]} is there already: --force replaces it")
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        kept = [name for name in files if (folder / name).exists() and not given.force]
+        if (folder / _REQUIREMENTS).exists() and _REQUIREMENTS not in kept:
+            kept.append(_REQUIREMENTS)  # the user's, who knows what the service imports
+        if len(kept) == len(files):
+            raise ConfigError(f"{folder / kept[0]} is there already: --force replaces it")
+        write_files(folder, {name: data for name, data in files.items() if name not in kept})
     except ConfigError as error:
         return fails("dockerize", str(error))
     except OSError as error:
         return fails("dockerize", f"{error.filename}: {error.strerror}")
-    sys.stdout.write(f"written: {', '.join(str(folder / name) for name in files)}\n")
-    if not (folder / _REQUIREMENTS).exists():
-        (folder / _REQUIREMENTS).write_text("pipeline-serving\n", encoding="utf-8")
-        sys.stdout.write(f"and {folder / _REQUIREMENTS}: add what the service imports\n")
-    sys.stdout.write(f"build it: docker build --tag my-service {folder}\n")
+    _tell(folder, files, kept)
     return 0
+
+
+def _tell(folder: Path, files: Mapping[str, bytes], kept: Collection[str]) -> None:
+    """Print what was written and what was not, and what is to be done."""
+    written = ", ".join(str(folder / name) for name in files if name not in kept)
+    lines = [f"written: {written}"]
+    lines += [f"kept: {folder / name}, which was there already" for name in kept]
+    if _REQUIREMENTS not in kept:
+        lines.append(f"add what the service imports: {folder / _REQUIREMENTS}")
+    elif (line := files[_REQUIREMENTS].decode().splitlines()[-1]) and not _has_pin(folder, line):
+        lines.append(f"{folder / _REQUIREMENTS} is to have this line for the library:\n  {line}")
+    lines.append(f"build it: docker build --tag my-service {folder}")
+    sys.stdout.write("\n".join([*lines, ""]))
+
+
+def _has_pin(folder: Path, line: str) -> bool:
+    """Return whether the requirements name the file of a line, with any extras."""
+    place = line.partition(" @ ")[2]
+    return place in (folder / _REQUIREMENTS).read_text("utf-8", errors="replace")
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a folder; OSError: one of them cannot be."""
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
 
 
 def dockerize_parser() -> argparse.ArgumentParser:
     """Return the parser of `pipeline dockerize`."""
     parser = command_parser(
         "dockerize",
-        "Write a Dockerfile and a .dockerignore into the folder of a service, which has a "
-        f"{_SCRIPT} and a {_CONFIG}; its ports are the image's. What they do: docs/deployment.md.",
+        "Write a Dockerfile, a .dockerignore, a requirements.txt and a wheel of this library into "
+        f"the folder of a service, which has a {_SCRIPT} and a {_CONFIG}; its ports are the "
+        "image's. What is there is kept. What they do: docs/deployment.md.",
         "pipeline dockerize hello",
     )
     parser.add_argument("folder", nargs="?", default=".", metavar="DIR", help="default: this one")
-    parser.add_argument("--force", action="store_true", help="replace files that are there")
+    parser.add_argument(
+        "--force", action="store_true", help="replace what is there, but requirements.txt"
+    )
     return parser
 
 
-def docker_files(rpc_port: int, http_port: int) -> dict[str, str]:
-    """Return the files of an image by their names."""
+def docker_files(rpc_port: int, http_port: int) -> dict[str, bytes]:
+    """Return the files of an image by their names. Raises ConfigError: there is no wheel."""
     ports = {str(_RPC_PORT): str(rpc_port), str(_HTTP_PORT): str(http_port)}
     text = (TEMPLATES / "Dockerfile").read_text("utf-8")
     dockerfile = re.sub("|".join(ports), lambda match: ports[match[0]], text)
+    wheel = own_wheel()
     return {
-        "Dockerfile": dockerfile,
-        ".dockerignore": (TEMPLATES / "dockerignore").read_text("utf-8"),
+        "Dockerfile": dockerfile.encode(),
+        ".dockerignore": (TEMPLATES / "dockerignore").read_bytes(),
+        _REQUIREMENTS: f"{_WHERE_FROM}{wheel.requirement}\n".encode(),
+        f"wheels/{wheel.name}": wheel.data,
     }
 
 
-def _files(folder: Path) -> dict[str, str]:
+def _files(folder: Path) -> dict[str, bytes]:
     """Return the files for the service in a folder. Raises ConfigError: there is none."""
     if not (folder / _SCRIPT).is_file():
         raise ConfigError(f"{folder / _SCRIPT}: no such file; the image runs it")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.cli.dockerize import docker_files
+from pipeline.cli.dockerize import docker_files, write_files
 from pipeline.cli.parsing import command_parser, fails
 from pipeline.config.json_schema import config_schema, encoded
 from pipeline.errors import ConfigError
@@ -57,7 +57,7 @@ def init_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def service_files(name: str) -> dict[str, str]:
+def service_files(name: str) -> dict[str, bytes]:
     """Return the files of a new service by their names. Raises ConfigError: a name is none."""
     if not _NAME.fullmatch(name) or name in _TAKEN:
         why = "paths of other parts begin so" if name in _TAKEN else "letters, digits, _ and -"
@@ -67,11 +67,11 @@ def service_files(name: str) -> dict[str, str]:
         for path in sorted(TEMPLATES.glob(f"*{_SUFFIX}"))
     }
     files[".config.schema.json"] = encoded(config_schema()).decode()
-    filled = {file: text.replace(_PLACEHOLDER, name) for file, text in files.items()}
+    filled = {file: text.replace(_PLACEHOLDER, name).encode() for file, text in files.items()}
     return filled | docker_files(18070, 18071)
 
 
-def write_new(folder: Path, files: Mapping[str, str]) -> None:
+def write_new(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write files into a folder, which is made if need be.
 
     Raises:
@@ -82,6 +82,4 @@ def write_new(folder: Path, files: Mapping[str, str]) -> None:
     if there:
         raise ConfigError(f"{folder / there[0]} is there already; nothing was written")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        with (folder / name).open("x", encoding="utf-8") as file:
-            file.write(text)
+    write_files(folder, files)

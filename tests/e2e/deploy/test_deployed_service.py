@@ -60,7 +60,8 @@ def test_the_image_is_built_and_serves_where_there_is_a_builder(tmp_path):
         pytest.skip("neither docker nor podman works here")
     context = tmp_path / "service"
     shutil.copytree(DEPLOY / "service", context)
-    _wheel_into(context / "wheels")
+    written = _run(sys.executable, "-m", "pipeline", "dockerize", context)
+    assert written.returncode == 0, written.stderr
     tag = f"pipeline-test-{tmp_path.name}".lower()
     built = _run(builder, "build", "--tag", tag, context)
     assert built.returncode == 0, built.stderr
@@ -80,9 +81,3 @@ def test_the_image_is_built_and_serves_where_there_is_a_builder(tmp_path):
     finally:
         _run(builder, "rm", "--force", container)
         _run(builder, "rmi", "--force", tag)
-
-
-def _wheel_into(folder: Path) -> None:
-    """Make the library's wheel, as no package index has this version of it."""
-    done = _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder)
-    assert done.returncode == 0, done.stderr

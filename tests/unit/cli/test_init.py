@@ -9,26 +9,42 @@ from paths import ROOT
 
 from pipeline.cli.init import service_files
 from pipeline.cli.main import main
+from pipeline.cli.own_wheel import OwnWheel
 from pipeline.config.schema import load_config
 
 FILES = {
     *("web_server.py", "config.yml", "test_web_server.py", "requirements.txt", "README.md"),
-    *("Dockerfile", ".dockerignore", ".gitignore", ".config.schema.json"),
+    *("Dockerfile", ".dockerignore", ".gitignore", ".config.schema.json", "wheels"),
 }
+
+
+WHEEL = OwnWheel("pipeline_serving-9-py3-none-any.whl", b"a wheel")
+LINE = (
+    "pipeline-serving @ file://${PWD}/wheels/pipeline_serving-9-py3-none-any.whl"
+    "#sha256=69f51477f05c46bfa5ff0027a1fcde274695311a38adfb85611ffeb93c8b146b"
+)
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pipeline.cli.dockerize.own_wheel", lambda: WHEEL)  # that takes a second
+
+
+def requirements(folder: str = ".") -> list[str]:
+    lines = Path(folder, "requirements.txt").read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]
 
 
 def test_a_service_is_written_under_its_name(capsys):
     assert main(["init", "below/hello"]) == 0
     assert {path.name for path in Path("below/hello").iterdir()} == FILES
-    texts = [path.read_text() for path in Path("below/hello").iterdir()]
+    texts = [path.read_text() for path in Path("below/hello").iterdir() if path.is_file()]
     assert not any("@NAME@" in text for text in texts)
     assert 'PipelineServer("hello")' in Path("below/hello/web_server.py").read_text()
     assert load_config("below/hello/config.yml").warnings == ()
+    assert requirements("below/hello") == [LINE], "nobody else's package comes by our name"
+    assert Path("below/hello/wheels", WHEEL.name).read_bytes() == WHEEL.data
     assert "cd below/hello && pipeline serve --reload" in capsys.readouterr().out
 
 
@@ -63,7 +79,7 @@ def test_a_name_that_cannot_be_one_is_refused(name, capsys):
 
 
 def test_the_image_of_a_new_service_is_the_one_of_deploy():
-    assert service_files("x")["Dockerfile"] == (ROOT / "deploy/service/Dockerfile").read_text()
+    assert service_files("x")["Dockerfile"] == (ROOT / "deploy/service/Dockerfile").read_bytes()
 
 
 # dockerize --------------------------------------------------------------------------------
@@ -81,7 +97,7 @@ def test_the_image_has_the_ports_of_the_service(capsys):
     assert "HTTP_PORT=9999" in dockerfile
     assert "EXPOSE 10000 9999" in dockerfile
     assert "18071" not in dockerfile
-    assert Path("requirements.txt").read_text() == "pipeline-serving\n"
+    assert requirements() == [LINE]
     assert "add what the service imports" in capsys.readouterr().out
 
 
@@ -91,20 +107,40 @@ def test_ports_that_are_each_others_are_not_mixed_up():
     assert "EXPOSE 18071 18070" in Path("Dockerfile").read_text()
 
 
-def test_requirements_that_are_there_stay():
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_requirements_that_are_there_stay(capsys, force):
     service("http_port: 9999\n")
-    Path("requirements.txt").write_text("mine")
+    Path("requirements.txt").write_text("pipeline-serving[onnx]\n")
+    assert main(["dockerize", *force]) == 0
+    assert Path("requirements.txt").read_text() == "pipeline-serving[onnx]\n"
+    said = capsys.readouterr().out
+    assert f"requirements.txt is to have this line for the library:\n  {LINE}\n" in said
+    Path("requirements.txt").write_text(f"{LINE}\nnumpy\n")
+    assert main(["dockerize", "--force"]) == 0
+    assert "requirements.txt is to have" not in capsys.readouterr().out.replace("\n", "")
+
+
+def test_what_is_missing_is_written_and_the_rest_is_kept(capsys):
+    service("http_port: 9999\n")
     assert main(["dockerize"]) == 0
-    assert Path("requirements.txt").read_text() == "mine"
+    Path("Dockerfile").unlink()
+    Path(".dockerignore").write_text("mine")
+    capsys.readouterr()
+    assert main(["dockerize"]) == 0
+    assert "HTTP_PORT=9999" in Path("Dockerfile").read_text()
+    assert Path(".dockerignore").read_text() == "mine"
+    said = capsys.readouterr().out
+    assert "written: Dockerfile\n" in said
+    assert "kept: .dockerignore, which was there already\n" in said
 
 
 def test_files_are_replaced_by_force_only(capsys):
     service("http_port: 9999\n")
+    assert main(["dockerize"]) == 0
     Path("Dockerfile").write_text("mine")
     assert main(["dockerize"]) == 1
     assert "Dockerfile is there already: --force replaces it" in capsys.readouterr().err
     assert Path("Dockerfile").read_text() == "mine"
-    assert not Path(".dockerignore").exists()
     assert main(["dockerize", "--force"]) == 0
     assert Path("Dockerfile").read_text() != "mine"
 
