@@ -60,9 +60,10 @@ def test_the_library_comes_from_a_file_whose_hash_is_compared(service, tmp_path)
 def test_the_requirements_of_a_new_service_are_all_that_its_tests_need(service, tmp_path):
     stranger = Stranger(tmp_path)
     install = ["-m", "pip", "install", "--quiet", "--requirement", "requirements.txt", "pytest"]
+    env = {**stranger.env, "PWD": str(service)}
     for command in (install, ["-m", "pytest", "-q"]):
         done = subprocess.run(
             [stranger.python, *command],
-            cwd=service, env={**stranger.env, "PWD": str(service)}, capture_output=True, text=True, check=False,
+            cwd=service, env=env, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
