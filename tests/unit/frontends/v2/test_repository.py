@@ -228,9 +228,9 @@ def test_sequences_say_nothing_to_models_that_know_none():
 
 
 def test_a_name_that_says_how_http_has_outputs_is_the_callers_own_elsewhere():
-    said = {"binary_data_output": 7, "timeout": 5}
+    said = {"binary_data_output": 7, "timeout": 2_000_000}
     assert info_of("", said, {}).parameters == said, "as a gRPC message has it"
-    assert timeout_of(said) == 5e-6
+    assert timeout_of(said) == 2.0
 
 
 # Batches ------------------------------------------------------------------------------------
