@@ -65,7 +65,7 @@ class GraphMaker:
         self._backends: dict[str, Backend] = {}
         self._cards = cards
         self._processes = processes
-        self._share = share
+        self._share = share or Share()
 
     async def make(self, source: ModelSource) -> LoadedGraph:
         """Load a version, and return it when it can take requests. Raises PipelineError."""
@@ -92,7 +92,7 @@ class GraphMaker:
             served.open(self._on_readiness, is_first=False)
             await served.load()
         except BaseException:
-            await self.end(served)
+            await self._close(served)
             raise
         return served
 
@@ -154,6 +154,14 @@ class GraphMaker:
 
     async def end(self, served: LoadedGraph) -> None:
         """Let a version that gets no more requests finish those that it has, and end it."""
+        observation, earlier = served.observation, self._share.earlier
+        earlier.leaves(observation)
+        try:
+            await self._close(served)
+        finally:
+            earlier.ended(observation)
+
+    async def _close(self, served: LoadedGraph) -> None:
         served.leave()
         await served.unload(self._grace_s)
         served.observation.stop_soon()

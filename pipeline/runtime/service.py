@@ -310,6 +310,7 @@ class Service(Runtime):
             for snapshot in await served.snapshots():
                 snapshot.model = ops[0] or "" if name is None else name
                 snapshot.version = served.version
+                self._share.earlier.add_to(snapshot)
                 found.append(snapshot)
         if self._process is not None:
             found.append(of_no_replica([], self._process.families()))

@@ -12,6 +12,7 @@ from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.rate_limiter import RateLimiter
 from pipeline.errors import InitError, PipelineError, described
 from pipeline.observe.custom_metrics import CustomMetrics
+from pipeline.runtime.earlier_counters import EarlierCounters
 from pipeline.stores.base import InputStore, open_store
 
 
@@ -23,12 +24,14 @@ class Share(msgspec.Struct, frozen=True):
         limiter: of the resources of their workers; None: none waits for any.
         store: where callers leave large inputs; None: nowhere.
         metrics: that the code of models counts in.
+        earlier: what models have counted that were loaded anew since.
     """
 
     cache: ServerCache | None = None
     limiter: RateLimiter | None = None
     store: InputStore | None = None
     metrics: CustomMetrics = msgspec.field(default_factory=CustomMetrics)
+    earlier: EarlierCounters = msgspec.field(default_factory=EarlierCounters)
 
     async def open(self) -> None:
         """Open what is to be opened. Raises InitError."""
