@@ -155,7 +155,7 @@ class GraphMaker:
     async def end(self, served: LoadedGraph) -> None:
         """Let a version that gets no more requests finish those that it has, and end it."""
         observation, earlier = served.observation, self._share.earlier
-        earlier.leaves(observation)
+        earlier.ending(observation)
         try:
             await self._close(served)
         finally:

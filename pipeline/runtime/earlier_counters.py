@@ -19,12 +19,12 @@ class EarlierCounters:
         self._ended: dict[tuple[str, str], ModelCounters] = {}
         self._ending: list[ObservabilityStack] = []
 
-    def leaves(self, observation: ObservabilityStack) -> None:
+    def ending(self, observation: ObservabilityStack) -> None:
         """Take note of a load that finishes what it has, and still counts."""
         self._ending.append(observation)
 
     def ended(self, observation: ObservabilityStack) -> None:
-        """Take over what a load has counted that `leaves`, and is over."""
+        """Take over what a load has counted that was ending, and is over."""
         self._ending.remove(observation)
         for key, model in _models(observation.snapshot()):
             self._ended[key] = _added(model, self._ended.get(key))
