@@ -103,6 +103,19 @@ def decode_tensors(tensors: Iterable[AnyTensor]) -> dict[str, Any]:
     return values
 
 
+def decode_request(tensors: Sequence[AnyTensor]) -> dict[str, Any]:
+    """Return what `decode_tensors` does of a request, in which one text alone is a `str`.
+
+    So the predecessor's servers read a STRING tensor of shape [1], which its clients send.
+    """
+    values = decode_tensors(tensors)
+    for tensor in tensors:
+        value = values[tensor.name]
+        if tensor.elem_type == ElemType.STRING and type(value) is list and len(value) == 1:
+            values[tensor.name] = value[0]
+    return values
+
+
 def tensor_to_numpy(tensor: AnyTensor) -> Any:
     """Return the value of one tensor: a writable array of its own, or text, or bytes.
 

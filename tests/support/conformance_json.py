@@ -71,13 +71,19 @@ _FIELDS = (
     body("an unknown field twice", '{"u": 1, "tensors": [], "u": {"u": 1, "u": 2}}', answers()),
     body("a name with an escape", '{"\\u006bey": ["a"]}', answers(key=["a"])),
     body("null for every field of a tensor", json.dumps({"tensors": [_NULLS]}), one_tensor()),
+    *(
+        body(f"{sent} has null texts", sent, taken, grpc_only=(ask(sent), refused("")), why=LENIENT)
+        for sent, taken in (
+            ('{"key": ["a", null], "value": [null]}', answers(key=["a", ""], value=[""])),
+            ('{"tensors": [{"str_data": [null, "a"]}]}', one_tensor(str_data=["", "a"])),
+        )
+    ),
     body("null for every field", json.dumps(dict.fromkeys(
         ["key", "value", "tensors", "name", "method", "logid", "clientip"])), answers()),
     *(
         body(f"{sent} does not fit", sent, refused(MISFIT))
         for sent in (
-            '{"key": [null]}', '{"value": ["a", null]}', '{"tensors": [null]}',
-            '{"tensors": [{"str_data": [null]}]}', '{"tensors": [{"shape": [null]}]}',
+            '{"tensors": [null]}', '{"tensors": [{"shape": [null]}]}',
             '{"key": "a"}', '{"key": {}}', '{"key": [1]}', '{"key": [true]}', '{"key": [["a"]]}',
             '{"tensors": {}}', '{"tensors": "x"}', '{"tensors": [[]]}', '{"tensors": [1]}',
             '{"name": 5}', '{"method": []}', '{"clientip": 5}', '{"tensors": [{"name": 1}]}',

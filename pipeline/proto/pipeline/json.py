@@ -218,6 +218,8 @@ def _set_list(message: Message, field: JsonField, values: Any, path: str, start:
     if type(values) is not list:
         raise _misfit(path + field.name, "an array", values)
     kind, plain = field.kind, values
+    if str in kind.plain and None in values:  # as the predecessor's gateway reads them
+        plain = values = ["" if item is None else item for item in values]
     try:
         if not kind.is_checked and not kind.plain.issuperset(map(type, values)):
             plain = [item if type(item) in kind.plain else kind.read(item) for item in values]

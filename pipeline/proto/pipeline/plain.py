@@ -49,11 +49,11 @@ class PlainRequest(msgspec.Struct, forbid_unknown_fields=True):
     tensors: ClassVar[tuple[()]] = ()
 
     def pairs(self) -> dict[str, Any] | None:
-        """Return what the RequestOp makes of it; None: it is long, or lacks keys or values."""
+        """Return what the RequestOp makes of it; None: it is long, or lacks values."""
         keys, values = self.key, self.value
-        if len(keys) != len(values) or len(keys) > SLICE:
+        if len(keys) > len(values) or len(keys) > SLICE:
             return None
-        pairs: dict[str, Any] = dict(zip(keys, values, strict=True))
+        pairs: dict[str, Any] = dict(zip(keys, values, strict=False))  # more values: as there
         pairs.pop(PROFILE_KEY, None)
         return pairs
 

@@ -12,6 +12,8 @@ from pipeline.proto.brpc.npy import MAX_DIMENSIONS, check_empty_rows
 from pipeline.proto.pipeline.blocks import BlockMessage
 from pipeline.proto.slices import breathe
 
+_REST = -1  # of a dimension: what the elements leave for it, as numpy has it
+
 Array = npt.NDArray[Any]
 ShapedTensor = pipeline_service_pb2.Tensor | general_model_pb2.Tensor | BlockMessage
 
@@ -41,9 +43,19 @@ def check_shape(tensor: ShapedTensor, count: int, field: str) -> None:
         return
     if len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"{len(shape)} dimensions are more than {MAX_DIMENSIONS}")
-    if min(shape) < 0:
+    others = [size for size in shape if size != _REST]
+    if others and min(others) < 0:
         raise ValueError(f"shape {list(shape)} has a negative dimension")
-    needed = math.prod(shape)
+    needed = math.prod(others)
+    if len(others) < len(shape):
+        if count and len(others) == len(shape) - 1 and needed and count % needed == 0:
+            return
+        if not count:
+            refuse_misplaced(tensor, field)
+        raise ValueError(
+            f"shape {list(shape)} leaves one dimension to be told from the elements, but {field} "
+            f"holds {count}"
+        )
     if needed == count:
         if not needed:
             check_empty_rows(shape)

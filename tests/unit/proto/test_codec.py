@@ -16,6 +16,7 @@ from hypothesis.extra import numpy as hnp
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.codec import (
     ElemType,
+    decode_request,
     decode_tensors,
     numpy_to_tensor,
     tensor_to_numpy,
@@ -205,9 +206,12 @@ def test_a_tensor_is_read_by_its_elem_type_and_shape(tensor: Tensor, expected: A
             Tensor(elem_type=1, float_data=[1, 2], shape=[3]),
             r"\[3\] needs 3 elements, but float_data holds 2",
         ),
-        (Tensor(elem_type=1, float_data=[1, 2], shape=[-1, 2]), "negative"),
+        (Tensor(elem_type=1, float_data=[1, 2], shape=[-2, 1]), "negative"),
+        (Tensor(elem_type=1, float_data=[1, 2, 3], shape=[-1, 2]), "float_data holds 3"),
+        (Tensor(elem_type=1, float_data=[1, 2], shape=[-1, 0]), "float_data holds 2"),
+        (Tensor(elem_type=1, shape=[-1, 2]), "float_data holds 0"),
         (Tensor(elem_type=1, shape=[2**30, 0]), "rows without elements"),
-        (Tensor(elem_type=1, float_data=[1], shape=[-1, -1]), "negative"),
+        (Tensor(elem_type=1, float_data=[1], shape=[-1, -1]), "float_data holds 1"),
         (Tensor(elem_type=1, float_data=[1], shape=[1] * 65), "65 dimensions"),
         (Tensor(elem_type=1, shape=[2**31 - 1] * 60), "needs"),
         (Tensor(elem_type=1, shape=[0] + [2**31 - 1] * 60), "no array has the shape"),
@@ -361,3 +365,20 @@ def test_unknown_fields_of_a_newer_peer_do_not_disturb():
     known = numpy_to_tensor("x", np.float32(2.5)).SerializeToString()
     tensor = Tensor.FromString(newer + mistyped + known)
     assert tensor_to_numpy(tensor) == np.float32(2.5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"), [([-1, 2], [[1, 2], [3, 4]]), ([2, -1], [[1, 2], [3, 4]]), ([-1], None)]
+)
+def test_one_dimension_is_what_the_elements_leave_for_it(shape, expected):
+    tensor = Tensor(elem_type=1, float_data=[1, 2, 3, 4], shape=shape)
+    assert tensor_to_numpy(tensor).tolist() == (expected or [1, 2, 3, 4])
+
+
+def test_one_text_of_a_request_is_a_str_and_one_of_an_answer_a_list():
+    texts = [Tensor(name="t", elem_type=12, str_data=["abc"], shape=[1])]
+    assert decode_request(texts) == {"t": "abc"}
+    assert decode_tensors(texts) == {"t": ["abc"]}
+    texts[0].str_data.append("d")
+    texts[0].shape[:] = [2]
+    assert decode_request(texts) == {"t": ["abc", "d"]}

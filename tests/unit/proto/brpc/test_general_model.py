@@ -199,7 +199,7 @@ def test_offsets_that_are_no_int32_are_refused(lod: Any):
         (Tensor(elem_type=12), "elem_type 12 is unknown"),
         (Tensor(elem_type=-1), "elem_type -1 is unknown"),
         (Tensor(elem_type=1, float_data=[1], shape=[2]), "[2] needs 2 elements, but float_data"),
-        (Tensor(elem_type=1, float_data=[1], shape=[-1]), "negative"),
+        (Tensor(elem_type=1, float_data=[1], shape=[-2]), "negative"),
         (Tensor(elem_type=1, shape=[2**31 - 1] * 3), "float_data holds 0"),
         (Tensor(elem_type=1, shape=[0] + [2**31 - 1] * 3), "no array has the shape"),
         (Tensor(elem_type=1, float_data=[1], shape=[1] * 65), "65 dimensions"),

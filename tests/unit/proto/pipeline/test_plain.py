@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -88,14 +89,30 @@ def test_a_usual_request_is_plain_and_our_request_op_unpacks_it():
     assert unpacked == ({"x": "1", "y": "词"}, 12, None, "")
 
 
-@pytest.mark.parametrize("body", [b'{"key": ["x"]}', b'{"value": ["x"]}'])
-def test_pairs_that_do_not_match_are_refused_in_the_same_words(body):
+@pytest.mark.parametrize("body", [b'{"key": ["x"]}', b'{"key": ["x", "y"], "value": ["1"]}'])
+def test_keys_without_values_are_refused_in_the_same_words(body):
     texts = []
     for read in (plain_request_from_json, request_from_json):
         with pytest.raises(PackageError) as raised:
             RequestOp().unpack_request_package(read(body, "", ""))
         texts.append(str(raised.value))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "pairs"),
+    [
+        (b'{"value": ["x"]}', {}),
+        (b'{"key": ["x"], "value": ["1", "2"]}', {"x": "1"}),
+        (b'{"key": ["x"], "value": [null]}', {"x": ""}),
+    ],
+)
+def test_values_of_no_key_are_nobody_s_and_null_is_empty(body, pairs):
+    for read in (plain_request_from_json, request_from_json):
+        request = read(body, "", "")
+        assert RequestOp().unpack_request_package(request)[0] == pairs
+        if isinstance(request, PlainRequest):
+            assert request.pairs() == pairs
 
 
 class _Text(str):
@@ -201,3 +218,14 @@ def test_the_last_of_a_field_that_comes_twice_counts_as_in_protobuf():
 def test_a_plain_answer_is_the_same_message(keys, values):
     wanted = Response(key=keys, value=values).SerializeToString()
     assert PlainResponse(keys, values).to_message() == wanted
+
+
+class _Words(msgspec.Struct):
+    words: list[str]
+
+
+def test_a_tensor_of_one_text_is_a_str_unless_a_schema_tells_it_from_a_list():
+    tensor = Tensor(name="words", elem_type=12, str_data=["abc"], shape=[1])
+    request = Request(tensors=[tensor])
+    assert RequestOp().unpack_request_package(request)[0] == {"words": "abc"}
+    assert RequestOp(_Words).unpack_request_package(request)[0] == {"words": ["abc"]}
