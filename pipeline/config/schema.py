@@ -412,6 +412,10 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     max_text_elements: Annotated[
         Limit, "Most strings, and elements of BYTES, in one request or answer."
     ] = Limits().text_elements
+    max_json_objects: Annotated[
+        Limit,
+        "Most lists and objects in one request of plain JSON, or to OpenAI's API.",
+    ] = Limits().json_objects
     statistics: Annotated[
         bool, "Count what happens: for v2 statistics, /metrics and the page; False: nothing."
     ] = True
@@ -493,7 +497,12 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     @property
     def limits(self) -> Limits:
         """Return the limits of what is costly per byte."""
-        return Limits(self.max_json_bytes, self.max_text_elements, self.max_message_bytes)
+        return Limits(
+            self.max_json_bytes,
+            self.max_text_elements,
+            self.max_message_bytes,
+            self.max_json_objects,
+        )
 
     @property
     def replicas(self) -> int:

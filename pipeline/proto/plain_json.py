@@ -17,7 +17,7 @@ import orjson
 
 from pipeline.errors import PackageError, TooLargeError
 from pipeline.proto.pipeline.json_long import LongArray
-from pipeline.proto.slices import Limits, breathe
+from pipeline.proto.slices import MAX_TENSORS, Limits, breathe
 
 MAX_DEPTH = 100
 """Lists and objects that may stand in each other."""
@@ -86,6 +86,7 @@ def read_large_value(body: bytes, limits: Limits, what: str) -> Any:
         return read_value(body, what)
     try:
         shape = _large_shape(view)
+        limits.check_objects(shape.count(b"[") + shape.count(b"{"), what)
         if _is_too_deep(shape):
             raise _too_deep(what)
         value = _read(view)
@@ -162,6 +163,18 @@ def _shape_of(text: bytes) -> bytes:
 def _large_shape(view: memoryview) -> bytes:
     windows = b"".join(_shape_of(window) for window in LongArray(view).windows())
     return bytes(view[:1]) + windows + bytes(view[-1:])
+
+
+def check_members(body: bytes) -> None:
+    """Raise TooLargeError for more members of objects than a request may have.
+
+    They are counted, and not made. What is no JSON is for its reader to refuse.
+    """
+    if body.count(b":") <= MAX_TENSORS:  # as nearly all have
+        return
+    text = memoryview(body.strip())
+    if bytes(text[:1]) == b"{" and _large_shape(text).count(b":") > MAX_TENSORS:
+        raise TooLargeError(f"the request has more than {MAX_TENSORS} members")
 
 
 def _is_too_deep(shape: bytes) -> bool:

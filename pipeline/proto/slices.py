@@ -20,6 +20,9 @@ SLICE = 8192
 
 SLICE_BYTES = 128 * 1024
 
+MAX_TENSORS = 2**14
+"""Tensors of one message, and members of an object of JSON that are tensors."""
+
 _OBJECT_BYTES = 64  # that a number, text or list of Python takes at least
 _FEW = 64  # items that are looked at one by one to tell the weight of a list
 _FLAT = (str, bytes, bytearray, memoryview)
@@ -32,12 +35,14 @@ class Limits(msgspec.Struct, frozen=True):
 
     `json_bytes` of JSON, and of text that stands for an array; `text_elements`: strings and
     elements of BYTES, each of which becomes an object of Python. `message_bytes` of anything, on
-    the wire and as arrays.
+    the wire and as arrays. `json_objects`: lists and objects in a request's JSON, through all of
+    which Python's collector goes at once, while every other thread waits.
     """
 
     json_bytes: int = 16 * 2**20
     text_elements: int = 2**20
     message_bytes: int = 256 * 2**20
+    json_objects: int = 300_000
 
     def check_texts(self, count: int) -> None:
         """Raise TooLargeError for more strings, or elements of BYTES, than there may be."""
@@ -45,6 +50,14 @@ class Limits(msgspec.Struct, frozen=True):
             raise TooLargeError(
                 f"{count} strings or elements of BYTES are more than max_text_elements "
                 f"({self.text_elements})"
+            )
+
+    def check_objects(self, count: int, what: str) -> None:
+        """Raise TooLargeError for more lists and objects of JSON than there may be in `what`."""
+        if count > self.json_objects:
+            raise TooLargeError(
+                f"{what} has {count} lists and objects, more than max_json_objects "
+                f"({self.json_objects}): send numbers in flat lists, or less at once"
             )
 
     def check_json(self, size: int, mend: str) -> None:

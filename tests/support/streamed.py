@@ -116,7 +116,8 @@ class NamedParts(Parts):
 
 def streaming_server(edge: str, last_op: Op | None = None, **config: Any) -> PipelineServer:
     """A server of `Parts`; use it as a context manager."""
-    return server_for(last_op or Parts.of(), edge=edge, **config)
+    settings = {"errors": {"details": "full"}, **config}  # the same, whichever door it has
+    return server_for(last_op or Parts.of(), edge=edge, **settings)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -11,6 +10,9 @@ import msgspec
 
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.frontends.v2.json_objects import json_object
+from pipeline.frontends.v2.load_files import bytes_of, cut, text_of
+from pipeline.proto.plain_json import check_members
+from pipeline.proto.slices import SHORT_BYTES, Limits
 
 _FILE = "file:"
 
@@ -75,15 +77,17 @@ class RepositoryControl(Protocol):
 def overrides_of_json(body: bytes) -> Overrides:
     """Return what a request to load a model brings over HTTP. Raises V2Error, in Triton's words."""
     config, files = None, {}
-    for name, value in _parameters(body, "load model").items():
+    rest, long = cut(body)
+    check_members(rest)
+    for name, value in _parameters(rest, "load model", Limits().json_bytes).items():
         if not isinstance(value, str):
             text = "attempt to access JSON non-string as string"
             raise V2Error(V2Status.INTERNAL, text)
         if name == "config":
-            config = value
+            config = text_of(value, long)
         elif name.startswith(_FILE):
             try:
-                files[name.removeprefix(_FILE)] = base64.b64decode(value, validate=True)
+                files[name.removeprefix(_FILE)] = bytes_of(value, long)
             except binascii.Error as error:
                 raise V2Error(V2Status.INTERNAL, f"{name} is no base64: {error}") from error
         else:
@@ -128,8 +132,8 @@ def with_dependents_of(parameters: Mapping[str, Any]) -> bool:
     return bool(wanted.bool_param)
 
 
-def _parameters(body: bytes, what: str) -> Mapping[str, Any]:
-    found = json_object(body, what).get("parameters", {})
+def _parameters(body: bytes, what: str, most_bytes: int = SHORT_BYTES) -> Mapping[str, Any]:
+    found = json_object(body, what, most_bytes).get("parameters", {})
     if not isinstance(found, dict):
         raise V2Error(V2Status.INVALID, f"the {what} request must be a JSON object of parameters")
     return found

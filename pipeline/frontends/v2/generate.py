@@ -13,6 +13,7 @@ import orjson
 from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.proto.pipeline.json_long import LongArray, NotJsonError, UnevenError, value_of
+from pipeline.proto.plain_json import check_members
 from pipeline.proto.slices import SHORT_BYTES, Limits
 from pipeline.proto.v2.codec import InferRequest, InferResponse, Parameters
 from pipeline.proto.v2.json_data import array_to_data, data_to_array
@@ -102,6 +103,7 @@ def _members(body: bytes) -> Members:
             if type(found) is not _Object:
                 raise PackageError("the request must be a JSON object")
             return found
+        check_members(body)
         raws = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         return [(name, value_of(memoryview(raw))) for name, raw in raws.items()]
     except msgspec.ValidationError:

@@ -405,6 +405,9 @@ def _wants_ready(body: bytes) -> bool:
     """Return `ready` of a request for the index, which is empty or has `{"ready": true}`."""
     if not body.strip():
         return False
+    if len(body) > SHORT_BYTES:
+        text = f"the index request has {len(body)} bytes, and {SHORT_BYTES} are allowed"
+        raise TooLargeError(text)
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -7,13 +7,17 @@ from typing import Any
 import orjson
 
 from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.proto.slices import SHORT_BYTES
 
 
-def json_object(body: bytes, what: str) -> dict[str, Any]:
+def json_object(body: bytes, what: str, most_bytes: int = SHORT_BYTES) -> dict[str, Any]:
     """Return the object in a body of a request to do `what`; an empty body has no members.
 
-    Raises V2Error, with Triton's words for what is no JSON.
+    Raises V2Error, with Triton's words for what is no JSON; for a body of more bytes than it takes.
     """
+    if len(body) > most_bytes:
+        text = f"the {what} request has {len(body)} bytes, and {most_bytes} are allowed"
+        raise V2Error(V2Status.TOO_LARGE, text)
     if not body.strip():
         return {}
     try:

@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from pipeline.errors import PackageError, TooLargeError
 from pipeline.proto.pipeline_service_pb2 import Tensor
-from pipeline.proto.slices import SLICE_BYTES, Limits, breathe, sliced
+from pipeline.proto.slices import MAX_TENSORS, SLICE_BYTES, Limits, breathe, sliced
 
 Array = npt.NDArray[Any]
 View = memoryview
@@ -105,6 +105,8 @@ class _BlockWalk:
                     unpacked.add(number)
             elif number in shape.nested and kind == _PREFIXED:
                 index = counts[number] = counts.get(number, -1) + 1
+                if index == MAX_TENSORS:
+                    raise TooLargeError(f"the request has more than {MAX_TENSORS} tensors")
                 if end - at > _LONG:
                     child = self.message(view[at:end], shape.nested[number])
                     nested.setdefault(number, {})[index] = child

@@ -19,10 +19,7 @@ import orjson
 
 from pipeline.errors import PackageError, TooLargeError
 from pipeline.proto.pipeline.shapes import block_dims
-from pipeline.proto.slices import SHORT_BYTES, breathe
-
-MAX_TENSORS = 2**18
-"""Tensors of one message of JSON."""
+from pipeline.proto.slices import MAX_TENSORS, SHORT_BYTES, breathe
 
 _WINDOW_BYTES = 32 * 1024  # read at once
 MARKS = {"\0NaN": math.nan, "\0Infinity": math.inf, "\0-Infinity": -math.inf}

@@ -67,21 +67,23 @@ def check_shape(tensor: ShapedTensor, count: int, field: str) -> None:
 
 def block_dims(skeleton: bytes) -> tuple[int, ...] | None:
     """Return the shape of nested lists from their brackets and commas; None: they are no block."""
-    dims: list[int] = []
-    rest = skeleton
-    while rest.startswith(b"[") and len(dims) < MAX_DIMENSIONS:
-        end = rest.find(b"]") + 1
-        row = rest[rest.rfind(b"[", 0, end) : end]
-        if not row:
-            return None
-        dims.insert(0, row.count(b",") + 1)
-        rest = rest.replace(row, b"")
-        breathe()
-    if math.prod(dims) != skeleton.count(b",") + 1:  # or the loop would build it, however big
+    depth = len(skeleton) - len(skeleton.lstrip(b"["))
+    if not 0 < depth <= MAX_DIMENSIONS:
         return None
-    block = b""
-    for size in reversed(dims):
-        block = b"[" + b",".join([block] * size) + b"]"
+    block = skeleton[depth - 1 : skeleton.find(b"]") + 1]
+    dims = [block.count(b",") + 1]
+    for level in range(1, depth):
+        end = skeleton.find(b"]" * (level + 1)) + level
+        count, left = divmod(end - (depth - level) + 1, len(block) + 1)
+        if left or count < 1:
+            return None
+        dims.insert(0, count)
+        if math.prod(dims) > len(skeleton):  # or it would be built, however big
+            return None
+        breathe()
+        block = b"[" + ((block + b",") * count)[:-1] + b"]"
+    if math.prod(dims) != skeleton.count(b",") + 1:
+        return None
     return tuple(dims) if block == skeleton else None
 
 

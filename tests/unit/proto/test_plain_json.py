@@ -14,10 +14,11 @@ from pipeline.proto import plain_json
 from pipeline.proto.pipeline import json_long
 from pipeline.proto.plain_json import (
     MAX_DEPTH,
+    check_members,
     read_large_object,
     read_object,
 )
-from pipeline.proto.slices import Limits
+from pipeline.proto.slices import MAX_TENSORS, Limits
 
 LIMITS = Limits()
 
@@ -142,7 +143,7 @@ def test_others_run_while_small_values_are_read_but_not_for_each(monkeypatch, el
     inner = ",".join(element % each if "%" in element else element for each in range(100_000))
     text = f'{{"x":{{{inner}}}}}' if "%" in element else f'{{"x":[{inner}]}}'
     breaths.clear()
-    assert read_large_object(text.encode(), Limits()) == json.loads(text)
+    assert read_large_object(text.encode(), Limits(json_objects=10**6)) == json.loads(text)
     pieces = len(text) // plain_json._PIECE_BYTES
     assert pieces <= len(breaths) < 20 * (pieces + 1) + plain_json.MAX_DEPTH
 
@@ -155,6 +156,21 @@ def test_a_large_object_that_is_not_closed_is_refused(member, ends):
         read_large_object(text.encode(), Limits())
     with pytest.raises(PackageError, match="not JSON"):
         read_large_object(f'{{"x":{text}}}'.encode(), Limits())
+
+
+@pytest.mark.parametrize("element", ["[]", "{}", '{"a": "[{"}', "[1]"])
+def test_more_lists_and_objects_than_allowed_are_refused_before_they_are_made(monkeypatch, element):
+    monkeypatch.setattr(plain_json, "_decode", None)
+    text = f'{{"x": [{",".join([element] * 20_000)}]}}'
+    with pytest.raises(TooLargeError, match=r"has 20002 lists and objects.*max_json_objects"):
+        read_large_object(text.encode(), Limits(json_objects=20_001))
+
+
+def test_more_members_than_allowed_are_refused_before_they_are_made():
+    within = ",".join(f'"k{each}":"a:b:c"' for each in range(MAX_TENSORS))
+    check_members(b"{%b}" % within.encode())
+    with pytest.raises(TooLargeError, match=f"more than {MAX_TENSORS} members"):
+        check_members(b'{"x":{%b}}' % within.encode())
 
 
 def test_keys_that_are_far_from_each_other_are_found_twice():

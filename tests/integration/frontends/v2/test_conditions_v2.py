@@ -60,7 +60,10 @@ class Out(Steps):
 def server(request: Any, module_logs: None) -> Iterator[PipelineServer]:
     cheap = Cheap("cheap", [Reads()])
     last = Out("out", [cheap, Steps("big", [cheap])])
-    with temporary_folder(), server_for(last, edge=request.param) as running:
+    with (
+        temporary_folder(),
+        server_for(last, edge=request.param, errors={"details": "full"}) as running,
+    ):
         yield running
 
 
