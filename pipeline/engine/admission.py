@@ -1,6 +1,6 @@
 """AdmissionController: bounds the requests in an engine's graph, and those that wait before it.
 
-Who would wait for too long is refused, as by Facebook's and Envoy's admission control, see `Judge`.
+Who would wait for too long is refused, as by Facebook's and Envoy's admission control, see `judge`.
 """
 
 from __future__ import annotations
@@ -210,42 +210,38 @@ class AdmissionController:
         return has_place and (self.is_full is None or not self.is_full())
 
 
-class Judge:
-    """Judge of those who come with a deadline: by whom each of them would surely wait behind.
+def judge(request: RequestState, admission: AdmissionController, executor: Executor) -> None:
+    """Judge a request with a deadline by those that it would surely wait behind.
 
     Who is to be admitted waits behind all that are, and behind those that are unpacked or packed.
     Who waits at an Op is not before a request that may never come there: so it is judged here for
     the Op that it comes to first, whatever it holds, and by each other one when it is there.
+
+    Raises:
+        OverloadedError: it would wait for too long.
     """
+    throughput = admission.throughput = admission.throughput or Throughput()
+    now, error = request.asked_at, None
+    if admission.queued and throughput.is_backed_up:
+        throughput.passes(now)
+        at_ops = sum(node.waiting for node in executor.nodes.values())
+        ahead = admission.queued + max(0, admission.inside - at_ops)
+        error = too_late(OverloadedError, throughput, request, now, ahead)
+    first = _first_of(request, executor)
+    if error is None and first is not None:
+        error = first.shedder.refusal(request, now, admission.queued)
+        request.judged_by = first.shedder
+    if error is not None:
+        admission.refuse(OverloadedError(str(error), error.retry_after_s))
 
-    def __init__(self, admission: AdmissionController, executor: Executor) -> None:
-        self._admission = admission
-        self._executor = executor
 
-    def judge(self, request: RequestState) -> None:
-        """Raise OverloadedError if a request that comes now would wait for too long."""
-        admission = self._admission
-        throughput = admission.throughput = admission.throughput or Throughput()
-        now, error = request.asked_at, None
-        if admission.queued and throughput.is_backed_up:
-            throughput.passes(now)
-            at_ops = sum(node.waiting for node in self._executor.nodes.values())
-            ahead = admission.queued + max(0, admission.inside - at_ops)
-            error = too_late(OverloadedError, throughput, request, now, ahead)
-        first = self._first_of(request)
-        if error is None and first is not None:
-            error = first.shedder.refusal(request, now, admission.queued)
-            request.judged_by = first.shedder
-        if error is not None:
-            admission.refuse(OverloadedError(str(error), error.retry_after_s))
-
-    def _first_of(self, request: RequestState) -> OpDispatcher | None:
-        """Return the Op that a request will come to, whatever it holds; None: that is not known."""
-        target, executor = request.target, self._executor
-        if target is not None and target.op is not None:
-            node = executor.nodes[target.op]
-        else:
-            node = executor.entries[0]
-            if executor.cached is not None or len(executor.entries) > 1 or node.channel.is_join:
-                return None
-        return None if node.may_spare else node
+def _first_of(request: RequestState, executor: Executor) -> OpDispatcher | None:
+    """Return the Op that a request will come to, whatever it holds; None: that is not known."""
+    target = request.target
+    if target is not None and target.op is not None:
+        node = executor.nodes[target.op]
+    else:
+        node = executor.entries[0]
+        if executor.cached is not None or len(executor.entries) > 1 or node.channel.is_join:
+            return None
+    return None if node.may_spare else node

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.admission import AdmissionController, Judge, places_for, without_places
+from pipeline.engine.admission import AdmissionController, judge, places_for, without_places
 from pipeline.engine.answers import channel_data, refusal
 from pipeline.engine.cached_dispatcher import CachedGraph, ModelCache
 from pipeline.engine.convoy_way import ConvoyWay
@@ -121,8 +121,7 @@ class Engine:
         self._all_answered = asyncio.Event()
 
     def _own_filters(self, config: ServiceConfig) -> list[Filter]:
-        judge = Judge(self._admission, self.executor).judge
-        deadline = Deadline(config.timeout_s, self._loop, judge, self._end_now)
+        deadline = Deadline(config.timeout_s, self._loop, self._judge, self._end_now)
         orders = orders_of(self.executor.nodes, self._admission)
         if config.max_active is None:
             nodes = self.executor.nodes.values()
@@ -292,6 +291,10 @@ class Engine:
             error = ClosedError("the caller cancelled the request")
             self._abandon(request, error, Outcome.CANCELED)
             self._end(request)
+
+    def _judge(self, request: RequestState) -> None:
+        """Raise OverloadedError if a request that comes now would wait for too long."""
+        judge(request, self._admission, self.executor)
 
     def _refuse(self, request: RequestState, error: PipelineError) -> None:
         """Answer a request that is not admitted, which nobody is told of."""
