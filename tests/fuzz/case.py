@@ -104,6 +104,7 @@ class RequestSpec:
     jumps: frozenset[str] = frozenset()
     laps: int = 0
     ways: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
+    misfit: str = ""  # behind its number, so that it is none: a schema refuses it
 
     def shape(self, op: str) -> Shape:
         return self.shapes.get(op, Shape())
@@ -120,6 +121,7 @@ class Case:
     worker_num: int | None = None
     queue_size: int = 4096
     stops_s: float | None = None
+    has_schema: bool = False  # which says that a request is a number
     own_edges: bool = False  # unpack and pack are the user's, and run in threads
     fuse: str = "off"  # "on": all that may be is fused; "switching": now and then
     origin: str = ""

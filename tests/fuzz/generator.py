@@ -36,6 +36,7 @@ class Features:
     channel_size: bool = True
     max_batch_size: bool = True
     scalars: bool = True
+    schemas: bool = True
     alone: bool = True
     own_edges: bool = True
     retries: bool = True
@@ -75,6 +76,19 @@ _SCALES = {
 def generate(seed: int, features: Features = Features()) -> Case:
     """The case of this seed."""
     return _Generator(random.Random(seed), features).case(f"seed {seed}")
+
+
+def _with_schema(dice: random.Random, case: Case, has_misfits: bool) -> Case:
+    """Have a schema say what a request is, and some not be one; of most cases none."""
+    if dice.random() < 0.7:
+        return case
+    requests = (
+        replace(each, misfit=dice.choice(("x", ".5", " 1")))
+        if has_misfits and not each.alone_at and dice.random() < 0.2
+        else each
+        for each in case.requests
+    )
+    return replace(case, has_schema=True, requests=tuple(requests))
 
 
 class _Generator:
@@ -119,6 +133,10 @@ class _Generator:
             for _ in range(self.rng.choice((1, 2, 3, 5, 8))):
                 self.strike(case, requests)
         case = replace(case, requests=tuple(requests))
+        if has.schemas and not case.own_edges:
+            case = _with_schema(
+                random.Random(f"{origin} schema"), case, self.has.scale == "virtual"
+            )
         if not has.deadlines or may_starve(case):
             return case
         fair_s = round(bound_s(case) * 1.01 + self.scale.slack_s, 3)

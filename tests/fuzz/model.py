@@ -83,6 +83,8 @@ def evaluate(case: Case, request: RequestSpec, choose: Choose) -> Result:
     if request.alone_at:
         op = case.op(request.alone_at)
         return at_op(case, op, request, [Part(REQUEST, Answer("in"))], choose)[0]
+    if request.misfit:
+        return Failure(PACKAGE, "id: expected int")
     edge = request.faults.get(REQUEST)
     if edge is not None and edge.kind == "raise_pre":
         return Failure(PACKAGE, mark(request.number, REQUEST))

@@ -22,6 +22,7 @@ from pipeline.engine.executor import Executor
 from pipeline.engine.filters import Deadline
 from pipeline.engine.journal import Outcome
 from pipeline.engine.schedulers.base import ReadyQueue
+from pipeline.engine.schema_checks import CheckedUnpacker
 from pipeline.engine.span_recorder import SpanRecorder
 from pipeline.errors import PipelineError
 
@@ -311,4 +312,15 @@ def loops_are_of_all_requests() -> Iterator[None]:
         return counting
 
     with _wrapped(Detours, "_loop", make):
+        yield
+
+
+@mutant
+def a_schema_lets_all_pass() -> Iterator[None]:
+    """What a schema refuses goes on as it came."""
+
+    def make(check: Any) -> Any:
+        return lambda self, request, payload: self._go_on(request, payload)
+
+    with _wrapped(CheckedUnpacker, "_take_text", make):
         yield

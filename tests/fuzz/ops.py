@@ -12,7 +12,7 @@ import numpy as np
 
 from fuzz import model
 from fuzz.case import REQUEST, Case, OpSpec, RequestSpec, mark
-from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp
+from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp, Schema
 from pipeline.data import Tensor
 from pipeline.errors import PredictorUnavailableError
 from pipeline.proto import pipeline_service_pb2
@@ -337,6 +337,12 @@ class AsyncOp(ModelOp):
         return self._result(feed)
 
 
+class Asked(Schema):
+    """A request: its number, which comes as text."""
+
+    id: int
+
+
 class OwnRequestOp(RequestOp):
     """An unpack method of the user's, which runs in a thread."""
 
@@ -374,6 +380,8 @@ class OwnResponseOp(ResponseOp):
 def build(case: Case, script: Script) -> tuple[dict[str, Op], ResponseOp]:
     """The case's Ops by name, and its end."""
     request_op = OwnRequestOp(script) if case.own_edges else RequestOp()
+    if case.has_schema:
+        request_op = RequestOp(schema=Asked)
     made: dict[str, Op] = {REQUEST: request_op}
     for spec in case.ops:
         made[spec.name] = op = _class_of(spec)(spec, script, [made[name] for name in spec.inputs])

@@ -22,6 +22,9 @@ from pipeline.engine.request import RequestTarget
 
 READ = "@DAGExecutor"
 MOST_OPS, MOST_IDS, MOST_STEPS = 6, 8, 7
+CUT, KEPT = "cut", "kept"
+"""An Op that leaves little of a request, and one that keeps its answers to that."""
+
 KILLERS = ("hang", "crash")
 """Faults that cost a worker."""
 
@@ -88,6 +91,7 @@ class Step:
     deadline_s: float | None = None
     leaves_s: float | None = None
     timeout_us: int = 0
+    priority: int = 0
     is_word: bool = False
     faults: dict[str, str] = field(default_factory=dict)
     delays_s: dict[str, float] = field(default_factory=dict)
@@ -102,6 +106,7 @@ class Step:
             sequence_start=self.start,
             sequence_end=self.end,
             parameters={"timeout": self.timeout_us} if self.timeout_us else {},
+            priority=self.priority,
         )
         return RequestTarget(payload={"number": self.number}, wants_response=False, info=info)
 
@@ -145,6 +150,8 @@ class Case:
         }
         if self.worker_num is not None:
             found["worker_num"] = self.worker_num
+        if any(node.name == KEPT for node in self.nodes):
+            found["cache"] = {"local": {"size": 1 << 20}}
         return found
 
     def only(self, numbers: Iterable[int]) -> Case:
@@ -171,7 +178,9 @@ REAL = Scale(0.005, 0.2, 0.4, (0.02, 0.4), 60, 3000)
 
 
 def made_case(seed: int, scale: Scale = VIRTUAL, without: Sequence[str] = ()) -> Case:
-    """The case of a seed. `without`: "processes", "faults", "leaves", "idle", "ways"."""
+    """The case of a seed. `without`: "processes", "faults", "leaves", "idle", "ways",
+    "state", "priorities", "caches".
+    """
     return _Maker(random.Random(f"sequences {seed}"), scale, without).case(f"seed {seed}")
 
 
@@ -206,7 +215,10 @@ class _Maker:
                 place = rng.randrange(len(steps))
                 steps[place] = self.struck(case, steps[place])
         kills = tuple(self.kills(case)) if "faults" not in self.without else ()
-        return replace(case, steps=tuple(steps), kills=kills)
+        dice = random.Random(f"company of {origin}")
+        case = replace(case, steps=tuple(steps), kills=kills)
+        case = case if "priorities" in self.without else _with_priorities(dice, case)
+        return case if "caches" in self.without else _with_kept_answers(dice, case)
 
     def kills(self, case: Case) -> list[tuple[float, str]]:
         """When workers are killed; in calm cases only where that does no harm.
@@ -357,6 +369,34 @@ class _Maker:
         return replace(step, faults={**step.faults, node.name: self.rng.choice(kinds)})
 
 
+def _with_priorities(dice: random.Random, case: Case) -> Case:
+    """Have requests overtake each other by their priority before Ops with sequences."""
+    levels = {"priority_levels": 3, "default_priority_level": 2}
+    nodes = []
+    for node in case.nodes:
+        if not node.strategy and dice.random() < 0.3:
+            settings = {**node.settings, "batching": "dynamic", "dynamic_batching": levels}
+            settings.pop("auto_batching_timeout", None)
+            node = replace(node, settings=settings)
+        nodes.append(node)
+    steps = [replace(step, priority=dice.choice((0, 1, 2, 3))) for step in case.steps]
+    return replace(case, nodes=tuple(nodes), steps=tuple(steps))
+
+
+def _with_kept_answers(dice: random.Random, case: Case) -> Case:
+    """Have one of the Ops read kept answers, too: some come at once, others do not."""
+    if dice.random() < 0.6:
+        return case
+    # Which one gets what was asked itself, whatever way that goes elsewhere.
+    reader = dice.choice([node for node in case.nodes if READ in node.inputs]).name
+    kept = Node(KEPT, (CUT,), concurrency=2, settings={"response_cache": True})
+    others = (
+        replace(node, inputs=(*node.inputs, KEPT)) if node.name == reader else node
+        for node in case.nodes
+    )
+    return replace(case, nodes=(Node(CUT, (READ,)), kept, *others))
+
+
 # Ops ----------------------------------------------------------------------------------------------
 
 
@@ -392,7 +432,7 @@ class StepOp(Op):
         self.script = script
 
     def preprocess(self, input_dicts):
-        number = int(next(iter(input_dicts.values()))["number"])
+        number = int(next(part for part in input_dicts.values() if "number" in part)["number"])
         if self.script.steps[number].faults.get(self.name) == "raise_pre":
             raise ValueError(mark(number, self.name))
         return {"number": np.array([number])}
@@ -421,6 +461,10 @@ class StepOp(Op):
         number = int(fetch_data["number"][0])
         told: dict[str, str] = {}
         for part in input_dicts.values():
+            if "same" in part:
+                if part["same"] != _same(number) * 3:
+                    self.script.complain(f"{self.name}: {number} gets {part}, kept for another")
+                continue
             if int(part["number"]) != number:
                 self.script.complain(f"{self.name}: {number} gets what is of {part['number']}")
             told |= json.loads(part.get("told", "{}"))
@@ -429,6 +473,39 @@ class StepOp(Op):
         answer = {"number": number, "told": json.dumps(told)}
         to = self.script.steps[number].ways.get(self.name)
         return answer if to is None else Goto(answer, *to)
+
+
+class CutOp(StepOp):
+    """Leaves of a request what others have, too."""
+
+    def preprocess(self, input_dicts):
+        ((_, asked),) = input_dicts.items()
+        return {"same": _same(int(asked["number"]))}
+
+    def postprocess(self, input_dicts, fetch_data):
+        return fetch_data
+
+    process = Op.process
+
+
+class KeptOp(StepOp):
+    """Takes its time for what it was not asked before."""
+
+    def preprocess(self, input_dicts):
+        ((_, asked),) = input_dicts.items()
+        return asked
+
+    def process(self, feed_batch):
+        same = feed_batch[0]["same"]
+        self.script.world.sleep(0.02 * (1 + same))
+        return {"same": same * 3}
+
+    def postprocess(self, input_dicts, fetch_data):
+        return fetch_data
+
+
+def _same(number: int) -> int:
+    return number % 3
 
 
 class KeepingOp(StepOp):
@@ -519,6 +596,7 @@ def built(case: Case, script: Script) -> tuple[dict[str, StepOp], ResponseOp]:
     made: dict[str, Op] = {READ: RequestOp()}
     for spec in case.nodes:
         kind = StatedOp if spec.has_state else KeepingOp if spec.strategy else StepOp
+        kind = {CUT: CutOp, KEPT: KeptOp}.get(spec.name, kind)
         made[spec.name] = kind(spec, script, [made[name] for name in spec.inputs])
     ops = {name: op for name, op in made.items() if isinstance(op, StepOp)}
     return ops, ResponseOp([made[case.nodes[-1].name]])

@@ -24,9 +24,12 @@ from fuzz import pacing
 from fuzz.sequence_cases import Case, Ending, Judge, Script, Step, built, made_case
 from fuzz.strands import Strands, StrandWorld
 from fuzz.virtual import VirtualThreads, VirtualWorker, VirtualWorkers
+from pipeline.caches.local import LocalCache, LocalOptions
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
+from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.cached_dispatcher import ModelCache
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import EngineObservers, Journal
@@ -243,7 +246,8 @@ async def _run(case: Case, loop: asyncio.AbstractEventLoop) -> list[str]:
     for op in (graph.request_op, *graph.ops, graph.response_op):
         configure_op(op, resolve_op(op.name, op.pipeline_given, settings))
     observers = EngineObservers(Journal([]), clock_ns=host.clock_ns)
-    engine = Engine(graph, settings, host.make_workers, loop, observers)
+    cache = ModelCache(ServerCache("local", LocalCache(LocalOptions(size=1 << 20))), "svc", "1")
+    engine = Engine(graph, settings, host.make_workers, loop, observers, cache=cache)
     await engine.start()
     pacing.pace(engine, case)  # type: ignore[arg-type]
     callers = Callers(engine, case, loop, host.complain)
@@ -308,7 +312,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, help="of the first case")
     parser.add_argument("--cases", type=int)
-    parser.add_argument("--without", default="", help="processes,faults,leaves,idle,ways,state")
+    parser.add_argument(
+        "--without", default="", help="processes,faults,leaves,idle,ways,state,priorities,caches"
+    )
     parser.add_argument("--only", default="", help="of the cases: these requests, with commas")
     parser.add_argument("--show", action="store_true", help="print the case")
     given = parser.parse_args()

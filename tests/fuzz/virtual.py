@@ -417,7 +417,8 @@ class VirtualEngine:
                 wants_response=False,
             )
             return _of_data(spec, await self.executor.handle(None, spec.deadline_s, route))
-        raw = pipeline_service_pb2.Request(key=["id"], value=[str(spec.number)], logid=spec.log_id)
+        said = f"{spec.number}{spec.misfit}"
+        raw = pipeline_service_pb2.Request(key=["id"], value=[said], logid=spec.log_id)
         response = await self.executor.handle(raw, spec.deadline_s)
         if response.err_no:
             return Ending(spec.number, "error", response.err_no, response.err_msg)
