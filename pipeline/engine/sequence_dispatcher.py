@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -35,6 +36,9 @@ from pipeline.engine.worker_api import Lasting, Resizable, Worker
 from pipeline.errors import DeadlineError, GraphError, PipelineError, RequestCancelledError
 from pipeline.op import Op
 
+_LOGGER = logging.getLogger(__name__)
+
+_WARNS_EVERY_S = 60.0  # that sequences wait for slots
 _MOST_TOLD = 256  # in one turn of the event loop, of those who are refused behind others
 _STRATEGIES: dict[str | None, type[SequenceScheduler]] = {
     "direct": DirectScheduler,
@@ -59,6 +63,7 @@ class SequenceDispatcher(OpDispatcher):
         self._idle_timer: asyncio.Handle | None = None
         self._idle_due = 0.0  # when that goes off: uvloop has no `when` of what is due at once
         self.spans.has_fillers = has_fillers(self.op)
+        self._warns_at = float("-inf")
 
     def _make_scheduler(self) -> Scheduler:
         config = self.op.pipeline_config
@@ -119,7 +124,27 @@ class SequenceDispatcher(OpDispatcher):
                 self._router.loop.call_soon(self._wake)
             if self.room.size:
                 self.places_freed()
+        if book.parked and not book.slots.free and self._now() >= self._warns_at:
+            self._warn()
         self._watch_idle()
+
+    def _warn(self) -> None:
+        """Say, if sequences wait for slots, when these are free, and which keys give more."""
+        state = self.sequences.book.state()
+        if not (state.backlog and state.used):
+            return
+        self._warns_at = self._now() + _WARNS_EVERY_S
+        name, config = self.name, self.op.pipeline_config
+        key, of_triton = "batch_size", "max_batch_size"
+        if config.sequence.strategy == "oldest":
+            key, of_triton = "sequence.max_candidates", "max_candidate_sequences"
+        _LOGGER.warning(
+            f"Op {name!r}: sequences wait for a slot: {state.backlog}, while {state.used} have all "
+            f"{state.slots} that there are. op.{name}.{key} says how many each of its workers has, "
+            f"op.{name}.concurrency ({config.concurrency}) how many workers there are "
+            f"(config.pbtxt: {of_triton}, instance_group). A slot is free when its sequence ends "
+            f"(sequence_end), or was idle for max_idle_ms ({config.sequence.max_idle_ms:g})"
+        )
 
     def leave(self, numbers: Collection[int]) -> None:
         """Have these workers go when their sequences have ended; see `resizing`."""

@@ -754,7 +754,10 @@ class Judge:
                     seen = []
         for step in steps:
             if step.number in failed:
-                if "must specify the START flag" not in self.endings[step.number].text:
+                if (
+                    "the first request of one says sequence_start"
+                    not in self.endings[step.number].text
+                ):
                     self._say(step, "should be told of START")
             elif not self.endings[step.number].is_good:
                 self._say(step, "should be answered")
@@ -826,9 +829,9 @@ class Judge:
         text, visits = ending.text, self.visits[step.number]
         if ending.kind == "refused":
             return case.queue_size < len(case.steps) or step.deadline_s is not None
-        if "non-zero or non-empty" in text:
+        if "a request of one says sequence_id" in text:
             return not step.id
-        if "must specify the START flag" in text:
+        if "the first request of one says sequence_start" in text:
             return not step.start
         if "lost in the graph" in text:
             return self._is_lost_on_the_way(step)

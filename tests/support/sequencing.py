@@ -56,6 +56,7 @@ class Sequences:
         )
         self.count += 1
         asked = Asked(data_id=self.count, log_id=0, generation=0, rows=rows, info=info, error=None)
+        asked.target = None
         item = Item(asked, 0, self.count, 0, {}, self.now)  # type: ignore[arg-type]
         refusal = self.scheduler.add(item, self.now)
         return item if refusal is None else str(refusal)

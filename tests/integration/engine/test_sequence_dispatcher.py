@@ -158,7 +158,7 @@ def test_a_process_that_is_killed_ends_its_sequences_and_no_other():
     assert all(
         "sequence 1 has ended: the worker that it was at was lost" in each for each in lost[1:]
     )
-    assert "must specify the START flag" in after[0]
+    assert "the first request of one says sequence_start" in after[0]
     assert sums(after[1:]) == [[2, 2], [1, 1]]
 
 
@@ -183,7 +183,7 @@ def test_a_thread_that_hangs_ends_its_sequences():
             is_over.set()
     assert "exceeded retry count" in lost[0]
     assert "sequence 1 has ended" in lost[1]
-    assert "must specify the START flag" in after[0]
+    assert "the first request of one says sequence_start" in after[0]
     assert sums(after[1:]) == [[1, 1]]
 
 
@@ -217,7 +217,7 @@ def test_a_batch_that_was_sent_ahead_is_lost_with_its_worker(workers):
             is_over.set()
     assert ["exceeded retry count" in each for each in lost] == [True, True, False, False]
     assert all("hangs" in each or "hung" in each for each in lost[2:])
-    assert "must specify the START flag" in after[0]
+    assert "the first request of one says sequence_start" in after[0]
     assert sums(after[1:]) == [[1, 1]]
 
 
@@ -240,7 +240,7 @@ def test_a_caller_who_leaves_takes_the_sequence_along():
     with served("oldest", "thread", op, count=1) as server:
         first, told, refused, anew = course(server, talk)
     assert told == "[sum] a request of sequence 1 was cancelled, which ended the sequence"
-    assert "must specify the START flag" in refused
+    assert "the first request of one says sequence_start" in refused
     assert sums([first, anew]) == [[1, 1], [1, 1]]
 
 
@@ -315,7 +315,7 @@ def test_an_idle_sequence_is_reaped_without_any_request():
         wait_until(lambda: state_of(server).reaped == 1)
         assert state_of(server).used == 0
         told = course(server, lambda engine: ask(engine, "1"))
-    assert "must specify the START flag" in told
+    assert "the first request of one says sequence_start" in told
 
 
 def test_who_is_looked_for_at_once_may_be_looked_for_twice():
@@ -342,8 +342,30 @@ def test_a_request_without_an_id_is_refused_and_others_go_on():
     with served("direct", "thread") as server:
         error, good = course(server, talk)
     assert error.code == ErrorCode.INPUT_PARAMS_ERROR
-    assert str(error).startswith("inference request to model 'sum' must specify a non-zero")
+    assert str(error).startswith("Op 'sum' has sequences: a request of one says sequence_id")
     assert sums([good]) == [[1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key"), [("oldest", "sequence.max_candidates"), ("direct", "batch_size")]
+)
+def test_sequences_that_wait_for_slots_are_told_of_once_with_the_keys(strategy, key, capsys):
+    async def talk(engine):
+        for id in (1, 2):
+            await ask(engine, f"{id} start")
+        waiting = [asyncio.ensure_future(ask(engine, f"{id} start end")) for id in (3, 4)]
+        refused = await ask(engine, "9")
+        await ask(engine, "1 end")
+        return refused, sums(await asyncio.gather(*waiting))
+
+    with served(strategy, "thread", batch_size=1) as server:
+        refused, told = course(server, talk)
+    assert "knows no sequence 9" in refused
+    assert told == [[1, 1], [1, 1]]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("WARNING"), "a caller's mistake is none of the server's"
+    for word in ("Op 'sum'", "have all 2", f"op.sum.{key}", "op.sum.concurrency (2)", "(60000)"):
+        assert word in line
 
 
 def test_stateless_ops_around_it_are_not_touched():

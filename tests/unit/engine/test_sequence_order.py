@@ -16,7 +16,7 @@ from pipeline.engine.request import ask as asked_at_once
 from pipeline.errors import OverloadedError, WorkerDiedError
 from pipeline.proto.pipeline_service_pb2 import Request
 
-NO_START = "must specify the START flag"
+NO_START = "the first request of one says sequence_start"
 
 
 class Passes(Op):
@@ -212,7 +212,7 @@ async def test_who_goes_another_way_is_not_waited_for():
         anew = [ask(engine, *each) for each in (("7 start", 1), ("7", 3), ("7", 2))]
         await pool(engine, "parts", 8, 10, 9)
         assert await result(anew[1], "odd") == [1, 3]
-        assert "'even' must specify the START" in await result(anew[2]), "it is another sequence"
+        assert "Op 'even' knows no sequence" in await result(anew[2]), "it is another sequence"
     assert none["odd"] == "none"
     assert [more["odd"], most["even"]] == [[9, 1, 3], [9, 2, 4]]
     kept = [each["keeps"] for each in (odd, even, more, most)]

@@ -138,7 +138,7 @@ def test_who_is_idle_keeps_its_time_and_is_reaped() -> None:
     assert at.scheduler.book.reaps_at == pytest.approx(2.0)
     at.now = 2.0
     assert at.next() is None
-    assert "must specify the START flag" in at.ask("7")
+    assert "the first request of one says sequence_start" in at.ask("7")
     state = at.scheduler.book.state()
     assert (state.live, state.backlog, state.reaped) == (0, 0, 1)
 

@@ -16,8 +16,8 @@ from pipeline.errors import ClosedError, DeadlineError, OverloadedError, WorkerD
 
 BOTH = pytest.mark.parametrize("strategy", ["direct", "oldest"])
 NO_START = (
-    "inference request for sequence {} to model 'm' must specify the START flag on the first "
-    "request of the sequence"
+    "Op 'm' knows no sequence {}: the first request of one says sequence_start: true. It is over "
+    "behind sequence_end, and when nothing has come of it for max_idle_ms"
 )
 
 
@@ -29,7 +29,7 @@ NO_START = (
 def test_a_request_needs_the_id_of_a_sequence(strategy, nobody):
     told = Sequences(strategy).ask("x start", id=nobody)
     assert told == (
-        "inference request to model 'm' must specify a non-zero or non-empty correlation ID"
+        "Op 'm' has sequences: a request of one says sequence_id, a number that is not 0 or a text"
     )
 
 
@@ -45,10 +45,7 @@ def test_an_unknown_id_needs_the_start_flag(strategy, name):
 @BOTH
 def test_a_request_brings_one_sample(strategy):
     told = Sequences(strategy).ask("1 start", rows=2)
-    assert told == (
-        "inference request to model 'm' must specify batch-size 1 due to requirements of "
-        "sequence batcher"
-    )
+    assert told == "Op 'm' has sequences: a request of one has one row"
 
 
 @BOTH
