@@ -103,7 +103,8 @@ class PipelineServer:
         tune_malloc()
         manager = ServiceManager.taken_from(os.environ)
         service = self._new_service()
-        serve_until_signalled(service, lambda: _report_ready(service, manager))
+        is_said = self._config is not None and self._config.log.to == "stdout"
+        serve_until_signalled(service, lambda: _report_ready(service, manager, is_said))
 
     # Embedding --------------------------------------------------------------------------
 
@@ -201,9 +202,10 @@ class PipelineServer:
         return self._service
 
 
-def _report_ready(service: Runtime, manager: ServiceManager) -> None:
-    """Say that requests are answered, and where."""
-    say_on_stderr(service.describe())
+def _report_ready(service: Runtime, manager: ServiceManager, is_said: bool) -> None:
+    """Say that requests are answered, and where, unless it `is_said`."""
+    if not is_said:  # by the log, where all lines are the log's
+        say_on_stderr(service.describe())
     ports = {"X_RPC_PORT": service.rpc_port or 0, "X_HTTP_PORT": service.http_port or 0}
     manager.tell(READY=1, STATUS=service.describe(), **ports)
 

@@ -31,7 +31,7 @@ from pipeline.engine.request import (
 )
 from pipeline.engine.schema_checks import completing, delivery_of, unpacker_of
 from pipeline.engine.sequence_dispatcher import orders_of
-from pipeline.engine.startup_log import told_if_slow
+from pipeline.engine.startup_log import told_if_any_is_slow
 from pipeline.engine.state import EngineState
 from pipeline.engine.stored_inputs import StoredInputs
 from pipeline.engine.streams.delivery import Ways
@@ -136,9 +136,8 @@ class Engine:
         pools = {f"Op {node.name!r}": node.workers for node in nodes}
         pools |= {"RequestOp": self._unpacker.workers, "ResponseOp": self._packer.workers}
         try:
-            async with asyncio.TaskGroup() as group:
-                for name, pool in pools.items():
-                    group.create_task(told_if_slow(name, pool.start(), self._loop))
+            starts = {name: pool.start() for name, pool in pools.items()}
+            await told_if_any_is_slow(starts, self._loop)
         except ExceptionGroup as failures:
             failure = failures.exceptions[0]
             self._init_error = str(failure).partition("\n")[0]  # without its traceback

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
 STARTUP = "pipeline.startup"
@@ -14,6 +14,7 @@ STARTUP = "pipeline.startup"
 
 _LOGGER = logging.getLogger(STARTUP)
 PATIENCE_S = 1.0
+_MOST_TOLD = 8  # that are named one by one
 _LOADING = re.compile(r"(.*): loading since ")
 _ENDED = re.compile(r"(.*): (?:ready|not ready) after ")
 
@@ -38,6 +39,44 @@ async def told_if_slow(who: str, work: Awaitable[T], loop: asyncio.AbstractEvent
         if took_s >= PATIENCE_S:
             _LOGGER.info("%s: %s after %.1f s", who, how, took_s)
     return result
+
+
+async def told_if_any_is_slow(
+    works: Mapping[str, Awaitable[object]], loop: asyncio.AbstractEventLoop
+) -> None:
+    """Await all works, by who does them; say it of each that takes over a second.
+
+    Of more than a few at a time it is said once: what keeps them is the machine, as a rule. Raises
+    an ExceptionGroup: one of them has failed, and the others were cancelled.
+    """
+    waiting = dict.fromkeys(works)
+    began, since, told = loop.time(), time.strftime("%H:%M:%S"), list[str]()
+
+    async def run(who: str, work: Awaitable[object]) -> None:
+        how = "not ready"
+        try:
+            await work
+            how = "ready"
+        finally:
+            del waiting[who]
+            if who in told or (told and not waiting):
+                name = who if who in told else told[0]
+                _LOGGER.info("%s: %s after %.1f s", name, how, loop.time() - began)
+
+    def say() -> None:
+        few = list(waiting)
+        many = f"{', '.join(few[:2])} and {len(few) - 2} more"
+        told.extend(few if len(few) <= _MOST_TOLD else [many])
+        for who in told:
+            _LOGGER.info("%s: loading since %s", who, since)
+
+    timer = loop.call_later(PATIENCE_S, say)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for who, work in works.items():
+                group.create_task(run(who, work))
+    finally:
+        timer.cancel()
 
 
 def who_loads(message: str) -> str:

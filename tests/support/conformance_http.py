@@ -97,7 +97,7 @@ _PATHS = (
             ("/conf/told/x", "/conf/told/x"), ("//told", "//told"), ("//", "//"), ("///", "///"),
             ("/conf//told", "/conf//told"), ("/conf//", "/conf//"), ("/a%2Fb/told", "/a/b/told"),
             ("/conf/a%2Fb", "/conf/a/b"), ("/%2f/x", "///x"), ("/conf/%2F", "/conf//"),
-            ("/conf/../conf", "/conf/../conf"), ("/health", "/health"), ("/health/", "/health/"),
+            ("/conf/../conf", "/conf/../conf"), ("/health/", "/health/"),
             ("/x/y/z?q", "/x/y/z"), ("/%E6%9C%8D", "/服"), ("/%FF", "/\ufffd"),
         )
     ),
@@ -178,6 +178,8 @@ _HEALTH = (
         for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS")
     ),
     at("/health/ready", not_allowed("POST", "GET, HEAD")),
+    at("/health", not_allowed("POST", "GET, HEAD")),
+    at("/healthz", not_allowed("POST", "GET, HEAD")),
     *(at(f"/health/{probe}", _NO_PROBE, method)
       for probe in ("x", "LIVE", "liveness") for method in ("GET", "POST")),
 )  # fmt: skip

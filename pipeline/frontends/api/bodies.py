@@ -13,9 +13,11 @@ from pipeline.frontends.http.bodies import JSON, is_json, kind_of
 from pipeline.frontends.http.routes import HttpError
 from pipeline.proto.plain_json import read_large_object, read_object
 from pipeline.proto.slices import SHORT_BYTES, Limits
+from pipeline.schema.bound import BoundSchema
 
 _MULTIPART = "multipart/form-data"
 _TEXT = "text/plain"
+_TEXT_KEY = "text"
 _DATA = "application/octet-stream"
 KEYS = {"image": "image", "audio": "audio", "video": "video"}
 """Keys of bodies that are bytes, by the first part of their content type."""
@@ -30,12 +32,17 @@ def is_large(body: bytes) -> bool:
 
 
 def fields_of(
-    body: bytes, headers: Mapping[bytes, bytes], query: str, limits: Limits
+    body: bytes,
+    headers: Mapping[bytes, bytes],
+    query: str,
+    limits: Limits,
+    schema: BoundSchema | None = None,
 ) -> dict[str, Any]:
     """Return the fields of a request; large ones in slices between which others run.
 
     A body that is one value has the key that `key=...` in the query says, or one by its type:
-    `image`, `audio`, `video`, `text` and `data`.
+    `image`, `audio`, `video`, `text` and `data`. Text is JSON where `schema` takes no `text`: so
+    fetch sends it of its own.
 
     Raises:
         PackageError: the body is not what its content type says.
@@ -43,19 +50,59 @@ def fields_of(
     """
     content_type = headers.get(b"content-type", b"")
     if is_json(content_type):
-        return read_large_object(body, limits) if is_large(body) else read_object(body)
+        return object_of(body, content_type, limits)
     kind = kind_of(content_type)
     if kind == _MULTIPART:
         return fields_of_form(body, content_type, limits)
     key = dict(parse_qsl(query)).get("key")
     if kind == _TEXT:
-        return {key or "text": _text_of(body, content_type, limits)}
+        if key is None and not takes_text(schema):
+            return _object_in_text(body, content_type, limits)
+        return {key or _TEXT_KEY: _text_of(body, content_type, limits)}
     if kind == _DATA:
         return {key or "data": body}
     family = kind.partition("/")[0]
     if family in KEYS:
         return {key or KEYS[family]: body}
     raise _unknown(kind)
+
+
+def object_of(body: bytes, content_type: bytes, limits: Limits) -> dict[str, Any]:
+    """Return the fields of a body that is read as JSON. Raises PackageError: it is none."""
+    try:
+        return read_large_object(body, limits) if is_large(body) else read_object(body)
+    except PackageError as error:
+        if body[:16].isascii():
+            raise
+        named = kind_of(content_type)
+        said = f"as {named}" if named else "without a content-type"
+        text = (
+            f"{error}. It came {said}, which is read as JSON, and begins as a file does: send its "
+            "type, for a picture with curl -H 'content-type: image/png'"
+        )
+        raise PackageError(text) from None
+
+
+def _object_in_text(body: bytes, content_type: bytes, limits: Limits) -> dict[str, Any]:
+    try:
+        return object_of(body, content_type, limits)
+    except TooLargeError:
+        raise
+    except PackageError as error:
+        raise PackageError(
+            f"the request is {_TEXT}, of which the field {_TEXT_KEY!r} is made, and there is none "
+            f"here; nor is it JSON: {error}. Send content-type: {JSON}"
+        ) from None
+
+
+def takes_text(schema: BoundSchema | None) -> bool:
+    """Return whether a body of text/plain, whose field is `text`, can fit a schema."""
+    if schema is None:
+        return True
+    found, types = schema.json_schema()
+    name = str(found.get("$ref", "")).rpartition("/")[2]
+    described = types.get(name, found)
+    return _TEXT_KEY in described.get("properties", ()) or "properties" not in described
 
 
 def sequence_in(query: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from pipeline.frontends.api.answers import (
     payload_of,
     written,
 )
+from pipeline.frontends.api.bodies import object_of
 from pipeline.frontends.api.errors import reply_to
 from pipeline.frontends.api.pipelines import EMPTY, Pipelines, served_by
 from pipeline.frontends.base import seconds_of
@@ -24,10 +25,11 @@ from pipeline.frontends.http.bodies import is_json
 from pipeline.frontends.http.routes import Headers, LaneReply, WebResponse
 from pipeline.frontends.http.streams import stream_form
 from pipeline.proto.plain_answer import write_object
-from pipeline.proto.plain_json import read_object
+from pipeline.proto.slices import Limits
 
 _PATH = re.compile("/api/([^/]+)")
 _READY = ModelState.READY
+_LIMITS = Limits()  # of what is short, which reaches none
 
 
 class ApiLane:
@@ -81,10 +83,11 @@ class ApiEndpoint:
         self._is_plain = pipelines.is_plain(entry.served)
         self._left_s = left_s
         self._headers = headers
+        self._type = headers.get(b"content-type", b"")
 
     def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
         """Have the engine begin a request. Raises PipelineError, which `reply` is given."""
-        entry, fields = self._entry, read_object(body)
+        entry, fields = self._entry, object_of(body, self._type, _LIMITS)
         served = entry.served if entry.state is _READY else served_by(entry)
         if self._is_plain:
             target = RequestTarget(payload=fields, wants_response=False)

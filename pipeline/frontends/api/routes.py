@@ -80,9 +80,10 @@ class ApiRoutes:
             raise HttpError(http_status_of(error), error) from error
 
     def _read(self, request: WebRequest, name: str, body: bytes) -> Asked:
-        fields = fields_of(body, request.headers, request.query, self._limits)
-        is_text = not is_json(request.headers.get(b"content-type", b""))
         served = self._pipelines.find(name)
+        schema = served.graph.request_op.pipeline_schema
+        fields = fields_of(body, request.headers, request.query, self._limits, schema)
+        is_text = not is_json(request.headers.get(b"content-type", b""))
         if request.query and takes_sequences(served):
             fields = {**sequence_in(request.query), **fields}
         return self._pipelines.asked(served, fields, request.headers, is_text)

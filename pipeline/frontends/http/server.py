@@ -59,6 +59,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _READ_TIMEOUT_S = 60.0
+HEALTH = ("/health", "/healthz")
+"""Paths by which benchmarks and load balancers ask for `/health/ready`."""
+
 _OF_ROUTES = ("", "v2", "api", "v1")  # first parts of paths that are no service's
 _SPECIAL = frozenset((b"content-encoding", b"grpc-timeout", b"traceparent"))
 
@@ -180,10 +183,12 @@ class HttpFrontend:
                 reply, connection.more_headers = preflight, ()
             elif given is not None:
                 reply = await given
+            elif self._has_health and scope["path"] in HEALTH:
+                reply = self._health(scope, "ready")
             elif len(parts) != 3 or parts[1] in _OF_ROUTES or not parts[2]:
                 reply = await self._route(scope, connection, receive)
             elif parts[1] == "health" and self._has_health:
-                reply = self._health(scope)
+                reply = self._health(scope, parts[2])
             elif self._begin is None:
                 reply = await self._route(scope, connection, receive)
             elif scope["method"] != "POST":
@@ -246,8 +251,8 @@ class HttpFrontend:
             404, NoServiceError(f"no such path: {scope['path']}; POST /<name>/<method>")
         )
 
-    def _health(self, scope: Message) -> WebResponse:
-        method, probe = scope["method"], scope["path"].rpartition("/")[2]
+    def _health(self, scope: Message, probe: str) -> WebResponse:
+        method = scope["method"]
         if probe not in ("live", "ready"):
             raise HttpError(404, NoServiceError("no such path; GET /health/live or /health/ready"))
         if method not in ("GET", "HEAD"):

@@ -56,6 +56,20 @@ def test_the_reader_of_these_lines_knows_who(said):
 
 
 @virtual
+async def test_many_ops_that_take_their_time_are_told_together(said, monkeypatch):
+    async def start(self):
+        await asyncio.sleep(2.0 if self.op.name != "op7" else 3.0)
+
+    monkeypatch.setattr(ScriptedWorkers, "start", start)
+    async with Engine(chain(*(f"op{each}" for each in range(40)))):
+        pass
+    first, last = said()
+    assert who_loads(first) == who_ended(last)
+    assert re.fullmatch(r"Op '\w+', Op '\w+' and \d\d more: loading since now", first)
+    assert last.endswith(": ready after 3.0 s")
+
+
+@virtual
 async def test_each_op_that_takes_its_time_is_told(said, monkeypatch):
     times = {"a": 3.0, "b": 0.5, "c": 2.0}
 

@@ -9,7 +9,7 @@ import (
 // Paths are those that callers sent, before any escape is read: what is written otherwise than usual is for Admin, or
 // for Observe if it only asks.
 var (
-	healthPath  = regexp.MustCompile(`^/(?:v2/)?health/(?:live|ready)$|^` + modelPath + `/ready$`)
+	healthPath  = regexp.MustCompile(`^/(?:v2/)?health/(?:live|ready)$|^/healthz?$|^` + modelPath + `/ready$`)
 	inferPath   = regexp.MustCompile(`^` + modelPath + `/(?:infer|generate|generate_stream)$|^/api/[^/]+$|^/v1/(?:chat/completions|completions|embeddings)$`)
 	knowPath    = regexp.MustCompile(`^/v2/?$|^` + modelPath + `(?:/config)?$|^/v1/models(?:/.+)?$|^/openapi\.json$|^/docs(?:[./_-][A-Za-z0-9._-]*)?$|^/api$`)
 	observePath = regexp.MustCompile(`^/v2/repository/index$`)

@@ -13,7 +13,7 @@ type route int
 const (
 	routePassthrough route = iota // the HTTP port of a backend
 	routeInference                // POST /<name>/<method>
-	routeHealth                   // /health/<probe>
+	routeHealth                   // /health/<probe>, /health, /healthz
 	routeMetrics                  // /metrics
 	routeNowhere                  // no HTTP request that anybody could answer
 )
@@ -45,6 +45,9 @@ func routeOf(r *http.Request, hasDoor bool) (found route, name, method string) {
 	}
 	if path == "/metrics" || path == "/metrics/" {
 		return routeMetrics, "", ""
+	}
+	if path == "/health" || path == "/healthz" { // as benchmarks and load balancers ask
+		return routeHealth, "health", "ready"
 	}
 	rest, isRooted := strings.CutPrefix(path, "/")
 	name, method, isDeep := strings.Cut(rest, "/")

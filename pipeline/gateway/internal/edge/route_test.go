@@ -37,6 +37,8 @@ func TestPathsAreRoutedAsTheDoorRoutesThem(t *testing.T) {
 		{"/svc/..", routeInference, "svc", "..", ""},
 		{"/svc/%20", routeInference, "svc", " ", ""},
 		{"/health/live", routeHealth, "health", "live", ""},
+		{"/health", routeHealth, "health", "ready", ""},
+		{"/healthz", routeHealth, "health", "ready", ""},
 		{"/health/x", routeHealth, "health", "x", ""},
 		{"/metrics", routeMetrics, "", "", ""},
 		{"/metrics/", routeMetrics, "", "", ""},

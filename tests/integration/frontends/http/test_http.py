@@ -429,10 +429,12 @@ def test_a_server_is_live_but_not_ready_until_every_op_is_initialised(free_ports
     starting.start()
     try:
         wait_until(lambda: status_of(http_port, "/health/live") == 200)
-        assert status_of(http_port, "/health/ready") == 503
+        for path in ("/health/ready", "/health", "/healthz"):
+            assert status_of(http_port, path) == 503
         release.set()
         starting.join()
-        assert status_of(http_port, "/health/ready") == 200
+        for path in ("/health/ready", "/health", "/healthz"):
+            assert status_of(http_port, path) == 200
     finally:
         release.set()
         starting.join()
