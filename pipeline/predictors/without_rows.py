@@ -29,9 +29,12 @@ def answer_without_rows(
 
     Raises InputError: it cannot be told of an output that it has no elements.
     """
-    name = next((name for name, array in arrays.items() if not array.size), None)
-    if name is None:
+    for array in arrays.values():  # of every batch: nothing is made for those that are usual
+        if not array.size:
+            break
+    else:
         return None
+    name = next(name for name, array in arrays.items() if not array.size)
     shapes = _output_shapes(signature, arrays, names) if can_infer else {}
     for output in names:
         if math.prod(shapes.get(output, (1,))):
