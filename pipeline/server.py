@@ -36,6 +36,7 @@ from pipeline.system.children import (
     keep_signals_from_children,
 )
 from pipeline.system.event_loop import LoopThread, end_tasks, loop_factory, or_stopped
+from pipeline.system.exhausted import exhaustion_named
 from pipeline.system.malloc import tune_malloc
 from pipeline.system.service_manager import ServiceManager
 from pipeline.system.stdio import ensure_stdio, say_on_stderr
@@ -149,7 +150,8 @@ class PipelineServer:
 
     async def _start(self, service: Runtime) -> Runtime:
         try:
-            await service.start()
+            with exhaustion_named():
+                await service.start()
         except BaseException:
             await service.stop()
             raise
@@ -256,7 +258,8 @@ def serve_until_signalled(
                 await end_tasks()
 
     handlers = handlers_now(_SIGNALS)
-    with _children_ended(), asyncio.Runner(loop_factory=loop_factory()) as runner:
+    runner = asyncio.Runner(loop_factory=loop_factory())
+    with exhaustion_named(), _children_ended(), runner:
         runner.run(serve())
 
 

@@ -8,7 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from pipeline.errors import InitError
+from pipeline.errors import InitError, one_line
 from pipeline.gateway.build import BINARY
 
 VARIABLE = "PIPELINE_GATEWAY_BINARY"
@@ -19,6 +19,7 @@ _ADVICE = (
     f"brings it), install a wheel for this platform, or name one in {VARIABLE}."
 )
 _ANSWER_TIMEOUT_S = 30.0  # to say its version, which takes milliseconds on a machine with time
+_NO_ROOM = ("out of memory", "cannot allocate memory", "failed to reserve", "failed to create new")
 _NOT_FOR_US = {
     errno.ENOEXEC: "it is no program for this machine",
     errno.ENOENT: "it is gone, or is no program for this machine",
@@ -54,15 +55,18 @@ def check_link(path: Path, version: int) -> None:
     refuses to run passes: whoever starts it is told why.
     """
     try:
-        said = subprocess.run(
+        done = subprocess.run(
             [path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
             errors="replace", check=False, timeout=_ANSWER_TIMEOUT_S,
-        ).stdout  # fmt: skip
+        )  # fmt: skip
     except OSError:
         return
     except subprocess.TimeoutExpired:
         raise InitError(f"the gateway {path} does not say its version. {_ADVICE}") from None
-    found = re.search(r"\(link (\d+)\)", said)
+    if any(word in done.stderr for word in _NO_ROOM):
+        why = one_line(done.stderr)
+        raise InitError(f"the gateway {path} cannot run here: {why}. Raise the limits (ulimit -v).")
+    found = re.search(r"\(link (\d+)\)", done.stdout)
     if found is None or int(found[1]) != version:
         speaks = f"version {found[1]}" if found else "an older version"
         text = f"the gateway {path} speaks {speaks} of the link, this server version {version}"

@@ -229,6 +229,13 @@ def test_a_binary_of_another_link_is_an_error_at_the_start(played, said, speaks)
 
 
 @here
+def test_a_binary_for_which_there_is_no_memory_is_not_taken_for_an_older_one(played):
+    played.binary.write_text("#!/bin/sh\necho 'fatal error: out of memory' >&2\nexit 2\n")
+    with pytest.raises(InitError, match=r"cannot run here: fatal error: out of memory. Raise the"):
+        server().start()
+
+
+@here
 def test_an_error_at_the_start_names_the_key_that_asks_for_the_gateway(played):
     played.says_its_version(f"pipeline-gateway 0.9 (link {VERSION - 1})")
     with pytest.raises(InitError, match=r"^edge: gateway: the gateway "):

@@ -19,16 +19,17 @@ import (
 )
 
 const (
-	refusedAtOnce = 64 // connections that are one too many are told so, as long as they are no more than these
-	refusedFor    = time.Second
-	idleLook      = 5 * time.Millisecond
+	refusedAtOnce  = 64 // connections that are one too many are given time to read so, as long as they are no more than these
+	refusedFor     = time.Second
+	refusedQuickly = 5 * time.Millisecond // and the others what the kernel takes at once
+	idleLook       = 5 * time.Millisecond
 
 	writeSteps      = 2
 	writePieceBytes = 256 << 10
 )
 
 // Guard accepts connections, of which there are only so many at a time: who is one too many takes the place
-// of the one that has been idle for longest, and is refused if none is.
+// of the one that has been idle for longest, be it that it has sent nothing yet, and is refused if none is.
 type Guard struct {
 	net.Listener
 	cfg      *config.Config
@@ -45,8 +46,10 @@ type Guard struct {
 
 func NewGuard(listener net.Listener, cfg *config.Config, stats *metrics.Stats) *Guard {
 	return &Guard{
-		Listener: listener, cfg: cfg, stats: stats, refusing: make(chan struct{}, refusedAtOnce),
-		idle: list.New(), places: map[net.Conn]*list.Element{},
+		Listener: listener, cfg: cfg, stats: stats,
+		// Each of these has a descriptor, too: with few of them there have to be fewer.
+		refusing: make(chan struct{}, max(1, min(refusedAtOnce, cfg.MaxConnections/4))),
+		idle:     list.New(), places: map[net.Conn]*list.Element{},
 	}
 }
 
@@ -122,7 +125,7 @@ func (g *Guard) Note(conn net.Conn, now http.ConnState) {
 		g.idle.Remove(place)
 		delete(g.places, conn)
 	}
-	if now == http.StateIdle {
+	if now == http.StateIdle || now == http.StateNew {
 		g.places[conn] = g.idle.PushBack(conn)
 	}
 }
@@ -136,6 +139,10 @@ func (g *Guard) refuse(raw net.Conn, why *failure.Error) {
 	select {
 	case g.refusing <- struct{}{}:
 	default:
+		if g.cfg.TLS.Cert == "" {
+			_ = raw.SetDeadline(time.Now().Add(refusedQuickly))
+			_, _ = raw.Write(written(why))
+		}
 		_ = raw.Close()
 		return
 	}

@@ -130,6 +130,21 @@ func TestWhoIsOneTooManyTakesAnIdlePlaceOrIsRefused(t *testing.T) {
 	})
 }
 
+func TestConnectionsThatSayNothingGiveWay(t *testing.T) {
+	backend := gatewaytest.StartDouble(t, gatewaytest.Echo, gatewaytest.DoubleOptions{})
+	g := start(t, nil, "--max-connections", "4", "--backend", backend.Address)
+	g.waitUntilServing(t, 1)
+	for range 40 {
+		silent, err := net.Dial("tcp", g.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer silent.Close()
+	}
+	got := g.raw(t, "GET /health/live HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+	gatewaytest.WantIn(t, got, "HTTP/1.1 200 ")
+}
+
 func TestAHandshakeHasLittleTime(t *testing.T) {
 	trusted := newAuthority(t)
 	cert, key := trusted.pair(t, "gateway")

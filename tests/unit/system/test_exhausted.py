@@ -1,0 +1,25 @@
+"""A start for which there is no memory or thread is told in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.errors import InitError
+from pipeline.system.exhausted import exhaustion_named
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "no memory is left for this process. Raise its limit .ulimit -v"),
+        (RuntimeError("can't start new thread"), "starts no more threads .*ulimit -v, ulimit -u"),
+    ],
+)
+def test_what_the_system_lacks_is_named(error, said):
+    with pytest.raises(InitError, match=said), exhaustion_named():
+        raise error
+
+
+def test_another_error_stays_what_it_is():
+    with pytest.raises(RuntimeError, match="another one"), exhaustion_named():
+        raise RuntimeError("another one")
