@@ -139,13 +139,12 @@ async def measure(port: int, kind: str, given: argparse.Namespace) -> list[Resul
         share = capacity - _QUICK_PER_S if kind == "priorities" else capacity
         results = []
         for factor in given.times:
-            loads = (quick, _QUICK_PER_S), (slow, factor * capacity)
+            loads = (quick, _QUICK_PER_S), (slow, factor * share)
             ends = await asyncio.gather(
                 *(callers.offer(*load, given.seconds, given.deadline) for load in loads)
             )
             of_quick = Result(f"{kind}: {quick.name}", _QUICK_PER_S, 1.0, given.seconds, ends[0])
-            least = min(1.0, factor * capacity / share)
-            of_slow = Result(f"{kind}: {slow.name}", share, factor, given.seconds, ends[1], least)
+            of_slow = Result(f"{kind}: {slow.name}", share, factor, given.seconds, ends[1])
             results += [of_quick, of_slow]
             print(*(of_quick.row() + of_slow.row()), sep="  ", flush=True)
         return results

@@ -23,17 +23,13 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`capacity` requests a second; `factor` times as many came for `seconds`.
-
-    `share` of the capacity is what they are to have; None: all of it, or what came.
-    """
+    """`capacity` requests a second; `factor` times as many came for `seconds`."""
 
     kind: str
     capacity: float
     factor: float
     seconds: float
     endings: Sequence[Ending]
-    share: float | None = None
 
     @property
     def goodput(self) -> float:
@@ -44,8 +40,7 @@ class Result:
     @property
     def is_met(self) -> bool:
         """Return whether enough was answered in time."""
-        share = min(1.0, self.factor) if self.share is None else self.share
-        return self.goodput >= LEAST * share * self.capacity
+        return self.goodput >= LEAST * min(1.0, self.factor) * self.capacity
 
     def row(self) -> list[str]:
         """Return what the table says of it."""
