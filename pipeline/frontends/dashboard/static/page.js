@@ -125,7 +125,9 @@ function failures(now, pipeline) {
   const reasons = Object.entries(pipeline.reasons).filter(([, count]) => count > 0);
   const said = reasons.map(([reason, count]) => `${digits(count)} ${reason}`); // also by callers
   const since = ofService(now.pipeline.failed);
-  return [...(said.length ? [said.join(", ")] : [`${digits(since)} since the start`]),
+  const byCallers = total(now.pipeline.failed) - since; // which stand among the last failed, too
+  const all = `${digits(since)} since the start${byCallers ? `, and ${digits(byCallers)} by callers` : ""}`;
+  return [...(said.length ? [said.join(", ")] : [all]),
     ...(now.rejected ? [`${digits(now.rejected)} refused`] : [])].join("; ");
 }
 

@@ -9,6 +9,8 @@ const END = { width: 88, height: 34 };
 const GAP = { wide: 64, least: 28, rows: 16, rowsIfNarrow: 8 };
 const WIRE_ROWS = 0.3; // of an Op's: what a wire takes that passes a column
 const ENDS = { "@request": "Request", "@response": "Response" };
+const TURN = 22; // beside a band
+const MOST_UPRIGHT = 12; // columns that stand in one above the other
 const HIGH = 0.7; // from that load on an Op is shown as busy
 
 export class GraphView {
@@ -110,7 +112,9 @@ function planned(graph, width, more) {
   const rows = Math.max(...edges) - first;
   const along = lengthAlong(last + 1, width);
   const across = lengthAcross(rows, width);
-  const isUpright = along.size === 0 && (across.size >= OP.least || width < 700);
+  const isFolded = along.size === 0 && last > MOST_UPRIGHT && inBand(width) > 1;
+  const isUpright = !isFolded && along.size === 0 && (across.size >= OP.least || width < 700);
+  if (isFolded) return folded(graph, columns, { first, rows, last, width, more });
   const { size, gap, rowGap } = isUpright ? across : along;
   const op = { width: Math.max(size, isUpright ? OP.narrowest : OP.least) };
   op.height = op.width < OP.least ? OP.heightIfNarrow + 2 * more : OP.height + more;
@@ -120,6 +124,24 @@ function planned(graph, width, more) {
   const margin = graph.wires.some((wire) => leadsBack(wire, plan)) ? 44 : 0;
   plan.width = isUpright ? broad + margin : deep;
   plan.height = isUpright ? deep : broad + margin;
+  plan.boxes = new Map(graph.boxes.map((box) => [box.name, boxOf(plan, box)]));
+  return plan;
+}
+
+/** How many columns a band has. */
+const inBand = (width) => Math.floor((width - 2 * TURN + GAP.least) / (OP.least + GAP.least));
+
+/** Boxes in bands, as lines of text are: of a graph that is too long for one line, and for a column of its own. */
+function folded(graph, columns, { first, rows, last, width, more }) {
+  const gap = GAP.least;
+  const inner = width - 2 * TURN; // turns stand beside the bands
+  const perBand = inBand(width);
+  const op = { width: Math.floor((inner + gap) / perBand) - gap, height: OP.height + more };
+  const margin = graph.wires.some((wire) => columns.get(wire.target) <= columns.get(wire.source)) ? 44 : 0;
+  const band = rows * (op.height + GAP.rows) + margin + GAP.least;
+  const plan = { isUpright: false, op, columns, gap, rowGap: GAP.rows, first, perBand, band };
+  plan.width = width;
+  plan.height = (Math.floor(last / perBand) + 1) * band - GAP.least;
   plan.boxes = new Map(graph.boxes.map((box) => [box.name, boxOf(plan, box)]));
   return plan;
 }
@@ -143,6 +165,7 @@ function lengthAlong(columns, width) {
 
 /** Where a column begins, in the direction of the requests. */
 function start(plan, column) {
+  if (plan.perBand) return TURN + (column % plan.perBand) * (plan.op.width + plan.gap);
   if (column === 0) return 0;
   const end = plan.isUpright ? END.height : END.width;
   const op = plan.isUpright ? plan.op.height : plan.op.width;
@@ -154,9 +177,10 @@ function boxOf(plan, { name, column, row }) {
   const { width, height } = isEnd ? END : plan.op;
   const along = start(plan, column);
   const middle = (row - plan.first) * ((plan.isUpright ? plan.op.width : plan.op.height) + plan.rowGap);
+  const down = plan.perBand ? Math.floor(column / plan.perBand) * plan.band : 0;
   return plan.isUpright
     ? { x: middle - width / 2, y: along, width, height }
-    : { x: along, y: middle - height / 2, width, height };
+    : { x: along, y: down + middle - height / 2, width, height, down };
 }
 
 // Lines ----------------------------------------------------------------------------------------
@@ -190,7 +214,8 @@ function onwards(wire, plan) {
   const stops = [plan.boxes.get(wire.source), ...passed, plan.boxes.get(wire.target)];
   let path = `M${exit(stops[0], plan)}`;
   for (const [index, stop] of stops.slice(1).entries()) {
-    path += curve(exit(stops[index], plan), entry(stop, plan), plan.isUpright);
+    const [from, to] = [exit(stops[index], plan), entry(stop, plan)];
+    path += stops[index].down === stop.down ? curve(from, to, plan.isUpright) : turn(from, to, stop.down - GAP.least / 2);
     if (index < stops.length - 2) path += `L${exit(stop, plan)}`;
   }
   return path;
@@ -204,6 +229,11 @@ const exit = (box, plan) =>
 function curve([x, y], [toX, toY], isUpright) {
   const [midX, midY] = [(x + toX) / 2, (y + toY) / 2];
   return isUpright ? `C${x},${midY} ${toX},${midY} ${toX},${toY}` : `C${midX},${y} ${midX},${toY} ${toX},${toY}`;
+}
+
+/** From the end of a band to the beginning of the next one, between both. */
+function turn([x, y], [toX, toY], between) {
+  return `C${x + TURN},${y} ${x + TURN},${between} ${x},${between}L${toX},${between}C${toX - TURN},${between} ${toX - TURN},${toY} ${toX},${toY}`;
 }
 
 /** A jump back: an arc below, or on the right of, both Ops. */

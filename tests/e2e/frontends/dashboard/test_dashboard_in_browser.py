@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterator
 
@@ -272,6 +273,40 @@ def test_it_fits_every_screen(width):
             for other in boxes[:number]:
                 is_beside = one[0] >= other[2] or other[0] >= one[2]
                 assert is_beside or one[1] >= other[3] or other[1] >= one[3]
+
+
+@pytest.mark.parametrize("width", [1200, 700, 480])
+def test_a_long_chain_stands_in_bands(width):
+    names = ["", *(f"op{number}" for number in range(40))]
+    played = Played(graph_of(*itertools.pairwise(names)))
+    with opened(played, width=width) as browser:
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        places = browser.run(
+            "[...document.querySelectorAll('.node:not(.end)')].map((node) => {"
+            " const box = node.getBoundingClientRect(); return [box.left, box.top]; })"
+        )
+        tops = sorted({top for _, top in places})
+        assert len(tops) <= 21, "two Ops stand side by side at least"
+        assert places == sorted(places, key=lambda place: (place[1], place[0])), "as lines of text"
+        ends = "document.querySelectorAll('path.wire').length"
+        assert browser.run(ends) == 41
+
+
+def test_failures_by_callers_are_told_beside_those_of_the_service():
+    played = Played(graph_of(("", "a")))
+    with opened(played) as browser:
+        failed = {"at": played.now_ns, "took": MS, "outcome": Outcome.PRODUCT}
+        played.fold([], [request(number, **failed) for number in range(5)])
+        browser.wait_for("document.querySelectorAll('#failed details').length === 5")
+        said = "document.getElementById('failures_more').textContent"
+        browser.wait_for(f"{said}.includes('5')")
+        assert browser.text("#failures") == "0"
+
+
+def test_small_lines_run_behind_the_texts():
+    with opened(Played(graph_of(*DIAMOND)), width=1200) as browser:
+        behind = "getComputedStyle(document.getElementById('rate_line')).zIndex"
+        assert browser.run(behind) == "-1"
 
 
 def test_every_text_stands_out_from_what_is_behind_it():
