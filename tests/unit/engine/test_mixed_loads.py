@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import Engine, Tag, virtual
+from doubles import Engine, Tag, answers, settle, virtual
 from offered import ANSWERED, REFUSED, TOO_LATE, Load
 
 from pipeline import Answer, Op, RequestOp
 from pipeline.caches.local import LocalCache, LocalOptions
 from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.cached_dispatcher import ModelCache
+from pipeline.errors import OverloadedError
 
 CAPACITY = 100.0  # of the slow Op, a second
 SLOW = {"concurrency": 4}
@@ -112,3 +113,36 @@ async def test_a_level_that_asks_for_too_much_has_all_that_there_is(times):
         _, found = await offer([(first, times * CAPACITY), (last, times * CAPACITY)])
         check_share(first, began, CAPACITY)
         assert found[REFUSED] > 0.5 * found.total(), "whose turn never comes are told so"
+
+
+@pytest.mark.parametrize(("worker_num", "waits"), [(None, False), (256, True)])
+@virtual
+async def test_who_waits_at_an_op_takes_no_place_unless_places_are_counted(worker_num, waits):
+    last = Tag("slow", [Gate("gate", RequestOp())])
+    config = {"op": {"slow": {"concurrency": 1}}}
+    if worker_num is not None:
+        config["worker_num"] = worker_num
+    async with Engine(last, config, {"slow": None}) as engine:
+        slow = [engine.ask(path="x") for _ in range(400)]
+        await asyncio.sleep(1.0)
+        quick = engine.ask(path="quick")
+        await asyncio.sleep(1.0)
+        assert quick.done() is not waits
+        assert engine.executor.waiting == (145 if waits else 0)
+        engine.pools["slow"].service_s = 0.0
+        engine.pools["slow"].release()
+        assert all(answers(response) for response in await asyncio.gather(quick, *slow))
+
+
+@virtual
+async def test_who_waits_at_ops_is_bounded_by_the_queue_size():
+    config = {"queue_size": 10, "op": {"slow": {"concurrency": 1}}}
+    async with Engine(Tag("slow", [RequestOp()]), config, {"slow": None}) as engine:
+        asked = [engine.ask(path="x") for _ in range(300)]
+        await settle()
+        refused = [task for task in asked if task.done()]
+        assert len(refused) == 300 - 256 - 2 * 10
+        assert all(isinstance(task.exception(), OverloadedError) for task in refused)
+        engine.pools["slow"].service_s = 0.0
+        engine.pools["slow"].release()
+        await asyncio.gather(*asked, return_exceptions=True)
