@@ -25,10 +25,11 @@ from offered import ANSWERED, REFUSED, TOO_LATE, Load
 
 from pipeline import Answer, Goto, Op, RequestOp
 from pipeline.caches.local import LocalCache, LocalOptions
-from pipeline.engine import shedding
-from pipeline.engine.admission import Judge
+from pipeline.engine import admission, engine, shedding
+from pipeline.engine.admission import AdmissionController
 from pipeline.engine.answer_cache import ServerCache
 from pipeline.engine.cached_dispatcher import ModelCache
+from pipeline.engine.executor import Executor
 from pipeline.engine.schedulers.dynamic_batcher import DynamicBatcher
 from pipeline.engine.shedding import Shedder, Throughput
 from pipeline.errors import OverloadedError
@@ -142,13 +143,13 @@ async def _run(case: Case) -> list[str]:
     cache = ModelCache(ServerCache("local", LocalCache(LocalOptions(size=1 << 26))), "svc", "1")
     has_cache = case.kind.startswith("kept")
     times = {"slow": case.batch_s, "gate": _GATE_S}
-    async with Engine(last, config, times, cache=cache if has_cache else None) as engine:
-        findings = await _burst(case, engine)
+    async with Engine(last, config, times, cache=cache if has_cache else None) as served:
+        findings = await _burst(case, served)
         is_level = case.kind == "levels"
-        quick = Load(engine, priority=int(is_level), path="quick")
-        slow = Load(engine, priority=2 * is_level, path="miss %")
+        quick = Load(served, priority=int(is_level), path="quick")
+        slow = Load(served, priority=2 * is_level, path="miss %")
         if has_cache:  # which is asked for once, before
-            await Load(engine, path="quick").offer(0.1, 10.0, None)
+            await Load(served, path="quick").offer(0.1, 10.0, None)
             await asyncio.sleep(1.0)
         began = asyncio.get_running_loop().time()
         await asyncio.gather(
@@ -158,15 +159,15 @@ async def _run(case: Case) -> list[str]:
         findings += _of_quick(await quick.ended())
         await slow.ended()
         findings += _of_slow(case, slow, began)
-        state = engine.executor.state()
+        state = served.executor.state()
         if state.inside or state.waiting or any(op.queued or op.running for op in state.ops):
             findings.append(f"not at rest: {state}")
     return findings
 
 
-async def _burst(case: Case, engine: Engine) -> list[str]:
+async def _burst(case: Case, served: Engine) -> list[str]:
     """Ask a server without anything to do for what can be answered in time, in two crowds."""
-    burst = Load(engine, priority=2 * (case.kind == "levels"), path="burst %")
+    burst = Load(served, priority=2 * (case.kind == "levels"), path="burst %")
     later_s = 0.25 * case.deadline_s
     left = max(0.0, case.burst - later_s * case.capacity)
     more = int(0.6 * case.deadline_s * case.capacity - left)
@@ -207,17 +208,17 @@ Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
 def everybody_inside_is_before() -> contextlib.AbstractContextManager[Any]:
     """The judge takes all inside as before each newcomer, at the slowest Op's rate."""
 
-    def judge(self: Judge, request: Any) -> None:
-        for node in self._executor.nodes.values():
+    def judge(request: Any, controller: AdmissionController, executor: Executor) -> None:
+        for node in executor.nodes.values():
             for throughput in node.shedder._levels.values():
                 if throughput.is_backed_up:
-                    ahead = self._admission.inside
+                    ahead = controller.inside
                     now = request.asked_at
                     error = shedding.too_late(OverloadedError, throughput, request, now, ahead)
                     if error is not None:
                         raise error
 
-    return mock.patch.object(Judge, "judge", judge)
+    return mock.patch.object(engine, "judge", judge)
 
 
 def all_levels_are_one_queue() -> contextlib.AbstractContextManager[Any]:
@@ -234,10 +235,10 @@ def all_levels_are_one_queue() -> contextlib.AbstractContextManager[Any]:
 def kept_answers_are_judged_first() -> contextlib.AbstractContextManager[Any]:
     """A request is judged by the first Op though its answer may be kept."""
 
-    def first_of(self: Judge, request: Any) -> Any:
-        return self._executor.entries[0]
+    def first_of(request: Any, executor: Executor) -> Any:
+        return executor.entries[0]
 
-    return mock.patch.object(Judge, "_first_of", first_of)
+    return mock.patch.object(admission, "_first_of", first_of)
 
 
 def no_op_refuses() -> contextlib.AbstractContextManager[Any]:

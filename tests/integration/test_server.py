@@ -40,7 +40,7 @@ from pipeline import (
     ResponseOp,
     WebService,
 )
-from pipeline.engine.admission import Judge
+from pipeline.engine import engine
 from pipeline.errors import ConfigError, GraphError, InitError, OverloadedError
 from pipeline.proto import pipeline_service_pb2
 
@@ -284,10 +284,10 @@ def test_overload_is_refused_at_once_with_a_code_of_its_own():
 
 
 def test_a_request_that_cannot_be_in_time_is_told_at_every_door_when_to_try_again(monkeypatch):
-    def is_too_much(judge, request):
+    def is_too_much(request, admission, executor):
         raise OverloadedError(f"server is overloaded: {request.timeout_s:.3g} s are too few", 7)
 
-    monkeypatch.setattr(Judge, "judge", is_too_much)
+    monkeypatch.setattr(engine, "judge", is_too_much)
     with server_for(Tag("a", [RequestOp()])) as server, client_of(server) as client:
         assert client.predict({"path": "x"})["path"] == "x>a", "it has all the time there is"
         with pytest.raises(grpc.RpcError) as caught:
