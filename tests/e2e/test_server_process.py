@@ -248,7 +248,7 @@ def test_an_exception_of_an_op_is_shown_on_stderr_once_and_then_counted(serve, w
     assert all("  Raise_msg: ValueError: too sad  ClassName" in text for text in told)
     who = r"(\[pid \d+\] )?"
     error = (
-        r"\(data_id=0 log_id=0\) \[shout\] preprocess raised ValueError: too sad "
+        r"\(data_id=\d log_id=0\) \[shout\] preprocess raised ValueError: too sad "
         r"\(web_server\.py:\d+; traceback: .*PipelineServingLogs/pipeline\.log\)"
     )
     first, more = served.shown
