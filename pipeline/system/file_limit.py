@@ -14,3 +14,8 @@ def raise_file_limit() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # a system that keeps less for itself
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def most_open_files() -> int:
+    """Return how many files this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -185,6 +185,11 @@ class HttpConnection(AheadProtocol):
         if self._timer is None and (cycle is None or cycle.more_body or cycle.response_complete):
             self._set_timer(self._listener.read_timeout_s, self.time_out)
 
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is asked on it."""
+        return not self._head_bytes and (self.cycle is None or self.cycle.response_complete)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.has_left = True
         if self._timer is not None:

@@ -223,6 +223,11 @@ class LaneConnection(UnarySink, asyncio.Protocol):
             successor.shutdown()
         return successor
 
+    @property
+    def is_idle(self) -> bool:
+        """True if nothing is asked on it."""
+        return not (self._is_busy or self._data or self._needed)
+
     def shutdown(self) -> None:
         """End the connection, with its answer if one is asked for."""
         self._is_last = True

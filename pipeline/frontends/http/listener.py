@@ -12,12 +12,14 @@ from typing import Any
 
 import uvicorn
 
+from pipeline.errors import OverloadedError, http_status_of
 from pipeline.frontends.http.connection import HttpConnection, head_of
 from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.lane import LaneConnection
-from pipeline.frontends.http.routes import CLOSE, JSON, Header, WebResponse
+from pipeline.frontends.http.routes import CLOSE, JSON, Header, WebResponse, error_body
 from pipeline.frontends.listen import BACKLOG, take_last
 from pipeline.system.event_loop import waited
+from pipeline.system.file_limit import most_open_files
 
 _KEEP_ALIVE_S = 75  # between two requests
 _DRAIN_TIMEOUT_S = 0.2  # for the last requests on connections that were kept
@@ -73,13 +75,25 @@ class HttpListener:
         config.load()
         self._server = uvicorn.Server(config)
         self._state = self._server.server_state
-        self.connections: set[Any] = self._state.connections
+        self.connections = _InOrder()
+        self._state.connections = self.connections  # type: ignore[assignment]  # what it uses of a set
+        self._most = max(1, most_open_files() // 2)
         self._server.lifespan = config.lifespan_class(config)
         self._ticker = asyncio.create_task(self._server.main_loop())
         await self._server.startup(sockets=[listener])
 
-    def _connection(self, **arguments: Any) -> LaneConnection | HttpConnection:
-        """Return the protocol of a new connection, as uvicorn asks for it."""
+    def _connection(self, **arguments: Any) -> asyncio.Protocol:
+        """Return the protocol of a new connection, as uvicorn asks for it.
+
+        Half of the open files are for connections. Who is one too many takes the place of the
+        first on which nothing is asked, and is refused if there is none: without a file left it
+        would be cut off.
+        """
+        if len(self.connections) >= self._most:
+            idle = next((each for each in self.connections if each.is_idle), None)
+            if idle is None:
+                return _Refusal(self)
+            idle.shutdown()
         make = functools.partial(HttpConnection, listener=self, **arguments)
         return make() if self._heads is None else LaneConnection(self, self._heads, make)
 
@@ -150,3 +164,34 @@ class HttpListener:
             self.lost.clear()
             if not await waited(self.lost, ends - self._loop.time()):
                 break
+
+
+class _InOrder(dict[Any, None]):
+    """A set of connections in the order in which they came."""
+
+    def add(self, connection: Any) -> None:
+        """Add one; it is the last."""
+        self[connection] = None
+
+    def discard(self, connection: Any) -> None:
+        """Take one out, if it is there."""
+        self.pop(connection, None)
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection that is told that there are too many, and closed."""
+
+    def __init__(self, listener: HttpListener) -> None:
+        self._listener = listener
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        ours: asyncio.Transport = transport  # type: ignore[assignment]  # uvloop's are no subclasses
+        ours.write(self._listener.answer(_too_many(), is_last=True))
+        ours.close()
+
+
+def _too_many() -> WebResponse:
+    text = "too many connections are open for the files that the server may open (ulimit -n)"
+    error = OverloadedError(text)
+    later = (b"retry-after", b"%d" % error.retry_after_s)
+    return WebResponse(http_status_of(error), error_body(error), headers=(later,))

@@ -916,3 +916,35 @@ async def test_a_door_that_nobody_is_at_closes_without_waiting():
     async with Door(answers_at_once):
         before = loop.time()
     assert loop.time() == before
+
+
+# Too many connections ---------------------------------------------------------------------
+
+
+def test_connections_that_say_nothing_give_way_and_those_at_work_do_not(monkeypatch):
+    monkeypatch.setattr("pipeline.frontends.http.listener.most_open_files", lambda: 8)
+    entered, release = threading.Semaphore(0), threading.Event()
+
+    class Waits(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            if "held" in input_dicts["@DAGExecutor"]:
+                entered.release()
+                release.wait(60)
+            return {"x": "fine"}
+
+    op, settings = Waits("w", [RequestOp()]), {"w": {"concurrency": 5}}
+    with server_for(op, worker_num=8, op=settings) as server, contextlib.ExitStack() as held:
+        for _ in range(20):
+            held.enter_context(connect(server))
+        assert ask(server, request(body_of(x="1"))).status == 200
+        busy = []
+        for _ in range(4):
+            busy.append(held.enter_context(connect(server)))
+            busy[-1].send(request(body_of(held="1")))
+            assert entered.acquire(timeout=20)
+        refused = ask(server, b"")
+        assert (refused.status, refused.json["err_no"]) == (503, 3004)
+        assert refused.headers["retry-after"] == "1"
+        assert "ulimit -n" in refused.json["err_msg"]
+        release.set()
+        assert [connection.answer().status for connection in busy] == [200] * 4
