@@ -186,7 +186,8 @@ def repeating_server(edge: str, **config: Any) -> PipelineServer:
     """A server of the models "svc" and "repeat", which stream, and "twice", which does not."""
     read = Read()
     repeat, twice = Repeat("repeat", [read], concurrency=4), Twice("twice", [read])
-    return server_for(Both("both", [repeat, twice]), edge=edge, **config)
+    settings = {"errors": {"details": "full"}, **config}  # the same, whichever door it has
+    return server_for(Both("both", [repeat, twice]), edge=edge, **settings)
 
 
 @pytest.fixture(scope="module", params=EDGES)
