@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.ma  # noqa: F401 - else numpy does at its first call, when no file may be left
+import numpy.ma  # else numpy does at its first call, when no file may be left
 
 from pipeline.observe.tables import Integers
 

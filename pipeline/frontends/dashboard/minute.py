@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.ma  # noqa: F401 - else numpy does at its first call, when no file may be left
+import numpy.ma  # else numpy does at its first call, when no file may be left
 
 from pipeline.engine.journal import PIPELINE, Outcome, Rows
 from pipeline.observe.sink import SinkContext
