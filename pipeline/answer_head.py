@@ -37,6 +37,7 @@ _RESERVED = frozenset(
         *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization"),
         *("proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
         *("content-encoding", "content-length", "content-type", "date", "host", "server", "status"),
+        "user-agent",
     )
 )
 _RESERVED_PREFIXES = ("access-control-", "grpc-", "pipeline-", "x-pipeline-")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from weakref import WeakSet
 
 from pipeline.answer_head import head_of
 from pipeline.errors import (
@@ -15,6 +16,8 @@ from pipeline.errors import (
 )
 
 _LOGGER = logging.getLogger(__name__)
+
+_told: WeakSet[type[ProductError]] = WeakSet()  # classes, of each of which the log tells once
 
 
 def product_error(error: ProductError) -> PipelineError:
@@ -35,8 +38,11 @@ def with_head(error: PipelineError) -> PipelineError:
     try:
         error.head = error.head or head_of(error.status, error.headers, *ERROR_STATUSES)
     except Exception as wrong:  # the user's own class: it may fail wherever it is looked at
-        what = type(error).__name__
-        _LOGGER.warning("%s is answered without its status and headers: %s", what, wrong)
+        kind = type(error)
+        if kind not in _told:
+            _told.add(kind)
+            text = "%s is answered without its status and headers: %s"
+            _LOGGER.warning(text, kind.__name__, described(wrong))
     return error
 
 

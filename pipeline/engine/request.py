@@ -264,7 +264,7 @@ class UnarySink:
     takes_parts: ClassVar[bool] = False
 
     def say(self, head: AnswerHead) -> None:
-        """Leave it: its answers have no head."""
+        """Ignore it: its answers have no head."""
 
     def part(self, answer: Any) -> None:
         """Refuse what a unary request never gets."""
@@ -279,7 +279,7 @@ class StreamSink:
     takes_parts: ClassVar[bool] = True
 
     def say(self, head: AnswerHead) -> None:
-        """Leave it: its answers have no head."""
+        """Ignore it: its answers have no head."""
 
 
 class AnswerFuture(UnarySink, asyncio.Future[Any]):

@@ -38,7 +38,7 @@ def stage_error(
     if isinstance(error, ProductError):
         return product_error(error)
     if not isinstance(error, PipelineError):
-        log_raised(f"{noted(data_ids)} log_id={log_id}", op.name, stage, error)
+        log_raised(noted(data_ids, log_id), op.name, stage, error)
     function = getattr(op.op, stage)
     text = (
         f"Log_id: {log_id}  Raise_msg: {described(error)}{_hint_at(error)}  "
@@ -62,10 +62,14 @@ def ids_of(items: Iterable[Any]) -> list[int]:
     return [item.data_id for item in items]
 
 
-def noted(data_ids: Sequence[int]) -> str:
+def noted(data_ids: Sequence[int], log_id: int | None = None) -> str:
     """Return ids of requests as lines of the log have them, each so that it is found."""
-    few = " ".join(f"data_id={data_id}" for data_id in data_ids[:_MAX_IDS])
-    return few if len(data_ids) <= _MAX_IDS else f"{few} and {len(data_ids) - _MAX_IDS} more"
+    words = [f"data_id={data_id}" for data_id in data_ids[:_MAX_IDS]]
+    if len(data_ids) > _MAX_IDS:
+        words.append(f"and {len(data_ids) - _MAX_IDS} more")
+    if log_id is not None:
+        words.append(f"log_id={log_id}")
+    return " ".join(words)
 
 
 def log_raised(request: str, op_name: str, stage: str, error: BaseException) -> None:

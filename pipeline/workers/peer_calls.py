@@ -52,7 +52,7 @@ class PeerSink:
             self.handle = None if self.is_over else handle
 
     def say(self, head: AnswerHead) -> None:
-        """Leave it: models answer each other without one."""
+        """Ignore the head: models answer each other without one."""
 
     def part(self, answer: Any) -> None:
         self._answered(answer, False)

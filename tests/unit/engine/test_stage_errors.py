@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.stage_errors import stage_failure
+from pipeline.engine.stage_errors import noted, stage_failure
 from pipeline.errors import ErrorCode, OverloadedError
 
 
@@ -47,3 +47,16 @@ def test_one_with_a_code_of_its_own_is_what_the_code_says():
     failure = stage_failure(Coded("no place"), "text")
     assert not isinstance(failure, OverloadedError)
     assert failure.code == 5123
+
+
+@pytest.mark.parametrize(
+    ("ids", "log_id", "text"),
+    [
+        ((), 0, "log_id=0"),
+        ((), None, ""),
+        ((7,), 0, "data_id=7 log_id=0"),
+        ((7, 8), None, "data_id=7 data_id=8"),
+    ],
+)
+def test_ids_of_requests_are_noted_without_gaps(ids: Any, log_id: Any, text: str):
+    assert noted(ids, log_id) == text
