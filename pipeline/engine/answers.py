@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from pipeline.data import ChannelData
+from pipeline.engine.journal import outcome_of
 from pipeline.engine.request import RequestState
 from pipeline.errors import (
     ErrorCode,
@@ -71,20 +72,21 @@ def refusal(request: RequestState, error: PipelineError) -> Any:
     return pack_error(data) if is_error else Response()
 
 
-def packing_error(request: RequestState, error: Exception) -> Response:
-    """Return what is answered where a ResponseOp cannot pack an answer."""
-    failed = told(request, _package_error(error))
-    return pack_error(ChannelData(request.data_id, request.log_id, error=failed))
+def packing_error(request: RequestState, error: PipelineError) -> Response:
+    """Fail a request whose ResponseOp cannot pack the answer; return what is answered."""
+    request.blame(error, outcome_of(error))
+    return pack_error(channel_data(request, None, error))
 
 
 def not_unpacked(error: Exception) -> PipelineError:
     """Return what is told whose request cannot be unpacked by our own RequestOp."""
-    refused = _package_error(error)
+    refused = package_error(error)
     refused.is_callers = True
     return refused
 
 
-def _package_error(error: Exception) -> PipelineError:
+def package_error(error: Exception) -> PipelineError:
+    """Return what failed in our own RequestOp or ResponseOp, in Paddle's words."""
     if isinstance(error, PipelineError) and not isinstance(error, PackageError):
         return error
     return PackageError(f"rpc package error: {described(error)}")

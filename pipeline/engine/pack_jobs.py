@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 import msgspec
 
 from pipeline.data import ChannelData, context_of
-from pipeline.engine.answers import channel_data, not_unpacked, packing_error
+from pipeline.engine.answers import channel_data, not_unpacked, package_error, packing_error
 from pipeline.engine.batch_run import CallWatch
 from pipeline.engine.bound_op import BoundOp, unpack_result
-from pipeline.engine.journal import outcome_of
 from pipeline.engine.request import ACTIVE, ENDED, RequestState
 from pipeline.engine.worker_api import Worker, Workers, WorkersFactory
 from pipeline.errors import PipelineError
@@ -51,11 +50,6 @@ class PackJob(msgspec.Struct, eq=False):
     keeps: Any = None
     result: Any = None
     packed: Callable[[RequestState, Any], None] | None = None
-
-    @property
-    def is_ours(self) -> bool:
-        """Return whether it is no method of the user's."""
-        return not isinstance(self.method, str)
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """Call the method, if somebody waits for its result."""
@@ -243,15 +237,13 @@ class Packer(PackRunner):
             if response is not None:
                 (packed or self._packed)(request, response)
                 return
-        data = channel_data(request, payload, error)
-        if not self.is_inline:
-            job = PackJob(request, "pack_response_package", data, keeps, packed=packed)
-            self.workers.submit([job])
-        elif self._is_at_once(data) or self._is_cheap(data):
-            (packed or self._packed)(request, self._pack_now(request, data))
-        else:
-            pack = partial(self._pack_large, request)
-            self.workers.submit([PackJob(request, pack, data, keeps, packed=packed)])
+        data, packed = channel_data(request, payload, error), packed or self._packed
+        if self.is_inline and (self._is_at_once(data) or self._is_cheap(data)):
+            packed(request, self._pack_now(request, data))
+            return
+        pack = self._pack_large if self.is_inline else "pack_response_package"
+        passed = partial(_pass, packed)
+        self.workers.submit([PackJob(request, pack, data, keeps, packed=passed)])
 
     def _goes_plain(self, request: RequestState) -> bool:
         """Return whether who asks takes a PlainResponse, and text is all that is answered."""
@@ -275,7 +267,7 @@ class Packer(PackRunner):
         try:
             return self._plain(request, data) or self._op.pack_response_package(data)
         except Exception as error:  # ours, on an answer of any type: that caller is told
-            return packing_error(request, error)
+            return packing_error(request, package_error(error))
 
     def _plain(self, request: RequestState, data: ChannelData) -> PlainResponse | None:
         """Return the answer without protobuf, if it has that form and who asks takes it."""
@@ -283,8 +275,8 @@ class Packer(PackRunner):
             return None
         return pack_plain(data.payload)
 
-    def _pack_large(self, request: RequestState, data: ChannelData) -> Any:
-        """Return what our own ResponseOp makes of a large answer, in a thread."""
+    def _pack_large(self, data: ChannelData) -> Any:
+        """Return what our own ResponseOp makes of a large answer, or an error, in a thread."""
         try:
             return pack_large(
                 data.payload, *response_formats(self._op, data.as_tensors), self._limits
@@ -292,12 +284,18 @@ class Packer(PackRunner):
         except AbandonedError:
             raise
         except Exception as error:  # as in `pack`
-            return packing_error(request, error)
+            return package_error(error)
 
     def done(self, worker: Worker | None, job: PackJob) -> None:
-        """Pass on what a thread packed."""
-        response = job.result
-        if isinstance(response, PipelineError) and not (job.packed and job.is_ours):
-            job.request.blame(response, outcome_of(response))
-            response = packing_error(job.request, response)
-        (job.packed or self._packed)(job.request, response)
+        """Pass on what a thread made."""
+        assert job.packed is not None, "so it was submitted"
+        job.packed(job.request, job.result)
+
+
+def _pass(
+    packed: Callable[[RequestState, Any], None], request: RequestState, response: Any
+) -> None:
+    """Pass on a response, or that of an error."""
+    if isinstance(response, PipelineError):
+        response = packing_error(request, response)
+    packed(request, response)

@@ -7,10 +7,12 @@ import asyncio
 import pytest
 from doubles import Engine, Tag, answers, chain, settle, virtual
 
-from pipeline import Op, ProductError, RequestOp, ResponseOp
+from pipeline import Answer, Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import Tensor
-from pipeline.engine.request import RequestTarget
+from pipeline.engine.journal import Outcome
+from pipeline.engine.request import RequestTarget, ask
 from pipeline.errors import ErrorCode, InitError, OverloadedError, PayloadTypeError
+from pipeline.proto.pipeline_service_pb2 import Request
 
 
 class Fails(Op):
@@ -163,7 +165,32 @@ async def test_an_overridden_pack_that_fails_is_a_package_error():
     async with Engine(last, response_op=Broken([last])) as engine:
         response = await engine.ask()
         assert response.err_no == ErrorCode.RPC_PACKAGE_ERROR
-        assert "no such field" in response.err_msg
+        assert response.err_msg == "rpc package error: KeyError: 'no such field'"
+    (ended,) = engine.requests
+    assert ended["outcome"] == Outcome.BACKEND
+
+
+class Nameless:
+    """A key of an answer that has no text."""
+
+    def __str__(self) -> str:
+        raise ValueError("no name")
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000])
+@virtual
+async def test_an_answer_that_our_own_pack_cannot_write_is_a_failure_without_its_head(size):
+    class Odd(Op):
+        def preprocess(self, input_dicts):
+            return Answer({Nameless(): "x" * size}, status=201)
+
+    async with Engine(Odd("odd", RequestOp())) as engine:
+        answer = ask(engine.executor.begin, Request(key=["x"], value=["1"]))
+        response = await answer
+        assert response.err_msg == "rpc package error: ValueError: no name"
+        assert answer.head is None
+    (ended,) = engine.requests
+    assert ended["outcome"] == Outcome.BACKEND
 
 
 @virtual
@@ -174,7 +201,7 @@ async def test_overridden_edges_run_on_workers_and_their_product_codes_count():
                 return {}, 0, 60, "nothing asked"
             return {"path": request.value[0].upper()}, 5, None, ""
 
-    class Answer(ResponseOp):
+    class Writes(ResponseOp):
         def pack_response_package(self, channeldata):
             response = super().pack_response_package(channeldata)
             response.key.append("log_id")
@@ -182,7 +209,7 @@ async def test_overridden_edges_run_on_workers_and_their_product_codes_count():
             return response
 
     last = chain("a", read=Read())
-    async with Engine(last, response_op=Answer([last])) as engine:
+    async with Engine(last, response_op=Writes([last])) as engine:
         assert answers(await engine.ask(x="hi")) == {"path": "HI>a", "log_id": "5"}
         refused = await engine.ask()
         assert (refused.err_no, refused.err_msg) == (60, "nothing asked")
