@@ -166,6 +166,7 @@ async def test_an_overridden_pack_that_fails_is_a_package_error():
         response = await engine.ask()
         assert response.err_no == ErrorCode.RPC_PACKAGE_ERROR
         assert response.err_msg == "rpc package error: KeyError: 'no such field'"
+        engine.journal.flush()
     (ended,) = engine.requests
     assert ended["outcome"] == Outcome.BACKEND
 
@@ -189,6 +190,7 @@ async def test_an_answer_that_our_own_pack_cannot_write_is_a_failure_without_its
         response = await answer
         assert response.err_msg == "rpc package error: ValueError: no name"
         assert answer.head is None
+        engine.journal.flush()
     (ended,) = engine.requests
     assert ended["outcome"] == Outcome.BACKEND
 
