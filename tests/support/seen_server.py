@@ -27,6 +27,10 @@ from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 folder = pathlib.Path(sys.argv[1])
 
 
+def first_of(value):
+    return value[0] if isinstance(value, list) else value
+
+
 class Acts(Op):
     def preprocess(self, input_dicts, data_id, log_id):
         data = {}
@@ -39,12 +43,18 @@ class Acts(Op):
         return feed_batch[0], self.act("process", feed_batch[0]), "it failed"
 
     def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+        fetch_data = {name: first_of(value) for name, value in fetch_data.items()}
         code = self.act("postprocess", fetch_data)
         fetch_data[self.name] = f"{self.concurrency_idx} {os.getpid()}"
         return fetch_data, code, "a product's error" if code else ""
 
     def act(self, stage, data):
-        verb, _, argument = data.get(f"{self.name}.{stage}", "").partition(" ")
+        said = data.get(f"{self.name}.{stage}", "")
+        codes = map(self.do, said if isinstance(said, list) else [said])  # of a batch, or of one
+        return next(filter(None, codes), None)
+
+    def do(self, said):
+        verb, _, argument = said.partition(" ")
         return getattr(self, "do_" + verb)(argument) if verb else None
 
     def do_hold(self, name):
