@@ -177,6 +177,10 @@ class QueueLimitError(OverloadedError):
     """A limit of an Op's queue kept the request from its workers: too many, or too long."""
 
 
+class TooLateError(QueueLimitError):
+    """The request would have waited at an Op for longer than it had time, and was not let in."""
+
+
 class ConfigError(PipelineError):
     """The configuration is wrong. The text says file, line, key, expected and found."""
 

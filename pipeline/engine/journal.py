@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import ErrorCode, PipelineError, QueueLimitError
+from pipeline.errors import ErrorCode, PipelineError, QueueLimitError, TooLateError
 
 if TYPE_CHECKING:
     from pipeline.engine.request import RequestState
@@ -49,7 +49,7 @@ BY_CALLERS = (Outcome.CANCELED, Outcome.PRODUCT)
 def outcome_of(error: PipelineError) -> Outcome:
     """Return the ending of a span or a request that failed with `error` while worked on."""
     if isinstance(error, QueueLimitError):  # it came to no worker
-        return Outcome.OTHER
+        return Outcome.REJECTED if isinstance(error, TooLateError) else Outcome.OTHER
     return Outcome.PRODUCT if error.is_callers else Outcome.BACKEND
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from pipeline.engine.schedulers.base import Load, Scheduler
-from pipeline.errors import OverloadedError, QueueLimitError
+from pipeline.errors import OverloadedError, TooLateError
 
 if TYPE_CHECKING:
     from pipeline.engine.channel import Item
@@ -169,7 +169,7 @@ class Shedder:
         self._least = least
         self._levels: dict[int, Throughput] = {}
 
-    def refusal(self, request: RequestState, now: float, before: int = 0) -> QueueLimitError | None:
+    def refusal(self, request: RequestState, now: float, before: int = 0) -> TooLateError | None:
         """Return why a request that comes to the Op now is refused; None: it is not.
 
         `before`: others that will come before it.
@@ -184,9 +184,9 @@ class Shedder:
             return None
         throughput.passes(now)
         where = f" at Op {self._op_name!r}"
-        return too_late(QueueLimitError, throughput, request, now, ahead, where)
+        return too_late(TooLateError, throughput, request, now, ahead, where)
 
-    def refusal_here(self, request: RequestState, now: float) -> QueueLimitError | None:
+    def refusal_here(self, request: RequestState, now: float) -> TooLateError | None:
         """Return why a request that has come to the Op is refused; None: it is not.
 
         A sequence that has begun goes on: Ops before this one may have made the step.

@@ -266,7 +266,7 @@ class Trip:
                     end_ns = clock_ns()
             except BaseException as error:  # user code; a worker survives even SystemExit
                 stage = "postprocess" if middle_ns else "preprocess"
-                answer = enter(stage_error, error, op, stage, log_id)
+                answer = enter(stage_error, error, op, stage, log_id, data_id)
                 end_ns = clock_ns()
                 middle_ns = middle_ns or end_ns
             try:

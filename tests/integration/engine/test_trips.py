@@ -402,6 +402,18 @@ async def test_user_code_that_raises_fails_its_request_only(kind, error):
         assert [value_of(answer) for answer in answers[1:]] == list("123456")
 
 
+@pytest.mark.parametrize("kind", [Calls, Processes])
+@on_loop
+async def test_the_log_names_the_request_that_user_code_failed_on(kind, capfd):
+    def act(op, x):
+        raise ValueError(x)
+
+    async with serving(chain(Calls, kind, b=act), expected=[("a", "b")]) as server:
+        await ask(server, "bad", log_id=9)
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if " raised " in line]
+    assert "(data_id=0" in line
+
+
 @pytest.mark.parametrize("when", ["begins", "ends"])
 @pytest.mark.parametrize("kind", [Calls, Processes])
 @pytest.mark.parametrize("name", ["a", "b", "c"])
