@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
-
-import msgspec
+from typing import Any, Final, NamedTuple
 
 GRPC_STATUSES: Final[Mapping[int, str]] = {
     400: "INVALID_ARGUMENT",
@@ -43,7 +41,7 @@ _RESERVED = frozenset(
 _RESERVED_PREFIXES = ("access-control-", "grpc-", "pipeline-", "x-pipeline-")
 
 
-class AnswerHead(msgspec.Struct, frozen=True, array_like=True):
+class AnswerHead(NamedTuple):
     """Status of an answer, None for the usual one, and headers, with names in lower case."""
 
     status: int | None = None

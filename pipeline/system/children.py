@@ -168,7 +168,7 @@ def _call_all(ends: Iterable[Callable[[], object]]) -> None:
 def _family(pid: int, spared: Iterable[int], only_children: bool = False) -> list[int]:
     """Return the descendants of a process that are in its session, parents first.
 
-    multiprocessing's resource tracker is none: it ends by itself, and cleans up then.
+    The resource tracker of multiprocessing is left out: it ends by itself and cleans up then.
     """
     session = os.getsid(pid)
     children: dict[int, list[int]] = {}

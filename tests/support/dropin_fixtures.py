@@ -27,7 +27,7 @@ def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     names = dict(vars(np))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(default_host, "_hosts", [default_host.LOOPBACK])
-    monkeypatch.setattr(root, "_takes", [False])
+    monkeypatch.setattr(root.RootLines, "is_wanted", False)
     assert not _imported()
     yield
     for name in _imported():

@@ -6,12 +6,6 @@ import logging
 
 _LOGGER = logging.getLogger("pipeline")
 _ROOT = logging.getLogger()
-_takes = [False]
-
-
-def log_as_the_predecessor() -> None:
-    """Have servers log the lines of all loggers from now on: its scripts use the root logger."""
-    _takes[:] = [True]
 
 
 class RootLines:
@@ -20,13 +14,15 @@ class RootLines:
     That logger does not propagate meanwhile, or they would go round.
     """
 
+    is_wanted = False
+
     def __init__(self) -> None:
         self._handler = _ToPipeline()
         self._level_before: int | None = None
 
     def take(self, level: int) -> None:
-        """Take lines from `level` on, if they are to be taken."""
-        if not _takes[-1]:
+        """Take lines from `level` on, if somebody wants them."""
+        if not self.is_wanted:
             return
         if self._level_before is None:
             self._level_before = _ROOT.level
@@ -41,12 +37,15 @@ class RootLines:
             self._level_before = None
 
 
+def log_as_the_predecessor() -> None:
+    """Have servers log the lines of all loggers from now on: its scripts use the root logger."""
+    RootLines.is_wanted = True
+
+
 class _ToPipeline(logging.Handler):
     """Hands records on to the logger `pipeline`, as what they are."""
 
-    def createLock(self) -> None:
-        """Have none: those of the other logger's handlers are taken then."""
-        self.lock = None
-
-    def emit(self, record: logging.LogRecord) -> None:
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Hand a record on, under no lock: the other logger's handlers have locks of their own."""
         _LOGGER.handle(record)
+        return True

@@ -188,7 +188,10 @@ class _OpenSessions:
             propagate = False  # our lines go to our files, not also to the user's console
         _LOGGER.setLevel(level)
         _LOGGER.propagate = propagate
-        self._root.take(level) if self._sessions else self._root.leave()
+        if self._sessions:
+            self._root.take(level)
+        else:
+            self._root.leave()
         for key, writer in self._writers.items():
             wanting = (session.destinations.get(key) for session in self._sessions)
             lowest = min(each.level for each in wanting if each is not None)

@@ -111,7 +111,10 @@ class Zygotes:
         try:
             with self._launcher(entry_points, start_method, pass_fds, preload) as launch:
                 self._launch(launch)
-                self._add_spare() if runtimes else self._launch(launch)
+                if runtimes:
+                    self._add_spare()
+                else:
+                    self._launch(launch)
         except OSError as error:
             self.close_now()
             raise InitError(f"process workers cannot be prepared: {error}.") from error

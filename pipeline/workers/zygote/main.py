@@ -309,10 +309,11 @@ class _Zygote:
             pid, status = os.waitpid(-1, options)
         except ChildProcessError:
             return False
-        if pid in self._children:  # or it is a zygote that we cloned: the parent sees to it
-            child = self._children[pid]
-            if os.WIFEXITED(status) or os.WIFSIGNALED(status):
-                del self._children[pid]
+        child = self._children.get(pid)
+        if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+            self._children.pop(pid, None)
+            self._clones.discard(pid)
+        if child is not None:  # or it is a zygote that we cloned: the parent sees to it
             self._tell(Changed(child, status))
         return pid != 0
 
@@ -331,13 +332,17 @@ class _Zygote:
                 self._fork_clone(control, ())
 
     def _fork_clone(self, control: socket.socket, runtimes: tuple[str, ...]) -> str:
-        """Fork a zygote; return why one that has imported runtimes is none. It ends then."""
+        """Fork a zygote. Return why a clone with imported runtimes cannot fork children.
+
+        That clone has ended. `""`: it can.
+        """
         try:
             pid, reason = fork_with(runtimes, fork_quietly)
         except OSError:
             return ""
         if pid:
-            self._clones.add(pid)
+            if not reason:
+                self._clones.add(pid)
             return reason
         self._control.close()
         os.close(self._wake)

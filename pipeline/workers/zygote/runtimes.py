@@ -31,8 +31,11 @@ def fork_with(places: Sequence[str], fork: Callable[[], int]) -> tuple[int, str]
     ):
         pid = fork()
         if pid == 0:
-            reason = _imported(places)
-            writer.write((reason or _GOOD).encode())
+            try:
+                reason = _imported(places)
+                writer.write((reason or _GOOD).encode())
+            except OSError:  # our caller's is about the fork: it would go on as its parent
+                os._exit(1)
             if reason:
                 os._exit(0)
             return 0, ""
@@ -54,7 +57,7 @@ def _imported(places: Sequence[str]) -> str:
     if more := len(_threads() - threads):
         return f"it starts threads ({more})"
     if any(name.startswith(_CARDS) for name in _open_files()):
-        return "it opens a card"
+        return "a card is open"
     gc.freeze()
     return ""
 

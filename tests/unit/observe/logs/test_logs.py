@@ -62,7 +62,7 @@ def texts(path):
 def test_lines_of_the_root_logger_are_taken_for_scripts_of_the_predecessor(
     tmp_path, monkeypatch, takes
 ):
-    monkeypatch.setattr(root, "_takes", [False])
+    monkeypatch.setattr(root.RootLines, "is_wanted", False)
     ours, others = logging.getLogger(), logging.getLogger("somebody.else")
     before = list(ours.handlers), ours.level
     if takes:
@@ -77,6 +77,15 @@ def test_lines_of_the_root_logger_are_taken_for_scripts_of_the_predecessor(
     expected = ["mine 1", "else", "ours"] if takes else ["ours"]
     assert texts(tmp_path / "pipeline.log") == expected
     assert ("too much" in (tmp_path / "another" / "pipeline.log").read_text()) == takes
+
+
+def test_lines_of_the_root_logger_are_handed_on_without_a_lock():
+    handler = root._ToPipeline()
+    record = logging.LogRecord("user", logging.DEBUG, __file__, 1, "hello", None, None)
+    with handler.lock:  # which Python itself takes, from 3.13 on without asking whether it is there
+        thread = threading.Thread(target=handler.handle, args=(record,))
+        thread.start()
+        thread.join()
 
 
 def test_the_files_lie_in_the_predecessor_s_folder_under_the_working_folder(tmp_path, monkeypatch):
