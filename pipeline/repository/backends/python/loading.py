@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
 import itertools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from importlib.abc import PathEntryFinder
 from importlib.machinery import (
@@ -34,16 +36,23 @@ LoadClass = Callable[[Path, str, int], Any]
 """Returns the class of a model's file, given its name and version. InitError: there is none."""
 
 _folders: set[Path] = set()  # of models
+_on_path: set[str] = set()  # what models that share a process have added to sys.path
+_alone: set[str] = set()  # the folders of a model that has the process to itself
 _spaces: dict[str, _Space] = {}  # by the name of its package
 _numbers = itertools.count()
-_lock = threading.Lock()
+_lock = (
+    threading.RLock()
+)  # the garbage collector ends spaces in any thread, also in one that has it
 
 
 def load_alone(file: Path, name: str, version: int) -> Any:
     """Load a model that has the process to itself: its folders are the first of `sys.path`."""
-    folders = _open(file)
-    utils_module.FOLDERS[utils_module.ALONE] = folders[0]
-    sys.path[:] = [*folders, *(path for path in sys.path if path not in folders)]
+    folders = _folders_of(file)
+    with _lock:
+        _alone.update(folders)
+        _open(folders)
+        utils_module.FOLDERS[utils_module.ALONE] = folders[0]
+        sys.path[:] = [*folders, *(path for path in sys.path if path not in folders)]
     return _class_of(file, name, f"{name}_{version}_model")
 
 
@@ -52,46 +61,69 @@ class LoadBesideOthers:
 
     What its code imports by the name of a module beside it is that module, whatever others have
     imported by this name, and whenever it does. Instances share the modules, but for the model's.
+    The modules are there for as long as this object is.
     """
 
     def __init__(self) -> None:
         self._number = next(_numbers)
 
     def __call__(self, file: Path, name: str, version: int) -> Any:
-        folders = _open(file)
-        first = f"{name}_{version}_model"
-        package = f"{first}_{self._number}"
+        folders = _folders_of(file)
+        package = f"{name}_{version}_model_{self._number}"
         with _lock:
-            if package not in _spaces:
-                _forget(first)
-                _spaces[package] = _Space(package, first, folders)
+            is_new = package not in _spaces
+            if is_new:
+                _spaces[package] = _Space(package, folders)
+                weakref.finalize(self, _end, package).atexit = False
+            _open(folders)
+            if is_new:
                 utils_module.FOLDERS[package] = folders[0]
                 # importlib, which knows nothing of packages, finds them there.
-                sys.path += [folder for folder in folders if folder not in sys.path]
+                more = [folder for folder in folders if folder not in sys.path]
+                _on_path.update(more)
+                sys.path += more
         return _class_of(file, name, package, folders)
 
 
-def _forget(first: str) -> None:
-    """Forget the modules of what was loaded of a model before."""
-    names = {package for package, space in _spaces.items() if space.first == first}
-    for package in names:
-        del _spaces[package], utils_module.FOLDERS[package]
-    for module in [each for each in sys.modules if each.partition(".")[0] in names]:
-        del sys.modules[module]
+def _end(package: str) -> None:
+    """Forget the modules of a load, and its folders, if no other load has them."""
+    with _lock:
+        space = _spaces.pop(package)
+        utils_module.FOLDERS.pop(package, None)
+        for module in [each for each in list(sys.modules) if each.partition(".")[0] == package]:
+            sys.modules.pop(module, None)
+        others = _alone.union(*(each.folders for each in list(_spaces.values())))
+        unused = [folder for folder in space.folders if folder not in others]
+        for folder in unused:
+            if folder in _on_path:
+                _on_path.discard(folder)
+                with contextlib.suppress(ValueError):  # somebody else has removed it
+                    sys.path.remove(folder)
+        if space.folders[-1] in unused:
+            _forget_finders()
+            _folders.discard(Path(space.folders[-1]))
 
 
-def _open(file: Path) -> list[str]:
-    """Return the folders of the modules of a model, from which no bytecode comes from now on."""
+def _forget_finders() -> None:
+    for path in [each for each in list(sys.path_importer_cache) if _is_of_model(Path(each))]:
+        sys.path_importer_cache.pop(path, None)
+
+
+def _folders_of(file: Path) -> list[str]:
+    """Return the folders of the modules of a model: those of the version and of the model."""
+    return [str(file.parent), str(file.parent.parent)]
+
+
+def _open(folders: list[str]) -> None:
+    """Have no bytecode come from the folders of a model from now on."""
     utils_module.install()
-    folder = file.parent.parent
+    folder = Path(folders[-1])
     if folder not in _folders:
         if _finder not in sys.path_hooks:
             sys.path_hooks.insert(0, _finder)
         _folders.add(folder)
-        for path in [each for each in sys.path_importer_cache if _is_of_model(Path(each))]:
-            del sys.path_importer_cache[path]
+        _forget_finders()
     importlib.invalidate_caches()  # its files may be newer than what was seen there
-    return [str(file.parent), str(folder)]
 
 
 def _class_of(file: Path, name: str, full_name: str, folders: list[str] | None = None) -> Any:
@@ -134,16 +166,15 @@ def _finder(path: str) -> PathEntryFinder:
 
 
 def _is_of_model(path: Path) -> bool:
-    return any(path == folder or folder in path.parents for folder in _folders)
+    return any(path == folder or folder in path.parents for folder in tuple(_folders))
 
 
 class _Space:
     """The names of the modules of one model among others: those of a package."""
 
-    def __init__(self, package: str, first: str, folders: list[str]) -> None:
-        self.first = first
+    def __init__(self, package: str, folders: list[str]) -> None:
+        self.folders = folders
         self._package = package
-        self._folders = folders
         self._is_own: dict[str, bool] = {utils_module.NAME: False}
         self.builtins = {**vars(builtins), "__import__": self._import}
 
@@ -167,7 +198,7 @@ class _Space:
 
     def _has(self, name: str) -> bool:
         if name not in self._is_own:
-            spec = PathFinder.find_spec(f"{self._package}.{name}", self._folders)
+            spec = PathFinder.find_spec(f"{self._package}.{name}", self.folders)
             # A folder without __init__.py comes behind all others of its name, as ever.
             is_package = spec is not None and spec.loader is not None
             self._is_own[name] = is_package or (spec is not None and not _is_elsewhere(name))
@@ -176,5 +207,5 @@ class _Space:
 
 def _is_elsewhere(name: str) -> bool:
     """Return whether a module is found without the folders of models."""
-    paths = [path for path in sys.path if not _is_of_model(Path(path))]
+    paths = [path for path in list(sys.path) if not _is_of_model(Path(path))]
     return name in sys.builtin_module_names or PathFinder.find_spec(name, paths) is not None

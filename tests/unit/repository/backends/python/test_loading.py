@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,9 @@ class TritonPythonModel:
         import late
 
         return late.VALUE
+
+    def folder(self):
+        return pb_utils.get_model_dir()
 """
 
 
@@ -83,7 +87,8 @@ def test_models_of_one_process_have_their_own_modules(tmp_path):
     cases = {
         (name, v): model(tmp_path, name, v, v + 10 * (name == "n")) for name in "mn" for v in (1, 2)
     }
-    found = {key: loading.LoadBesideOthers()(file, *key) for key, file in cases.items()}
+    loads = {key: loading.LoadBesideOthers() for key in cases}
+    found = {key: loads[key](file, *key) for key, file in cases.items()}
     for (name, version), each in found.items():
         value = version + 10 * (name == "n")
         assert each.values == (value,) * 4
@@ -100,12 +105,41 @@ def test_a_load_writes_no_bytecode_and_reads_none(tmp_path, load):
 
 def test_what_was_edited_within_a_second_is_loaded(tmp_path):
     file = model(tmp_path, "m", 1, 1)
-    assert loading.LoadBesideOthers()(file, "m", 1).values == (1,) * 4
+    first, second = loading.LoadBesideOthers(), loading.LoadBesideOthers()
+    assert first(file, "m", 1).values == (1,) * 4
     edited(file.parent, 2)
-    found = loading.LoadBesideOthers()(file, "m", 1)
+    found = second(file, "m", 1)
     assert (found.values, found().late()) == ((2,) * 4, 2)
-    names = [name for name in sys.modules if name.startswith("m_1_model")]
-    assert len({name.partition(".")[0] for name in names}) == 1, "of one load at a time"
+
+
+def test_a_load_has_its_modules_until_it_ends_whatever_else_is_loaded(tmp_path):
+    path, file, other = [*sys.path], model(tmp_path / "a", "m", 1, 1), tmp_path / "b"
+    first, second = loading.LoadBesideOthers(), loading.LoadBesideOthers()
+    one, two = first(file, "m", 1), second(file, "m", 1)
+    third = loading.LoadBesideOthers()
+    three = third(model(other, "m", 1, 3), "m", 1)
+    assert (one().late(), one().folder()) == (1, str(file.parent))
+    del first, three
+    assert (two().late(), two().folder()) == (1, str(file.parent)), "in the folders of the first"
+    del third
+    assert not [each for each in sys.path if str(other) in each]
+    assert not [each for each in loading._folders if other in each.parents]
+    del second
+    assert sys.path == path
+    assert not [name for name in sys.modules if name.startswith("m_1_model")]
+    assert not [each for each in sys.path_importer_cache if str(tmp_path) in each]
+
+
+def test_loads_begin_and_end_beside_each_other(tmp_path):
+    files = [model(tmp_path, name, 1, value) for value, name in enumerate("klmn")]
+
+    def load(place):
+        for _ in range(5):
+            here = loading.LoadBesideOthers()
+            assert here(files[place], files[place].parent.parent.name, 1)().late() == place
+
+    with ThreadPoolExecutor(len(files)) as pool:
+        assert [*pool.map(load, range(len(files)))] == [None] * len(files)
 
 
 def test_instances_of_one_load_share_their_modules(tmp_path):
