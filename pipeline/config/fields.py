@@ -19,7 +19,7 @@ from msgspec import Meta, inspect
 
 from pipeline.config import registry
 from pipeline.config.registry import did_you_mean
-from pipeline.config.yaml import shown
+from pipeline.config.yaml import KeyPath, shown
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
 _MAX_DURATION = 2**31 - 1  # of any unit; timers of the platform overflow beyond some hundred years
@@ -242,6 +242,12 @@ def chosen_by(
         also = rule.also if isinstance(rule, OneOf) else ()
         found_keys.append((options.chosen_by, options.kind, also))
     return tuple(found_keys)
+
+
+REMOVED: Mapping[KeyPath, str] = {
+    ("dag", "fuse_processes"): "Ops in processes always run in their own",
+}
+"""Why keys that once were do nothing any more, by where they stood."""
 
 
 def known_keys(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Setting]]:

@@ -9,7 +9,15 @@ import msgspec
 from msgspec import inspect
 
 from pipeline.config import registry
-from pipeline.config.fields import Mismatch, Setting, found, known_keys, options_in, settings_of
+from pipeline.config.fields import (
+    REMOVED,
+    Mismatch,
+    Setting,
+    found,
+    known_keys,
+    options_in,
+    settings_of,
+)
 from pipeline.config.registry import did_you_mean
 from pipeline.config.yaml import KeyPath, Source
 from pipeline.errors import ConfigError
@@ -155,7 +163,7 @@ class Reader:
     ) -> None:
         if key in getattr(struct, "ignored_keys", ()):
             return
-        removed = getattr(struct, "removed_keys", {}).get(key)
+        removed = REMOVED.get(path)
         if removed is not None:
             self.warnings.append(f"{self._source.place(path)}: ignored: {removed}")
             return

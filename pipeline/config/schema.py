@@ -145,10 +145,6 @@ class TracerConfig(Struct, frozen=True, kw_only=True):
 class DagConfig(Struct, frozen=True, kw_only=True):
     """`dag`: what all Ops have in common."""
 
-    removed_keys: ClassVar[Mapping[str, str]] = {
-        "fuse_processes": "Ops in processes always run in their own"
-    }
-
     is_thread_op: Annotated[bool, "True: workers are threads; False: processes."] = True
     workers: Annotated[
         str | None, OneOf("workers"), "Workers of the Ops that are slow; absent: as of the others."

@@ -46,6 +46,12 @@ ModelNames = tuple[str | None, Sequence[str | None]]
 """Names of a graph and of its Ops as models; None: it is none to its callers."""
 
 
+def key_of_model(names: ModelNames) -> str:
+    """Return the registry's key of the one model that a graph of a repository is."""
+    name, ops = names
+    return ops[0] or "" if name is None else name
+
+
 class Served(Protocol):
     """A graph with the engine that serves it: what is loaded and unloaded as a whole."""
 

@@ -22,7 +22,7 @@ def strict_json(text: str) -> str:
         if token in ("}", "]") and parts and parts[-1] == ",":
             parts.pop()
         parts.append(token)
-    return "".join(parts)
+    return " ".join(parts)
 
 
 def is_nested_deeper(text: str, most: int) -> bool:

@@ -13,7 +13,7 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import ServiceConfig, load_config
 from pipeline.engine.graph import Graph
 from pipeline.engine.hooks import check_hooks
-from pipeline.engine.models import ModelNames
+from pipeline.engine.models import ModelNames, key_of_model
 from pipeline.engine.resizing import can_be_resized
 from pipeline.errors import ConfigError
 from pipeline.op import configure_op
@@ -155,7 +155,7 @@ class GraphMaker:
     async def end(self, served: LoadedGraph) -> None:
         """Let a version that gets no more requests finish those that it has, and end it."""
         observation, earlier = served.observation, self._share.earlier
-        earlier.ending(observation)
+        earlier.ending(key_of_model(served.names), observation)
         try:
             await self._close(served)
         finally:

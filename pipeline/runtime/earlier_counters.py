@@ -9,40 +9,49 @@ from pipeline.observe.statistics import merge
 from pipeline.runtime.observation import ObservabilityStack
 
 
-class EarlierCounters:
-    """The counters of loads that are over, by name and version: metrics go on from there.
+_MOST_ENDED = 1024  # versions of models; some servers load models under names that they generate
 
-    Statistics do not: they are those of the load that serves.
+Version = tuple[str, str]
+"""The key of a model in the registry, and its version."""
+
+
+class EarlierCounters:
+    """The counters of loads that are over: metrics go on from there.
+
+    Statistics do not: they are those of the load that serves. Of more versions of models than
+    `_MOST_ENDED`, those that ended first are forgotten.
     """
 
     def __init__(self) -> None:
-        self._ended: dict[tuple[str, str], ModelCounters] = {}
-        self._ending: list[ObservabilityStack] = []
+        self._ended: dict[Version, ModelCounters] = {}
+        self._ending: dict[ObservabilityStack, str] = {}
 
-    def ending(self, observation: ObservabilityStack) -> None:
-        """Take note of a load that finishes what it has, and still counts."""
-        self._ending.append(observation)
+    def ending(self, key: str, observation: ObservabilityStack) -> None:
+        """Take note of a load of the model `key` that finishes what it has, and still counts."""
+        self._ending[observation] = key
 
     def ended(self, observation: ObservabilityStack) -> None:
         """Take over what a load has counted that was ending, and is over."""
-        self._ending.remove(observation)
-        for key, model in _models(observation.snapshot()):
-            self._ended[key] = _added(model, self._ended.get(key))
+        for version, model in _models(self._ending.pop(observation), observation.snapshot()):
+            self._ended[version] = _added(model, self._ended.pop(version, None))  # now the last
+        while len(self._ended) > _MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     def add_to(self, snapshot: Snapshot) -> None:
-        """Add what earlier loads of its models have counted to a Snapshot."""
+        """Add what earlier loads of its model have counted to the Snapshot of a `model`."""
         earlier = dict(self._ended)
-        for each in self._ending:
-            for key, model in _models(each.snapshot()):
-                earlier[key] = _added(model, earlier.get(key))
+        for observation, key in self._ending.items():
+            for version, model in _models(key, observation.snapshot()):
+                earlier[version] = _added(model, earlier.get(version))
         snapshot.models = [
-            _added(model, earlier.get((model.name, model.version))) for model in snapshot.models
+            _added(model, earlier.get((snapshot.model, model.version)) if model.version else None)
+            for model in snapshot.models
         ]
 
 
-def _models(snapshot: Snapshot) -> list[tuple[tuple[str, str], ModelCounters]]:
-    """Return what is a model to those who ask, by name and version."""
-    return [((each.name, each.version), each) for each in snapshot.models if each.version]
+def _models(key: str, snapshot: Snapshot) -> list[tuple[Version, ModelCounters]]:
+    """Return what is a model to those who ask: a graph of a repository has one."""
+    return [((key, each.version), each) for each in snapshot.models if each.version]
 
 
 def _added(model: ModelCounters, earlier: ModelCounters | None) -> ModelCounters:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
-from pipeline.engine.models import ModelRegistry
+from pipeline.engine.models import ModelRegistry, key_of_model
 from pipeline.engine.offload import Offload
 from pipeline.errors import InitError
 from pipeline.frontends.base import Frontend, FrontendContext
@@ -306,9 +306,8 @@ class Service(Runtime):
         """Return the Snapshots of all models of a repository, each by itself, and the process's."""
         found = []
         for served in self.models.graphs():
-            name, ops = served.names
             for snapshot in await served.snapshots():
-                snapshot.model = ops[0] or "" if name is None else name
+                snapshot.model = key_of_model(served.names)
                 snapshot.version = served.version
                 self._share.earlier.add_to(snapshot)
                 found.append(snapshot)

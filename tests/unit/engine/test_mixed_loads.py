@@ -86,13 +86,15 @@ async def test_kept_answers_are_not_refused_for_those_that_are_missed(times, of_
         check_share(misses, began, CAPACITY)
 
 
-LEVELS = {"batching": "dynamic", "dynamic_batching": {"priority_levels": 2}}
+LEVELS = {
+    "batching": "dynamic",
+    "dynamic_batching": {"priority_levels": 2, "default_priority_level": 2},
+}
 
 
 @pytest.mark.parametrize("times", [2, 10])
 @virtual
 async def test_the_first_level_is_not_refused_for_those_that_go_last(times):
-    LEVELS["dynamic_batching"]["default_priority_level"] = 2
     config = {"op": {"slow": SLOW | LEVELS}}
     async with Engine(Tag("slow", [RequestOp()]), config, {"slow": 0.04}) as engine:
         first, last = Load(engine, priority=1), Load(engine, priority=2)
@@ -105,7 +107,6 @@ async def test_the_first_level_is_not_refused_for_those_that_go_last(times):
 @pytest.mark.parametrize("times", [2, 10])
 @virtual
 async def test_a_level_that_asks_for_too_much_has_all_that_there_is(times):
-    LEVELS["dynamic_batching"]["default_priority_level"] = 2
     config = {"op": {"slow": SLOW | LEVELS}}
     async with Engine(Tag("slow", [RequestOp()]), config, {"slow": 0.04}) as engine:
         first, last = Load(engine, priority=1), Load(engine, priority=2)

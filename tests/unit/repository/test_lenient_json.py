@@ -40,6 +40,12 @@ def test_json_stays_what_it_is(value: object) -> None:
     assert not is_nested_deeper(text, text.count("[") + text.count("{"))
 
 
+@pytest.mark.parametrize("text", ["{a: 1 6}", "[1 6]", "[tr ue]", "[1'a']", "[- 1]"])
+def test_what_blanks_set_apart_stays_apart(text: str) -> None:
+    with pytest.raises(ValueError, match="line 1"):
+        json.loads(strict_json(text))
+
+
 @given(st.text("{}[],:'\"ab1\\ "))
 def test_any_text_comes_to_an_end(text: str) -> None:
     strict_json(text)

@@ -1,0 +1,47 @@
+"""Counters of loads that are over: whose they are, and how many are kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.observe.snapshot import ModelCounters, of_no_replica
+from pipeline.runtime import earlier_counters
+from pipeline.runtime.earlier_counters import EarlierCounters
+
+
+class Load:
+    """A load's ObservabilityStack: it has counted so many successes of the model `same`."""
+
+    def __init__(self, count):
+        self._count = count
+
+    def snapshot(self):
+        return of_no_replica([ModelCounters("same", success_count=self._count)])
+
+
+def counted(earlier, key):
+    """Return the successes of a model that has just been loaded."""
+    snapshot = Load(0).snapshot()
+    snapshot.model = key
+    earlier.add_to(snapshot)
+    return snapshot.models[0].success_count
+
+
+def test_models_of_one_name_in_two_repositories_have_counters_of_their_own():
+    earlier = EarlierCounters()
+    for key, count in (("a/same", 1), ("b/same", 2), ("a/same", 4)):
+        load = Load(count)
+        earlier.ending(key, load)
+        earlier.ended(load)
+    earlier.ending("b/same", Load(8))
+    assert [counted(earlier, f"{key}/same") for key in "abc"] == [5, 10, 0]
+
+
+def test_those_that_ended_first_are_forgotten(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(earlier_counters, "_MOST_ENDED", 2)
+    earlier = EarlierCounters()
+    for key in ("a", "b", "a", "c"):
+        load = Load(1)
+        earlier.ending(key, load)
+        earlier.ended(load)
+    assert [counted(earlier, key) for key in "abc"] == [2, 0, 1]
