@@ -130,10 +130,10 @@ class SequenceDispatcher(OpDispatcher):
 
     def _warn(self) -> None:
         """Say, if sequences wait for slots, when these are free, and which keys give more."""
+        self._warns_at = self._now() + _WARNS_EVERY_S  # also if there is nothing: it costs to look
         state = self.sequences.book.state()
         if not (state.backlog and state.used):
             return
-        self._warns_at = self._now() + _WARNS_EVERY_S
         name, config = self.name, self.op.pipeline_config
         key, of_triton = "batch_size", "max_batch_size"
         if config.sequence.strategy == "oldest":

@@ -8,7 +8,6 @@ from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.observe.statistics import merge
 from pipeline.runtime.observation import ObservabilityStack
 
-
 _MOST_ENDED = 1024  # versions of models; some servers load models under names that they generate
 
 Version = tuple[str, str]

@@ -72,7 +72,7 @@ def object_of(body: bytes, content_type: bytes, limits: Limits) -> dict[str, Any
     try:
         return read_large_object(body, limits) if is_large(body) else read_object(body)
     except PackageError as error:
-        if body[:16].isascii():
+        if body[:16].isascii() or body.lstrip()[:1] in (b"{", b"["):
             raise
         named = kind_of(content_type)
         said = f"as {named}" if named else "without a content-type"

@@ -74,12 +74,15 @@ class RepositoryControl(Protocol):
         """Return all of them, loaded or not, by name and version."""
 
 
-def overrides_of_json(body: bytes) -> Overrides:
-    """Return what a request to load a model brings over HTTP. Raises V2Error, in Triton's words."""
+def overrides_of_json(body: bytes, limits: Limits) -> Overrides:
+    """Return what a request to load a model brings over HTTP. Raises V2Error, in Triton's words.
+
+    `limits`: those of the server; its `json_bytes` are for what is left without the long texts.
+    """
     config, files = None, {}
     rest, long = cut(body)
     check_members(rest)
-    for name, value in _parameters(rest, "load model", Limits().json_bytes).items():
+    for name, value in _parameters(rest, "load model", limits.json_bytes).items():
         if not isinstance(value, str):
             text = "attempt to access JSON non-string as string"
             raise V2Error(V2Status.INTERNAL, text)

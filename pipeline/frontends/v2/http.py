@@ -173,7 +173,9 @@ class InferenceRoutes:
 
     async def _load(self, asked: _Asked) -> WebResponse:
         body = await asked.web.read()
-        overrides, _ = await self._offload.run(functools.partial(overrides_of_json, body))
+        overrides, _ = await self._offload.run(
+            functools.partial(overrides_of_json, body, self._limits)
+        )
         return await self._changed(self._models.load(asked.name, overrides))
 
     async def _unload(self, asked: _Asked) -> WebResponse:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 
 import orjson
 
@@ -30,13 +31,14 @@ def cut(body: bytes) -> tuple[bytes, Long]:
     parts: list[bytes] = []
     long: Long = {}
     behind = at = 0
+    mark = os.urandom(8).hex()  # no caller knows it: a short text is never taken for a long one
     for _ in range(_MOST_TEXTS):
         start = _quote(body, at)
         end = -1 if start < 0 else _end_of(body, start)
         if end < 0:  # that was the last one; or it is no JSON, as the parser says
             return b"".join((*parts, body[behind:])) if parts else body, long
         if end - start > _LONG_BYTES:
-            name = f"long text {len(long)}"
+            name = f"{mark} {len(long)}"
             parts += [body[behind : start + 1], name.encode()]
             long[name] = memoryview(body)[start + 1 : end]
             behind = end

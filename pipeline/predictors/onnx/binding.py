@@ -168,6 +168,8 @@ class ProbabilitiesRunner:
 
 
 def _columns(rows: Sequence[Mapping[Any, float]]) -> np.ndarray:
+    if not rows:
+        return np.empty((0, 0), np.float32)  # who has no rows names no classes
     return np.array([[row[key] for key in sorted(rows[0])] for row in rows], np.float32)
 
 

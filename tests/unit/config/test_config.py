@@ -418,6 +418,13 @@ def test_a_misspelt_port_is_warned_of_before_it_is_missed(
     assert caplog.messages == ["yml_dict: rpc_prot: unknown key, ignored; did you mean rpc_port?"]
 
 
+def test_a_key_that_was_removed_is_ignored_where_it_stood_and_says_why() -> None:
+    (warning,) = service(dag={"fuse_processes": True}).warnings
+    assert warning.endswith("dag.fuse_processes: ignored: Ops in processes always run in their own")
+    (warning,) = service(op={"bow": {"fuse_processes": True}}).warnings
+    assert "unknown key" in warning
+
+
 def test_a_key_at_the_wrong_place_is_told_its_place() -> None:
     (warning,) = service(op={"bow": {"devices": "0"}}).warnings
     assert warning.endswith("it belongs at op.<name>.local_service_conf.devices")

@@ -62,3 +62,10 @@ def test_text_that_is_no_json_is_refused_as_before():
     with pytest.raises(PackageError, match="is not JSON") as caught:
         read(b"{x", CURL)
     assert "curl" not in str(caught.value)
+
+
+@pytest.mark.parametrize("body", ['{"é": 1', ' ["ü" 1]'])
+def test_broken_json_with_a_letter_that_is_not_ascii_is_no_picture(body):
+    with pytest.raises(PackageError) as caught:
+        fields("application/json", body.encode())
+    assert "image/png" not in str(caught.value)

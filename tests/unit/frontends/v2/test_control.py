@@ -15,6 +15,7 @@ from pipeline.frontends.v2.control import (
 )
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.proto.inference_v2_pb2 import ModelRepositoryParameter as Parameter
+from pipeline.proto.slices import Limits
 
 
 def body(**parameters):
@@ -90,3 +91,10 @@ def test_dependents():
     assert text.startswith("Unable to parse 'unload_dependents'")
     kind, text = refused(with_dependents_of, {"unload_dependents": Parameter(int64_param=1)})
     assert text == "invalid value type for 'unload_dependents' parameter, expected bool_param."
+
+
+def test_the_servers_limit_of_json_holds_for_what_a_load_brings():
+    sent = body(config="x" * 2000)
+    assert overrides_of_json(sent, Limits(json_bytes=4000)).config == "x" * 2000
+    with pytest.raises(V2Error, match="1000"):
+        overrides_of_json(sent, Limits(json_bytes=1000))

@@ -53,3 +53,10 @@ def test_too_many_texts_are_refused_before_they_are_made(monkeypatch):
     monkeypatch.setattr(load_files, "_MOST_TEXTS", 3)
     with pytest.raises(TooLargeError, match="more than 3 texts"):
         cut(b'["a", "b", "c", "d"]')
+
+
+def test_a_short_text_is_never_taken_for_a_long_one():
+    long = base64.b64encode(bytes(40)).decode()
+    said = {"file:a": long, "config": "long text 0"}
+    found = overrides_of_json(json.dumps({"parameters": said}).encode())
+    assert (found.config, found.files) == ("long text 0", {"a": bytes(40)})

@@ -11,6 +11,7 @@ from onnx_doubles import CPU, FLOAT, build, identity, save, value_info
 from pipeline.errors import InitError, InputError
 from pipeline.predictors.base import TEXT
 from pipeline.predictors.onnx import OnnxModel
+from pipeline.predictors.onnx.binding import ProbabilitiesRunner
 from pipeline.predictors.onnx.file import scalars_of
 from pipeline.predictors.onnx.predictor import load
 
@@ -135,3 +136,8 @@ def test_arrays_without_rows_do_not_reach_onnxruntime_unasked(path):
         [value_info("y", FLOAT, [0, 2])],
     )
     assert not load(without, CPU).warm_up({})
+
+
+def test_probabilities_of_no_rows_are_an_array_without_elements():
+    (found,) = ProbabilitiesRunner(lambda names, arrays: [[]], ["p"])(["p"], {})
+    assert (found.shape, found.dtype) == ((0, 0), np.float32)
