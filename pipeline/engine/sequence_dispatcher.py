@@ -39,6 +39,7 @@ from pipeline.op import Op
 _LOGGER = logging.getLogger(__name__)
 
 _WARNS_EVERY_S = 60.0  # that sequences wait for slots
+_LOOKS_EVERY_S = 1.0  # whether they do: to tell takes as long as there are sequences
 _MOST_TOLD = 256  # in one turn of the event loop, of those who are refused behind others
 _STRATEGIES: dict[str | None, type[SequenceScheduler]] = {
     "direct": DirectScheduler,
@@ -130,10 +131,11 @@ class SequenceDispatcher(OpDispatcher):
 
     def _warn(self) -> None:
         """Say, if sequences wait for slots, when these are free, and which keys give more."""
-        self._warns_at = self._now() + _WARNS_EVERY_S  # also if there is nothing: it costs to look
+        self._warns_at = self._now() + _LOOKS_EVERY_S
         state = self.sequences.book.state()
         if not (state.backlog and state.used):
             return
+        self._warns_at = self._now() + _WARNS_EVERY_S
         name, config = self.name, self.op.pipeline_config
         key, of_triton = "batch_size", "max_batch_size"
         if config.sequence.strategy == "oldest":

@@ -173,9 +173,8 @@ class InferenceRoutes:
 
     async def _load(self, asked: _Asked) -> WebResponse:
         body = await asked.web.read()
-        overrides, _ = await self._offload.run(
-            functools.partial(overrides_of_json, body, self._limits)
-        )
+        read = functools.partial(overrides_of_json, body, self._limits)
+        overrides, _ = await self._offload.run(read)
         return await self._changed(self._models.load(asked.name, overrides))
 
     async def _unload(self, asked: _Asked) -> WebResponse:

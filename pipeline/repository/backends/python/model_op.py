@@ -180,7 +180,7 @@ class PythonModelOp(Op):
         return [self._filler(requests[0]) if step is None else steps[step] for step in rows]
 
     def _filler(self, like: IncomingRequest) -> IncomingRequest:
-        """Return a filler: a request that no caller sent, with inputs shaped like those of `like`."""
+        """Return a filler: a request that no caller sent, with inputs shaped like `like`'s."""
         arrays = {tensor.name(): tensor.as_numpy() for tensor in like.inputs()}
         feed = {name: of_nobody(array, array.shape) for name, array in arrays.items()}
         feed |= self.controls.arrays([None])

@@ -67,5 +67,5 @@ def test_text_that_is_no_json_is_refused_as_before():
 @pytest.mark.parametrize("body", ['{"é": 1', ' ["ü" 1]'])
 def test_broken_json_with_a_letter_that_is_not_ascii_is_no_picture(body):
     with pytest.raises(PackageError) as caught:
-        fields("application/json", body.encode())
+        read(body.encode(), "application/json")
     assert "image/png" not in str(caught.value)

@@ -17,6 +17,8 @@ from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.proto.inference_v2_pb2 import ModelRepositoryParameter as Parameter
 from pipeline.proto.slices import Limits
 
+LIMITS = Limits()
+
 
 def body(**parameters):
     return json.dumps({"parameters": parameters}).encode()
@@ -29,12 +31,17 @@ def refused(read, *args):
 
 
 def test_nothing_is_no_override():
-    assert overrides_of_json(b"") == overrides_of_json(b"{}") == overrides_of({}) == Overrides()
+    assert (
+        overrides_of_json(b"", LIMITS)
+        == overrides_of_json(b"{}", LIMITS)
+        == overrides_of({})
+        == Overrides()
+    )
 
 
 def test_a_config_and_files():
     brought = Overrides("{}", {"1/model.py": b"\x00\xff"})
-    assert overrides_of_json(body(config="{}", **{"file:1/model.py": "AP8="})) == brought
+    assert overrides_of_json(body(config="{}", **{"file:1/model.py": "AP8="}), LIMITS) == brought
     parameters = {
         "config": Parameter(string_param="{}"),
         "file:1/model.py": Parameter(bytes_param=b"\x00\xff"),
@@ -58,7 +65,7 @@ def test_a_config_and_files():
     ],
 )
 def test_what_is_sent_over_http_in_vain(sent, kind, text):
-    found = refused(overrides_of_json, sent)
+    found = refused(overrides_of_json, sent, LIMITS)
     assert found[0] is kind
     assert text in found[1]
 

@@ -12,6 +12,7 @@ from pipeline.errors import TooLargeError
 from pipeline.frontends.v2 import load_files
 from pipeline.frontends.v2.control import overrides_of_json
 from pipeline.frontends.v2.load_files import bytes_of, cut, text_of
+from pipeline.proto.slices import Limits
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +27,14 @@ def test_a_file_comes_out_as_it_went_in(size):
     data = bytes(range(size))
     config = json.dumps({"name": 'a "quoted" model\\', "max_batch_size": 4})
     said = {"config": config, "file:1/model.onnx": base64.b64encode(data).decode(), "file:a": ""}
-    found = overrides_of_json(json.dumps({"parameters": said}).encode())
+    found = overrides_of_json(json.dumps({"parameters": said}).encode(), Limits())
     assert (found.config, found.files) == (config, {"1/model.onnx": data, "a": b""})
 
 
 def test_slashes_may_be_escaped():
     data = b"\xff" * 30
     text = base64.b64encode(data).decode().replace("/", "\\/")
-    found = overrides_of_json(b'{"parameters": {"file:x": "%b"}}' % text.encode())
+    found = overrides_of_json(b'{"parameters": {"file:x": "%b"}}' % text.encode(), Limits())
     assert found.files == {"x": data}
 
 
@@ -58,5 +59,5 @@ def test_too_many_texts_are_refused_before_they_are_made(monkeypatch):
 def test_a_short_text_is_never_taken_for_a_long_one():
     long = base64.b64encode(bytes(40)).decode()
     said = {"file:a": long, "config": "long text 0"}
-    found = overrides_of_json(json.dumps({"parameters": said}).encode())
+    found = overrides_of_json(json.dumps({"parameters": said}).encode(), Limits())
     assert (found.config, found.files) == ("long text 0", {"a": bytes(40)})
