@@ -331,16 +331,20 @@ def _set_code(error: PipelineError, code: int) -> None:
         error.http_status, error.grpc_status = kind.http_status, kind.grpc_status
 
 
-def error_from_wire(code: int, text: str, head: AnswerHead | None = None) -> PipelineError:
-    """Return the error that a peer answered as `err_no` (not 0) and `err_msg`, with its head.
+def error_from_wire(code: int, text: str, cause: PipelineError | None = None) -> PipelineError:
+    """Return the error that a peer answered as `err_no` (not 0) and `err_msg`.
 
     A code that is none of ours is a product's. This is the one place where wire data become
-    errors; the way back is each class's `code`.
+    errors; the way back is each class's `code`. `cause` is the error that a ResponseOp of this
+    server was given, where it is known: the wire tells no class from others with its code.
     """
     kind = _FROM_CODE.get(code)
     error = ProductError(code, text) if kind is None else kind(text)
-    if head is not None:
-        error.head = head
+    if cause is not None:
+        error.head = cause.head
+        if cause.code == code:
+            error.http_status, error.grpc_status = cause.http_status, cause.grpc_status
+            error.is_callers = cause.is_callers
     return error
 
 

@@ -31,7 +31,8 @@ def told(request: RequestState, error: PipelineError) -> PipelineError:
 
     What is kept is in the log, under the data id that the caller reads.
     """
-    if not request.engine.executor.hides_errors or not _is_internal(error):
+    is_hidden = request.engine.executor.hides_errors and not request.sink.is_ours
+    if not is_hidden or not _is_internal(error):
         return error
     if not error.was_logged:
         where = (request.data_id, request.log_id, error.op or "")

@@ -178,10 +178,11 @@ class RequestState(msgspec.Struct, eq=False):
         self.engine.cancel(self)
 
     def tell(self, answer: Any, error: PipelineError | None) -> None:
-        """End the sink with an answer, or an error's, and what user code says of its head."""
-        head = self.head if error is None else with_head(error).head
-        if head is not None:
-            self.sink.say(head)
+        """End the sink with an answer, and its head, or with what tells an error."""
+        if error is not None:
+            self.sink.fail(with_head(error))
+        elif self.head is not None:
+            self.sink.say(self.head)
         self.sink.end(answer)
 
     def took_part(self, count: int = 1) -> None:
@@ -225,8 +226,18 @@ class ResponseSink(Protocol):
     `took_part` of the request is to be called, or there are no more.
     """
 
+    @property
+    def is_ours(self) -> bool:
+        """Return whether the server itself asks: it reads errors in full."""
+
     def say(self, head: AnswerHead) -> None:
         """Take what user code says of the answer's head; the end follows at once."""
+
+    def fail(self, error: PipelineError) -> None:
+        """Take the error why there is no answer; the end, which tells it, follows at once.
+
+        Its text is not for callers: what they may read is in the end.
+        """
 
     def part(self, answer: Any) -> None:
         """Take one answer of a stream; others follow, or the end."""
@@ -256,47 +267,62 @@ Begin = Callable[[Any, float | None, RequestTarget | None, ResponseSink], Reques
 """`Engine.begin`: (raw, timeout_s, target, sink) -> the request."""
 
 
-class UnarySink:
+class SinkBase:
+    """Base of the sinks of callers whose answers have no head."""
+
+    __slots__ = ()
+
+    is_ours: ClassVar[bool] = False
+
+    def say(self, head: AnswerHead) -> None:
+        """Ignore it."""
+
+    def fail(self, error: PipelineError) -> None:
+        """Take the head that the error says."""
+        if error.head is not None:
+            self.say(error.head)
+
+
+class UnarySink(SinkBase):
     """Base of the sinks that take one answer: the parts of a stream come as one."""
 
     __slots__ = ()
 
     takes_parts: ClassVar[bool] = False
 
-    def say(self, head: AnswerHead) -> None:
-        """Ignore it: its answers have no head."""
-
     def part(self, answer: Any) -> None:
         """Refuse what a unary request never gets."""
         raise TypeError("a unary request has one answer")
 
 
-class StreamSink:
+class StreamSink(SinkBase):
     """Base of the sinks that take the parts of a stream, each as it comes."""
 
     __slots__ = ()
 
     takes_parts: ClassVar[bool] = True
 
-    def say(self, head: AnswerHead) -> None:
-        """Ignore it: its answers have no head."""
-
 
 class AnswerFuture(UnarySink, asyncio.Future[Any]):
     """Sink of a request whose answer is awaited; whoever cancels the future cancels the request.
 
-    `head`: what user code says of the answer's head; None: nothing.
+    `head`: what user code says of the answer's head; None: nothing. `failure`: why there is none.
     """
 
-    __slots__ = ("head", "request")
+    __slots__ = ("failure", "head", "request")
 
     head: AnswerHead | None
+    failure: PipelineError | None
     request: RequestHandle | None
     end: Callable[..., None] = asyncio.Future.set_result
 
     def say(self, head: AnswerHead) -> None:
         """Keep it."""
         self.head = head
+
+    def fail(self, error: PipelineError) -> None:
+        """Keep it."""
+        self.failure, self.head = error, error.head
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the request, too."""
@@ -315,6 +341,6 @@ def ask(
 ) -> AnswerFuture:
     """Begin a request whose answer is awaited."""
     answer = AnswerFuture(loop=loop)
-    answer.head = None
+    answer.head = answer.failure = None
     answer.request = begin(raw, timeout_s, target, answer)
     return answer

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from pipeline.answer_head import AnswerHead
 from pipeline.engine.request import Begin, RequestTarget, StreamHandle, StreamSink
+from pipeline.errors import PipelineError
 
 
 class PartsReader(StreamSink):
@@ -19,6 +20,7 @@ class PartsReader(StreamSink):
         has_ended: `last` is known, and comes behind `parts`.
         last: None, an error, or the one answer of a pipeline that makes no parts.
         head: what user code says of the head of `last`; None: nothing.
+        failure: the error that `last` tells; None: none.
     """
 
     def __init__(self) -> None:
@@ -26,6 +28,7 @@ class PartsReader(StreamSink):
         self.has_ended: bool = False
         self.last: Any = None
         self.head: AnswerHead | None = None
+        self.failure: PipelineError | None = None
         self._request: StreamHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -42,6 +45,10 @@ class PartsReader(StreamSink):
     def say(self, head: AnswerHead) -> None:
         """Take what user code says of the answer's head."""
         self.head = head
+
+    def fail(self, error: PipelineError) -> None:
+        """Take the error that the end tells."""
+        self.failure, self.head = error, error.head
 
     def part(self, answer: Any) -> None:
         """Take a part of the answer."""

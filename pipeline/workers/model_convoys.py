@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -139,6 +139,8 @@ class _MemberSink(UnarySink):
     """Sink of one of them."""
 
     __slots__ = ("_asked", "_item", "_place")
+
+    is_ours: ClassVar[bool] = True
 
     def __init__(self, asked: AskedEach, place: int, item: Any) -> None:
         self._asked = asked

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
-from pipeline.answer_head import AnswerHead
 from pipeline.data import ChannelData
 from pipeline.engine.model_calls import (
     MetricHolder,
@@ -19,19 +18,21 @@ from pipeline.engine.model_calls import (
     PeerCall,
     Tell,
 )
-from pipeline.engine.request import StreamHandle
+from pipeline.engine.request import SinkBase, StreamHandle
 from pipeline.errors import ClosedError, PipelineError, UserCodeError, described
 
 _LOGGER = logging.getLogger(__name__)
 
 
-class PeerSink:
+class PeerSink(SinkBase):
     """Sink of one request to a model; `answered` gets each answer, and whether it is the last.
 
     Attributes:
         handle: the request, until it is over.
         is_over: whether no more answers come.
     """
+
+    is_ours: ClassVar[bool] = True
 
     def __init__(
         self, takes_parts: bool, answered: Callable[[ChannelData | None, bool], None]
@@ -50,9 +51,6 @@ class PeerSink:
             self._answered(ChannelData(0, error=_refused(call.model, error)), True)
         else:
             self.handle = None if self.is_over else handle
-
-    def say(self, head: AnswerHead) -> None:
-        """Ignore the head: models answer each other without one."""
 
     def part(self, answer: Any) -> None:
         self._answered(answer, False)

@@ -16,7 +16,7 @@ from pipeline.data import NO_INFO, ChannelData, RequestInfo
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal import EngineObservers, Journal
-from pipeline.engine.request import AnswerFuture, RequestState, RequestTarget
+from pipeline.engine.request import AnswerFuture, RequestState, RequestTarget, StreamSink
 from pipeline.engine.worker_api import WorkerContext
 from pipeline.errors import NoServiceError
 from pipeline.op import configure_op
@@ -90,10 +90,8 @@ class Dripping(Calling):
         yield from self.calls[-1](**feed)
 
 
-class Parts:
+class Parts(StreamSink):
     """A sink of parts, which are taken as they come unless `holds`."""
-
-    takes_parts = True
 
     def __init__(self, holds: bool = False) -> None:
         self.holds = holds

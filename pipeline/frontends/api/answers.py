@@ -10,7 +10,7 @@ from typing import Any, Final
 from pipeline.answer_head import AnswerHead
 from pipeline.data import ChannelData
 from pipeline.engine.offload import Offload
-from pipeline.errors import PayloadTypeError, error_from_wire
+from pipeline.errors import PayloadTypeError, PipelineError, error_from_wire
 from pipeline.frontends.base import no_response
 from pipeline.frontends.http.routes import WebResponse, with_head
 from pipeline.op import PROFILE_KEY
@@ -33,10 +33,10 @@ _MEDIA_TYPE = re.compile(r"[a-z]+/[A-Za-z0-9.+-]+(?:; ?[a-z]+=[A-Za-z0-9-]+)?")
 Payload = Mapping[str, Any]
 
 
-def payload_of(answer: Any, head: AnswerHead | None = None) -> Payload:
+def payload_of(answer: Any, failure: PipelineError | None = None) -> Payload:
     """Return the fields of an engine's answer: a ChannelData, or what a ResponseOp made of it.
 
-    `head` is what user code says of it, which an error gets that went by the ResponseOp.
+    `failure` is the error that the ResponseOp was given, where the answer is what it made of it.
 
     Raises:
         PipelineError: the error in its place, or it is no answer.
@@ -52,7 +52,7 @@ def payload_of(answer: Any, head: AnswerHead | None = None) -> Payload:
     if not isinstance(message, Response):
         raise no_response(message)
     if message.err_no:
-        raise error_from_wire(message.err_no, message.err_msg, head)
+        raise error_from_wire(message.err_no, message.err_msg, failure)
     fields: dict[str, Any] = dict(zip(message.key, message.value, strict=False))
     fields.pop(PROFILE_KEY, None)
     fields.update(decode_tensors(message.tensors))
@@ -129,19 +129,23 @@ class AnswerWriter:
         self._limits = limits
 
     async def write(
-        self, answer: Any, left_s: float | None = None, head: AnswerHead | None = None
+        self,
+        answer: Any,
+        left_s: float | None = None,
+        head: AnswerHead | None = None,
+        failure: PipelineError | None = None,
     ) -> WebResponse:
         """Return the reply to a request. Raises PipelineError."""
         if is_short_answer(answer):
-            found = written(payload_of(answer, head))
+            found = written(payload_of(answer, failure))
         else:
             found, _ = await self._offload.run(partial(self._written, answer), left_s)
         return with_head(found, head)
 
-    async def write_part(self, answer: Any, head: AnswerHead | None = None) -> bytes:
+    async def write_part(self, answer: Any, failure: PipelineError | None = None) -> bytes:
         """Return the JSON of a part of an answer. Raises PipelineError."""
         if is_short_answer(answer):
-            return write_object(payload_of(answer, head))
+            return write_object(payload_of(answer, failure))
         body, _ = await self._offload.run(partial(self._json_of, answer))
         return body
 

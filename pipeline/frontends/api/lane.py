@@ -95,7 +95,7 @@ class ApiEndpoint:
         raw, target = self._pipelines.asked(served, fields, self._headers)
         return served.engine.begin(raw, self._left_s, target, sink)
 
-    def reply(self, answer: Any) -> LaneReply:
+    def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
         """Return what is written for the answer of an engine, or for what `begin` raised."""
         try:
             if type(answer) is ChannelData:
@@ -105,7 +105,7 @@ class ApiEndpoint:
             elif isinstance(answer, Exception):
                 raise answer
             if is_short_answer(answer):
-                return written(payload_of(answer))
+                return written(payload_of(answer, failure))
         except PipelineError as error:
             return reply_to(error)
         return self._beside(answer)

@@ -66,7 +66,7 @@ class ApiRoutes:
             return await self._streamed(served.engine.begin, asked, left_s, form)
         answer = ask(served.engine.begin, asked[0], left_s, asked[1])
         found = await answer
-        return await self._writer.write(found, left_s, answer.head)
+        return await self._writer.write(found, left_s, answer.head, answer.failure)
 
     async def _asked(self, request: WebRequest, name: str) -> tuple[Asked, float | None]:
         """Return what the engine takes, and how long the caller waits for it."""
@@ -101,7 +101,7 @@ class ApiRoutes:
     async def _written_part(self, reader: PartsReader, answer: Any) -> bytes:
         """Return the JSON of a part. Raises HttpError for an error, which has a status here."""
         try:
-            return await self._writer.write_part(answer, reader.head)
+            return await self._writer.write_part(answer, reader.failure)
         except PipelineError as error:
             found = failure_of(error)
             raise HttpError(found.status, error, *found.headers) from error

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.answer_head import AnswerHead
 from pipeline.engine.request import RequestHandle, UnarySink
-from pipeline.errors import UserCodeError
+from pipeline.errors import PipelineError, UserCodeError
 from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.routes import (
     HandOverError,
@@ -41,6 +41,7 @@ _END = b"\r\n\r\n"
 _MAX_AHEAD_BYTES = SHORT_BYTES  # that wait for the request before them; plus one packet
 _ANSWER_ONLY = b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
 _PACKET_BYTES = 32768  # less than HttpConnection lets a head have
+_NO_HEAD = AnswerHead()
 
 
 class LaneConnection(UnarySink, asyncio.Protocol):
@@ -52,8 +53,8 @@ class LaneConnection(UnarySink, asyncio.Protocol):
     """
 
     __slots__ = (
-        "_at", "_data", "_due", "_endpoint", "_head", "_heads", "_is_busy", "_is_full", "_is_held",
-        "_is_last", "_listener", "_loop", "_needed", "_request", "_take_over", "_timer",
+        "_at", "_data", "_due", "_endpoint", "_failure", "_head", "_heads", "_is_busy", "_is_full",
+        "_is_held", "_is_last", "_listener", "_loop", "_needed", "_request", "_take_over", "_timer",
         "_timer_due", "transport",
     )  # fmt: skip
 
@@ -68,6 +69,7 @@ class LaneConnection(UnarySink, asyncio.Protocol):
         self._endpoint: LaneEndpoint | None = None  # of the request that is answered
         self._request: RequestHandle | None = None
         self._head: AnswerHead | None = None  # of its answer
+        self._failure: PipelineError | None = None  # that its answer tells; none without a head
         self._is_busy = False  # one is answered: what comes now waits
         self._is_full = False  # the caller does not read its answers
         self._is_held = False  # it has sent too much ahead, and is not read from
@@ -155,18 +157,23 @@ class LaneConnection(UnarySink, asyncio.Protocol):
         """Take what user code says of the answer's head."""
         self._head = head
 
+    def fail(self, error: PipelineError) -> None:
+        """Take the error that the answer tells."""
+        self._failure, self._head = error, error.head or _NO_HEAD
+
     def end(self, answer: Any) -> None:
         """Write the answer of the request."""
         endpoint, self._endpoint, self._request = self._endpoint, None, None
         reply: LaneReply
         try:
             assert endpoint is not None, "a request ends once"
-            reply = endpoint.reply(answer)
+            reply = endpoint.reply(answer, self._failure)
         except Exception as error:  # a bug of ours: that caller is told
             _LOGGER.exception("a request failed", exc_info=error)
             reply = WebResponse(500, error_body(UserCodeError("internal error of the server")))
         if self._head is not None:
-            reply, self._head = _headed(reply, self._head), None
+            reply = _headed(reply, self._head)
+            self._head = self._failure = None
         if type(reply) is bytes and not (self._is_last or self._listener.is_draining):
             self.transport.write(b"%b%d\r\n\r\n%b" % (self._listener.ok_head(), len(reply), reply))
         elif isinstance(reply, bytes | WebResponse):

@@ -107,7 +107,7 @@ class _Endpoint:
         trace = "" if self._target is None else self._target.traceparent
         return RequestTarget(traceparent=trace, info=info)
 
-    def reply(self, answer: Any) -> LaneReply:
+    def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
         if type(answer) is PlainResponse:
             return answer.to_json()
         if isinstance(answer, Response):

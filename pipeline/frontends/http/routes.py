@@ -10,7 +10,7 @@ import msgspec
 from pipeline.answer_head import AnswerHead
 from pipeline.data import ChannelData
 from pipeline.engine.request import RequestHandle, ResponseSink
-from pipeline.errors import NotImplementedByOpError, PipelineError
+from pipeline.errors import ERROR_STATUSES, NotImplementedByOpError, PipelineError
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.response import pack_error
 
@@ -52,10 +52,13 @@ class WebResponse(msgspec.Struct, frozen=True):
 
 
 def with_head(reply: bytes | WebResponse, head: AnswerHead | None) -> WebResponse:
-    """Return an answer, `bytes` are JSON, with the status and the headers that user code says."""
+    """Return an answer, `bytes` are JSON, with the status and the headers that user code says.
+
+    One with the status of an error has what is said of that, and is no answer any more.
+    """
     if isinstance(reply, bytes):
         reply = WebResponse(body=reply)
-    if head is None:
+    if head is None or reply.status >= ERROR_STATUSES[0]:
         return reply
     said = {name for name, _ in head.fields}
     others = tuple(field for field in reply.headers if field[0] not in said)
@@ -114,8 +117,11 @@ class LaneEndpoint(Protocol):
         raises is the answer: `reply` is asked what to say.
         """
 
-    def reply(self, answer: Any) -> LaneReply:
-        """Return what is written for what the sink was given, or for what `begin` raised."""
+    def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
+        """Return what is written for what the sink was given, or for what `begin` raised.
+
+        `failure` is the error that the sink was given before an answer that tells it.
+        """
 
 
 class LaneService(Protocol):

@@ -148,9 +148,10 @@ async def _pieces(
                 if error is not None:
                     raise error
                 reader.took_part(count)
-        head = None if has_begun else reader.head
+        failure = None if has_begun else reader.failure
+        head = None if failure is None else failure.head
         if head is not None and head.status is not None and _is_error(reader.last):
-            error = error_from_wire(reader.last.err_no, reader.last.err_msg, head)
+            error = error_from_wire(reader.last.err_no, reader.last.err_msg, failure)
             raise HttpError(head.status, error, *head.fields)
         for piece in await _last(reader.last, form, write):
             has_begun = True

@@ -27,11 +27,13 @@ class TimedCall:
 
     Attributes:
         head: the first one that user code says, of several answers.
+        failure: the first error of several answers.
     """
 
     def __init__(self, begin: Begin, offload: Offload, left_s: float | None) -> None:
         self.begin = begin
         self.head: AnswerHead | None = None
+        self.failure: PipelineError | None = None
         self._offload = offload
         self._clock = asyncio.get_running_loop().time
         self._ends = None if left_s is None else self._clock() + left_s
@@ -45,6 +47,7 @@ class TimedCall:
         answer = ask(self.begin, raw, self.left(), target)
         found = await answer
         self.head = self.head or answer.head
+        self.failure = self.failure or answer.failure
         return found
 
     async def made(self, make: Callable[[], _Made], is_short: bool) -> _Made:

@@ -52,7 +52,8 @@ async def text_of(request: ChoiceRequest, call: TimedCall) -> str:
     answer = await call.answer(request.raw, request.target)
     choice = request.choice
     return await call.made(
-        lambda: choice.take(payload_of(answer, call.head)) + choice.rest(), is_short_answer(answer)
+        lambda: choice.take(payload_of(answer, call.failure)) + choice.rest(),
+        is_short_answer(answer),
     )
 
 
@@ -65,7 +66,7 @@ async def text_up_to_stop(request: ChoiceRequest, call: TimedCall, limits: Strea
     texts: list[str] = []
 
     def take(answer: Any) -> None:
-        payload = payload_of(answer, reader.head)
+        payload = payload_of(answer, reader.failure)
         if too_much := kept.add(payload, limits):
             raise TooLargeError(f"the parts of a stream are to be one answer, and are {too_much}")
         texts.append(choice.take(payload))
@@ -211,7 +212,7 @@ class ChoiceStream:
         choice = reader.request.choice
 
         def chunk() -> bytes:
-            text = choice.take(payload_of(answer, reader.head))
+            text = choice.take(payload_of(answer, reader.failure))
             return self._writer.part(choice, text) if text else b""
 
         return await self._call.made(chunk, is_short_answer(answer))

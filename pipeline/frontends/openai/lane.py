@@ -84,7 +84,7 @@ class CompletionEndpoint:
         choice = Choice(0, model.text, stops, in_parts)
         return engine.begin(raw, self._left_s, target, _Completion(sink, writer, choice))
 
-    def reply(self, answer: Any) -> LaneReply:
+    def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
         """Return what is written for a completion that has its answer, or for an error."""
         try:
             if isinstance(answer, Exception):
@@ -113,19 +113,23 @@ class _Completion(UnarySink):
         choice: the text.
     """
 
-    __slots__ = ("_choice", "_head", "_sink", "_writer", "answer")
+    __slots__ = ("_choice", "_failure", "_sink", "_writer", "answer")
 
     def __init__(self, sink: ResponseSink, writer: Writer, choice: Choice) -> None:
         self._sink = sink
         self._writer = writer
         self._choice = choice
         self.answer: Any = None
-        self._head: AnswerHead | None = None
+        self._failure: PipelineError | None = None
 
     def say(self, head: AnswerHead) -> None:
-        """Take what user code says of the answer's head."""
-        self._head = head
+        """Pass on what user code says of the answer's head."""
         self._sink.say(head)
+
+    def fail(self, error: PipelineError) -> None:
+        """Take the error that the answer tells."""
+        self._failure = error
+        self._sink.fail(error)
 
     def end(self, answer: Any) -> None:
         """Take the answer of the engine."""
@@ -134,5 +138,5 @@ class _Completion(UnarySink):
 
     def body(self) -> bytes:
         """Return the completion. Raises PipelineError."""
-        text = self._choice.take(payload_of(self.answer, self._head)) + self._choice.rest()
+        text = self._choice.take(payload_of(self.answer, self._failure)) + self._choice.rest()
         return self._writer.whole([(self._choice, text)])

@@ -148,7 +148,9 @@ class OpenAIRoutes:
 
         async def payload(raw: Any, target: RequestTarget) -> Payload:
             answer = await call.answer(raw, target)
-            return await call.made(partial(payload_of, answer, call.head), is_short_answer(answer))
+            return await call.made(
+                partial(payload_of, answer, call.failure), is_short_answer(answer)
+            )
 
         payloads = await all_of([partial(payload, *each) for each in asked.asked])
         in_base64 = asked.questions.in_base64

@@ -109,7 +109,7 @@ class InferEndpoint:
         except UnknownFormError:
             raise HandOverError from None
 
-    def reply(self, ended: Any) -> LaneReply:
+    def reply(self, ended: Any, cause: PipelineError | None) -> LaneReply:
         """Return what is written for the answer of an engine, or for what it raised."""
         if isinstance(ended, PipelineError):
             return failure(ended)

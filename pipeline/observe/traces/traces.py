@@ -30,6 +30,7 @@ from pipeline.engine.request import (
     ResponseSink,
     TraceCollector,
 )
+from pipeline.errors import PipelineError
 from pipeline.observe.background import Background
 from pipeline.observe.traces.entries import Seen, written
 from pipeline.observe.traces.settings import TraceRegister, TraceSampler, TraceSettings
@@ -293,10 +294,15 @@ class _Sink:
         self._sink = sink
         self._collector = collector
         self.takes_parts = bool(getattr(sink, "takes_parts", False))
+        self.is_ours = sink.is_ours
 
     def say(self, head: AnswerHead) -> None:
         """Pass on what user code says of the answer's head."""
         self._sink.say(head)
+
+    def fail(self, error: PipelineError) -> None:
+        """Pass on the error that the answer tells."""
+        self._sink.fail(error)
 
     def part(self, answer: Any) -> None:
         """Take one answer of a stream."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
-import urllib.error
-import urllib.request
 
 import grpc
 import pytest
 from doubles import server_for
 
 from pipeline import Answer, Op, PipelineClient, ProductError, RequestOp, ResponseOp
+from pipeline.errors import InputError
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.pipeline_service_pb2_grpc import PipelineServiceStub
 
@@ -27,16 +28,39 @@ class Find(Op):
             return {"text": "found"}
         if asked == "failed":
             raise ProductError(51, "as ever")
+        if asked == "odd":
+            return Answer({"text": object()}, status=201, headers={"Location": "/faces/1"})
         status = int(asked)
         if status < 300:
             return Answer({"text": "made"}, status=status, headers={"Location": "/faces/1"})
         raise ProductError(52, "no", status=status, headers={"Retry-After": "7"})
 
 
-def find_server(**keys):
-    last = Find("find", RequestOp())
+class Feeds(Find):
+    """One that makes a feed that its model does not take, if its caller asks for that."""
+
+    def preprocess(self, input_dicts):
+        (fields,) = input_dicts.values()
+        asked = fields.get("asked") or fields["prompt"]
+        if asked == "feed":
+            return {"text": asked}
+        return super().preprocess(input_dicts), True, None, ""  # process is not for these
+
+    def process(self, feed_batch):
+        raise InputError("no such input")
+
+
+class Packs(ResponseOp):
+    """A ResponseOp of the user's, whose answers and errors are as ever."""
+
+    def pack_response_package(self, channeldata):
+        return super().pack_response_package(channeldata)
+
+
+def find_server(op=Find, response=ResponseOp, **keys):
+    last = op("find", RequestOp())
     frontends = {"openai": {"models": {"find": {"pipeline": "svc"}}}}
-    return server_for(last, response_op=ResponseOp(last), frontends=frontends, **keys)
+    return server_for(last, response_op=response(last), frontends=frontends, **keys)
 
 
 @pytest.fixture(scope="module")
@@ -58,21 +82,26 @@ def gateway(gateway_binary):
         yield running
 
 
+@pytest.fixture(scope="module", params=["full", "safe"])
+def own_response(request):
+    """A server with a ResponseOp of the user's."""
+    with find_server(Feeds, Packs, errors={"details": request.param}) as running:
+        yield running
+
+
 @pytest.fixture(scope="module", params=["threads", "processes", "gateway"])
 def server(request):
     return request.getfixturevalue(request.param)
 
 
 def posted(server, path, body, accept="*/*"):
-    """Return status, a header of each kind, and the body."""
-    url = f"http://127.0.0.1:{server.http_port}{path}"
+    """Return status, a header of each kind, and the body; the connection may be kept."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     headers = {"content-type": "application/json", "accept": accept}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return reply.status, reply.headers, reply.read()
-    except urllib.error.HTTPError as error:
-        return error.code, error.headers, error.read()
+    with contextlib.closing(connection):
+        connection.request("POST", path, json.dumps(body), headers)
+        reply = connection.getresponse()
+        return reply.status, reply.headers, reply.read()
 
 
 def pairs(server, asked, accept="*/*"):
@@ -130,6 +159,25 @@ def test_an_error_that_says_nothing_is_answered_as_before(server, door):
     assert headers["retry-after"] is None
     assert b"as ever" in body
     assert door(server, "plain")[0] == 200, "nothing is left of the requests before"
+
+
+@pytest.mark.parametrize("door", [api, api_as_events, openai])
+def test_an_answer_that_cannot_be_written_has_the_status_of_the_error(server, door):
+    got, headers, body = door(server, "odd")
+    assert (got, headers["location"]) == (500, None)
+    assert "error" in json.loads(body)
+
+
+@pytest.mark.parametrize("door", [api, api_as_events, openai, openai_as_events])
+def test_an_error_that_goes_by_a_response_op_is_what_it_was(own_response, door):
+    got, _, body = door(own_response, "feed")
+    assert got == 500, body
+    got, headers, body = door(own_response, "429")
+    assert (got, headers["retry-after"]) == (429, "7")
+    assert json.loads(body)["error"]["message"] == "no"
+    got, headers, body = door(own_response, "odd")
+    assert (got, headers["location"]) == (500, None)
+    assert door(own_response, "plain")[0] == 200, "nothing is left of the requests before"
 
 
 def called(server, asked):

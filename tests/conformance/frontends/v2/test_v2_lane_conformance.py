@@ -51,9 +51,9 @@ def in_lane(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     reply = InferEndpoint.reply
 
-    def counted(self: InferEndpoint, ended: Any) -> Any:
+    def counted(self: InferEndpoint, ended: Any, failure: Any) -> Any:
         found.append(True)
-        return reply(self, ended)
+        return reply(self, ended, failure)
 
     monkeypatch.setattr(InferEndpoint, "reply", counted)
     return found

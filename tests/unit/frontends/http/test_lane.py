@@ -10,6 +10,8 @@ from typing import Any
 from doubles import run_virtual
 from played_http import PlayedTransport
 
+from pipeline.answer_head import AnswerHead, head_of
+from pipeline.errors import ERROR_STATUSES, ProductError
 from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.lane import LaneConnection
 from pipeline.frontends.http.routes import HandOverError, WebResponse
@@ -35,6 +37,7 @@ class Place:
         self.lost = asyncio.Event()
         self.begun: list[bytes] = []
         self.sinks: list[Any] = []
+        self.failures: list[Any] = []
         self.handles: list[Handle] = []
         self.at_once: Callable[[bytes], Any] | None = None
         self.successors: list[Successor] = []
@@ -69,7 +72,8 @@ class Place:
             sink.end(self.at_once(body))
         return self.handles[-1]
 
-    def reply(self, answer: Any) -> Any:
+    def reply(self, answer: Any, failure: Any) -> Any:
+        self.failures.append(failure)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -352,3 +356,29 @@ async def test_a_connection_that_is_shut_down_ends_with_its_answer_or_at_once():
     await rounds()
     assert asking.written == b"200 last A;"
     assert asking.is_over
+
+
+@on_a_virtual_clock
+async def test_an_error_does_not_have_the_head_of_an_answer():
+    place = Place()
+    transport = place.connect()
+    for answer in (WebResponse(500, b"no"), ValueError("a bug"), b"well"):
+        transport.send(post(b"a"))
+        place.sinks[-1].say(AnswerHead(201))
+        place.sinks[-1].end(answer)
+    statuses = [each.split(b" ")[0] for each in transport.written.split(b";")[:-1]]
+    assert statuses == [b"500", b"500", b"201"]
+
+
+@on_a_virtual_clock
+async def test_why_a_request_failed_is_told_with_its_answer_and_forgotten_then():
+    place = Place()
+    transport = place.connect()
+    for error in (ProductError(51, status=429), ProductError(51), None):
+        transport.send(post(b"a"))
+        if error is not None:
+            error.head = head_of(error.status, error.headers, *ERROR_STATUSES)
+            place.sinks[-1].fail(error)
+        place.sinks[-1].end(b"said")
+        assert place.failures[-1] is error
+    assert transport.written == b"429 said;200 said;OK 4\r\n\r\nsaid"

@@ -67,7 +67,7 @@ class Both:
             answer = error
         else:
             answer = await sink.answer
-        reply = endpoint.reply(answer)
+        reply = endpoint.reply(answer, None)
         if isinstance(reply, bytes):
             return WebResponse(body=reply)
         return reply if isinstance(reply, WebResponse) else await reply
