@@ -75,7 +75,7 @@ class HttpListener:
         config.load()
         self._server = uvicorn.Server(config)
         self._state = self._server.server_state
-        self.connections = _InOrder()
+        self.connections: _InOrder = _InOrder()
         self._state.connections = self.connections  # type: ignore[assignment]  # what it uses of a set
         self._most = max(1, most_open_files() // 2)
         self._server.lifespan = config.lifespan_class(config)
