@@ -28,6 +28,8 @@ class ModelTensors(msgspec.Struct, frozen=True):
         return {"type": "object", "properties": properties, "required": required}, {}
 
     def _one(self, slot: Slot) -> dict[str, Any]:
+        if slot.is_scalar:
+            return tensor_schema(Tensor(slot.name, slot.datatype, ()))
         if slot.shape is None:
             return {"description": f"{slot.datatype}: a value, or nested lists of any depth"}
         shape = tuple(slot.full_shape(self.batches))

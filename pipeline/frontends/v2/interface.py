@@ -30,12 +30,16 @@ _ANSWERS_IN_ITS_OWN_SHAPES = ("python", "onnxruntime")  # as there
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """One input or output. `shape` is without the batch; None: of any rank."""
+    """One input or output. `shape` is without the batch; None: of any rank.
+
+    `is_scalar`: the model's file says so; v2 takes it of any rank, such as [1].
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...] | None
     is_optional: bool = False
+    is_scalar: bool = False
 
     def full_shape(self, batches: bool) -> list[int]:
         """As the caller of a model sees it, which `batches`."""
@@ -200,7 +204,7 @@ def _is_batched(noted: TensorMetadata) -> bool:
 def _slot(noted: TensorMetadata, batches: bool) -> Slot:
     datatype = datatype_of(np.dtype(noted.dtype)) if noted.dtype else "BYTES"
     shape = tuple(noted.shape[1:] if batches else noted.shape) if noted.shape else None
-    return Slot(noted.name, datatype, shape)
+    return Slot(noted.name, datatype, shape, is_scalar=noted.shape == [])
 
 
 def _refused(text: str) -> V2Error:

@@ -261,7 +261,8 @@ _one_mode = threading.Lock()
 def _dynamic_mode(paddle: Any) -> Iterator[None]:
     """Let tensors be made, also where a script has called `paddle.enable_static()`.
 
-    The mode is the whole process's; Paddle ends the process when one is made in the other.
+    The mode is the whole process's; Paddle ends the process when one is made in the other. The lock
+    is held in both: what looks like the dynamic mode may be another thread's guard, which ends.
     """
     with _one_mode:
         if paddle.in_dynamic_mode():

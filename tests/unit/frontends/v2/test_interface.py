@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pipeline.frontends.api.of_models import ModelTensors
 from pipeline.frontends.v2 import V2Error, V2Status
 from pipeline.frontends.v2.interface import (
     ModelInterface,
@@ -151,6 +152,15 @@ def test_any_other_model_takes_one_sample(shapes):
         tuple(shape) if shape else None  # a scalar may come as [1], too
         for shape in shapes
     ]
+
+
+@pytest.mark.parametrize(("shape", "kind"), [([], "number"), (None, None)])
+def test_a_scalar_is_described_as_one_and_what_has_any_rank_is_not(shape, kind):
+    interface = interface_of(note(shape), batch_size=1)
+    assert interface is not None
+    assert interface.check_inputs("m", {"x0": floats(1)}) == 1
+    described, _ = ModelTensors("m", interface.inputs, False).json_schema()
+    assert described["properties"]["x0"].get("type") == kind
 
 
 def test_only_the_outputs_that_are_fetched_are_shown_and_have_a_say():
