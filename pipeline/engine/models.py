@@ -76,6 +76,10 @@ class Served(Protocol):
         """Names of the classes that outputs of its model have, by output."""
 
     @property
+    def checks_output_shapes(self) -> bool:
+        """Whether outputs of its model have to have the shapes of its configuration."""
+
+    @property
     def engine(self) -> Engine:
         """The engine; made before the graph is loaded."""
 

@@ -82,7 +82,9 @@ class GraphMaker:
         labels = await asyncio.to_thread(_labels, source)
         if not backend.serves_graph:
             graph.ops[0].pipeline_warm_up = await asyncio.to_thread(samples_of, source)
-        model = RepositoryModel(names, str(source.version), config, labels)
+        model = RepositoryModel(
+            names, str(source.version), config, labels, backend.checks_output_shapes
+        )
         loader, processes, share = PredictorLoader(source.folder), self._processes, self._share
         served = LoadedGraph(
             None, graph, settings, loader, model=model, processes=processes, share=share

@@ -53,6 +53,7 @@ class RepositoryModel(NamedTuple):
     version: str
     config: ModelConfig
     labels: Mapping[str, Sequence[bytes]] = {}
+    checks_output_shapes: bool = True
 
 
 class LoadedGraph:
@@ -82,8 +83,10 @@ class LoadedGraph:
         self.version: str = FIRST_VERSION
         self.model_config: ModelConfig | None = None
         self.labels: Mapping[str, Sequence[bytes]] = {}
+        self.checks_output_shapes: bool = True
         if model is not None:
-            self.names, self.version, self.model_config, self.labels = model
+            self.names, self.version, self.model_config, self.labels = model[:4]
+            self.checks_output_shapes = model.checks_output_shapes
         self.observation: ObservabilityStack = ObservabilityStack(
             self.names, graph, config, replica, self.version
         )

@@ -137,6 +137,7 @@ class ServedDouble:
         self.version = str(source.version)
         self.model_config = source.config
         self.labels = {}
+        self.checks_output_shapes = True
         self.source = source
 
 

@@ -56,6 +56,7 @@ class ServedDouble:
         self.version = "1"
         self.model_config = None
         self.labels = {}
+        self.checks_output_shapes = True
         self.snapshots = server.whole
 
 

@@ -26,9 +26,6 @@ _BATCH_NOTE = (
 )
 
 
-_ANSWERS_IN_ITS_OWN_SHAPES = ("python", "onnxruntime")  # as there
-
-
 class Slot(msgspec.Struct, frozen=True):
     """One input or output. `shape` is without the batch; None: of any rank.
 
@@ -181,13 +178,16 @@ def interface_of(
         return None
 
 
-def interface_of_config(config: ModelConfig) -> ModelInterface:
-    """Return the interface of a model of a repository, as its configuration says it."""
+def interface_of_config(config: ModelConfig, checks_shapes: bool = True) -> ModelInterface:
+    """Return the interface of a model of a repository, as its configuration says it.
+
+    `checks_shapes`: of outputs, as its backend has it.
+    """
     return ModelInterface(
         tuple(_slot_of_config(each, each.optional) for each in config.input),
         tuple(map(_slot_of_config, config.output)),
         config.max_batch_size,
-        config.backend not in _ANSWERS_IN_ITS_OWN_SHAPES,
+        checks_shapes,
     )
 
 

@@ -183,14 +183,18 @@ class ConfiguredModel:
     """
 
     def __init__(
-        self, config: ModelConfig, op: Op | None, labels: Mapping[str, Sequence[bytes]]
+        self,
+        config: ModelConfig,
+        op: Op | None,
+        labels: Mapping[str, Sequence[bytes]],
+        checks_shapes: bool,
     ) -> None:
         self.name: str = config.name
         self.labels: Mapping[str, Sequence[bytes]] = labels
         self.op: Op | None = op
         self.is_decoupled: bool = config.model_transaction_policy.decoupled
         self.platform: str = config.platform or config.backend
-        self.interface: ModelInterface = interface_of_config(config)
+        self.interface: ModelInterface = interface_of_config(config, checks_shapes)
 
     def routed(
         self, inputs: Mapping[str, Array], request_id: str, rows: int, traceparent: str

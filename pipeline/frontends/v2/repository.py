@@ -176,7 +176,10 @@ class ModelRepository:
                 known = set(self._registry.entries())
                 self._models = {each: self._models[each] for each in self._models if each in known}
                 self._models[entry] = ConfiguredModel(
-                    entry.served.model_config, entry.op, entry.served.labels
+                    entry.served.model_config,
+                    entry.op,
+                    entry.served.labels,
+                    entry.served.checks_output_shapes,
                 )
                 return self._models[entry]
             is_decoupled = entry.served.engine.executor.is_decoupled(entry.op)

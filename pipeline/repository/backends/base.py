@@ -50,10 +50,13 @@ class Backend(Protocol):
         serves_graph: the model is the whole graph. Else it is the only Op of it: what callers send
             comes to its `process`, and what that returns they get.
         workers: kind of workers that the Op gets: "thread", "process", ...; "": the graph's own.
+        checks_output_shapes: an output that has another shape than the configuration says is an
+            error. Triton does not check those of its backends `python` and `onnxruntime`.
     """
 
     serves_graph: bool
     workers: str
+    checks_output_shapes: bool
 
     async def complete(self, source: ModelSource) -> ModelConfig:
         """Return the configuration with what the model's files say and it does not.

@@ -19,6 +19,7 @@ class EnsembleBackend:
 
     serves_graph = True
     workers = ""
+    checks_output_shapes = True
 
     def __init__(self, models: RepositoryModels) -> None:
         self._models = models

@@ -77,6 +77,7 @@ class IdentityBackend:
 
     serves_graph = False
     workers = "thread"
+    checks_output_shapes = True
 
     async def complete(self, source: ModelSource) -> ModelConfig:
         """Return the configuration as it is: there is no file."""

@@ -46,6 +46,7 @@ class OnnxRuntimeBackend:
 
     serves_graph = False
     workers = "thread"
+    checks_output_shapes = False
 
     async def complete(self, source: ModelSource) -> ModelConfig:
         """Return the configuration with the inputs and outputs of the file."""

@@ -33,6 +33,7 @@ class PipelineBackend:
 
     serves_graph = True
     workers = ""
+    checks_output_shapes = True
 
     def __init__(self, models: RepositoryModels) -> None:
         self._models = models

@@ -45,6 +45,7 @@ class Served:
         self.version = "1"
         self.model_config = None
         self.labels = {}
+        self.checks_output_shapes = True
         self.engine = EngineDouble()
         self.calls = []
         self.done = asyncio.Event()

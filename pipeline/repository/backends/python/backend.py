@@ -49,6 +49,7 @@ class PythonBackend:
 
     serves_graph = False
     workers = ""  # a model's own
+    checks_output_shapes = False
 
     def __init__(self) -> None:
         self._environments = Environments()

@@ -12,10 +12,13 @@ from pipeline.frontends.v2.interface import (
     Slot,
     fits,
     interface_of,
-    interface_of_config,
 )
+from pipeline.frontends.v2.model import ConfiguredModel
 from pipeline.predictors.metadata import ModelMetadata, TensorMetadata
 from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.repository.backends.identity import IdentityBackend
+from pipeline.repository.backends.onnxruntime import OnnxRuntimeBackend
+from pipeline.repository.backends.python.backend import PythonBackend
 
 PLAIN = ModelInterface(
     (Slot("a", "FP32", (2, -1)), Slot("b", "INT64", (1,))), (Slot("y", "FP32", (1,)),)
@@ -189,7 +192,10 @@ def test_an_optional_input_may_be_missing():
 
 
 @pytest.mark.parametrize(
-    ("backend", "checks"), [("python", False), ("onnxruntime", False), ("identity", True)]
+    ("backend", "checks"),
+    [(PythonBackend, False), (OnnxRuntimeBackend, False), (IdentityBackend, True)],
 )
-def test_shapes_that_models_answer_with_are_their_own(backend, checks):
-    assert interface_of_config(ModelConfig(backend=backend)).checks_shapes is checks
+def test_shapes_that_models_answer_with_are_as_their_backend_says(backend, checks):
+    assert backend.checks_output_shapes is checks
+    found = ConfiguredModel(ModelConfig(), None, {}, backend.checks_output_shapes)
+    assert found.interface.checks_shapes is checks
