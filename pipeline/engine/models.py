@@ -77,7 +77,7 @@ class Served(Protocol):
 
     @property
     def checks_output_shapes(self) -> bool:
-        """Whether outputs of its model have to have the shapes of its configuration."""
+        """True: outputs of its model must have the shapes of its configuration."""
 
     @property
     def engine(self) -> Engine:
