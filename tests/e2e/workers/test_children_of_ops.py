@@ -24,6 +24,8 @@ if sys.argv[2] == "asyncio":
 
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 
+# A shell starts what runs in the background with a SIGINT that is ignored, and children inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 FORK = multiprocessing.get_context("fork")
 
 
