@@ -43,6 +43,12 @@ def told(request: RequestState, error: PipelineError) -> PipelineError:
     return safe
 
 
+def withheld(request: RequestState, error: PipelineError, answer: Any) -> Any:
+    """Return an answer that says this error, or what its caller is told in its place."""
+    safe = told(request, error)
+    return answer if safe is error else pack_error(ChannelData(request.data_id, error=safe))
+
+
 def _is_internal(error: PipelineError) -> bool:
     """Return whether an error is about the server, not about what its caller asks."""
     if error.was_logged:

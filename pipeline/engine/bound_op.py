@@ -248,10 +248,12 @@ class BoundOp(OpFacts):
             )
         return data, bool(skip)
 
-    def call(self, method: str, argument: Any, context: RequestContext | None = None) -> Any:
+    def call(
+        self, method: str, argument: Any, data_id: int, context: RequestContext | None = None
+    ) -> Any:
         """Return what one of the Op's one-argument methods does, or the PipelineError in its place.
 
-        `context` is for a method that asks for it.
+        `data_id` is that of the request, for the log; `context` is for a method that asks for it.
         """
         function = getattr(self.op, method)
         if inspect.iscoroutinefunction(function):
@@ -264,7 +266,8 @@ class BoundOp(OpFacts):
             return error
         except BaseException as error:  # user code; a worker survives even SystemExit
             what = described(error)
-            _LOGGER.exception("[%s] %s raised %s", type(self.op).__name__, method, printable(what))
+            where = (data_id, type(self.op).__name__, method)
+            _LOGGER.exception("(data_id=%d) [%s] %s raised %s", *where, printable(what))
             failure = PackageError(f"rpc package error: {what}")
             failure.was_logged = True
             return failure

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.admission import AdmissionController, judge, places_for, without_places
-from pipeline.engine.answers import channel_data, refusal
+from pipeline.engine.answers import channel_data, refusal, withheld
 from pipeline.engine.cached_dispatcher import CachedGraph, ModelCache
 from pipeline.engine.convoy_way import ConvoyWay
 from pipeline.engine.executor import DispatchCycle, Executor
@@ -371,6 +371,7 @@ class Engine:
             if type(message) is Response and message.err_no and request.error is None:
                 error = error_from_wire(message.err_no, message.err_msg)
                 request.blame(error, outcome_of(error))
+                answer = withheld(request, error, answer)
         for change in self._filters.on_answer:
             answer = change(request, answer)
         self._end(request)

@@ -63,7 +63,7 @@ class PackJob(msgspec.Struct, eq=False):
                         context = context_of(
                             self.request, self.request.info, lambda: not self._is_wanted()
                         )
-                    result = op.call(self.method, self.argument, context)
+                    result = op.call(self.method, self.argument, self.request.data_id, context)
                 else:
                     result = self.method(self.argument)
         except AbandonedError:

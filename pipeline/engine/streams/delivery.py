@@ -243,7 +243,8 @@ class StreamDelivery(Filter):
         if combine is None and stream.kept.bytes <= _SMALL_BYTES:
             self._ways.complete(request, combined(parts))
         else:
-            job = PackJob(request, _combining(combine or combined), parts, packed=self._combined)
+            call = _combining(combine or combined, request.data_id)
+            job = PackJob(request, call, parts, packed=self._combined)
             stream.is_packing = True
             self._packer.workers.submit([job])
 
@@ -305,7 +306,7 @@ class StreamDelivery(Filter):
         self._ways.end_now(request, error, Outcome.REJECTED)
 
 
-def _combining(combine: Callable[[list[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
+def _combining(combine: Callable[[list[Any]], Any], data_id: int) -> Callable[[Sequence[Any]], Any]:
     """Return what a thread calls to put parts together; it raises nothing."""
 
     def call(parts: Sequence[Any]) -> Any:
@@ -314,8 +315,10 @@ def _combining(combine: Callable[[list[Any]], Any]) -> Callable[[Sequence[Any]],
         except PipelineError as error:
             return error
         except BaseException as error:  # user code; a worker survives even SystemExit
-            log_raised(f"{len(parts)} parts", "ResponseOp", "combine", error)
-            return UserCodeError(f"combine of the ResponseOp raised {described(error)}")
+            log_raised(f"data_id={data_id} {len(parts)} parts", "ResponseOp", "combine", error)
+            failed = UserCodeError(f"combine of the ResponseOp raised {described(error)}")
+            failed.was_logged = True
+            return failed
         if isinstance(answer, dict):
             return answer
         return PayloadTypeError(

@@ -35,6 +35,8 @@ class Failing(Op):
             raise ProductError(51, "no face in the picture")
         if how == "input":
             raise InputError("x is 3 wide, and has to be 4")
+        if how == "odd":
+            return {"y": {how}}  # a set has no form in answers
         return {"y": how} if how == "well" else [SECRET]
 
     def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
@@ -146,6 +148,47 @@ def test_callers_read_all_of_it_where_they_are_trusted(full, door):
     code, text = door(full, "raises")
     assert code == 10000
     assert f"OSError: no such file: {SECRET}" in text
+
+
+def test_an_answer_that_cannot_be_packed_says_nothing_of_what_it_is(safe, caplog):
+    with caplog.at_level(logging.ERROR):
+        code, text = pairs(safe, "odd")
+    found = re.search(SAFE, text)
+    assert found, text
+    assert code == 7000
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("'set'" in line and f"data_id={found[1]} " in line for line in lines), lines
+
+
+class Speaks(Op):
+    def process(self, feed_batch):
+        yield {"y": "a"}
+        yield {"y": "b"}
+
+
+class OwnPack(ResponseOp):
+    def pack_response_package(self, channeldata):
+        if channeldata.error is None:
+            raise OSError(SECRET)
+        return super().pack_response_package(channeldata)
+
+
+def combine(parts):
+    raise OSError(SECRET)
+
+
+@pytest.mark.parametrize("make", [OwnPack, lambda last: ResponseOp(last, combine=combine)])
+def test_the_log_names_the_request_whose_answer_user_code_could_not_make(make, caplog):
+    last = Speaks("speaks", RequestOp())
+    safe = {"errors": {"details": "safe"}}
+    own = server_for(last, response_op=make(last), **safe)
+    with own as server, caplog.at_level(logging.ERROR):
+        _, text = pairs(server, "any")
+    found = re.search(SAFE, text)
+    assert found, text
+    raised = [line for line in caplog.messages if re.search(r"\] \w+ raised OSError", line)]
+    assert len(raised) == 1
+    assert f"(data_id={found[1]}" in raised[0]
 
 
 @pytest.mark.parametrize("how", ["other"])
