@@ -203,7 +203,8 @@ def elements_of(
     """Return the members of each object in a list of them.
 
     Raises:
-        TooLargeError: there are too many; `what` they are.
+        TooLargeError: there are too many objects in it, those within its elements as well; `what`
+            these are.
         TypeError: it is no list of objects; the text says where.
     """
     count = sum(
@@ -211,7 +212,7 @@ def elements_of(
         for window in LongArray(text).windows()
     )
     if count > MAX_TENSORS:
-        raise TooLargeError(f"the request has more than {MAX_TENSORS} {what}")
+        raise TooLargeError(f"the request has more than {MAX_TENSORS} objects in its {what}")
     try:
         found = msgspec.json.decode(text, type=list[kind])  # type: ignore[valid-type]  # a value
     except msgspec.ValidationError as error:

@@ -32,7 +32,7 @@ def test_a_setting_is_a_short_body(unread):
 def test_inputs_are_counted_in_json(unread):
     entry = b'{"name":"x","datatype":"FP32","shape":[1],"data":[1]}'
     body = b'{"inputs":[%b]}' % b",".join([entry] * (MAX_TENSORS + 1))
-    with pytest.raises(TooLargeError, match=f"more than {MAX_TENSORS} inputs"):
+    with pytest.raises(TooLargeError, match=f"more than {MAX_TENSORS} objects in its inputs"):
         read_request(body)
 
 
