@@ -99,7 +99,11 @@ def replay_bytes(data: bytes, trace_of: Callable[[int], str] | None = None) -> N
 
 
 def replay(sent: SentRecord) -> None:
-    """Log, in the parent, what a child has sent: with its place, time, thread and pid."""
+    """Log, in the parent, what a child has sent: with its place, time, thread and pid.
+
+    What came of other loggers than ours, by the root logger, goes to the log alone: the child has
+    given it to their own handlers, as the user set them.
+    """
     logger = logging.getLogger(sent.name)
     if not logger.isEnabledFor(sent.level):
         return
@@ -112,7 +116,8 @@ def replay(sent: SentRecord) -> None:
     about = Running(sent.op, sent.stage, sent.data_ids, sent.log_id, sent.traceparent)
     setattr(record, RUNNING, about if any(about) else None)
     record.exc_text = sent.trace or None  # formatters write it under the line
-    logger.handle(record)
+    is_ours = logger is _LOGGER or sent.name.startswith(f"{_LOGGER.name}.")
+    (logger if is_ours else _LOGGER).handle(record)
 
 
 class _SendingHandler(logging.Handler):

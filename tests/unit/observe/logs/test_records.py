@@ -223,6 +223,20 @@ def test_a_percent_sign_in_a_message_is_no_argument():
     assert replayed(a_record(message="100 %d %s")).getMessage() == "100 %d %s"
 
 
+def test_what_came_by_the_root_logger_goes_to_the_log_alone():
+    """The child has given it to the user's own handlers, which are there, too."""
+    users = Keeper()
+    for logger in (logging.getLogger(), logging.getLogger("users")):
+        logger.addHandler(users)
+    try:
+        for name in ("root", "users"):
+            assert replayed(a_record(name=name)).name == name
+    finally:
+        for logger in (logging.getLogger(), logging.getLogger("users")):
+            logger.removeHandler(users)
+    assert users.records == []
+
+
 def test_a_logger_that_wants_less_drops_the_record():
     keeper = Keeper()
     PIPELINE.addHandler(keeper)
