@@ -223,8 +223,9 @@ def test_a_percent_sign_in_a_message_is_no_argument():
     assert replayed(a_record(message="100 %d %s")).getMessage() == "100 %d %s"
 
 
-def test_what_came_by_the_root_logger_goes_to_the_log_alone():
+def test_what_came_by_the_root_logger_goes_to_the_log_alone(monkeypatch):
     """The child has given it to the user's own handlers, which are there, too."""
+    monkeypatch.setattr(PIPELINE, "propagate", False)  # as while these lines are taken
     users = Keeper()
     for logger in (logging.getLogger(), logging.getLogger("users")):
         logger.addHandler(users)
