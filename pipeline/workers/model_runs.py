@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 from pipeline.data import ChannelData
 from pipeline.engine.batch_run import BatchRun
 from pipeline.engine.passage import PassingRun
-from pipeline.engine.request import RequestState
+from pipeline.engine.request import RequestState, StreamSink, UnarySink
 from pipeline.engine.streams.run import StreamRun
 
 
-class ModelRun(PassingRun, eq=False):
+class ModelRun(UnarySink, PassingRun, eq=False):
     """One request of an Op at its model, whose sink it is.
 
     Attributes:
@@ -20,15 +20,11 @@ class ModelRun(PassingRun, eq=False):
         early: the answer, where that was there before the model's request was.
     """
 
-    takes_parts: ClassVar[bool] = False
+    is_ours: ClassVar[bool] = True
 
     workers: Any = None
     handle: RequestState | None = None
     early: Any = None
-
-    def part(self, answer: Any) -> None:
-        """Refuse what a unary request never gets."""
-        raise TypeError("a unary request has one answer")
 
     def end(self, answer: ChannelData) -> None:
         """Take the model's answer."""
@@ -60,14 +56,14 @@ class ModelRun(PassingRun, eq=False):
         batch.process_end_ns, batch.end_ns = self.process_end_ns, self.end_ns
 
 
-class ModelStream(StreamRun, eq=False):
+class ModelStream(StreamSink, StreamRun, eq=False):
     """One request of an Op at a model that answers in parts, whose sink it is.
 
     Attributes:
         taken: parts of which the model was told that they were taken.
     """
 
-    takes_parts: ClassVar[bool] = True
+    is_ours: ClassVar[bool] = True
 
     workers: Any = None
     handle: RequestState | None = None
