@@ -131,7 +131,7 @@ def test_more_strings_than_allowed_are_refused_by_the_keys_name():
 
 def test_more_tensors_than_a_message_may_have_are_not_made(monkeypatch):
     monkeypatch.setattr(json_long, "MAX_TENSORS", 3)
-    with pytest.raises(TooLargeError, match="more than 3 tensors"):
+    with pytest.raises(TooLargeError, match="more than 3 objects in its tensors"):
         jsonpb.large_request_from_json([b'{"tensors":[{},{},{},{}]}'], "n", "m", LIMITS)
 
 
