@@ -233,16 +233,6 @@ class Room:
         return bool(kept)
 
 
-def keep_places(nodes: Iterable[OpDispatcher], items: Sequence[Item]) -> bool:
-    """Keep places behind each of these Ops; return False, and keep none, where one has too few."""
-    rooms = [node.room for node in nodes]
-    if any(room.places() < len(items) for room in rooms):
-        return False
-    for room in rooms:
-        room.promise(items)
-    return True
-
-
 Receiver = tuple["OpDispatcher", "tuple[OpDispatcher, ...]"]
 """An Op that gets an answer, and those that read the same and are entered with it."""
 

@@ -9,10 +9,9 @@ from pipeline.engine.journal import Outcome
 from pipeline.engine.span_recorder import take_down_plain
 from pipeline.engine.trips import pace
 from pipeline.engine.trips.groups import is_bound_after_all
+from pipeline.engine.trips.rows import OF_STEP
 from pipeline.engine.trips.trip import Trip
 from pipeline.errors import PipelineError
-
-_OF_STEP = 3
 
 
 def take_down(trip: Trip, clock_ns: Callable[[], int]) -> bool:
@@ -24,7 +23,7 @@ def take_down(trip: Trip, clock_ns: Callable[[], int]) -> bool:
         return False
     request = item.request
     is_usual = trip.answer is None and not trip.runs and request.spans is None
-    if not is_usual or len(marks) < _OF_STEP * len(plan.steps):
+    if not is_usual or len(marks) < OF_STEP * len(plan.steps):
         _take_down_spans(trip, clock_ns())
     elif plan.rows is not None:
         began_ns, end_ns = trip.began_ns, marks[-1]
@@ -43,7 +42,7 @@ def _is_other_pace(trip: Trip) -> bool:
     """Take down how long each Op took; return whether the groups have to be formed anew."""
     plan, marks, began_ns = trip.plan, trip.marks, trip.began_ns
     is_slow = marks[-1] - began_ns > pace._SLOW_NS  # so that a step may be
-    is_other, done = False, len(marks) // _OF_STEP
+    is_other, done = False, len(marks) // OF_STEP
     for links, its_pace in plan.books[:done]:
         links.answered += 1
         if its_pace.slow_share > pace._NONE:

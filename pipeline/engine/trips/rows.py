@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from pipeline.engine.span_recorder import SpanRecorder
 
 _HEAD = ("data_id", "rows", "ready_ns", "began_ns", "result_received_ns")
-_OF_STEP = 3  # the number of its worker, and when its preprocess and it ended
+OF_STEP = 3
+"""Marks of a step: the number of its worker, and when its preprocess and it ended."""
+
 _FIELD = {name: place for place, name in enumerate(OpSpan._fields)}
 
 
@@ -37,16 +39,16 @@ class TripRows:
         self.journal: Journal = journal
         self.steps: int = len(recorders)
         self.pack: Callable[..., bytes] = struct.Struct(
-            f"{len(_HEAD) + _OF_STEP * self.steps}q"
+            f"{len(_HEAD) + OF_STEP * self.steps}q"
         ).pack
         self._recorders = recorders
         self._ready_after = np.array(last_read) + 1
 
     def spans(self, packed: bytes) -> Rows:
         """Return the rows of SPAN that some rows stand for, those of an Op together."""
-        told = np.frombuffer(packed, np.int64).reshape(-1, len(_HEAD) + _OF_STEP * self.steps).T
+        told = np.frombuffer(packed, np.int64).reshape(-1, len(_HEAD) + OF_STEP * self.steps).T
         data_ids, rows, ready_ns, began_ns, received_ns = told[: len(_HEAD)]
-        numbers, middles, ends = told[len(_HEAD) :].reshape(self.steps, _OF_STEP, -1).swapaxes(0, 1)
+        numbers, middles, ends = told[len(_HEAD) :].reshape(self.steps, OF_STEP, -1).swapaxes(0, 1)
         count = len(data_ids)
         found = np.zeros((self.steps, count, len(_FIELD)), np.int64)
         for each, recorder in zip(found, self._recorders, strict=True):

@@ -17,17 +17,16 @@ from pipeline.engine.channel import Item, Receiver, own_dict
 from pipeline.engine.lone_run import LoneRun
 from pipeline.engine.plain_step import PlainStep, PlainTimes
 from pipeline.engine.stage_errors import stage_error
+from pipeline.engine.trips.rows import OF_STEP, TripRows
 
 if TYPE_CHECKING:
     from pipeline.engine.channel import Links
     from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.span_recorder import SpanRecorder
     from pipeline.engine.trips.pace import Pace
-    from pipeline.engine.trips.rows import TripRows
     from pipeline.engine.worker_watch import WorkerWatch
 
 _LONGEST_NS = 2_000_000  # no step begins when a trip has lasted so long
-_OF_STEP = 3  # marks
 
 
 @runtime_checkable
@@ -183,12 +182,7 @@ class Trip:
     @property
     def done(self) -> int:
         """Return how many steps were done."""
-        return len(self.marks) // _OF_STEP
-
-    @property
-    def last_ns(self) -> int:
-        """Return when its last step was at its end; 0: there was none."""
-        return self.marks[-1] if self.marks else 0
+        return len(self.marks) // OF_STEP
 
     def go(self, walker: Any, clock_ns: Callable[[], int]) -> bool:
         """Run the steps, as many as can be run in one go.
@@ -316,7 +310,7 @@ class Trip:
     def _ready_ns(self, place: int) -> int:
         """Return when all was there that a step reads."""
         last = self.plan.steps[place].last_read
-        return self.item.ready_ns if last < 0 else self.marks[_OF_STEP * last + 2]
+        return self.item.ready_ns if last < 0 else self.marks[OF_STEP * last + 2]
 
     def take_out(self) -> tuple[int, Any, BatchRun] | None:
         """Make the step that runs a batch of its worker's own; None if no step runs just now.
@@ -360,9 +354,9 @@ class Trip:
         marks, start_ns, found = self.marks, self.began_ns, []
         with_process = {place for place, _, _ in self.runs}
         for place in range(self.done):
-            number, middle_ns, end_ns = marks[_OF_STEP * place : _OF_STEP * (place + 1)]
+            number, middle_ns, end_ns = marks[OF_STEP * place : OF_STEP * (place + 1)]
             if place not in with_process:
-                is_last = _OF_STEP * (place + 1) == len(marks)
+                is_last = OF_STEP * (place + 1) == len(marks)
                 outcome = {} if self.answer is None or not is_last else self.answer
                 ready_ns = self._ready_ns(place)
                 found.append((place, number, outcome, ready_ns, start_ns, middle_ns, end_ns))

@@ -45,7 +45,7 @@ class DeviceMemory(NamedTuple):
 
 
 _PROBABILITIES = frozenset(f"seq(map({kind},tensor(float)))" for kind in ("string", "int64"))
-"""What ZipMap makes of a classifier's probabilities: for each row a dict of them, by class."""
+"""Types of a classifier's probabilities behind ZipMap: for each row a dict of them, by class."""
 
 
 def input_spec(model: str, node: Any, scalars: Collection[str] = ()) -> TensorSpec:

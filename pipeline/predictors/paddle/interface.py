@@ -27,12 +27,12 @@ _FED = frozenset(
     np.dtype(kind)
     for kind in ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64", "O")
 )
-"""What the handles of `paddle.inference` take from numpy, and text."""
+"""Types that the handles of `paddle.inference` take from numpy, and text."""
 
 _AS_TENSORS = frozenset(
     np.dtype(kind) for kind in (np.int16, ml_dtypes.bfloat16, np.complex64, np.complex128)
 )
-"""What only whole tensors of Paddle's hold: a handle refuses it, or hands out memory as float32."""
+"""Types that only whole tensors hold: a handle refuses them, or gives their bytes as float32."""
 
 
 @dataclass(frozen=True, slots=True)
