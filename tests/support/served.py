@@ -228,11 +228,16 @@ class Served:
         return [f"{level} {text}" for level, text in re.findall(_LOGGED, self.text("stderr"))]
 
     def close(self) -> None:
-        for pid in self.family:
+        wait_until(self._has_been_killed)
+        self.process.wait()
+
+    def _has_been_killed(self) -> bool:
+        """Kill who is left: between two looks a member can have started another."""
+        for pid in (left := self.family):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-        wait_until(lambda: not self.family)
+        self.process.poll()  # reaps it
+        return not left
 
 
 class ServedWithClient(Served):

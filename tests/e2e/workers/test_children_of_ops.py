@@ -69,10 +69,13 @@ class Work(Op):
         return child.exitcode
 
     def leave(self):
+        # Before the pool: a thread of the pool forks when a worker of it dies, and what is forked
+        # while Popen waits for its program keeps Popen's pipe open, and Popen waiting.
+        program = subprocess.Popen(["sleep", "1000"])
+        forked = f"{start('fork', daemon=True).pid} {start('fork').pid}"
         self.kept = FORK.Pool(1)
         os.kill(self.kept._pool[0].pid, signal.SIGKILL)  # it may have had the pool's lock
-        program = subprocess.Popen(["sleep", "1000"])
-        return f"{start('fork', daemon=True).pid} {start('fork').pid} {program.pid}"
+        return f"{forked} {program.pid}"
 
     def pid(self):
         return os.getpid()
