@@ -22,9 +22,9 @@ from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import RequestInfo
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.stages import BatchRun
 from pipeline.proto.pipeline_service_pb2 import Request
 
 KIB = 1024

@@ -17,7 +17,7 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import ServiceConfig, load_config
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph, build_graph
-from pipeline.engine.hooks import check_hooks
+from pipeline.engine.run.hooks import check_hooks
 from pipeline.errors import ConfigError, GraphError, InitError
 from pipeline.frontends.api.pipelines import check_name
 from pipeline.frontends.registry import pipeline_frontends

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from pipeline.engine.answer_cache import CacheError
+from pipeline.engine.op.answer_cache import CacheError
 
 ENTRY_BYTES = 240
 """Bytes that an entry takes beside its value: the key, and its place in the table."""

@@ -9,11 +9,11 @@ from typing import Any, cast
 from msgspec import Struct
 
 from pipeline.config.schema import DagConfig
-from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.executor import DispatchCycle, Executor
 from pipeline.engine.graph import Graph
-from pipeline.engine.journal import EngineObservers
-from pipeline.engine.payload import LOCAL
+from pipeline.engine.journal.journal import EngineObservers
+from pipeline.engine.op.dispatcher import OpDispatcher
+from pipeline.engine.run.payload import LOCAL
 from pipeline.engine.streams.plan import plan_streams
 from pipeline.engine.trips.groups import goes_along, obstacle
 from pipeline.op import Op

@@ -15,8 +15,8 @@ from pipeline.engine.shedding import Throughput, too_late
 from pipeline.errors import OverloadedError
 
 if TYPE_CHECKING:
-    from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.executor import Executor
+    from pipeline.engine.op.dispatcher import OpDispatcher
 
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
 _MOST_PARKED = 262_144  # requests of sequences that wait for others and take no place

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from pipeline.data import ChannelData
-from pipeline.engine.journal import outcome_of
+from pipeline.engine.journal.journal import outcome_of
 from pipeline.engine.request import RequestState
 from pipeline.errors import (
     ErrorCode,

@@ -18,17 +18,17 @@ import numpy as np
 from msgspec import field
 
 from pipeline.data import NO_INFO, RequestInfo
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.journal import Outcome, outcome_of, pack_span, packed_request_of
+from pipeline.engine.journal.journal import Outcome, outcome_of, pack_span, packed_request_of
 from pipeline.engine.request import LAST_ID
-from pipeline.engine.stage_errors import ids_of, stage_error
+from pipeline.engine.run.stage_errors import ids_of, stage_error
+from pipeline.engine.run.stages import BatchRun
 from pipeline.errors import PipelineError, WorkerDiedError, note_op
 from pipeline.proto.slices import SHORT_BYTES
 
 if TYPE_CHECKING:
-    from pipeline.engine.bound_op import BoundOp
-    from pipeline.engine.journal import EngineObservers
+    from pipeline.engine.journal.journal import EngineObservers
     from pipeline.engine.request import RequestState
+    from pipeline.engine.run.bound_op import BoundOp
 
 Arrays = dict[str, Any]
 

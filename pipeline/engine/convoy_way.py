@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.config.schema import ServiceConfig
     from pipeline.engine.admission import AdmissionController
-    from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.executor import Executor
     from pipeline.engine.filters import FilterChain
+    from pipeline.engine.op.dispatcher import OpDispatcher
     from pipeline.engine.stored_inputs import StoredInputs
 
 

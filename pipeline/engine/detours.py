@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine.channel import Receiver, alone
-from pipeline.engine.conditions import Absent, WayBack, no_such_way, too_many_loops
+from pipeline.engine.op.channel import Receiver, alone
+from pipeline.engine.op.conditions import Absent, WayBack, no_such_way, too_many_loops
 from pipeline.routes import Goto
 
 if TYPE_CHECKING:
-    from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.executor import Executor
+    from pipeline.engine.op.dispatcher import OpDispatcher
     from pipeline.engine.request import RequestState
 
 

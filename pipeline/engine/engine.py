@@ -11,14 +11,19 @@ from typing import Any
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.admission import AdmissionController, judge, places_for, without_places
 from pipeline.engine.answers import channel_data, refusal, withheld
-from pipeline.engine.cached_dispatcher import CachedGraph, ModelCache
 from pipeline.engine.convoy_way import ConvoyWay
 from pipeline.engine.executor import DispatchCycle, Executor
 from pipeline.engine.filters import Deadline, Filter, FilterChain, own_filters
 from pipeline.engine.graph import Graph
-from pipeline.engine.journal import FROM_OUTSIDE, PIPELINE, EngineObservers, Outcome, outcome_of
+from pipeline.engine.journal.journal import (
+    FROM_OUTSIDE,
+    PIPELINE,
+    EngineObservers,
+    Outcome,
+    outcome_of,
+)
+from pipeline.engine.op.cache import CachedGraph, ModelCache
 from pipeline.engine.pack_jobs import Packer
-from pipeline.engine.payload import opened
 from pipeline.engine.request import (
     ACTIVE,
     ENDED,
@@ -29,8 +34,9 @@ from pipeline.engine.request import (
     ResponseSink,
     ask,
 )
+from pipeline.engine.run.payload import opened
 from pipeline.engine.schema_checks import completing, delivery_of, unpacker_of
-from pipeline.engine.sequence_dispatcher import orders_of
+from pipeline.engine.sequences.dispatcher import orders_of
 from pipeline.engine.startup_log import told_if_any_is_slow
 from pipeline.engine.state import EngineState
 from pipeline.engine.stored_inputs import StoredInputs

@@ -8,18 +8,18 @@ from typing import Any
 
 from pipeline.config.schema import DagConfig
 from pipeline.engine.admission import AdmissionController
-from pipeline.engine.cached_dispatcher import CachedGraph, kind_of
-from pipeline.engine.channel import Item, Receiver, alone, link, own_dict
-from pipeline.engine.conditions import Absent, nowhere, waits_in_vain
 from pipeline.engine.convoy import Each
 from pipeline.engine.convoy_way import ConvoyWay
 from pipeline.engine.detours import Detours
-from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.graph import Graph
-from pipeline.engine.journal import EngineObservers
-from pipeline.engine.payload import LOCAL
+from pipeline.engine.journal.journal import EngineObservers
+from pipeline.engine.op.cache import CachedGraph, kind_of
+from pipeline.engine.op.channel import Item, Receiver, alone, link, own_dict
+from pipeline.engine.op.conditions import Absent, nowhere, waits_in_vain
+from pipeline.engine.op.dispatcher import OpDispatcher
 from pipeline.engine.request import RequestState
-from pipeline.engine.sequence_dispatcher import check_sequences
+from pipeline.engine.run.payload import LOCAL
+from pipeline.engine.sequences.dispatcher import check_sequences
 from pipeline.engine.streams.delivery import StreamDelivery
 from pipeline.engine.streams.dispatcher import StreamDispatcher
 from pipeline.engine.streams.iterative import IterativeDispatcher

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.registry import did_you_mean, find
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.channel import own_dict
-from pipeline.engine.journal import EngineObservers, Outcome
+from pipeline.engine.journal.journal import EngineObservers, Outcome
+from pipeline.engine.op.channel import own_dict
 from pipeline.engine.request import RequestState
 from pipeline.errors import (
     ConfigError,

@@ -13,9 +13,9 @@ import msgspec
 
 from pipeline.data import ChannelData, context_of
 from pipeline.engine.answers import channel_data, not_unpacked, package_error, packing_error
-from pipeline.engine.batch_run import CallWatch
-from pipeline.engine.bound_op import BoundOp, unpack_result
 from pipeline.engine.request import ACTIVE, ENDED, RequestState
+from pipeline.engine.run.bound_op import BoundOp, unpack_result
+from pipeline.engine.run.stages import CallWatch
 from pipeline.engine.worker_api import Worker, Workers, WorkersFactory
 from pipeline.errors import PipelineError
 from pipeline.op import (

@@ -15,16 +15,16 @@ import msgspec
 
 from pipeline.answer_head import AnswerHead
 from pipeline.data import NO_INFO, RequestInfo
-from pipeline.engine.journal import Outcome
+from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.product_errors import with_head
 from pipeline.errors import PipelineError
 from pipeline.op import Op
 
 if TYPE_CHECKING:
     from pipeline.engine.convoy import Convoy
-    from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.engine import Engine
     from pipeline.engine.models import ModelEntry
+    from pipeline.engine.op.dispatcher import OpDispatcher
     from pipeline.engine.shedding import Shedder
     from pipeline.engine.streams.flow import RequestStream
 

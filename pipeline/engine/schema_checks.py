@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.pack_jobs import Packer, PackJob, Unpacker
-from pipeline.engine.payload import opened
 from pipeline.engine.request import ACTIVE, RequestState
+from pipeline.engine.run.payload import opened
 from pipeline.engine.streams.delivery import StreamDelivery
 from pipeline.engine.streams.dispatcher import is_for_one_op
 from pipeline.engine.streams.flow import RequestStream

@@ -15,7 +15,7 @@ from pipeline.engine.schedulers.base import Load, Scheduler
 from pipeline.errors import OverloadedError, TooLateError
 
 if TYPE_CHECKING:
-    from pipeline.engine.channel import Item
+    from pipeline.engine.op.channel import Item
     from pipeline.engine.request import RequestState
 
 Shed = TypeVar("Shed", bound=OverloadedError)

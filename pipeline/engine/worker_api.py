@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.batch_run import CallWatch
-from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.model_calls import ModelHost
-from pipeline.engine.payload import MemoryDomain
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.payload import MemoryDomain
+from pipeline.engine.run.stages import CallWatch
 from pipeline.engine.state import WorkersState
 from pipeline.errors import PipelineError
 from pipeline.op import Op

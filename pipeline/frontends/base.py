@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.data import RequestInfo
-from pipeline.engine.dynamic_dispatcher import is_dynamic
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
-from pipeline.engine.hooks import asking
 from pipeline.engine.models import ModelRegistry
 from pipeline.engine.offload import Offload
-from pipeline.engine.sequence_dispatcher import has_sequences
+from pipeline.engine.op.order import is_dynamic
+from pipeline.engine.run.hooks import asking
+from pipeline.engine.sequences.dispatcher import has_sequences
 from pipeline.errors import PackageError
 from pipeline.observe.custom_metrics import CustomMetrics
 from pipeline.observe.snapshot import AskAll

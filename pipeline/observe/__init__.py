@@ -1,6 +1,6 @@
 """Readers of what happens in a server: its own, and what a plug-in needs to be one, see `Sink`."""
 
-from pipeline.engine.journal import (
+from pipeline.engine.journal.journal import (
     NO_WORKER,
     PIPELINE,
     OpSpan,

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from pipeline.config.schema import MetricsConfig
-from pipeline.engine.journal import Outcome
+from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.state import OpState
 from pipeline.metrics import MetricSamples
 from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, Snapshot

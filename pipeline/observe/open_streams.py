@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.engine.journal import PartKind, Rows, part_records
+from pipeline.engine.journal.journal import PartKind, Rows, part_records
 
 STREAM = np.dtype(
     [

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.engine.journal import PartKind, Rows
+from pipeline.engine.journal.journal import PartKind, Rows
 from pipeline.observe.snapshot import LATENCY_STEPS, ResponseCounters
 from pipeline.observe.tables import Counters, buckets, groups, kept, tally
 

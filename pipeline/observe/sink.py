@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine.journal import Sink
+from pipeline.engine.journal.journal import Sink
 
 if TYPE_CHECKING:  # processes without an engine import this folder for their logs
     from pipeline.config.schema import ServiceConfig

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from pipeline.engine.journal import Outcome
+from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.state import EngineState
 from pipeline.metrics import MetricSamples
 from pipeline.predictors.metadata import MemoryUse

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 from msgspec.structs import astuple
 
-from pipeline.engine.journal import PIPELINE, Outcome, Rows, wall_offset_ns
+from pipeline.engine.journal.journal import PIPELINE, Outcome, Rows, wall_offset_ns
 from pipeline.errors import InputError
 from pipeline.observe.hits import Hits
 from pipeline.observe.recent_times import RecentTimes

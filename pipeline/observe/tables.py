@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.engine.journal import NO_WORKER, Rows
+from pipeline.engine.journal.journal import NO_WORKER, Rows
 from pipeline.observe.snapshot import LATENCY_STEPS
 
 Integers = npt.NDArray[np.int64]

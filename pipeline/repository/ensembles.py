@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import msgspec
 
 from pipeline.data import NO_INFO, RequestInfo
-from pipeline.engine.channel import Item
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.model_answers import LAST
+from pipeline.engine.op.channel import Item
 from pipeline.errors import NotImplementedByOpError, PipelineError
 from pipeline.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig

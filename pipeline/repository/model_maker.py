@@ -12,9 +12,9 @@ from pipeline.config import registry
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import ServiceConfig, load_config
 from pipeline.engine.graph import Graph
-from pipeline.engine.hooks import check_hooks
 from pipeline.engine.models import ModelNames, key_of_model
-from pipeline.engine.resizing import can_be_resized
+from pipeline.engine.op.resizing import can_be_resized
+from pipeline.engine.run.hooks import check_hooks
 from pipeline.errors import ConfigError
 from pipeline.op import configure_op
 from pipeline.proto.inference_v2_pb2 import ModelConfig

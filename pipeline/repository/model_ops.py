@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from pipeline.data import NO_INFO, RequestInfo
-from pipeline.engine.channel import Item
 from pipeline.engine.graph import Graph
+from pipeline.engine.op.channel import Item
 from pipeline.errors import NotImplementedByOpError, PayloadTypeError, PipelineError
 from pipeline.frontends.v2.convert import array_of
 from pipeline.frontends.v2.interface import interface_of_config

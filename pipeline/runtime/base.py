@@ -15,7 +15,7 @@ from pipeline.config.default_host import LOOPBACK
 from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
-from pipeline.engine.hooks import doubtful_names
+from pipeline.engine.run.hooks import doubtful_names
 from pipeline.engine.startup_log import told_if_slow
 from pipeline.frontends.base import OpenFrontends
 from pipeline.frontends.registry import pipeline_frontends

@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 from pipeline.config import registry
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.cached_dispatcher import ModelCache
-from pipeline.engine.elastic import Elasticity
 from pipeline.engine.engine import Engine
 from pipeline.engine.filters import NameCheck, configured
 from pipeline.engine.graph import Graph
-from pipeline.engine.limited_dispatcher import open_limits
 from pipeline.engine.models import FIRST_VERSION, ModelNames
-from pipeline.engine.resizing import resize
-from pipeline.engine.sequence_dispatcher import turnstiles_of
+from pipeline.engine.op.cache import ModelCache
+from pipeline.engine.op.elastic import Elasticity
+from pipeline.engine.op.limiter import open_limits
+from pipeline.engine.op.resizing import resize
+from pipeline.engine.sequences.dispatcher import turnstiles_of
 from pipeline.engine.stored_inputs import StoredInputs, check_has_no_schema
 from pipeline.engine.worker_api import Owner, WorkerContext, WorkerKind, Workers, WorkersFactory
 from pipeline.errors import InitError

@@ -13,7 +13,7 @@ from pipeline.config import registry
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
-from pipeline.engine.journal import (
+from pipeline.engine.journal.journal import (
     BY_CALLERS,
     PIPELINE,
     EngineObservers,

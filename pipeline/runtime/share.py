@@ -8,8 +8,8 @@ import msgspec
 
 from pipeline.config import registry
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.answer_cache import ServerCache
-from pipeline.engine.rate_limiter import RateLimiter
+from pipeline.engine.op.answer_cache import ServerCache
+from pipeline.engine.op.rate_limiter import RateLimiter
 from pipeline.errors import InitError, PipelineError, described
 from pipeline.observe.custom_metrics import CustomMetrics
 from pipeline.runtime.earlier_counters import EarlierCounters

@@ -13,10 +13,10 @@ import msgspec
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import NO_INFO, RequestInfo
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.hooks import check_hooks
-from pipeline.engine.init_op import end_op, run_init_op
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.hooks import check_hooks
+from pipeline.engine.run.init_op import end_op, run_init_op
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.flow import ALL, ENDED
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.errors import InitError, InputError, PipelineError, described

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pipeline.engine.journal import (
+from pipeline.engine.journal.journal import (
     PartKind,
     RequestRecord,
     Rows,

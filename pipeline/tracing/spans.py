@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.engine.journal import NO_WORKER, PIPELINE, OpSpan, Outcome, RequestRecord
+from pipeline.engine.journal.journal import NO_WORKER, PIPELINE, OpSpan, Outcome, RequestRecord
 from pipeline.tracing.context import TraceContext, child_id
 
 _MAX_LINKS = 127  # of one span; collectors drop more than 128

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 import numpy as np
 
-from pipeline.engine.journal import NO_WORKER, Outcome
+from pipeline.engine.journal.journal import NO_WORKER, Outcome
 from pipeline.errors import PipelineError
 from pipeline.observe.analysis.analyst import Analyst
 from pipeline.observe.tables import batches

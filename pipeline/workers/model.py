@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.data import ChannelData
-from pipeline.engine.channel import Item
 from pipeline.engine.convoy import Convoy, Each
 from pipeline.engine.model_answers import error_in
-from pipeline.engine.passage import PassingRun
-from pipeline.engine.payload import LOCAL, MemoryDomain
+from pipeline.engine.op.channel import Item
+from pipeline.engine.op.passage import PassingRun
+from pipeline.engine.run.payload import LOCAL, MemoryDomain
 from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import StreamRun

@@ -10,8 +10,8 @@ import msgspec
 
 from pipeline.data import ChannelData, RequestInfo
 from pipeline.engine.convoy import Convoy, Each, each_of, together
-from pipeline.engine.payload import opened
 from pipeline.engine.request import RequestState, UnarySink
+from pipeline.engine.run.payload import opened
 from pipeline.errors import PipelineError, UserCodeError, described
 from pipeline.workers.model_step import ModelStep
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from pipeline.data import ChannelData
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.passage import PassingRun
+from pipeline.engine.op.passage import PassingRun
 from pipeline.engine.request import RequestState, StreamSink, UnarySink
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.run import StreamRun
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from pipeline.data import RequestInfo
-from pipeline.engine.channel import Item
 from pipeline.engine.convoy import Convoy
+from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState, ResponseSink, TraceCollector
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.op import Op

@@ -18,14 +18,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.init_op import end_op, run_init_op
-from pipeline.engine.payload import LOCAL, MemoryDomain
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.init_op import end_op, run_init_op
+from pipeline.engine.run.payload import LOCAL, MemoryDomain
+from pipeline.engine.run.stages import BatchRun
+from pipeline.engine.run.warm_up import warm_up
 from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.trips.trip import Trip
-from pipeline.engine.warm_up import warm_up
 from pipeline.engine.worker_api import Job, Owner, SetUp, StreamOwner, Worker, WorkerContext
 from pipeline.errors import DeadlineError, InitError, PipelineError, WorkerDiedError, described
 from pipeline.op import Op, predictor_of

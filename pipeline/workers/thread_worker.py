@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Job

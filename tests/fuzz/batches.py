@@ -30,7 +30,7 @@ from pipeline.config.schema import load_config
 from pipeline.data import RequestInfo
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
-from pipeline.engine.journal import EngineObservers, Journal
+from pipeline.engine.journal.journal import EngineObservers, Journal
 from pipeline.engine.request import RequestTarget, ask
 from pipeline.op import ResponseOp, configure_op
 

@@ -11,7 +11,7 @@ from fuzz import model
 from fuzz.case import Case, RequestSpec
 from fuzz.model import Answer, Failure, Nothing, bound_s
 from fuzz.ops import Board
-from pipeline.engine.journal import Rows
+from pipeline.engine.journal.journal import Rows
 from pipeline.engine.state import EngineState, OpState
 from pipeline.observe.statistics import Statistics
 

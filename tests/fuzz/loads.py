@@ -27,9 +27,9 @@ from pipeline import Answer, Goto, Op, RequestOp
 from pipeline.caches.local import LocalCache, LocalOptions
 from pipeline.engine import admission, engine, shedding
 from pipeline.engine.admission import AdmissionController
-from pipeline.engine.answer_cache import ServerCache
-from pipeline.engine.cached_dispatcher import ModelCache
 from pipeline.engine.executor import Executor
+from pipeline.engine.op.answer_cache import ServerCache
+from pipeline.engine.op.cache import ModelCache
 from pipeline.engine.schedulers.dynamic_batcher import DynamicBatcher
 from pipeline.engine.shedding import Shedder, Throughput
 from pipeline.errors import OverloadedError

@@ -11,19 +11,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from pipeline.engine import bound_op, channel, collate, op_facts
 from pipeline.engine.admission import AdmissionController
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.channel import Channel
 from pipeline.engine.detours import Detours
-from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.engine import Engine
 from pipeline.engine.executor import Executor
 from pipeline.engine.filters import Deadline
-from pipeline.engine.journal import Outcome
+from pipeline.engine.journal.journal import Outcome
+from pipeline.engine.journal.spans import SpanRecorder
+from pipeline.engine.op import channel
+from pipeline.engine.op.channel import Channel
+from pipeline.engine.op.dispatcher import OpDispatcher
+from pipeline.engine.run import bound_op, collate, op_facts
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.base import ReadyQueue
 from pipeline.engine.schema_checks import CheckedUnpacker
-from pipeline.engine.span_recorder import SpanRecorder
 from pipeline.errors import PipelineError
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]

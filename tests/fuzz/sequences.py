@@ -27,13 +27,13 @@ from fuzz.virtual import VirtualThreads, VirtualWorker, VirtualWorkers
 from pipeline.caches.local import LocalCache, LocalOptions
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
-from pipeline.engine.answer_cache import ServerCache
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.cached_dispatcher import ModelCache
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
-from pipeline.engine.journal import EngineObservers, Journal
+from pipeline.engine.journal.journal import EngineObservers, Journal
+from pipeline.engine.op.answer_cache import ServerCache
+from pipeline.engine.op.cache import ModelCache
 from pipeline.engine.request import UnarySink
+from pipeline.engine.run.stages import BatchRun
 from pipeline.errors import OverloadedError, WorkerDiedError
 from pipeline.op import configure_op
 

@@ -31,7 +31,7 @@ from fuzz.stream_cases import (
 )
 from fuzz.virtual import VirtualThreads, VirtualWorker
 from pipeline.engine.engine import Engine
-from pipeline.engine.journal import EngineObservers, Journal
+from pipeline.engine.journal.journal import EngineObservers, Journal
 from pipeline.engine.request import RequestTarget, StreamSink, UnarySink
 from pipeline.errors import ErrorCode, OverloadedError
 from pipeline.proto import pipeline_service_pb2

@@ -18,14 +18,14 @@ from pipeline import Op
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import ChannelData
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
-from pipeline.engine.journal import EngineObservers, Journal
+from pipeline.engine.journal.journal import EngineObservers, Journal
 from pipeline.engine.pack_jobs import PackRunner
-from pipeline.engine.payload import LOCAL
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.payload import LOCAL
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
 from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Owner

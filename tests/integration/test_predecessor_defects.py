@@ -15,7 +15,7 @@ from grpc_peers import peer
 from paths import ROOT
 
 from pipeline import Op, ProductError, RequestOp
-from pipeline.engine.collate import distribute, plan
+from pipeline.engine.run.collate import distribute, plan
 from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.signature import ModelSignature
 from pipeline.proto.brpc import frames as baidu_std

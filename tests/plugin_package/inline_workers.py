@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.payload import LOCAL, MemoryDomain
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.payload import LOCAL, MemoryDomain
 from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Job, Owner, SetUp, Worker, WorkerContext
 from pipeline.op import Op

@@ -22,14 +22,14 @@ from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import LogConfig, load_config
 from pipeline.engine import engine as engines
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.cached_dispatcher import ModelCache
-from pipeline.engine.dispatcher import OpDispatcher
 from pipeline.engine.filters import FilterChain
 from pipeline.engine.graph import build_graph
-from pipeline.engine.journal import EngineObservers, Journal, Rows
-from pipeline.engine.payload import LOCAL, MemoryDomain
+from pipeline.engine.journal.journal import EngineObservers, Journal, Rows
+from pipeline.engine.op.cache import ModelCache
+from pipeline.engine.op.dispatcher import OpDispatcher
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.payload import LOCAL, MemoryDomain
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
 from pipeline.engine.worker_api import Job, Owner, Worker
 from pipeline.errors import DeadlineError, PipelineError

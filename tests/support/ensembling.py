@@ -15,7 +15,7 @@ from pipeline.config.schema import load_config
 from pipeline.data import NO_INFO, ChannelData, RequestInfo
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
-from pipeline.engine.journal import EngineObservers, Journal
+from pipeline.engine.journal.journal import EngineObservers, Journal
 from pipeline.engine.request import AnswerFuture, RequestState, RequestTarget, StreamSink
 from pipeline.engine.worker_api import WorkerContext
 from pipeline.errors import NoServiceError

@@ -15,7 +15,7 @@ from doubles import RecordingOwner, in_place_of, settle, virtual
 
 from pipeline import Op
 from pipeline.config.schema import OpConfig
-from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.run.stages import BatchRun
 from pipeline.workers.process.pages import StatusPage
 from pipeline.workers.process.pool import ProcessContext, ProcessWorkers
 from pipeline.workers.process.wire import (

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine.graph import Graph, build_graph
-from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, SPAN, Outcome, Rows
+from pipeline.engine.journal.journal import NO_WORKER, PIPELINE, REQUEST, SPAN, Outcome, Rows
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.frontends.dashboard.minute import LastMinute
 from pipeline.frontends.dashboard.recent import Recording, SlowRequestLog

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, SPAN, Outcome, Rows
+from pipeline.engine.journal.journal import NO_WORKER, PIPELINE, REQUEST, SPAN, Outcome, Rows
 
 MS = 1_000_000
 START_NS = 1_000 * MS

@@ -82,7 +82,7 @@ _FORMERLY = {
     "pipeline.config.fields": "pipeline.config_fields",
     "pipeline.config.schema": "pipeline.config",
     "pipeline.dropin.import_hook": "pipeline.dropin.finder",
-    "pipeline.engine.journal": "pipeline.observe.span",
+    "pipeline.engine.journal.journal": "pipeline.observe.span",
     "pipeline.cli.graph": "pipeline.commands_graph",
     "pipeline.cli.commands": "pipeline.commands",
     "pipeline.serve.arguments": "pipeline.serve_arguments",

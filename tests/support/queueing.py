@@ -10,7 +10,7 @@ import msgspec
 from pipeline.config.batching import DynamicBatchingConfig
 from pipeline.config.schema import OpConfig
 from pipeline.data import RequestInfo
-from pipeline.engine.channel import Item
+from pipeline.engine.op.channel import Item
 from pipeline.engine.schedulers.base import Batch, Load, Refusal
 from pipeline.engine.schedulers.dynamic_batcher import DynamicBatcher
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.engine.channel import Item
+from pipeline.engine.op.channel import Item
 from pipeline.engine.schedulers.base import Load
 
 

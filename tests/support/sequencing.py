@@ -7,10 +7,10 @@ from typing import Any
 
 from pipeline.config.schema import OpConfig, SequenceConfig
 from pipeline.data import RequestInfo
-from pipeline.engine.channel import Item
+from pipeline.engine.op.channel import Item
 from pipeline.engine.schedulers.base import Batch, Load
-from pipeline.engine.schedulers.direct import DirectScheduler
-from pipeline.engine.schedulers.oldest import OldestScheduler
+from pipeline.engine.sequences.direct import DirectScheduler
+from pipeline.engine.sequences.oldest import OldestScheduler
 
 STRATEGIES = {"direct": DirectScheduler, "oldest": OldestScheduler}
 

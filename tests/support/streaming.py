@@ -16,7 +16,7 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
-from pipeline.engine.journal import EngineObservers, Journal
+from pipeline.engine.journal.journal import EngineObservers, Journal
 from pipeline.engine.request import RequestState, RequestTarget, StreamSink, UnarySink
 from pipeline.engine.worker_api import WorkerContext
 from pipeline.op import configure_op

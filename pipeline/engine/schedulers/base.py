@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pipeline.engine.channel import Item
-from pipeline.engine.journal import Outcome
+from pipeline.engine.journal.journal import Outcome
+from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.errors import PipelineError
 

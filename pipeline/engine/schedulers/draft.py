@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from pipeline.engine.channel import Item
+from pipeline.engine.op.channel import Item
 
 Form = Callable[[Item], object]
 """What is equal for items that may share an execution."""

@@ -6,7 +6,7 @@ import math
 from typing import ClassVar
 
 from pipeline.config.schema import OpConfig
-from pipeline.engine.channel import Item
+from pipeline.engine.op.channel import Item
 from pipeline.engine.schedulers.base import Batch, Load, ReadyQueue
 
 _WEIGHT = 1 / 16  # of the newest gap in the running mean

@@ -6,8 +6,8 @@ import bisect
 from collections.abc import Iterator, Mapping
 
 from pipeline.config.schema import OpConfig
-from pipeline.engine.channel import Item
-from pipeline.engine.journal import Outcome
+from pipeline.engine.journal.journal import Outcome
+from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Batch, Load, Refusal
 from pipeline.engine.schedulers.draft import Draft, Form

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.engine.channel import Item
+from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Batch, Load, Refusal, Scheduler
 from pipeline.errors import PipelineError, UserCodeError, described, printable

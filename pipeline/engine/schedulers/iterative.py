@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from pipeline.config.schema import OpConfig
-from pipeline.engine.channel import Item
+from pipeline.engine.op.channel import Item
 from pipeline.engine.schedulers.base import Batch, Load, ReadyQueue
 
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 
 from pipeline.config.batching import QueuePolicyConfig
-from pipeline.engine.channel import Item
+from pipeline.engine.op.channel import Item
 
 _PER_S = 1e6  # microseconds
 _SPARE = 64  # limits of those who have left

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from pipeline.engine.payload import Payload
+from pipeline.engine.run.payload import Payload
 from pipeline.proto.lists import concatenated
 
 _PART_BYTES = 256  # of a part beside what is in it

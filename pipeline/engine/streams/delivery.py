@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.answers import channel_data
-from pipeline.engine.conditions import Absent, nowhere
 from pipeline.engine.filters import Filter, FilterChain
-from pipeline.engine.journal import PIPELINE, EngineObservers, Outcome, PartKind
+from pipeline.engine.journal.journal import PIPELINE, EngineObservers, Outcome, PartKind
 from pipeline.engine.model_answers import is_last_part
+from pipeline.engine.op.conditions import Absent, nowhere
 from pipeline.engine.pack_jobs import Packer, PackJob
-from pipeline.engine.payload import opened
 from pipeline.engine.request import ACTIVE, PACKING, RequestState
-from pipeline.engine.stage_errors import log_raised
+from pipeline.engine.run.payload import opened
+from pipeline.engine.run.stage_errors import log_raised
 from pipeline.engine.streams.combine import StreamLimits, combined, size_of
 from pipeline.engine.streams.dispatcher import StreamDispatcher, is_for_one_op
 from pipeline.engine.streams.flow import ENDED, Bundle, Part, RequestStream

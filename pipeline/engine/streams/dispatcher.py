@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.channel import Item, first_error, own_dict
-from pipeline.engine.conditions import Absent, no_such_way
-from pipeline.engine.dispatcher import OpDispatcher, item_of
-from pipeline.engine.journal import EngineObservers, Outcome, PartKind, outcome_of
-from pipeline.engine.lone_run import LoneRun
+from pipeline.engine.journal.journal import EngineObservers, Outcome, PartKind, outcome_of
+from pipeline.engine.op.channel import Item, first_error, own_dict
+from pipeline.engine.op.conditions import Absent, no_such_way
+from pipeline.engine.op.dispatcher import OpDispatcher, item_of
+from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.op.shortcut import Shortcut
 from pipeline.engine.request import RequestState
-from pipeline.engine.shortcut import Shortcut
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.combine import StreamLimits
 from pipeline.engine.streams.flow import ALL, ENDED, OUT, End, Flow, Part, opened_part
 from pipeline.engine.streams.inlet import Inlet, inlet_of

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import field
 
-from pipeline.engine.payload import opened
+from pipeline.engine.run.payload import opened
 from pipeline.engine.streams.combine import Kept
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    from pipeline.engine.conditions import Absent
-    from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.op.conditions import Absent
+    from pipeline.engine.op.dispatcher import OpDispatcher
     from pipeline.engine.streams.dispatcher import StreamDispatcher
 
 

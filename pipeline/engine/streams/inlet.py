@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.engine.channel import own_dict
-from pipeline.engine.conditions import Absent, present
+from pipeline.engine.op.channel import own_dict
+from pipeline.engine.op.conditions import Absent, present
 from pipeline.engine.streams.combine import Kept, StreamLimits
 from pipeline.engine.streams.flow import ENDED, Part
 from pipeline.errors import PipelineError, TooLargeError

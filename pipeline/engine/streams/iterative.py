@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from pipeline.config.schema import SequenceConfig
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.channel import Item
-from pipeline.engine.lone_run import LoneRun
+from pipeline.engine.op.channel import Item
+from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.request import RequestState
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.iterative import IterativeScheduler
 from pipeline.engine.streams.dispatcher import StreamDispatcher, is_for_one_op
 from pipeline.engine.streams.flow import ALL, ENDED, OUT, Bundle, End, Flow, Part

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pipeline.engine.graph import Graph, names_of
-from pipeline.engine.hooks import yields
-from pipeline.engine.op_facts import is_ragged
+from pipeline.engine.run.hooks import yields
+from pipeline.engine.run.op_facts import is_ragged
 from pipeline.errors import ConfigError, GraphError
 from pipeline.op import Op, runs_process
 

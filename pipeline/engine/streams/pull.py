@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.call import Call
-from pipeline.engine.collate import slices, split_result
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.call import Call
+from pipeline.engine.run.collate import slices, split_result
 from pipeline.errors import PayloadTypeError
 
 DONE = "done"

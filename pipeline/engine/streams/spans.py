@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.engine.channel import Item
-from pipeline.engine.journal import (
+from pipeline.engine.journal.journal import (
     FROM_OUTSIDE,
     MAX_ROWS,
     Journal,
@@ -14,9 +13,10 @@ from pipeline.engine.journal import (
     pack_part,
     pack_span,
 )
+from pipeline.engine.journal.spans import SpanRecorder
+from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Batch
-from pipeline.engine.span_recorder import SpanRecorder
 from pipeline.engine.streams.flow import Flow
 from pipeline.engine.streams.run import StreamRun
 

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, cast
 from msgspec import field
 
 from pipeline.data import SequenceStep
-from pipeline.engine.batch_run import CallWatch
-from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.stage_errors import ids_of, stage_error
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.stage_errors import ids_of, stage_error
+from pipeline.engine.run.stages import CallWatch
 from pipeline.engine.streams.combine import size_of
 from pipeline.engine.streams.flow import ALL, ENDED, Bundle
 from pipeline.engine.streams.run import SLICE_NS, UNWANTED, Entry, StreamRun, StreamWatch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.engine.journal import Outcome
-from pipeline.engine.span_recorder import take_down_plain
+from pipeline.engine.journal.journal import Outcome
+from pipeline.engine.journal.spans import take_down_plain
 from pipeline.engine.trips import pace
 from pipeline.engine.trips.groups import is_bound_after_all
 from pipeline.engine.trips.rows import OF_STEP

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.config.elastic import bounds_of
-from pipeline.engine.channel import Receiver, alone
-from pipeline.engine.op_facts import OpFacts
+from pipeline.engine.op.channel import Receiver, alone
+from pipeline.engine.run.op_facts import OpFacts
 from pipeline.engine.trips.rows import TripRows
 from pipeline.engine.trips.trip import Lender, Step, TripPlan
 from pipeline.op import Op, runs_process
 
 if TYPE_CHECKING:
-    from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.executor import Executor
+    from pipeline.engine.op.dispatcher import OpDispatcher
     from pipeline.engine.trips.pace import Pace
     from pipeline.engine.worker_api import Workers
 

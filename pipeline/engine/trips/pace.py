@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from pipeline.engine.dispatcher import OpDispatcher
+    from pipeline.engine.op.dispatcher import OpDispatcher
     from pipeline.engine.trips.trip import TripPlan
 
 # A request is slow above one of them: to an Op that is not quick, and to one that is.

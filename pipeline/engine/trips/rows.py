@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.engine.journal import SPAN, Journal, OpSpan, Rows
+from pipeline.engine.journal.journal import SPAN, Journal, OpSpan, Rows
 
 if TYPE_CHECKING:
-    from pipeline.engine.span_recorder import SpanRecorder
+    from pipeline.engine.journal.spans import SpanRecorder
 
 _HEAD = ("data_id", "rows", "ready_ns", "began_ns", "result_received_ns")
 OF_STEP = 3

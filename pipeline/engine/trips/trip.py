@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.channel import Item, Receiver, own_dict
-from pipeline.engine.lone_run import LoneRun
-from pipeline.engine.plain_step import PlainStep, PlainTimes
-from pipeline.engine.stage_errors import stage_error
+from pipeline.engine.op.channel import Item, Receiver, own_dict
+from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.run.plain_step import PlainStep, PlainTimes
+from pipeline.engine.run.stage_errors import stage_error
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.trips.rows import OF_STEP, TripRows
 
 if TYPE_CHECKING:
-    from pipeline.engine.channel import Links
-    from pipeline.engine.dispatcher import OpDispatcher
-    from pipeline.engine.span_recorder import SpanRecorder
+    from pipeline.engine.journal.spans import SpanRecorder
+    from pipeline.engine.op.channel import Links
+    from pipeline.engine.op.dispatcher import OpDispatcher
+    from pipeline.engine.op.worker_watch import WorkerWatch
     from pipeline.engine.trips.pace import Pace
-    from pipeline.engine.worker_watch import WorkerWatch
 
 _LONGEST_NS = 2_000_000  # no step begins when a trip has lasted so long
 

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.channel import Item, own_dict
-from pipeline.engine.lone_run import LoneRun
+from pipeline.engine.op.channel import Item, own_dict
+from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.trips.books import take_down
 from pipeline.engine.trips.groups import OpGroups
 from pipeline.engine.trips.trip import Lender, Trip, TripPlan
@@ -19,8 +19,8 @@ from pipeline.engine.worker_api import Loop, Worker
 from pipeline.errors import PipelineError, described
 
 if TYPE_CHECKING:
-    from pipeline.engine.dispatcher import OpDispatcher
     from pipeline.engine.executor import Executor
+    from pipeline.engine.op.dispatcher import OpDispatcher
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from pipeline.engine.sequence_pairs import NAMES as SEQUENCE_NAMES
+from pipeline.engine.sequences.pairs import NAMES as SEQUENCE_NAMES
 from pipeline.errors import PackageError, TooLargeError
 from pipeline.frontends.api.multipart import fields_of_form
 from pipeline.frontends.http.bodies import JSON, is_json, kind_of

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from pipeline.engine.sequence_pairs import END, ID, START
+from pipeline.engine.sequences.pairs import END, ID, START
 from pipeline.frontends.api.bodies import KEYS
 from pipeline.frontends.api.examples import example_of
 from pipeline.schema.models import REFERENCE

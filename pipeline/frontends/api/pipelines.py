@@ -9,7 +9,7 @@ import msgspec
 
 from pipeline.engine.models import FIRST_VERSION, ModelEntry, ModelRegistry, Served
 from pipeline.engine.request import RequestTarget
-from pipeline.engine.sequence_dispatcher import has_sequences
+from pipeline.engine.sequences.dispatcher import has_sequences
 from pipeline.errors import ClosedError, ConfigError, NoServiceError, PayloadTypeError
 from pipeline.frontends.base import HeaderForwarding
 from pipeline.op import overrides

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.ma  # else numpy does at its first call, when no file may be left
 
-from pipeline.engine.journal import PIPELINE, Outcome, Rows
+from pipeline.engine.journal.journal import PIPELINE, Outcome, Rows
 from pipeline.observe.sink import SinkContext
 from pipeline.observe.snapshot import LATENCY_STEPS, MinuteSeries, Snapshot
 from pipeline.observe.tables import Counters, Integers, buckets, percentile, tally

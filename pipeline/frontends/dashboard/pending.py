@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.engine.journal import SPAN, Rows
+from pipeline.engine.journal.journal import SPAN, Rows
 from pipeline.observe.tables import Integers, Positions, batches, joined
 
 _MIN_KEPT = 8 * 1024  # spans, or ended requests, before the one is looked for in the other

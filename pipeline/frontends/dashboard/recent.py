@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from pipeline.engine.journal import BY_CALLERS, REQUEST, SPAN, Outcome, Rows
+from pipeline.engine.journal.journal import BY_CALLERS, REQUEST, SPAN, Outcome, Rows
 from pipeline.errors import utf8_text
 from pipeline.frontends.dashboard.pending import FoundSpans, PendingSpans
 from pipeline.observe.sink import SinkContext

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.engine.journal import BY_CALLERS, Outcome
+from pipeline.engine.journal.journal import BY_CALLERS, Outcome
 from pipeline.engine.state import OpState, SequencesState
 from pipeline.frontends.dashboard.layout import Layout
 from pipeline.frontends.dashboard.minute import merged

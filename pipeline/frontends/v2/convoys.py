@@ -13,8 +13,8 @@ import numpy as np
 from pipeline.data import ChannelData, RequestInfo
 from pipeline.engine.convoy import Arrays, Convoy, each_of
 from pipeline.engine.engine import Engine
-from pipeline.engine.payload import opened
 from pipeline.engine.request import Begin, RequestHandle, RequestTarget, ResponseSink, UnarySink
+from pipeline.engine.run.payload import opened
 from pipeline.errors import PipelineError, UserCodeError, described
 from pipeline.proto.slices import SHORT_BYTES
 

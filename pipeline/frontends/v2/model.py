@@ -10,7 +10,7 @@ import msgspec
 from pipeline.data import Tensor, declared, max_batch_size_of
 from pipeline.engine.graph import Graph
 from pipeline.engine.request import RequestTarget
-from pipeline.engine.sequence_feeds import hidden_inputs, hidden_outputs
+from pipeline.engine.sequences.feeds import hidden_inputs, hidden_outputs
 from pipeline.errors import ConfigError
 from pipeline.frontends.v2.convert import request_of, values_of
 from pipeline.frontends.v2.errors import V2Error, V2Status

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import msgspec
 
 from pipeline.data import RequestInfo
-from pipeline.engine.sequence_pairs import LONGEST_ID
+from pipeline.engine.sequences.pairs import LONGEST_ID
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.proto.v2.codec import Parameters
 

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from pipeline.config.yaml import Source, read_yaml
-from pipeline.engine.journal import NO_WORKER
+from pipeline.engine.journal.journal import NO_WORKER
 from pipeline.errors import ConfigError
 from pipeline.observe.analysis.chrome_trace import Event, events, first_time_ns, trace_json
 from pipeline.observe.analysis.figures import Figures, OpFigures, figures_of, op_concurrency

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from pipeline.engine.journal import NO_WORKER, Outcome, Rows
+from pipeline.engine.journal.journal import NO_WORKER, Outcome, Rows
 from pipeline.observe.tables import batches, columns, walks
 
 Event = dict[str, Any]

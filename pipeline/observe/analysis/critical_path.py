@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.engine.journal import NO_WORKER, Rows
+from pipeline.engine.journal.journal import NO_WORKER, Rows
 from pipeline.observe.analysis.weighted import Durations, Numbers
 
 _MAX_WALKED = 20_000  # requests whose way through the graph is looked at

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.engine.journal import NO_WORKER, PIPELINE, Outcome, Rows
+from pipeline.engine.journal.journal import NO_WORKER, PIPELINE, Outcome, Rows
 from pipeline.observe.analysis.chrome_trace import depth, first_known, request_times
 from pipeline.observe.analysis.critical_path import Path, critical_path
 from pipeline.observe.analysis.sampling import Sample

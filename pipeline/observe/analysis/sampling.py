@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.engine.journal import Rows
+from pipeline.engine.journal.journal import Rows
 from pipeline.observe.tables import Integers, batches, covered_ns, merged
 
 _WINDOW_NS = 10**9

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.engine.journal import Rows
+from pipeline.engine.journal.journal import Rows
 
 Numbers = npt.NDArray[Any]
 

@@ -24,7 +24,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.engine.journal import PIPELINE, REQUEST, SPAN, OpSpan, Outcome, Rows, wall_offset_ns
+from pipeline.engine.journal.journal import (
+    PIPELINE,
+    REQUEST,
+    SPAN,
+    OpSpan,
+    Outcome,
+    Rows,
+    wall_offset_ns,
+)
 from pipeline.errors import utf8_text
 from pipeline.observe.analysis.sampling import LOAD, Sample, Strides
 from pipeline.observe.open_streams import NO_STREAMS, STREAM

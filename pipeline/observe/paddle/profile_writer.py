@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from pipeline.engine.journal import REQUEST, SPAN, Rows, wall_offset_ns
+from pipeline.engine.journal.journal import REQUEST, SPAN, Rows, wall_offset_ns
 from pipeline.observe.analysis.sampling import NO_LOADS, SampledRows, Sampler
 from pipeline.observe.background import Background
 from pipeline.observe.open_streams import NO_STREAMS, OpenStreams

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from pipeline.engine.journal import Outcome, Rows
+from pipeline.engine.journal.journal import Outcome, Rows
 from pipeline.engine.state import EngineState
 from pipeline.observe.background import Background
 from pipeline.observe.paddle.tracer_block import (

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pipeline.config.schema import LogConfig, ServiceConfig
 from pipeline.engine.graph import Graph
-from pipeline.engine.journal import PIPELINE, Outcome, Rows
+from pipeline.engine.journal.journal import PIPELINE, Outcome, Rows
 from pipeline.errors import InitError, printable, utf8_text
 from pipeline.observe.tables import kept
 

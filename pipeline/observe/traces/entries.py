@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from pipeline.engine.journal import NO_WORKER, SPAN, OpSpan
+from pipeline.engine.journal.journal import NO_WORKER, SPAN, OpSpan
 from pipeline.proto.v2.raw import datatype_of
 
 _read_span = struct.Struct(f"{SPAN.itemsize // 8}q").unpack

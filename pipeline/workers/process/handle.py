@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.channel import Item
 from pipeline.engine.convoy import Each
-from pipeline.engine.hooks import asking
 from pipeline.engine.model_calls import ModelHost
-from pipeline.engine.sequence_feeds import feeds_sequences
+from pipeline.engine.op.channel import Item
+from pipeline.engine.run.hooks import asking
+from pipeline.engine.run.stages import BatchRun
+from pipeline.engine.sequences.feeds import feeds_sequences
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.stepped import SteppedRun

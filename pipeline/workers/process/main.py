@@ -16,12 +16,12 @@ from typing import Any, Protocol
 import msgspec
 
 from pipeline.data import NO_INFO, RequestInfo
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.bound_op import BoundOp
 from pipeline.engine.convoy import Each, close_ranks, members_of
-from pipeline.engine.init_op import end_op, run_init_op
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.init_op import end_op, run_init_op
+from pipeline.engine.run.stages import BatchRun
+from pipeline.engine.run.warm_up import warm_up
 from pipeline.engine.streams.plan import is_iterative
-from pipeline.engine.warm_up import warm_up
 from pipeline.engine.worker_api import SetUp
 from pipeline.errors import (
     PayloadTypeError,

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.payload import MemoryDomain
+from pipeline.engine.run.payload import MemoryDomain
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.stepped import SteppedRun

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 from msgspec import field
 
 from pipeline.data import RequestContext, contexts_of
-from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import UNWANTED, StreamRun
 from pipeline.errors import PipelineError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.step import StepRun

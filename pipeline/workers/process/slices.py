@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.data import RequestInfo
-from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.plan import is_iterative
 from pipeline.engine.streams.run import Entry, StreamRun

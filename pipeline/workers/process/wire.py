@@ -21,7 +21,7 @@ import msgspec
 from pipeline.answer_head import AnswerHead
 from pipeline.config.schema import OpConfig
 from pipeline.data import RequestInfo
-from pipeline.engine.warm_up import WarmUpSample
+from pipeline.engine.run.warm_up import WarmUpSample
 from pipeline.metrics import SeriesChange
 from pipeline.op import WorkerSpec
 from pipeline.predictors.metadata import ModelMetadata

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.run.bound_op import BoundOp
 from pipeline.errors import described, utf8_text
 from pipeline.metrics import LEDGER, Ledger
 from pipeline.op import predictor_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.run.stages import BatchRun
 from pipeline.op import Op
 from pipeline.workers.process.handle import Commons, ProcessWorker
 from pipeline.workers.process.pages import StatusPage

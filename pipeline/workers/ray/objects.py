@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pipeline.engine.payload import MemoryDomain
+from pipeline.engine.run.payload import MemoryDomain
 from pipeline.errors import PayloadTypeError
 from pipeline.workers.process.wire import ItemOutcome, Jobs, WorkerReport
 from pipeline.workers.ray.api import ObjectGoneError, RayApi

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from pipeline.config.ray import RayOpConfig
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.hooks import asking
+from pipeline.engine.run.hooks import asking
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.worker_api import Owner, Worker
 from pipeline.errors import DataLostError, InitError
 from pipeline.op import Op

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from pipeline.engine.payload import Payload
+from pipeline.engine.run.payload import Payload
 from pipeline.errors import OverloadedError, PayloadTypeError
 from pipeline.workers.shm.arena import Block
 from pipeline.workers.shm.pickling import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
-from pipeline.engine.payload import MemoryDomain
+from pipeline.engine.run.payload import MemoryDomain
 from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
 from pipeline.workers.shm.payload import Loads, SerializedPayload, SharedPayload, serialize
 from pipeline.workers.shm.pickling import anything_of, data_of

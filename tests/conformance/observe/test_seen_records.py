@@ -24,7 +24,7 @@ from seen import fetched, looked_at, metrics, total
 from seen_server import OPS, SCRIPT, ServedSeen
 from served import PATIENCE_S, environment, is_open
 
-from pipeline.engine.journal import PIPELINE, Outcome
+from pipeline.engine.journal.journal import PIPELINE, Outcome
 from pipeline.observe.paddle.profile import parse_profile, read_profile
 
 EVERYTHING: dict[str, Any] = {

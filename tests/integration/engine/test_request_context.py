@@ -11,8 +11,9 @@ from doubles import server_for
 
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.data import RequestInfo
-from pipeline.engine import batch_run, pack_jobs
+from pipeline.engine import pack_jobs
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.run import stages as batch_run
 from pipeline.proto.pipeline_service_pb2 import Request
 
 INFO = RequestInfo(

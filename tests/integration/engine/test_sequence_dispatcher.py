@@ -17,7 +17,7 @@ from doubles import server_for, wait_until
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.data import RequestInfo
 from pipeline.engine.request import RequestTarget
-from pipeline.engine.sequence_dispatcher import turnstiles_of
+from pipeline.engine.sequences.dispatcher import turnstiles_of
 from pipeline.errors import ConfigError, ErrorCode, GraphError
 from pipeline.proto.pipeline_service_pb2 import Request
 

@@ -27,7 +27,7 @@ from fused import (
 )
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.engine.journal import SPAN
+from pipeline.engine.journal.journal import SPAN
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.trips import trip as trip_file
 from pipeline.observe.tables import walks

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, StatusCode
 
-from pipeline.engine.journal import PIPELINE, Journal, Outcome, pack_request, pack_span
+from pipeline.engine.journal.journal import PIPELINE, Journal, Outcome, pack_request, pack_span
 from pipeline.errors import InitError
 from pipeline.tracing.context import TraceContext, format_traceparent
 from pipeline.tracing.recorder import BySampler, OtelRecorder, RateLimit, connect

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.caches.local import ENTRY_BYTES, LocalCache, LocalOptions
-from pipeline.engine.answer_cache import CacheError
+from pipeline.engine.op.answer_cache import CacheError
 
 
 def cache(values: int, size: int = 100) -> LocalCache:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.__main__ import main
-from pipeline.engine.journal import REQUEST, SPAN
+from pipeline.engine.journal.journal import REQUEST, SPAN
 
 US = 1_000
 OPS = ("words", "bow")

@@ -10,8 +10,8 @@ from doubles import Engine, Tag, answers, on_loop, settle, virtual
 
 from pipeline import Op, RequestOp
 from pipeline.caches.local import LocalCache, LocalOptions
-from pipeline.engine.answer_cache import ServerCache
-from pipeline.engine.cached_dispatcher import ModelCache
+from pipeline.engine.op.answer_cache import ServerCache
+from pipeline.engine.op.cache import ModelCache
 from pipeline.errors import GraphError
 from pipeline.observe.statistics import Statistics
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pipeline.engine.answer_form import NoFormError, has_form, key_of, packed, unpacked
+from pipeline.engine.op.answer_form import NoFormError, has_form, key_of, packed, unpacked
 from pipeline.errors import InputError
 from pipeline.routes import Goto
 

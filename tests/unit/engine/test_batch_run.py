@@ -15,9 +15,9 @@ from pipeline import Op, ProductError
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import Tensor
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.span_recorder import executions
+from pipeline.engine.journal.spans import executions
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.stages import BatchRun
 from pipeline.errors import (
     FeedError,
     InputError,

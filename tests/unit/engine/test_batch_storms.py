@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from fuzz import batch_cases, batches
 
-from pipeline.engine import dynamic_dispatcher, ragged
-from pipeline.engine.dynamic_dispatcher import DynamicDispatcher
+from pipeline.engine.op import order as dynamic_dispatcher
+from pipeline.engine.op.order import DynamicDispatcher
+from pipeline.engine.run import ragged
 from pipeline.engine.schedulers import policy_queue
 from pipeline.engine.schedulers.draft import Draft
 from pipeline.engine.schedulers.dynamic_batcher import DynamicBatcher

@@ -10,7 +10,7 @@ from pipeline import Op
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.dropin.names import ProductErrCode
-from pipeline.engine.bound_op import BoundOp, unpack_result
+from pipeline.engine.run.bound_op import BoundOp, unpack_result
 from pipeline.errors import PayloadTypeError, PipelineError, ProductError
 from pipeline.op import configure_op
 

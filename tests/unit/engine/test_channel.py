@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.engine.channel import Channel, Item, first_error
-from pipeline.engine.conditions import Absent
+from pipeline.engine.op.channel import Channel, Item, first_error
+from pipeline.engine.op.conditions import Absent
 from pipeline.errors import InputError, UserCodeError
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pipeline.engine.collate import distribute, plan, rows_of
+from pipeline.engine.run.collate import distribute, plan, rows_of
 from pipeline.errors import PayloadTypeError
 
 

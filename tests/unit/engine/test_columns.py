@@ -9,7 +9,7 @@ import pytest
 from doubles import Engine, answers, settle, virtual
 
 from pipeline import Op, RequestOp
-from pipeline.engine.collate import with_columns
+from pipeline.engine.run.collate import with_columns
 
 
 class Keeps(Op):

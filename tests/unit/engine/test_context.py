@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import Op, RequestOp
 from pipeline.data import RequestInfo, SequenceStep, context_of
-from pipeline.engine.hooks import (
+from pipeline.engine.run.hooks import (
     POSTPROCESS,
     PREPROCESS,
     PROCESS,

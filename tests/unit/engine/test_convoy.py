@@ -18,7 +18,7 @@ from pipeline.engine.convoy import Convoy, Each, each_of, parts_of, stacked, tog
 from pipeline.engine.convoy_way import beside
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
-from pipeline.engine.journal import EngineObservers, Journal, Outcome
+from pipeline.engine.journal.journal import EngineObservers, Journal, Outcome
 from pipeline.engine.request import AnswerFuture, RequestTarget
 from pipeline.errors import InputError, WorkerDiedError
 from pipeline.op import configure_op

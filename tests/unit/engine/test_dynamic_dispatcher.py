@@ -9,8 +9,8 @@ import pytest
 from doubles import Engine, Tag, answers, chain, settle, virtual
 
 from pipeline import Op, RequestOp
-from pipeline.engine.dynamic_dispatcher import DynamicDispatcher
-from pipeline.engine.journal import Outcome
+from pipeline.engine.journal.journal import Outcome
+from pipeline.engine.op.order import DynamicDispatcher
 from pipeline.engine.request import RequestTarget, ask
 from pipeline.errors import ConfigError, ErrorCode, WorkerDiedError
 

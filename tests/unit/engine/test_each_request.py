@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.engine.call import Call
-from pipeline.engine.collate import distribute, plan_each
+from pipeline.engine.run.call import Call
+from pipeline.engine.run.collate import distribute, plan_each
 from pipeline.errors import PayloadTypeError
 
 

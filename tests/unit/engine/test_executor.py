@@ -9,7 +9,7 @@ from doubles import Engine, Tag, answers, chain, settle, virtual
 
 from pipeline import Answer, Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import Tensor
-from pipeline.engine.journal import Outcome
+from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.request import RequestTarget, ask
 from pipeline.errors import ErrorCode, InitError, OverloadedError, PayloadTypeError
 from pipeline.proto.pipeline_service_pb2 import Request

@@ -11,7 +11,7 @@ from doubles import Engine, answers, chain, run_virtual, virtual
 
 from pipeline import Filter
 from pipeline.engine.filters import FilterChain, NameCheck, configured
-from pipeline.engine.journal import Outcome
+from pipeline.engine.journal.journal import Outcome
 from pipeline.errors import ConfigError, InitError, OverloadedError, ProductError
 from pipeline.proto.pipeline_service_pb2 import Request
 

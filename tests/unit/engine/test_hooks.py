@@ -8,7 +8,7 @@ import pytest
 from doubles import server_for
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.engine.hooks import check_hooks, doubtful_names
+from pipeline.engine.run.hooks import check_hooks, doubtful_names
 from pipeline.errors import InitError
 
 

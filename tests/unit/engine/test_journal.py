@@ -10,7 +10,7 @@ from doubles import Engine, Tag, answers, chain, settle, virtual
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import ChannelData
-from pipeline.engine.journal import (
+from pipeline.engine.journal.journal import (
     NO_WORKER,
     PIPELINE,
     REQUEST,

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from pipeline import Op
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
-from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.lone_run import LoneRun
+from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.run.bound_op import BoundOp
 from pipeline.errors import PipelineError
 from pipeline.op import configure_op
 

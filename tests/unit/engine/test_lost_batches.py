@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from doubles import Engine, answers, chain, settle, virtual
 
-from pipeline.engine.batch_run import BatchRun
+from pipeline.engine.run.stages import BatchRun
 from pipeline.errors import DeadlineError, InitError, WorkerDiedError
 
 DIED = WorkerDiedError("the worker process was killed")

@@ -10,8 +10,8 @@ from offered import ANSWERED, REFUSED, TOO_LATE, Load
 
 from pipeline import Answer, Op, RequestOp
 from pipeline.caches.local import LocalCache, LocalOptions
-from pipeline.engine.answer_cache import ServerCache
-from pipeline.engine.cached_dispatcher import ModelCache
+from pipeline.engine.op.answer_cache import ServerCache
+from pipeline.engine.op.cache import ModelCache
 from pipeline.errors import OverloadedError
 
 CAPACITY = 100.0  # of the slow Op, a second

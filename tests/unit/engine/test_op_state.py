@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.engine.op_state import is_as_before, keep_changes, restore
+from pipeline.engine.run.op_state import is_as_before, keep_changes, restore
 
 
 def test_an_op_that_nobody_changes_is_as_before():

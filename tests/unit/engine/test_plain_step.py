@@ -10,8 +10,8 @@ import pytest
 from pipeline import Op, ProductError
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.stages import BatchRun
 from pipeline.errors import PipelineError
 from pipeline.op import configure_op
 

@@ -13,10 +13,10 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.ragged import BatchOutputConfig
 from pipeline.config.schema import load_config
 from pipeline.data import RequestInfo
-from pipeline.engine.collate import distribute
-from pipeline.engine.ragged import RaggedBatch, batch_input, ragged_batch_of
 from pipeline.engine.request import RequestTarget, ask
-from pipeline.engine.sequence_feeds import SequenceFeeds
+from pipeline.engine.run.collate import distribute
+from pipeline.engine.run.ragged import RaggedBatch, batch_input, ragged_batch_of
+from pipeline.engine.sequences.feeds import SequenceFeeds
 from pipeline.errors import ConfigError, GraphError, InitError, InputError, PayloadTypeError
 
 COUNTS = {

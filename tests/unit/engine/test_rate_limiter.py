@@ -8,8 +8,8 @@ import pytest
 from doubles import Engine, Tag, answers, settle, virtual
 
 from pipeline import RequestOp
-from pipeline.engine.limited_dispatcher import open_limits
-from pipeline.engine.rate_limiter import ANY_DEVICE, SHARED, Needs, RateLimiter
+from pipeline.engine.op.limiter import open_limits
+from pipeline.engine.op.rate_limiter import ANY_DEVICE, SHARED, Needs, RateLimiter
 from pipeline.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.config.controls import Control, Kind
 from pipeline.data import SequenceStep
-from pipeline.engine.sequence_controls import Controls, gathered, spread
+from pipeline.engine.sequences.controls import Controls, gathered, spread
 
 FIRST = SequenceStep(id=2**64 - 1, start=True)
 LAST = SequenceStep(id=7, end=True, slot=3)

@@ -9,7 +9,7 @@ from pipeline import Op, RequestOp
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import SequenceStep
-from pipeline.engine.sequence_feeds import SequenceFeeds
+from pipeline.engine.sequences.feeds import SequenceFeeds
 
 READY = {"name": "READY", "kind": "ready", "int32_false_true": [-5, 1]}
 START = {"name": "START", "kind": "start", "bool_false_true": [False, True]}

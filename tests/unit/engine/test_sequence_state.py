@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config.sequences import InitialStateConfig, StateConfig
 from pipeline.data import SequenceStep
-from pipeline.engine.sequence_state import SlotStates, specs_of
+from pipeline.engine.sequences.states import SlotStates, specs_of
 from pipeline.errors import InitError, PayloadTypeError
 
 

@@ -9,12 +9,12 @@ import pytest
 from fuzz import sequences
 from fuzz.sequence_cases import READ, Case, Node, Step, made_case
 
-from pipeline.engine import answer_cache
-from pipeline.engine.schedulers.kept_sequences import KeptSequenceBook
-from pipeline.engine.schedulers.sequences import SequenceBook
-from pipeline.engine.sequence_feeds import FedCall, SequenceFeeds
-from pipeline.engine.sequence_order import Turnstile
-from pipeline.engine.sequence_state import SlotStates
+from pipeline.engine.op import answer_cache
+from pipeline.engine.sequences.book import SequenceBook
+from pipeline.engine.sequences.feeds import FedCall, SequenceFeeds
+from pipeline.engine.sequences.kept_sequences import KeptSequenceBook
+from pipeline.engine.sequences.order import Turnstile
+from pipeline.engine.sequences.states import SlotStates
 
 _SEED = 1
 _CASES = 50

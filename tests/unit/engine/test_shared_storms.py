@@ -11,10 +11,10 @@ import pytest
 from doubles import Engine, Tag, run_virtual
 
 from pipeline import RequestOp
-from pipeline.engine.answer_cache import CacheError, ServerCache
-from pipeline.engine.cached_dispatcher import ModelCache
-from pipeline.engine.limited_dispatcher import LimitedDispatcher, open_limits
-from pipeline.engine.rate_limiter import RateLimiter
+from pipeline.engine.op.answer_cache import CacheError, ServerCache
+from pipeline.engine.op.cache import ModelCache
+from pipeline.engine.op.limiter import LimitedDispatcher, open_limits
+from pipeline.engine.op.rate_limiter import RateLimiter
 from pipeline.errors import OverloadedError
 
 REQUESTS = 60

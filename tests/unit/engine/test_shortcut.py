@@ -10,9 +10,9 @@ import pytest
 from doubles import Engine, ScriptedWorkers, Tag, answers, run_virtual, settle
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.journal import Outcome
-from pipeline.engine.lone_run import LoneRun
+from pipeline.engine.journal.journal import Outcome
+from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.run.stages import BatchRun
 
 
 class LendingWorkers(ScriptedWorkers):

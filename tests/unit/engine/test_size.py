@@ -1,4 +1,4 @@
-"""The core stays small: what it may have at most, of lines, methods and attributes."""
+"""The core stays small: what a class may have at most, of methods and attributes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import pytest
 import pipeline
 
 ENGINE = Path(pipeline.__file__).parent / "engine"
-MAX_LINES = {"executor.py": 300}
-MAX_LINES_OF_OTHERS = 400
 MAX_METHODS = 25
 MAX_ATTRIBUTES = 15
 FILES = sorted(ENGINE.rglob("*.py"))
@@ -40,12 +38,6 @@ def attributes_of(found: ast.ClassDef) -> set[str]:
 CLASSES = dict(classes())
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ENGINE)))
-def test_a_file_of_the_core_is_short(file):
-    lines = len(file.read_text(encoding="utf-8").splitlines())
-    assert lines <= MAX_LINES.get(file.name, MAX_LINES_OF_OTHERS)
-
-
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_class_of_the_core_is_small(name):
     methods = [
@@ -56,6 +48,6 @@ def test_a_class_of_the_core_is_small(name):
 
 
 def test_the_core_is_found():
-    assert {"engine.py:Engine", "executor.py:Executor", "dispatcher.py:OpDispatcher"} <= set(
+    assert {"engine.py:Engine", "executor.py:Executor", "op/dispatcher.py:OpDispatcher"} <= set(
         CLASSES
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.stage_errors import noted, stage_failure
+from pipeline.engine.run.stage_errors import noted, stage_failure
 from pipeline.errors import ErrorCode, OverloadedError
 
 

@@ -9,9 +9,9 @@ from doubles import logs_in
 from pipeline import Op, RequestOp
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
-from pipeline.engine.answer_form import packed
-from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.warm_up import WarmUpSample, warm_up
+from pipeline.engine.op.answer_form import packed
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.warm_up import WarmUpSample, warm_up
 from pipeline.errors import InitError
 from pipeline.op import configure_op
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.engine.journal import PIPELINE, REQUEST, SPAN, Outcome
+from pipeline.engine.journal.journal import PIPELINE, REQUEST, SPAN, Outcome
 from pipeline.engine.state import EngineState
 from pipeline.observe.metrics import render
 from pipeline.observe.snapshot import Snapshot

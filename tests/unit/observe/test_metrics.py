@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.config.schema import MetricsConfig
-from pipeline.engine.journal import Outcome
+from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.state import EdgeState, EngineState, OpState, SequencesState, WorkersState
 from pipeline.observe.metrics import render, render_predecessor
 from pipeline.observe.snapshot import (

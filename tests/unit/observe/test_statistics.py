@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.journal import (
+from pipeline.engine.journal.journal import (
     NO_WORKER,
     PIPELINE,
     REQUEST,

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline import Op, ProductError, RequestOp
-from pipeline.engine.journal import PIPELINE, Outcome
+from pipeline.engine.journal.journal import PIPELINE, Outcome
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import OverloadedError
 from pipeline.observe.snapshot import ModelCounters

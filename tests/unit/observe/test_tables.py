@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.journal import NO_WORKER, REQUEST, SPAN, Rows
+from pipeline.engine.journal.journal import NO_WORKER, REQUEST, SPAN, Rows
 from pipeline.observe.tables import batches, columns, groups, joined, sorted_by, tally
 
 

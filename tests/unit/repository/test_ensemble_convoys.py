@@ -12,7 +12,7 @@ from ensembling import Shelf, config_of, ensemble_of
 
 from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.convoy import Convoy, each_of
-from pipeline.engine.journal import Outcome
+from pipeline.engine.journal.journal import Outcome
 from pipeline.errors import InputError, WorkerDiedError
 
 BATCHED = {"batching": "dynamic", "batch_size": 8}

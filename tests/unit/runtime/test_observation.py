@@ -15,7 +15,7 @@ from pipeline.config import registry
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.engine.graph import build_graph
-from pipeline.engine.journal import PIPELINE, Outcome
+from pipeline.engine.journal.journal import PIPELINE, Outcome
 from pipeline.engine.request import RequestState
 from pipeline.engine.state import EngineState
 from pipeline.errors import InitError, ProductError

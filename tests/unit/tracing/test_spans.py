@@ -13,7 +13,7 @@ import pytest
 from doubles import Engine, chain, run_virtual
 
 from pipeline import Op
-from pipeline.engine.journal import (
+from pipeline.engine.journal.journal import (
     NO_WORKER,
     PIPELINE,
     REQUEST,

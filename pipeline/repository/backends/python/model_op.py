@@ -16,8 +16,8 @@ import msgspec
 
 from pipeline.config.controls import Control
 from pipeline.data import RequestContext
-from pipeline.engine.sequence_controls import Controls, in_slots, of_nobody
-from pipeline.engine.sequence_feeds import has_fillers
+from pipeline.engine.sequences.controls import Controls, in_slots, of_nobody
+from pipeline.engine.sequences.feeds import has_fillers
 from pipeline.engine.streams.flow import ENDED
 from pipeline.errors import ClosedError, InitError, PipelineError, UserCodeError
 from pipeline.op import Op, RequestOp, WorkerSpec

@@ -12,7 +12,7 @@ import pytest
 from browser import CHROMIUM, Browser
 from played_page import MS, Played, graph_of, op_state, request, served, turn
 
-from pipeline.engine.journal import Outcome
+from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.state import SequencesState
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")

@@ -12,7 +12,7 @@ from doubles import on_loop, settle, skip, wait_until
 from streaming import Count, Event, Mark, Noted, OneSink, PartsSink, serving
 
 from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp
-from pipeline.engine.journal import PIPELINE, Outcome, PartKind
+from pipeline.engine.journal.journal import PIPELINE, Outcome, PartKind
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.state import EdgeState
 from pipeline.errors import ErrorCode, GraphError

@@ -18,7 +18,7 @@ import pytest
 from doubles import chain, http, post, run_virtual, server_for, wait_until
 from played_page import MS, Played, graph_of, op_state, request, rows, served, turn
 
-from pipeline.engine.journal import REQUEST, SPAN, Outcome
+from pipeline.engine.journal.journal import REQUEST, SPAN, Outcome
 from pipeline.engine.state import EngineState
 from pipeline.errors import ErrorCode
 from pipeline.frontends.dashboard import routes as page_module

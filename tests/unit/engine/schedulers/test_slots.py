@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.engine.schedulers.slots import SequenceSlot, Slots
+from pipeline.engine.sequences.slots import SequenceSlot, Slots
 
 
 def slots_of(*lives, count=2):

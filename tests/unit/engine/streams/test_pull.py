@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline import Answer
-from pipeline.engine.call import Call
+from pipeline.engine.run.call import Call
 from pipeline.engine.streams.pull import Piece, Pull
 from pipeline.errors import PayloadTypeError
 

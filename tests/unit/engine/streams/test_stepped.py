@@ -11,7 +11,7 @@ from pipeline import Op, RequestOp
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import NO_INFO
-from pipeline.engine.bound_op import BoundOp
+from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.streams import stepped
 from pipeline.engine.streams.flow import ALL, ENDED, Bundle
 from pipeline.engine.streams.run import SLICE_NS

@@ -11,10 +11,10 @@ import pytest
 from pipeline import Op
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.bound_op import BoundOp
-from pipeline.engine.channel import Item
-from pipeline.engine.lone_run import LoneRun
+from pipeline.engine.op.channel import Item
+from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.trips.trip import Step, Trip, TripPlan
 from pipeline.errors import PipelineError
 from pipeline.op import configure_op

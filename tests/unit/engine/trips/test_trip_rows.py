@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from pipeline.engine.journal import MAX_ROWS, Journal, OpSpan, op_spans
+from pipeline.engine.journal.journal import MAX_ROWS, Journal, OpSpan, op_spans
 from pipeline.engine.trips.rows import TripRows
 
 

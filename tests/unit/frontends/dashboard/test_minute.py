@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from played_page import MS, request, rows
 
-from pipeline.engine.journal import REQUEST, SPAN, Outcome
+from pipeline.engine.journal.journal import REQUEST, SPAN, Outcome
 from pipeline.frontends.dashboard.minute import SECONDS, LastMinute, merged
 from pipeline.observe.snapshot import MinuteSeries
 

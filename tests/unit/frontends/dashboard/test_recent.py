@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played_page import MS, never_ran, request, rows, turn
 
-from pipeline.engine.journal import REQUEST, SPAN, Outcome
+from pipeline.engine.journal.journal import REQUEST, SPAN, Outcome
 from pipeline.frontends.dashboard.recent import (
     MAX_FAILED,
     MAX_RECORDED,

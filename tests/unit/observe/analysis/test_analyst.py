@@ -10,7 +10,7 @@ import pytest
 from played_service import PlayedOp, play, request, requests_of, turn, turns_of
 
 from pipeline import Analyst
-from pipeline.engine.journal import Outcome, Rows
+from pipeline.engine.journal.journal import Outcome, Rows
 from pipeline.errors import ConfigError
 from pipeline.observe.analysis.advice import advise
 from pipeline.observe.analysis.report import report_json, report_text

@@ -22,7 +22,7 @@ from played_service import (
     turns_of,
 )
 
-from pipeline.engine.journal import REQUEST, SPAN, Outcome
+from pipeline.engine.journal.journal import REQUEST, SPAN, Outcome
 from pipeline.observe.analysis.chrome_trace import (
     depth,
     events,

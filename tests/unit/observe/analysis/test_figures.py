@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played_service import MS, PlayedOp, never_ran, play, request, requests_of, turn, turns_of
 
-from pipeline.engine.journal import REQUEST, SPAN, Outcome
+from pipeline.engine.journal.journal import REQUEST, SPAN, Outcome
 from pipeline.observe.analysis.critical_path import service_avg_cost
 from pipeline.observe.analysis.figures import (
     avg_batch_cost,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played_service import MS, never_ran, request, requests_of, turn, turns_of
 
-from pipeline.engine.journal import REQUEST, SPAN, Rows
+from pipeline.engine.journal.journal import REQUEST, SPAN, Rows
 from pipeline.observe.analysis.sampling import SampledRows, Sampler
 
 SECOND_NS = 1_000 * MS

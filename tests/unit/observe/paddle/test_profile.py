@@ -16,7 +16,7 @@ from doubles import Engine, answers, chain, run_virtual
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.journal import (
+from pipeline.engine.journal.journal import (
     NO_WORKER,
     PIPELINE,
     REQUEST,

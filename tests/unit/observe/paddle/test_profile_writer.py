@@ -14,7 +14,7 @@ import pytest
 from doubles import Engine, chain, run_virtual
 from played_service import PlayedOp, play, request, requests_of, turn, turns_of
 
-from pipeline.engine.journal import PART, PIPELINE, REQUEST, SPAN, Outcome, PartKind, Rows
+from pipeline.engine.journal.journal import PART, PIPELINE, REQUEST, SPAN, Outcome, PartKind, Rows
 from pipeline.observe.analysis.advice import advise
 from pipeline.observe.analysis.figures import Figures, figures_of
 from pipeline.observe.analysis.report import report_text

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.config.schema import LogConfig, load_config
 from pipeline.engine.graph import build_graph
-from pipeline.engine.journal import NO_WORKER, PIPELINE, REQUEST, SPAN, Outcome, Rows
+from pipeline.engine.journal.journal import NO_WORKER, PIPELINE, REQUEST, SPAN, Outcome, Rows
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.errors import InitError
 from pipeline.observe.paddle.tracer import BatchTimes, Tracer

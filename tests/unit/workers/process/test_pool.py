@@ -11,8 +11,8 @@ import pytest
 from doubles import settle, virtual
 from played import KILLED, PlayedPool, Sample, played, run_of
 
-from pipeline.engine.batch_run import BatchRun
-from pipeline.engine.span_recorder import executions
+from pipeline.engine.journal.spans import executions
+from pipeline.engine.run.stages import BatchRun
 from pipeline.errors import InitError, PayloadTypeError, ProductError, WorkerDiedError
 from pipeline.workers.process.wire import ErrorFields
 from pipeline.workers.shm.payload import SharedPayload

@@ -382,7 +382,7 @@ def test_an_error_of_the_users_comes_home_and_the_worker_goes_on(raised, code, k
                 raise raised
             return input_dicts["read"], False, None, ""
 
-    logging.getLogger("pipeline.engine.batch_run").setLevel(logging.CRITICAL)
+    logging.getLogger("pipeline.engine.run.stages").setLevel(logging.CRITICAL)
     with Home(Raises("op")) as home:
         error, good = home.ready().ask({"bad": 1}, {"x": 1})
         assert (error.code, type(error).__name__) == (code, kind)

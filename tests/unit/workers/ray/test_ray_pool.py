@@ -13,7 +13,7 @@ from played_ray import RayPool, big
 
 from pipeline import Op
 from pipeline.config.ray import RayOpConfig
-from pipeline.engine.payload import opened
+from pipeline.engine.run.payload import opened
 from pipeline.errors import DataLostError, InitError, UserCodeError
 from pipeline.workers.ray.api import UnreachableError
 

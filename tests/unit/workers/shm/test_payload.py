@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from same_payload import assert_same
 
-from pipeline.engine.payload import opened
+from pipeline.engine.run.payload import opened
 from pipeline.errors import OverloadedError, PayloadTypeError
 from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
 from pipeline.workers.shm.payload import (

@@ -1,0 +1,343 @@
+"""ResponseCache: the seam of caches of answers. AnswerCache: what one model has in it.
+
+A cache is never a reason for an error: where it fails nothing is found in it, and nothing kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from pipeline.data import RequestInfo, own_parameters
+from pipeline.engine.journal.journal import PIPELINE, EngineObservers
+from pipeline.engine.offload import Offload
+from pipeline.engine.op.answer_form import NoFormError, has_form, key_of, packed, unpacked
+from pipeline.engine.run.payload import Payload
+from pipeline.errors import described
+from pipeline.proto.slices import SHORT_BYTES, weight
+
+_LOGGER = logging.getLogger(__name__)
+
+_PLACES = {"insert": "into", "look up": "in"}
+
+
+class ResponseCache(Protocol):
+    """A cache of bytes by keys of 16 bytes; the registry has what makes one as `caches`.
+
+    It is made with its options, and lives on the server's event loop. What answers at once returns
+    the result itself, anything else what is awaited for it. What they raise is logged.
+
+    Attributes:
+        is_shared: whether other servers have it, too, and it outlives this one.
+    """
+
+    is_shared: bool
+
+    async def open(self) -> None:
+        """Connect to whatever it needs. Raises InitError: the server does not start."""
+
+    def lookup(self, key: bytes) -> bytes | Awaitable[bytes | None] | None:
+        """Return the value of a key; None: there is none."""
+
+    def insert(self, key: bytes, value: bytes) -> Awaitable[None] | None:
+        """Keep a value, if there is room for it. Raises CacheError: there will never be."""
+
+    async def close(self) -> None:
+        """Give back what `open` took."""
+
+
+class CacheError(Exception):
+    """A cache never does what it was asked for; the text says why."""
+
+
+class Found(msgspec.Struct, eq=False):
+    """Result of a lookup, for a request.
+
+    Args:
+        key: under which its answer is to be kept; None: it is not.
+        answer: the request's; None: there is none.
+        start_ns, took_ns: when it was looked for, and how long.
+    """
+
+    key: bytes | None
+    start_ns: int
+    took_ns: int = 0
+    answer: dict[str, Any] | None = None
+
+
+class CacheTeller:
+    """Tells the sinks that want to know it what came of a cache; see `CacheSink`."""
+
+    def __init__(self, observers: EngineObservers) -> None:
+        self._observers = observers
+        self.clock_ns: Callable[[], int] = observers.clock_ns
+
+    def caches(self, target: int) -> None:
+        """Tell that answers of a model are kept."""
+        self._tell("notify_caches", target)
+
+    def hit(self, target: int, data_id: int, took_ns: int) -> None:
+        """Tell that a request was found, before its span or row is told."""
+        self._tell("notify_cache_hit", target, data_id, took_ns)
+
+    def missed(self, target: int, took_ns: int) -> None:
+        """Tell that a request was not found, after its answer was to be kept."""
+        self._tell("notify_cache_miss", target, took_ns)
+
+    def _tell(self, name: str, *told: int) -> None:
+        journal = self._observers.journal
+        for sink in () if journal is None else journal.sinks:
+            notify = getattr(sink, name, None)
+            if notify is not None:
+                notify(*told)
+
+
+class CacheSink(Protocol):
+    """A sink that counts what caches do; `target` is as in REQUEST."""
+
+    def notify_caches(self, target: int) -> None:
+        """Take note of a model whose answers are kept."""
+
+    def notify_cache_hit(self, target: int, data_id: int, took_ns: int) -> None:
+        """Take note that a request, whose row or span comes next, was answered from a cache."""
+
+    def notify_cache_miss(self, target: int, took_ns: int) -> None:
+        """Take note that one was not, and how long it was looked for and kept."""
+
+
+class ServerCache:
+    """The cache of a server, and the threads for what is large.
+
+    Args:
+        name: by which the registry knows it.
+    """
+
+    def __init__(self, name: str, cache: ResponseCache) -> None:
+        self.cache: ResponseCache = cache
+        self.offload: Offload = Offload()
+        self.loads: int = 0
+        self.failures: int = 0
+        """Times that it could not do what it was asked for."""
+        self._name = name
+        self._failing: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Open the cache. Raises InitError."""
+        await self.cache.open()
+
+    async def close(self) -> None:
+        """Give up what is under way, and close the cache."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.offload.stop()
+        try:
+            await self.cache.close()
+        except Exception:  # a plug-in's
+            _LOGGER.exception("cache %s could not be closed", self._name)
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what takes a while, on the event loop."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def failed(self, verb: str, error: Exception, key: bytes | None = None) -> None:
+        """Take note that the cache has failed: logged once, until it is well again.
+
+        What it never does, as its CacheError says, is logged once for all.
+        """
+        self.failures += 1
+        kind = f"never {verb}" if isinstance(error, CacheError) else verb
+        if kind not in self._failing:
+            self._failing.add(kind)
+            what = "key" if key is None else f"key [{key.hex()}]"
+            place = f"{_PLACES[verb]} response cache {self._name}"
+            _LOGGER.error("Failed to %s %s %s: %s", verb, what, place, described(error))
+
+    def is_well(self, verb: str) -> None:
+        """Take note that the cache did what it was asked for."""
+        self._failing.discard(verb)
+
+    def of_model(self, name: str, version: str) -> bytes:
+        """Return what begins the keys of a model that is loaded now.
+
+        Who shares the cache has the same; else what was kept of one that was loaded before under
+        this name is found no more.
+        """
+        self.loads += 1
+        load = 0 if self.cache.is_shared else self.loads
+        return msgspec.msgpack.encode((name, version, load))
+
+
+class AnswerCache:
+    """Answers of one model, or of a whole graph, in a server's cache. On the event loop.
+
+    Args:
+        model: see `ServerCache.of_model`.
+        target: as in REQUEST, for those who count.
+        reads_parameters: whether the caller's own parameters, and forwarded headers, may reach who
+            answers.
+    """
+
+    def __init__(
+        self,
+        server: ServerCache,
+        model: bytes,
+        teller: CacheTeller,
+        target: int = PIPELINE,
+        reads_parameters: bool = True,
+    ) -> None:
+        self._server = server
+        self._model = model
+        self._target = target
+        self._reads_parameters = reads_parameters
+        self._teller = teller
+        teller.caches(target)
+
+    def hit(self, data_id: int, found: Found) -> None:
+        """Tell that a request is answered from the cache."""
+        self._teller.hit(self._target, data_id, found.took_ns)
+
+    # Looking up -----------------------------------------------------------------------------
+
+    def find(
+        self, inputs: Mapping[str, Any], info: RequestInfo, take: Callable[[Found], None]
+    ) -> None:
+        """Look for the answer of a request; `take` is told what there is, at once or later."""
+        found = Found(None, self._teller.clock_ns())
+        said = own_parameters(info) if self._reads_parameters else {}
+        make = functools.partial(key_of, self._model, inputs, info.outputs, said)
+        if not _is_short(inputs):
+            self._server.begin(self._find(make, found, take))
+            return
+        result: Any = None
+        try:
+            found.key = make()
+            result = self._server.cache.lookup(found.key)
+            if not isinstance(result, bytes | None) or _is_long(result):
+                self._server.begin(self._end(found, result, take))
+                return
+            self._open(found, result)
+        except NoFormError:
+            pass
+        except Exception as error:  # a plug-in's, or what somebody else wrote
+            self._server.failed("look up", error, found.key)
+        self._tell(found, take)
+
+    async def _find(
+        self, make: Callable[[], bytes], found: Found, take: Callable[[Found], None]
+    ) -> None:
+        result: Any = None
+        try:
+            key, _ = await self._server.offload.run(make)
+            found.key = key
+            result = self._server.cache.lookup(key)
+        except NoFormError:
+            pass
+        except Exception as error:
+            self._server.failed("look up", error, found.key)
+        await self._end(found, result, take)
+
+    async def _end(self, found: Found, result: Any, take: Callable[[Found], None]) -> None:
+        """Await what a lookup comes to."""
+        try:
+            value = result if isinstance(result, bytes | None) else await result
+            if value is not None and _is_long(value):
+                found.answer, _ = await self._server.offload.run(functools.partial(unpacked, value))
+                self._server.is_well("look up")
+            else:
+                self._open(found, value)
+        except Exception as error:
+            self._server.failed("look up", error, found.key)
+        self._tell(found, take)
+
+    def _open(self, found: Found, value: bytes | None) -> None:
+        if value is not None:
+            found.answer = unpacked(value)
+        self._server.is_well("look up")
+
+    def _tell(self, found: Found, take: Callable[[Found], None]) -> None:
+        found.took_ns = self._teller.clock_ns() - found.start_ns
+        take(found)
+
+    # Keeping --------------------------------------------------------------------------------
+
+    def keep(self, found: Found, outcome: Any, go_on: Callable[[], None]) -> None:
+        """Keep what came of a request that was not found, if it is an answer.
+
+        `go_on` is called when it has been read, and may be changed again.
+        """
+        if found.key is None or not has_form(outcome):
+            go_on()
+            return
+        start_ns = self._teller.clock_ns()
+        size = outcome.byte_size if isinstance(outcome, Payload) else weight(outcome)
+        if size > SHORT_BYTES:
+            self._server.begin(self._keep(found, outcome, go_on, start_ns))
+            return
+        result: Any = None
+        try:
+            result = self._server.cache.insert(found.key, packed(outcome))
+            if result is None:
+                self._server.is_well("insert")
+        except NoFormError:
+            pass
+        except Exception as error:
+            self._server.failed("insert", error, found.key)
+        if result is None:
+            self._missed(found, start_ns)
+        else:
+            self._server.begin(self._kept(found, result, start_ns))
+        go_on()
+
+    async def _keep(
+        self, found: Found, outcome: Any, go_on: Callable[[], None], start_ns: int
+    ) -> None:
+        value: bytes | None = None
+        try:
+            value, _ = await self._server.offload.run(functools.partial(packed, outcome))
+        except NoFormError:
+            pass
+        except Exception as error:
+            self._server.failed("insert", error, found.key)
+        go_on()
+        result = None
+        try:
+            if value is not None and found.key is not None:
+                result = self._server.cache.insert(found.key, value)
+        except Exception as error:
+            self._server.failed("insert", error, found.key)
+        await self._kept(found, result, start_ns)
+
+    async def _kept(self, found: Found, result: Any, start_ns: int) -> None:
+        """Await what an insertion comes to."""
+        try:
+            if result is not None:
+                await result
+                self._server.is_well("insert")
+        except Exception as error:
+            self._server.failed("insert", error, found.key)
+        self._missed(found, start_ns)
+
+    def _missed(self, found: Found, start_ns: int) -> None:
+        kept_ns = self._teller.clock_ns() - start_ns
+        self._teller.missed(self._target, found.took_ns + kept_ns)
+
+
+def _is_short(inputs: Mapping[str, Any]) -> bool:
+    """Return whether a key can be made of inputs on the event loop."""
+    total = 0
+    for part in inputs.values():
+        total += part.byte_size if isinstance(part, Payload) else weight(part)
+    return total <= SHORT_BYTES
+
+
+def _is_long(value: bytes | None) -> bool:
+    return value is not None and len(value) > SHORT_BYTES

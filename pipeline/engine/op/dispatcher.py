@@ -1,0 +1,397 @@
+"""OpDispatcher: one Op's inbox, batches and workers. Plain code on the event loop, no locks."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config import registry
+from pipeline.data import announced_batch, declares, max_batch_size_of
+from pipeline.engine.journal.journal import EngineObservers, Outcome, outcome_of
+from pipeline.engine.journal.spans import SpanRecorder
+from pipeline.engine.op.channel import Channel, Item, Links, Room, first_error
+from pipeline.engine.op.conditions import Absent, edges_of
+from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.op.passage import shortcut_of
+from pipeline.engine.op.shortcut import Shortcut
+from pipeline.engine.op.worker_watch import WorkerWatch
+from pipeline.engine.request import RequestState, RequestTarget
+from pipeline.engine.run.payload import opened
+from pipeline.engine.run.stages import BatchRun
+from pipeline.engine.schedulers.base import Batch, Load, Refusal, Scheduler
+from pipeline.engine.schedulers.guarded import SchedulerError, guarded
+from pipeline.engine.shedding import Shedder
+from pipeline.engine.state import OpState
+from pipeline.engine.trips.pace import Pace
+from pipeline.engine.trips.trip import Trip
+from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
+from pipeline.errors import DeadlineError, PipelineError
+from pipeline.op import Op
+
+if TYPE_CHECKING:
+    from pipeline.engine.executor import Executor
+
+
+class OpDispatcher:
+    """Joins what one Op reads, has its scheduler cut batches, and hands them to its workers.
+
+    Args:
+        op: configured.
+        index: the Op's place in the graph, by which the journal knows it.
+        channel_size: requests that may be ready here before producers are held back; 0 = any.
+
+    Attributes:
+        streams: whether its Op makes or reads streams.
+        goes_alone: why its Op is never in a group; "": nothing of its own is against it.
+        run_type: what its batches are.
+        may_spare: whether who comes here need not wait, for its answer may be kept.
+    """
+
+    streams: bool = False
+    goes_alone: str = ""
+    run_type: type[BatchRun] = BatchRun
+    may_spare: bool = False
+
+    def __init__(
+        self,
+        op: Op,
+        make_workers: WorkersFactory,
+        router: Executor,
+        loop: Loop,
+        index: int,
+        observers: EngineObservers,
+        channel_size: int = 0,
+    ) -> None:
+        config = op.pipeline_config
+        producers = [producer.name for producer in op.get_input_ops()]
+        self.op = op
+        self.name: str = op.name
+        self.channel: Channel = Channel(producers, bool(config.channel_recv_first_arrive))
+        self.scheduler: Scheduler = self._make_scheduler()
+        self.workers: Workers = make_workers(op, self)
+        most = max_batch_size_of(op)
+        # Samples that one execution may get: before the model is loaded, and after.
+        limits = (most if declares(op) else 0, announced_batch(most, config.batch_size))
+        ahead = getattr(self.workers, "ahead", 0)
+        self.load: Load = Load(rows_limits=limits, ahead=ahead)
+        self.shedder: Shedder = Shedder(op.name, self.scheduler, self.load, config.batch_size)
+        self.pace: Pace = Pace()
+        self.links: Links = Links()
+        self.room: Room = Room(channel_size, self.scheduler)
+        self.spans: SpanRecorder = SpanRecorder(index, observers)
+        waits = config.timeout_s, op.pipeline_patience_s
+        self.watch: WorkerWatch = WorkerWatch(
+            self.workers, self.load, self._is_awaited, *waits, loop, self._give_up
+        )
+        self.is_dirty: bool = False
+        self._router = router
+        self.shortcut: Shortcut | None = shortcut_of(self, router, loop)
+
+    def _make_scheduler(self) -> Scheduler:
+        config = self.op.pipeline_config
+        options = registry.options_of("schedulers", config.batching)
+        make = registry.find("schedulers", config.batching)
+        given = options and options(**config.scheduler_options)
+        return guarded(make(config, given), self.name)
+
+    # In ---------------------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        request: RequestState,
+        slot: str,
+        part: Any,
+        stand_in: str | None = None,
+        entered: tuple[OpDispatcher, ...] = (),
+        is_all: bool = False,
+    ) -> None:
+        """Take the answer of the producer `slot`, or of `stand_in`, which jumped to it.
+
+        `entered`: others that read it, and do so in one go with this Op. `is_all`: nothing else
+        is read, as of an Op that has this one run again.
+        """
+        if (self.channel.is_join and not is_all) or stand_in is not None:
+            inputs = self.channel.join(request, slot, part, stand_in)
+            if inputs is None:
+                return
+        else:
+            inputs = {slot: part}
+        if type(part) is not dict or len(inputs) > 1:  # else it is neither closed nor an error
+            if self.links.opens_payloads:
+                inputs = {name: opened(part) for name, part in inputs.items()}
+            error = first_error(inputs)
+            if error is not None:
+                self._pass_by(request, error)
+                return
+        if self.shortcut is None or not self.shortcut.take(request, inputs, entered):
+            self._add(item_of(self, request, inputs, entered=entered))
+
+    def _pass_by(self, request: RequestState, error: PipelineError | Absent) -> None:
+        """Pass on that there is nothing for this Op to do."""
+        if type(error) is Absent:
+            self.links.skipped += 1
+        self._router.route(self, request, error)
+
+    def enqueue_direct(self, request: RequestState, target: RequestTarget) -> None:
+        """Take a request that is for this Op alone, perhaps again: what came stays as it is."""
+        inputs = {
+            name: dict(part) if isinstance(part, dict) else part
+            for name, part in target.payload.items()
+        }
+        self._add(item_of(self, request, inputs, target.raw_inputs))
+
+    def _add(self, item: Item) -> None:
+        """Have a request wait for its turn, if that comes in its time."""
+        request, now = item.request, self._router.loop.time()
+        if request.deadline is not None and (shed := self.shedder.refusal_here(request, now)):
+            self._pass_on(item, shed)  # it never waited, and has no span
+            return
+        refusal = self.scheduler.add(item, now)
+        if refusal is not None:
+            self.fail([item], refusal, outcome_of(refusal))
+        if not self.is_dirty:
+            self._router.cycle.mark_dirty(self)
+
+    def begin_lap(self, request: RequestState, again: Container[str] | None = None) -> None:
+        """Drop what there is of a request that a jump back, or a loop, has run here again.
+
+        `again`: those that it reads and that answer anew; None: it reads none of them now.
+        """
+        laps = request.laps or {}
+        request.laps = {**laps, self: laps.get(self, 0) + 1}
+        if again is not None and self.channel.is_join:
+            self.channel.begin_lap(request, again)
+        request.live -= self._drop_ready(request)
+
+    def drop(self, request: RequestState) -> None:
+        """Drop what is queued here for a request that is over, or starts anew."""
+        if self.channel.is_join:
+            self.channel.discard_parts(request)
+        self._drop_ready(request)
+        if self._is_awaited():
+            if request.generation == RequestState.OVER:
+                self.workers.forget(request.data_id)
+            self.watch.abandoned()
+
+    def _drop_ready(self, request: RequestState) -> int:
+        """Drop what is ready here: so many spans, which come to nothing."""
+        dropped = self.scheduler.drop(request)
+        if dropped:
+            self.spans.unfinished(dropped, Outcome.OTHER)
+        if self.room.size and (self.room.release_request(request) or dropped):
+            self.places_freed()
+        return len(dropped)
+
+    def places_freed(self) -> None:
+        """Let go on who waited for a place: at this Op, in front of it, and at the frontends.
+
+        Whatever takes an item out of the scheduler, or ends the wait for an answer that has been
+        promised a place behind this Op, comes here.
+        """
+        self._router.cycle.mark_dirty(self)
+        for node in self.room.held_back:
+            self._router.cycle.mark_dirty(node)
+
+    @property
+    def waiting(self) -> int:
+        """Return how many requests wait here."""
+        return len(self.scheduler)
+
+    def state(self, group: tuple[str, ...] = ()) -> OpState:
+        """Return how it stands."""
+        return OpState(
+            name=self.name,
+            joining=self.channel.waiting_for_parts,
+            queued=self.waiting,
+            running=self.load.items,
+            workers=self.workers.state(),
+            group=group,
+            skipped=self.links.skipped,
+            edges=edges_of(self.links),
+        )
+
+    # Batches ----------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        """Hand out all batches that should leave now; set a timer for the next one."""
+        self.is_dirty = False
+        scheduler, load, room, runs = self.scheduler, self.load, self.room, []
+        now = self._router.loop.time()
+        if not load.workers and self.shortcut is not None:
+            self.shortcut.workers_are_there()
+        load.workers = min(self.workers.count, load.most_workers)
+        load.max_rows = load.rows_limits[self.workers.note is not None]
+        while True:
+            if room.size:
+                load.max_items, load.is_full = room.places(), room.is_full
+            try:
+                batch = scheduler.next(load, now)
+            except SchedulerError as failed:
+                self.fail(failed.items, failed.error, Outcome.OTHER)
+                batch = None
+            if isinstance(batch, Refusal):
+                if batch.outcome is not None:
+                    self.spans.unfinished(batch.items, batch.outcome)
+                for item in batch.items:
+                    self._pass_on(item, batch.error)
+            elif not isinstance(batch, Batch):
+                break
+            else:
+                run = self.run_type(batch.items, batch.worker, places=batch.places)
+                runs.append(self.count(run))
+                if self.shedder.is_on:
+                    self.shedder.began(batch.items)
+            if room.size:
+                self.places_freed()
+            if not len(scheduler):
+                break
+        if self.shedder.is_on:
+            self.shedder.look(now)
+        if isinstance(batch, int | float):
+            self._router.cycle.wake_at(self, batch)
+        if runs:
+            trips = self._router.trips
+            self._submit(trips.begin(self, runs) if self.pace.was_fusable else runs)
+        if len(scheduler) and (outage := self.workers.outage) is not None:
+            self.fail(scheduler.clear(), outage, Outcome.OTHER)
+            self.places_freed()
+
+    def count(self, run: BatchRun) -> BatchRun:
+        """Take note of a batch that goes to the workers, or is there already."""
+        self.load.running += 1
+        self.load.items += len(run.items)
+        if self.room.size:
+            self.room.promise(run.items)
+        return run
+
+    def _submit(self, runs: Sequence[BatchRun | Trip]) -> None:
+        self.workers.submit(runs)
+        if self.watch.timeout_s is not None:
+            self.watch.submitted()
+
+    def workers_changed(self) -> None:
+        self.load.workers = self.workers.count
+        self._router.workers_changed()
+        self._router.cycle.mark_dirty(self)
+
+    # Out --------------------------------------------------------------------------------
+
+    def _is_awaited(self) -> bool:
+        """Return whether anything runs here, or may come in a trip."""
+        return self.load.running > 0 or self._router.trips.groups.has_trips(self)
+
+    def done(self, worker: Worker, job: BatchRun | LoneRun | Trip) -> None:
+        if isinstance(job, LoneRun):
+            assert self.shortcut is not None, "it has been made there"
+            self.shortcut.done(worker, job)
+            return
+        if isinstance(job, Trip):
+            self._router.trips.done(worker, job)
+            return
+        if job.is_superseded:
+            return
+        self.load.served((job.end_ns - job.start_ns) / 1e9)
+        if self.pace.is_fusable:
+            self._router.trips.took(self, job)
+        self.release(job)
+        self.links.answered += len(job.items)
+        if self.spans.is_wanted:
+            self.spans.batch(worker, job)
+        for item, outcome in zip(job.items, job.outcomes, strict=False):
+            if outcome is not None:
+                self._pass_on(item, outcome, job.jumped)
+        if not self.is_dirty and len(self.scheduler):
+            self._router.cycle.mark_dirty(self)
+
+    def lost(self, job: BatchRun | LoneRun | Trip, error: PipelineError) -> None:
+        """Start the job over as configured; else its requests end with `error`."""
+        if isinstance(job, LoneRun):
+            job = job.taken_out()
+        if isinstance(job, Trip):
+            self._router.trips.lost(job, error)
+        elif not job.is_superseded:
+            job.is_superseded = True
+            self._start_over(job, error)
+
+    def close(self) -> None:
+        """Cancel the timers."""
+        self.watch.close()
+        self._router.cycle.wake_at(self, None)
+
+    def _give_up(self, worker: Worker, run: BatchRun | LoneRun) -> None:
+        """Replace a worker that hangs; its batch goes on, or starts over, as configured."""
+        if isinstance(run, LoneRun):
+            run = run.taken_out()
+        self._router.trips.hung(self)
+        run.is_superseded = True
+        if not (self.workers.keeps_progress and run.is_prepared):  # nothing to go on with
+            self.workers.replace(worker, None)
+            self._start_over(run, run.timed_out(self.name, worker.number))
+            return
+        resumed = None
+        if any(not item.is_over for item in run.items):
+            resumed = run.resumed(self.name, worker.number, self.op.pipeline_config.retry)
+        is_replaced = self.workers.replace(worker, resumed)
+        if resumed is not None and (is_replaced or self.workers.count):
+            if not is_replaced:  # but there are others
+                self._submit([resumed])
+            return
+        self.release(run)
+        error = DeadlineError(f"[{self.name}] the worker hangs and cannot be replaced.")
+        self.fail(run.items, error, Outcome.OTHER)
+        self._router.cycle.mark_dirty(self)
+
+    def _start_over(self, job: BatchRun, error: PipelineError) -> None:
+        self.release(job)
+        runs = [self.count(run) for run in job.again(error, self.op.pipeline_config.retry)]
+        if runs:
+            self.spans.unfinished([item for item in job.items if item.is_over], Outcome.OTHER)
+            self._submit(runs)
+        else:
+            is_timeout = isinstance(error, DeadlineError)
+            self.fail(job.items, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
+        self._router.cycle.mark_dirty(self)
+
+    def release(self, run: BatchRun | LoneRun) -> None:
+        """Take note that a batch is no longer at the workers."""
+        self.load.running -= 1
+        self.load.items -= len(run.items)
+        if isinstance(run, BatchRun):  # else the scheduler never had it
+            self.scheduler.done(run, self._router.loop.time())
+        if self.room.size:
+            self.room.release(run.items)
+            self.places_freed()
+
+    def fail(self, items: Sequence[Item], error: PipelineError, outcome: Outcome) -> None:
+        """End items that no worker has an answer for; a mistake of its caller's is not counted."""
+        if not error.is_callers:
+            self.spans.unfinished(items, outcome)
+        for item in items:
+            self._pass_on(item, error)
+
+    def _pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
+        """Route one item's outcome, unless its request is over or was started anew."""
+        request = item.request
+        if item.generation != request.generation:
+            return
+        if request.laps is None or item.lap == request.laps.get(self, 0):
+            self._router.route(self, request, outcome, jumped)
+        self._router.gone(item)
+
+
+def item_of(
+    node: OpDispatcher,
+    request: RequestState,
+    inputs: dict[str, Any],
+    is_feed: bool = False,
+    entered: tuple[OpDispatcher, ...] = (),
+) -> Item:
+    """Return a request that has come to an Op, which counts from now on."""
+    spans = node.spans
+    if request.spans is not None:
+        spans.is_wanted = True
+    ready_ns = spans.clock_ns() if spans.is_wanted else 0
+    request.live += 1
+    lap = 0 if request.laps is None else request.laps.get(node, 0)
+    told = request.generation, request.data_id, request.log_id
+    return Item(request, *told, inputs, node._router.loop.time(), ready_ns, is_feed, lap, entered)

@@ -1,0 +1,192 @@
+"""Elastic Ops: their number of workers follows what there is to do, between two bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pipeline.config.elastic import ElasticConfig, bounds_of
+from pipeline.engine.journal.journal import Outcome
+from pipeline.engine.op.dispatcher import OpDispatcher
+from pipeline.engine.op.resizing import can_be_resized, resize
+from pipeline.engine.worker_api import Resizable
+from pipeline.errors import ConfigError, PipelineError, described
+
+_LOGGER = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+_MEMORY_S = 2.0  # how far back the share of busy workers reaches
+_MOST_PAUSE_S = 60.0  # between attempts to start workers that could not be started
+
+
+class Demand(NamedTuple):
+    """An Op's workers at one moment.
+
+    Attributes:
+        workers: that there are.
+        busy: how many of them work.
+        queued: requests that wait for one.
+        wait_s: until the last one of those is begun, as far as that can be told.
+    """
+
+    workers: int
+    busy: int
+    queued: int
+    wait_s: float
+
+
+class ElasticPolicy:
+    """Number of workers that an Op should have. Plain code of (what is seen, now).
+
+    More are wanted at once, by the share of them that is busy and by how long requests will wait,
+    but never more than twice as many at a time; fewer when none of the last `idle_s` needed as
+    many. None at all, if that is allowed, when nothing came for so long.
+    """
+
+    def __init__(self, lowest: int, highest: int, config: ElasticConfig) -> None:
+        self._lowest = lowest
+        self._highest = highest
+        self._config = config
+        self._busy = 0.0  # running mean
+        self._looked_at: float | None = None
+        self._needs: deque[tuple[float, int]] = deque()  # falling, each the most since it was seen
+
+    def wanted(self, seen: Demand, now: float) -> int:
+        """Return how many workers there should be from now on."""
+        need = self._need(seen, now)
+        if not self._needs:
+            self._needs.append((now, seen.workers))  # who was there at the start has its time
+        while self._needs and self._needs[-1][1] <= need:
+            self._needs.pop()
+        self._needs.append((now, need))
+        while self._needs[0][0] <= now - self._config.idle_s:
+            self._needs.popleft()
+        if need >= seen.workers:
+            return need
+        return min(seen.workers, self._needs[0][1])
+
+    def _need(self, seen: Demand, now: float) -> int:
+        """Return how many workers what is seen now needs."""
+        passed = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        self._busy += (seen.busy - self._busy) * min(1.0, passed / _MEMORY_S)
+        if not seen.busy and not seen.queued:
+            return max(self._lowest, min(self._by_share(), self._highest))
+        by_wait = math.ceil(seen.workers * seen.wait_s * 1000 / self._config.max_wait_ms)
+        need = min(max(self._by_share(), by_wait), 2 * seen.workers)
+        return max(1, self._lowest, min(need, self._highest))
+
+    def _by_share(self) -> int:
+        """Return how many workers would be as busy as they should be."""
+        return math.ceil(round(self._busy / self._config.utilization, 1))
+
+
+class _ElasticOp:
+    """One elastic Op, and what is being changed about it."""
+
+    def __init__(self, node: OpDispatcher, policy: ElasticPolicy) -> None:
+        self.node = node
+        self._policy = policy
+        self._change: asyncio.Task[None] | None = None
+        self._not_before = 0.0
+        self._pause_s = 1.0
+
+    def look(self, now: float) -> None:
+        """Begin to change the number of workers, if it is not as it should be."""
+        if self._change is not None and not self._change.done():
+            return
+        node = self.node
+        there = len(_resizable(node).numbers)
+        wanted = self._policy.wanted(seen_of(node, there), now)
+        if wanted == there or (wanted > there and now < self._not_before):
+            return
+        self._change = asyncio.create_task(self._resize(there, wanted))
+
+    async def _resize(self, there: int, wanted: int) -> None:
+        node = self.node
+        try:
+            await resize(node, wanted, timeout_s=0.0)
+        except PipelineError as error:
+            self._not_before = asyncio.get_running_loop().time() + self._pause_s
+            _LOGGER.warning(
+                "[%s] %d workers could not become %d, next attempt in %.0f s: %s",
+                *(node.name, there, wanted, self._pause_s, described(error)),
+            )
+            self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
+            if not there:
+                node.fail(node.scheduler.clear(), error, Outcome.OTHER)
+                node.places_freed()
+            return
+        self._pause_s = 1.0
+        _LOGGER.info("[%s] %d workers instead of %d", node.name, wanted, there)
+
+    async def close(self) -> None:
+        """Leave the number of workers as it is, also half-way."""
+        if self._change is not None:
+            self._change.cancel()
+            await asyncio.gather(self._change, return_exceptions=True)
+
+
+class Elasticity:
+    """All elastic Ops of an engine. On the event loop."""
+
+    def __init__(self, nodes: Iterable[OpDispatcher]) -> None:
+        self._ops: list[_ElasticOp] = []
+        for node in nodes:
+            bounds = bounds_of(node.op.pipeline_config)
+            if bounds is not None:
+                _check(node, bounds)
+                policy = ElasticPolicy(*bounds, node.op.pipeline_config.elastic)
+                self._ops.append(_ElasticOp(node, policy))
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Look at them from now on; their workers are there."""
+        if self._ops:
+            self._look()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        for op in self._ops:
+            op.look(loop.time())
+        self._timer = loop.call_later(_LOOK_S, self._look)
+
+    async def close(self) -> None:
+        """Change nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for op in self._ops:
+            await op.close()
+
+
+def seen_of(node: OpDispatcher, workers: int) -> Demand:
+    """Return what the policy has to know of an Op with so many workers."""
+    load, queued = node.load, len(node.scheduler)
+    batches = queued / node.op.pipeline_config.batch_size
+    wait_s = load.service_s * batches / max(1, workers)
+    return Demand(workers, min(load.running, workers), queued, wait_s)
+
+
+def _resizable(node: OpDispatcher) -> Resizable:
+    workers = node.workers
+    assert isinstance(workers, Resizable), "it was checked"
+    return workers
+
+
+def _check(node: OpDispatcher, bounds: tuple[int, int]) -> None:
+    """Refuse bounds that an Op's workers, or its scheduler, cannot keep. Raises ConfigError."""
+    workers, (lowest, highest) = node.workers, bounds
+    if not isinstance(workers, Resizable) or not can_be_resized(node.op, highest):
+        raise ConfigError(
+            f"op.{node.name}: min_workers and max_workers do not go together with its workers, "
+            "batching: iterative, rate_limiter or preserve_ordering: leave them out"
+        )
+    if not lowest and (not workers.may_be_none or node.op.pipeline_config.sequence.strategy):
+        raise ConfigError(
+            f"op.{node.name}.min_workers: expected at least 1, found 0: what its workers keep "
+            "stays in memory without them, too (threads, sequences). Use workers: process"
+        )

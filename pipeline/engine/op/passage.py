@@ -1,0 +1,112 @@
+"""Passage: the way of requests to workers that only pass them on: no batch, no thread, no wait."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from pipeline.engine.journal.journal import Outcome, outcome_of, pack_span
+from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.op.shortcut import Shortcut, lets_each_pass
+from pipeline.engine.worker_api import Loop, Worker
+from pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pipeline.engine.executor import Executor
+    from pipeline.engine.op.dispatcher import OpDispatcher
+    from pipeline.engine.request import RequestState
+
+_OK = int(Outcome.OK)
+
+
+class PassingRun(LoneRun, eq=False):
+    """An Item that others work on; whoever knows says how long, as `start_ns` to `end_ns`."""
+
+    process_end_ns: int = 0
+
+
+@runtime_checkable
+class Passing(Protocol):
+    """Workers that hand requests to somebody else, on the event loop.
+
+    Attributes:
+        passing_type: what they take; they tell their owner that it is done, perhaps at once.
+    """
+
+    passing_type: type[PassingRun]
+
+    def pass_on(self, run: Any) -> None:
+        """Take a request, which is of `passing_type`."""
+
+
+class Passage(Shortcut):
+    """The shortcut of an Op whose workers are `Passing`."""
+
+    def __init__(self, node: OpDispatcher, router: Executor, loop: Loop) -> None:
+        super().__init__(node, router, loop)
+        workers: Any = node.workers
+        self._make = workers.passing_type
+        self._pass_on = workers.pass_on
+
+    @staticmethod
+    def is_there(node: OpDispatcher) -> bool:
+        """Return whether an Op has one."""
+        return isinstance(node.workers, Passing) and lets_each_pass(node)
+
+    def workers_are_there(self) -> None:
+        """Ignore it: they are as they were."""
+
+    def take(
+        self, request: RequestState, inputs: dict[str, Any], entered: tuple[OpDispatcher, ...]
+    ) -> bool:
+        """Pass a request on, unless it has come back in a loop."""
+        node = self._node
+        if request.laps is not None or not node.load.workers:
+            return False
+        spans = node.spans
+        if request.spans is not None:
+            spans.is_wanted = True
+        ready_ns = spans.clock_ns() if spans.is_wanted else 0
+        run = self._make(
+            request, request.generation, request.data_id, request.log_id, inputs, 0.0, ready_ns
+        )
+        run.start_ns = ready_ns
+        self._takes(request)
+        self._pass_on(run)
+        return True
+
+    def _take_down(self, worker: Worker, job: Any) -> None:
+        """Take down its span, and add to its request's times."""
+        spans, request, outcome = self._node.spans, job.request, job.outcome
+        spans.batches = batch = spans.batches + 1
+        convoy, journal = request.convoy, spans.journal
+        is_good = type(outcome) is dict or not isinstance(outcome, PipelineError)
+        who = spans.index, worker.number, batch
+        start_ns, preprocess_end_ns, process_end_ns, end_ns = times = (
+            job.start_ns,
+            job.preprocess_end_ns,
+            job.process_end_ns,
+            job.end_ns,
+        )
+        ends = job.ready_ns, *times, spans.clock_ns()
+        if convoy is None:
+            code = _OK if is_good else outcome_of(outcome)
+            packed = [pack_span(*who, job.data_id, request.rows, code, *ends)]
+        else:
+            packed = convoy.spans(outcome, who, ends)
+        if request.spans is not None:
+            request.spans += packed
+        if is_good and job.generation == request.generation:
+            request.input_ns += preprocess_end_ns - start_ns
+            request.infer_ns += process_end_ns - preprocess_end_ns
+            request.output_ns += end_ns - process_end_ns
+        if journal is not None:
+            journal.spans += packed
+            journal.flush_if_long()
+
+
+def shortcut_of(node: OpDispatcher, router: Executor, loop: Loop) -> Shortcut | None:
+    """Return the way past an Op's scheduler; None: there is none."""
+    for kind in (Passage, Shortcut):
+        if kind.is_there(node):
+            return kind(node, router, loop)
+    return None

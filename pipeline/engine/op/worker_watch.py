@@ -1,0 +1,95 @@
+"""WorkerWatch: sees to it that no worker of an Op hangs for longer than it may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.run.stages import BatchRun
+from pipeline.engine.schedulers.base import Load
+from pipeline.engine.worker_api import Loop, Worker, Workers
+
+_STUCK_FACTOR = 5.0  # a worker nobody waits for may take this many times what a batch usually does
+_MIN_WATCH_S = 0.001  # a loop's clock may be that coarse; looking again sooner is a spin
+
+
+class WorkerWatch:
+    """Gives up workers whose call is over its timeout, or whose work nobody awaits.
+
+    Args:
+        is_awaited: whether anything runs, or may come; asked on the loop.
+        timeout_s: of a call of `process`; None: none.
+        patience_s: a worker that nobody waits for any more is given at least this long to finish.
+        give_up: called on the loop with a worker that hangs, and the batch that it has.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        load: Load,
+        is_awaited: Callable[[], bool],
+        timeout_s: float | None,
+        patience_s: float,
+        loop: Loop,
+        give_up: Callable[[Worker, BatchRun | LoneRun], None],
+    ) -> None:
+        self.timeout_s: float | None = timeout_s
+        self._patience_s = patience_s
+        self._workers = workers
+        self._load = load
+        self._is_awaited = is_awaited
+        self._loop = loop
+        self._give_up = give_up
+        self._timer: Any = None
+
+    def submitted(self) -> None:
+        """Take note that batches were handed to the workers."""
+        if self.timeout_s is not None and self._timer is None:
+            self._look_in(self.timeout_s)
+
+    def abandoned(self) -> None:
+        """Take note that nobody waits any more for some of what runs."""
+        if self._timer is None and self._is_awaited():
+            self._look_in(self._patience_s)
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_in(self, seconds: float) -> None:
+        self.close()
+        self._timer = self._loop.call_at(self._loop.time() + seconds, self._look)
+
+    def _look(self) -> None:
+        """Look at every busy worker.
+
+        A call that starts after this check cannot be over its timeout before the next one, so
+        looking again at the earliest possible time keeps timeouts exactly.
+        """
+        self._timer = None
+        now = self._loop.time()
+        next_due = [now + self.timeout_s] if self.timeout_s is not None else []
+        for worker in self._workers.busy():
+            run = worker.job
+            if not isinstance(run, BatchRun | LoneRun):
+                continue
+            due = self._due(worker, run)
+            if due is None:
+                continue
+            if due <= now:
+                self._give_up(worker, run)
+            else:
+                next_due.append(due)
+        if next_due and self._is_awaited():
+            self._look_in(max(_MIN_WATCH_S, min(next_due) - now))
+
+    def _due(self, worker: Worker, run: BatchRun | LoneRun) -> float | None:
+        """Return when `worker` has to be given up, if its batch goes on; None: never."""
+        began, called = worker.job_started, worker.call_started
+        if began is not None and all(item.is_over for item in run.items):
+            return began + max(self._patience_s, self._load.service_s * _STUCK_FACTOR)
+        if called is None or self.timeout_s is None:
+            return None
+        return called + self.timeout_s

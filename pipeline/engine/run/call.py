@@ -1,0 +1,45 @@
+"""Call: one call of `process`, for some or all items of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pipeline.engine.run.ragged import RaggedBatch
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of `process`.
+
+    `items` are the indexes, in the batch, of the items that it serves; `spans` has, for
+    each countable thing (rows, sequences, tokens), how many of it every item brought. `part`
+    is the place in the list of a mini-batch. `end_ns` is set where the batch has several calls.
+    Where the Op's batches are `ragged`, `sources` has what preprocess returned of each item.
+    """
+
+    feed: Any
+    items: list[int]
+    spans: list[list[int]] = field(default_factory=list)
+    part: int | None = None
+    attempts: int = 0
+    result: Any = None
+    error: PipelineError | None = None
+    done: bool = False
+    end_ns: int = 0
+    ragged: RaggedBatch | None = None
+    sources: list[Any] = field(default_factory=list)
+
+    def alone(self, items: Mapping[int, Any], attempts: int = 0) -> list[Call]:
+        """Return one call for each item of a merged one, which counts `attempts` already.
+
+        Args:
+            items: index in the batch -> what preprocess returned.
+        """
+        if self.ragged is not None:
+            return self.ragged.alone(self, attempts)
+        return [Call(items[index], [index], attempts=attempts) for index in self.items]

@@ -1,0 +1,400 @@
+"""BatchRun: the stages of a batch: preprocess each, merge, process, split, postprocess each.
+
+Plain code for any worker: it knows neither threads nor the event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any, Protocol
+
+from msgspec import field
+
+from pipeline.data import RequestContext, SequenceStep, contexts_of, steps_of
+from pipeline.engine.product_errors import product_error
+from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.call import Call
+from pipeline.engine.run.collate import distribute, executions_of, has_more_rows, rows_brought
+from pipeline.engine.run.jumping import check_jumping
+from pipeline.engine.run.op_state import is_as_before, keep_changes, restore
+from pipeline.engine.run.plain_step import PlainStep
+from pipeline.engine.run.stage_errors import (
+    ids_of,
+    log_raised,
+    noted,
+    process_failure,
+    stage_error,
+    too_large,
+)
+from pipeline.engine.schedulers.base import Batch
+from pipeline.errors import (
+    DeadlineError,
+    PipelineError,
+    PredictorError,
+    PredictorUnavailableError,
+    ProductError,
+    WorkerDiedError,
+    described,
+)
+from pipeline.routes import Routed
+from pipeline.system.deadline import set_call_deadline
+from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
+
+_WHOLE = (PipelineError, Routed)  # what one part of a mini-batch says for all of it
+_EXCEEDED = "exceeded retry count"
+_ADVICE = (
+    "Please check the input dict and checkout PipelineServingLogs/pipeline.log for more details."
+)
+
+
+class CallWatch(Protocol):
+    """Told when a call of `process` begins and ends, so that its timeout can be kept."""
+
+    def call_begins(self) -> None: ...
+    def call_ends(self) -> None: ...
+
+
+class BatchRun(Batch, eq=False):
+    """One batch on its way through an Op's stages.
+
+    `items` are `Item`s, or whatever else has inputs, data_id, log_id, deadline, info, trace,
+    is_feed, is_over and is_cancelled(); `contexts` are theirs, where a hook asks for them, and
+    `sequence_steps` where the Op's `sequence` has states or controls. By item, `given` has states
+    that the worker lacks, `kept` those behind the steps; `unsent` items did not get to the worker.
+    `rows` has how many rows each of them fed to `process`, where the Op has a model or says how
+    many it takes; empty: it did not get that far.
+    `states` has what `preprocess` of an item stored on the Op, for its own `postprocess` to read:
+    in a batch the others' `preprocess` runs in between. `outcomes` has, for each item, its
+    payload, a Goto or Answer with it, or a PipelineError; None for an item that was over before it
+    began. A run that got stuck in a call can be taken up by another worker, see `resumed`: the
+    dispatcher then sets `is_superseded`. `calls` is None until they are planned, which is not seen
+    where the workers keep no progress; `attempts` then counts the workers that it was lost with.
+    With `is_models` a model of the server did the work, and the times are its own.
+    Where its items did not all go through one call of `process`, `executions` has the number of
+    each one's first call, -1 for none, and `execution_ends_ns` when these calls ended.
+    """
+
+    outcomes: list[Any] = field(default_factory=list)
+    prepared: dict[int, Any] = field(default_factory=dict)
+    skipping: set[int] = field(default_factory=set)
+    states: dict[int, dict[str, Any]] = field(default_factory=dict)
+    contexts: list[RequestContext] = field(default_factory=list)
+    sequence_steps: Sequence[SequenceStep] = ()
+    given: dict[int, Any] | None = None
+    kept: dict[int, Any] | None = None
+    unsent: list[int] | None = None
+    calls: list[Call] | None = None
+    rows: list[int] = field(default_factory=list)
+    executions: list[int] = field(default_factory=list)
+    execution_ends_ns: list[int] = field(default_factory=list)
+    jumped: bool = False
+    is_superseded: bool = False
+    attempts: int = 0
+    is_models: bool = False
+    preprocess_end_ns: int = 0
+    process_end_ns: int = 0
+
+    def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
+        """Run all stages, or those that are left. Raises nothing."""
+        try:
+            if op.is_plain and len(self.items) == 1 and self.calls is None:
+                item = self.items[0]
+                if not (item.is_over or item.is_feed):
+                    self._run_one(op, item, clock_ns)
+                    return
+            self._run(op, watch, clock_ns)
+        except BaseException as error:  # ours, on data of any type: the worker must survive it
+            failed = stage_error(error, op, "process", 0, *ids_of(self.items))
+            self.outcomes = [failed if outcome is None else outcome for outcome in self.outcomes]
+            self.end_ns = clock_ns()
+
+    def _run_one(self, op: BoundOp, item: Any, clock_ns: Callable[[], int]) -> None:
+        """Run the stages of a lone item at an Op without `process`: what `_run` does, quicker."""
+        self.outcomes = [None]
+        step = PlainStep(item.data_id, item.log_id)
+        step.inputs, step.apart, step.start_ns = item.inputs, self, clock_ns()
+        step.run(op, None, clock_ns)
+        step.tell()
+
+    def _run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
+        if self.calls is None:
+            self.prepare(op, clock_ns)
+        if self.calls:
+            self._process(op, watch, self.calls, clock_ns)
+            if len(self.calls) > 1 or len(self.calls[0].items) < len(self.items):
+                told = executions_of(self.calls, len(self.items))
+                self.executions, self.execution_ends_ns = told
+        if self.is_superseded:  # another worker has it: what follows is for that one to do
+            return
+        self.kept = op.feeds.kept(self.sequence_steps) if op.feeds else None
+        self.process_end_ns = clock_ns()
+        self._postprocess(op)
+        if op.jumps:
+            self.jumped = check_jumping(op, self.items, self.outcomes)
+        self.end_ns: int = clock_ns()
+
+    @property
+    def is_prepared(self) -> bool:
+        """Return whether its calls of `process` are planned, as far as this process knows."""
+        return self.calls is not None
+
+    def prepare(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
+        """Preprocess each item, which is the first stage, and plan the calls of `process`."""
+        self.start_ns: int = clock_ns()
+        self.outcomes = [None] * len(self.items)
+        if op.asking:
+            self.contexts = contexts_of(self.items, self.places)
+        if op.feeds is not None and self.places is not None:
+            self.sequence_steps = steps_of(self.items, self.places)
+            op.feeds.begin(self.sequence_steps, self.given)
+        self._preprocess(op)
+        self.preprocess_end_ns = clock_ns()
+        self.calls = self._plan(op)
+        if op.has_model or op.most_rows:
+            self.rows = rows_brought(self.calls, len(self.items))
+
+    def resumed(self, op_name: str, worker: int, attempts: int) -> BatchRun:
+        """Return the same run for another worker, after the running call exceeded its timeout.
+
+        The call is tried again if it has attempts left, each of its items alone, so that only
+        the one that is to blame hangs again; else its items fail and the rest of the batch goes
+        on. The stuck worker keeps this object and cannot disturb the new one.
+        """
+        run = copy(self)
+        run.is_superseded = False
+        run.outcomes = list(self.outcomes)
+        run.calls = calls = [copy(call) for call in self.calls or []]
+        place = next((place for place, call in enumerate(calls) if not call.done), None)
+        if place is None:
+            return run
+        stuck = calls[place]  # who began it has counted the attempt
+        if stuck.attempts >= attempts:
+            stuck.done = True
+            stuck.error = DeadlineError(self._failed(op_name, worker, stuck.items, _EXCEEDED))
+        elif len(stuck.items) > 1:
+            calls[place : place + 1] = stuck.alone(self.prepared, stuck.attempts)
+        return run
+
+    def take_along(self, state: dict[str, Any]) -> None:
+        """Keep what a lone item's preprocess stored on the Op, for a worker with another copy."""
+        if len(self.items) == 1:
+            self.states = {0: dict(state)}
+
+    def again(self, error: PipelineError, attempts: int) -> list[BatchRun]:
+        """Return the runs to start over with, after the worker was lost for the reason `error`.
+
+        A batch is taken apart, so that only the request that is to blame fails: at once if the
+        worker died of it, and if it took too long for as long as there are attempts left.
+        Empty: the items fail.
+        """
+        live = [item for item in self.items if not item.is_over]
+        tried = self.attempts + 1
+        if isinstance(error, WorkerDiedError) and len(self.items) > 1:
+            # It was nobody's attempt in particular: who is to blame may be over by now.
+            tried = self.attempts
+        elif tried >= attempts or not isinstance(error, WorkerDiedError | DeadlineError):
+            return []
+        return [type(self)([item], self.worker, attempts=tried) for item in live]
+
+    def timed_out(self, op_name: str, worker: int) -> DeadlineError:
+        """Return what the items are told when the run took too long."""
+        return DeadlineError(self._failed(op_name, worker, range(len(self.items)), _EXCEEDED))
+
+    def died(self, op_name: str, worker: int, cause: str) -> WorkerDiedError:
+        """Return what the items are told when the process of worker number `worker` ended."""
+        what = f"the worker process {cause}"
+        return WorkerDiedError(self._failed(op_name, worker, range(len(self.items)), what))
+
+    def _failed(self, op_name: str, worker: int, indexes: Sequence[int], what: str) -> str:
+        """Return the predecessor's words for a batch that `process` gave no result for."""
+        ids = [self.items[index].data_id for index in indexes]
+        log_id = self.items[indexes[0]].log_id
+        return (
+            f"[{op_name}] failed to predict. (data_id={ids[0]} log_id={log_id}) "
+            f"[{op_name}|{worker}] Failed to process(batch: {ids}): {what}. {_ADVICE}"
+        )
+
+    # Preprocess -------------------------------------------------------------------------
+
+    def _preprocess(self, op: BoundOp) -> None:
+        keeps_state = op.keeps_state and len(self.items) > 1
+        latest = before = dict(op.state) if keeps_state else {}
+        for index, item in enumerate(self.items):
+            if item.is_over:
+                continue
+            if item.is_feed:
+                self.prepared[index] = item.inputs
+                continue
+            if self.contexts:
+                op.context = self.contexts[index]
+            try:
+                data, skip = op.preprocess(item.inputs, item.data_id, item.log_id)
+            except BaseException as error:  # user code; a worker survives even SystemExit
+                failed = stage_error(error, op, "preprocess", item.log_id, item.data_id)
+                self.outcomes[index] = failed
+                continue
+            if keeps_state:
+                if not is_as_before(op.state, latest):
+                    latest = dict(op.state)
+                self.states[index] = latest
+            self.prepared[index] = data
+            if skip:
+                self.skipping.add(index)
+        if not keeps_state:
+            return
+        if latest is before and is_as_before(op.state, before):  # as nearly always
+            self.states.clear()
+        else:
+            keep_changes(before, self.states, op.state)
+
+    # Process ----------------------------------------------------------------------------
+
+    def _plan(self, op: BoundOp) -> list[Call]:
+        if not op.runs_process:
+            return []
+        feeds = {i: data for i, data in self.prepared.items() if i not in self.skipping}
+        if op.most_rows:
+            for index in [i for i, feed in feeds.items() if has_more_rows(feed, op.most_rows)]:
+                del feeds[index]
+                self.outcomes[index] = too_large(op, self.items[index])
+        is_fed = any(self.items[index].is_feed for index in feeds)
+        most_rows = op.most_fed_rows if is_fed else op.most_rows
+        if self.sequence_steps and op.feeds is not None:
+            calls = op.feeds.plan(feeds, self.sequence_steps, most_rows)
+        else:
+            calls = op.plan(feeds, most_rows) if feeds else []
+        for call in calls:
+            if (error := call.error) is not None:
+                items = [self.items[index] for index in call.items]
+                call.error = process_failure(error, str(error), op, items, False)
+        return calls
+
+    def _process(
+        self, op: BoundOp, watch: CallWatch, calls: list[Call], clock_ns: Callable[[], int]
+    ) -> None:
+        position = 0
+        while position < len(calls) and not self.is_superseded:
+            call = calls[position]
+            if not call.done:
+                self._run_call(call, op, watch)
+                if len(calls) > 1:
+                    call.end_ns = clock_ns()
+            if self._is_worth_isolating(call):
+                calls[position : position + 1] = call.alone(self.prepared)
+                continue
+            position += 1
+
+    def _is_worth_isolating(self, call: Call) -> bool:
+        """Return whether each item of a call that failed is to be run for itself."""
+        if len(call.items) == 1 or call.error is None or self.places is not None:
+            return False
+        return not isinstance(call.error, DeadlineError | PredictorUnavailableError)
+
+    def _run_call(self, call: Call, op: BoundOp, watch: CallWatch) -> None:
+        while not call.done:
+            call.attempts += 1
+            set_call_deadline(self._deadline(op, call))
+            # What the call asks for belongs to the trace of its first traced item.
+            trace = first_of(self.items[index].trace for index in call.items)
+            if trace or call_trace():
+                set_call_trace(child(trace, op.name, "process") if trace else "")
+            if self.contexts:
+                op.context = tuple(self.contexts[index] for index in call.items)
+            if op.notes is not None:
+                op.notes.begin_call(op.name, "process", (self.items[i] for i in call.items))
+            watch.call_begins()
+            try:
+                self._call_process(call, op)
+                call.error = None
+                call.done = True
+            except BaseException as error:  # user code; a worker survives even SystemExit
+                call.error = self._process_error(error, op, call)
+                call.done = not self._may_try_again(call, error, op)
+            finally:
+                watch.call_ends()
+                set_call_deadline(None)
+
+    def _call_process(self, call: Call, op: BoundOp) -> None:
+        """Call `process`; of an Op with sequences also with what is kept of each, or said of it."""
+        log_id = self.items[call.items[0]].log_id
+        if not self.sequence_steps or op.feeds is None:
+            call.result = op.process(call.feed, log_id)
+            call.result = self._distributed(call)
+            return
+        fed = op.feeds.fed(call, self.sequence_steps)
+        call.result = fed.without_own(op.process(fed.feed, log_id))
+        call.result = self._distributed(call)
+        fed.keep()
+
+    def _distributed(self, call: Call) -> list[Any]:
+        """Return what a call's result has for each of its items."""
+        return distribute(call)
+
+    def _may_try_again(self, call: Call, error: BaseException, op: BoundOp) -> bool:
+        """Return whether a call that failed is made again."""
+        return isinstance(error, PredictorError) and error.retryable and call.attempts < op.attempts
+
+    def _deadline(self, op: BoundOp, call: Call) -> float | None:
+        """Return when nobody waits for the call any more, in `time.monotonic`; None: never."""
+        attempt_ends = None if op.timeout_s is None else time.monotonic() + op.timeout_s
+        last = 0.0
+        for index in call.items:
+            deadline: float | None = self.items[index].deadline
+            if deadline is None:  # as nearly always
+                return attempt_ends
+            last = max(last, deadline)
+        return last if attempt_ends is None else min(attempt_ends, last)
+
+    def _process_error(self, error: BaseException, op: BoundOp, call: Call) -> PipelineError:
+        if isinstance(error, ProductError):
+            return product_error(error)
+        items = [self.items[index] for index in call.items]
+        if not isinstance(error, PipelineError):
+            log_raised(noted(ids_of(items)), op.name, "process", error)
+        text = self._failed(op.name, op.worker, call.items, described(error))
+        return process_failure(error, text, op, items, call.result is None)
+
+    # Postprocess ------------------------------------------------------------------------
+
+    def _postprocess(self, op: BoundOp) -> None:
+        fetched = self._gather(op) if self.calls else self.prepared
+        for index, item in enumerate(self.items):
+            if self.outcomes[index] is not None or index not in self.prepared:
+                continue
+            data = fetched.get(index, self.prepared[index])
+            if isinstance(data, PipelineError):
+                self.outcomes[index] = data
+                continue
+            if index in self.states:
+                restore(op.state, self.states[index])
+            if self.contexts:
+                op.context = self.contexts[index]
+            try:
+                self.outcomes[index] = (
+                    op.answer(data)
+                    if item.is_feed
+                    else op.postprocess(item.inputs, data, item.data_id, item.log_id)
+                )
+            except BaseException as error:  # user code; a worker survives even SystemExit
+                failed = stage_error(error, op, "postprocess", item.log_id, item.data_id)
+                self.outcomes[index] = failed
+
+    def _gather(self, op: BoundOp) -> dict[int, Any]:
+        """Results by item: a dict, a list of them for a mini-batch, or the error."""
+        if not op.runs_process:
+            return {}
+        fetched: dict[int, Any] = {
+            index: []
+            for index, data in self.prepared.items()
+            if isinstance(data, list) and index not in self.skipping
+        }
+        for call in self.calls or ():
+            for place, index in enumerate(call.items):
+                piece = call.error if call.error is not None else call.result[place]
+                if call.part is None or isinstance(piece, _WHOLE):
+                    fetched[index] = piece
+                elif not isinstance(fetched[index], _WHOLE):
+                    fetched[index].append(piece)
+        return fetched

@@ -1,0 +1,376 @@
+"""SequenceBook: the live sequences of one Op, their slots, and who waits for one.
+
+A sequence is what requests with one `sequence_id` are from the one with `sequence_start` to the
+one with `sequence_end`. It has one slot at one worker from its first request to its last, and at
+most one request of it is under way. Pure, as all schedulers are; see `schedulers.base`.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict, deque
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import field
+
+from pipeline.engine.op.channel import Item
+from pipeline.engine.request import RequestState
+from pipeline.engine.sequences.arrivals import Arrivals
+from pipeline.engine.sequences.backlog import Backlog, timeout_of
+from pipeline.engine.sequences.chains import Chains
+from pipeline.engine.sequences.refusals import EXPIRED, dropped, lost, refusal_of
+from pipeline.engine.sequences.slots import SequenceSlot, Slots
+from pipeline.engine.state import SequencesState
+from pipeline.errors import OverloadedError, PipelineError, WorkerDiedError
+
+_LOGGER = logging.getLogger(__name__)
+
+
+SequenceId: TypeAlias = int | str
+
+
+class LiveSequence(msgspec.Struct, eq=False):
+    """One sequence that has begun and has not ended.
+
+    Attributes:
+        order: number of its first request: the oldest goes first.
+        slot: None: it waits in the backlog, or behind an older sequence of its id.
+        queue: its requests that are not under way, in order.
+        running: the one that is.
+        has_end: whether its last request has come.
+        is_over: whether it goes on no more, and only has to wait for `running`.
+        fate: field of SequencesState that counts it when it is over.
+        kept: its states behind its last step, by name, or a payload with them; None: they are not
+            known. Only looked at where its worker does not have them, or was lost.
+        is_moved: whether its worker has to be given them.
+        tries: how often the request that is its next one was lost with a worker, alone.
+        is_suspect: whether its next request was lost beside others: it runs alone.
+    """
+
+    id: SequenceId
+    order: int
+    slot: SequenceSlot | None = None
+    queue: deque[Item] = field(default_factory=deque)
+    running: Item | None = None
+    has_end: bool = False
+    is_over: bool = False
+    fate: str = "ended"
+    kept: Any = field(default_factory=dict)
+    is_moved: bool = False
+    tries: int = 0
+    is_suspect: bool = False
+
+
+Ready: TypeAlias = tuple[float, int, LiveSequence]
+"""Since when a sequence's next request has been ready, that request's number, the sequence."""
+
+
+class SequenceBook:
+    """Book of one Op's sequences.
+
+    Args:
+        op_name: for what callers are told.
+        slots: at each worker.
+        max_idle_s: a sequence of which nothing came for so long, and that has nothing to do,
+            loses its slot.
+
+    Attributes:
+        queued: requests that are here and not under way.
+        ready: by the worker, the sequences there whose next request may begin, the oldest first.
+        refused: requests that were here and never will run, with what they are to be told. Who
+            reads one takes it out.
+        slots: that sequences have, or may have.
+        fates: how many sequences are over, by what has become of them; see SequencesState.
+        arrivals: who is on the way here.
+    """
+
+    def __init__(self, op_name: str, slots: int, max_idle_s: float) -> None:
+        self.queued: int = 0
+        self.ready: dict[int, list[Ready]] = {}
+        self.refused: deque[tuple[Item, PipelineError]] = deque()
+        self.fates: Counter[str] = Counter()
+        self.arrivals: Arrivals = Arrivals()
+        self.slots: Slots = Slots(slots)
+        self._op_name = op_name
+        self._max_idle_s = max_idle_s
+        self._held: dict[SequenceSlot, LiveSequence] = {}
+        self._chains = Chains()
+        self._running: dict[Item, LiveSequence] = {}
+        # Since when, the longest first; a dict would search its front for those that have left.
+        self._idle: OrderedDict[LiveSequence, float] = OrderedDict()
+        self._backlog = Backlog()
+
+    # Requests ---------------------------------------------------------------------------------
+
+    def add(self, item: Item, now: float) -> PipelineError | None:
+        """Take a request; or return why its sequence cannot be."""
+        if self._idle:
+            self.reap(now)
+        info = item.info
+        latest = self._chains.last(info.sequence_id)
+        is_new = latest is None or latest.has_end or latest.is_over
+        refusal = refusal_of(self._op_name, item, is_new)
+        if refusal is not None:
+            return refusal
+        if latest is None or is_new:
+            latest = self._begin(info.sequence_id, item.data_id)
+        elif info.sequence_start:
+            _LOGGER.warning(
+                "sequence %s for model '%s' has a conflict. The previous sequence did not end "
+                "before this sequence start. Previous sequence will be terminated early.",
+                latest.id,
+                self._op_name,
+            )
+            self.fates["cut"] += 1
+        latest.has_end = info.sequence_end
+        latest.queue.append(item)
+        self._chains.came(item.request, latest)
+        self.queued += 1
+        if latest.slot is None and (timeout_s := timeout_of(item)):
+            self._backlog.limit(latest, now + timeout_s)
+        if len(latest.queue) == 1:  # else it is ready, or not: nothing has changed
+            self._settle(latest, now)
+        return None
+
+    def take(self, worker: int, count: int) -> list[LiveSequence]:
+        """Begin with the next requests of the first who are ready at a worker."""
+        entries = self.ready[worker]
+        taken = [sequence for _, _, sequence in entries[:count]]
+        del entries[:count]
+        for sequence in taken:
+            item = sequence.running = sequence.queue.popleft()
+            self._running[item] = sequence
+        self.queued -= len(taken)
+        return taken
+
+    def done(self, items: Iterable[Item], now: float) -> None:
+        """Take note that requests have run, or never will."""
+        for item in items:
+            sequence = self._running.pop(item, None)
+            if sequence is None:
+                continue
+            sequence.running = None
+            self._chains.left((item.request,), sequence)
+            if sequence.is_over or (sequence.has_end and not sequence.queue):
+                self._end(sequence)
+            else:
+                self._settle(sequence, now)
+
+    def unsent(self, item: Item, given: Any) -> None:
+        """Take note that a request which is done did not get to its worker, nor what it brought.
+
+        Args:
+            given: the states of its sequence that were to go along; None: none.
+        """
+        sequence = self._running.get(item)
+        if sequence is None:
+            return
+        if item.info.sequence_start:  # the worker still has what was before
+            sequence.kept, sequence.is_moved = {}, True
+        elif given is not None:
+            sequence.is_moved = True
+
+    def drop(self, request: RequestState) -> list[Item]:
+        """Forget a request that is over, which ends its sequence; return what was queued of it."""
+        sequence = self._chains.of(request)
+        if sequence is None:
+            return []
+        own = [item for item in sequence.queue if item.request is request]
+        error = dropped(self._op_name, sequence.id, sequence.slot is not None, request)
+        self._stop(sequence, error, own)
+        return own
+
+    def miss(self, request: RequestState) -> None:
+        """Take note that a request which others of its sequence follow will never be here.
+
+        What came before it runs; what follows has to begin anew.
+        """
+        sequence = self._chains.last(request.info.sequence_id)
+        if sequence is None or sequence.has_end or sequence.is_over:
+            return
+        sequence.fate = "cut"
+        if not (request.info.sequence_start or request.info.sequence_end):
+            self.arrivals.ended(
+                sequence.id, dropped(self._op_name, sequence.id, sequence.slot is not None, request)
+            )
+        self._end_behind(sequence)
+
+    def end(self, id: SequenceId) -> None:
+        """End a sequence behind its requests, if there is one that has no end."""
+        sequence = self._chains.last(id)
+        if sequence is not None and not (sequence.has_end or sequence.is_over):
+            self._end_behind(sequence)
+
+    def _end_behind(self, sequence: LiveSequence) -> None:
+        if sequence.queue or sequence.running is not None:
+            sequence.has_end = True
+        else:
+            self._end(sequence)
+
+    def clear(self) -> list[Item]:
+        """Forget all sequences; return all that was queued."""
+        everybody = self._chains.all()
+        items = [item for sequence in everybody for item in sequence.queue]
+        for sequence in everybody:
+            sequence.queue.clear()
+            sequence.is_over = True
+        self.queued = 0
+        self.fates["lost"] += len(everybody)
+        for known in (self._held, self._idle, self._running):
+            known.clear()
+        self._chains.clear()
+        self._backlog.clear()
+        for ready in self.ready.values():
+            ready.clear()
+        self.slots.clear()
+        return sorted(items, key=lambda item: item.data_id)
+
+    # Workers ----------------------------------------------------------------------------------
+
+    def workers_are(self, lives: Mapping[int, int]) -> None:
+        """Take note of the workers: those that were lost have taken their sequences along.
+
+        `lives` has, by the number of each, which one it is: a worker that was replaced has
+        another life.
+        """
+        if lives == self.slots.lives:
+            return
+        gone = self.slots.workers_are(lives)
+        for slot, sequence in list(self._held.items()):
+            if slot.worker in gone:
+                self._worker_is_lost(sequence)
+        self._hand_out()
+
+    def leave(self, numbers: Collection[int]) -> None:
+        """Have these workers, and no others, begin no more sequences: they are about to go."""
+        self.slots.leave(numbers, self._held)
+        self._hand_out()
+
+    def _worker_is_lost(self, sequence: LiveSequence) -> None:
+        """End a sequence whose worker was lost, with what that kept of it."""
+        if sequence.running is not None:
+            del self._running[sequence.running]
+            self._chains.left((sequence.running.request,), sequence)
+            sequence.running = None
+        self._stop(sequence, lost(self._op_name, sequence.id))
+
+    # Time -------------------------------------------------------------------------------------
+
+    @property
+    def reaps_at(self) -> float | None:
+        """Return when the next sequence has been idle, or in the backlog, for too long."""
+        idle = next((since + self._max_idle_s for since in self._idle.values()), None)
+        limited = self._backlog.limited_until
+        if idle is None or limited is None:
+            return limited if idle is None else idle
+        return min(idle, limited)
+
+    def reap(self, now: float) -> None:
+        """Free the slots of those that have been idle for too long, refuse who waited too long."""
+        while self._idle:
+            sequence, since = next(iter(self._idle.items()))
+            if now < since + self._max_idle_s:
+                break
+            if self.arrivals.is_awaited(sequence.id):
+                self._settle(sequence, now)
+                continue
+            sequence.fate = "reaped"
+            self._end(sequence)
+        while (late := self._backlog.expired(now)) is not None:
+            self._stop(late, OverloadedError(EXPIRED))
+
+    @property
+    def parked(self) -> int:
+        """Requests that wait for a slot, or for one of their own sequence."""
+        return self.queued - sum(map(len, self.ready.values()))
+
+    def state(self) -> SequencesState:
+        """Return how they stand."""
+        return SequencesState(
+            live=len(self._held) + self._backlog.size,
+            backlog=self._backlog.size,
+            slots=len(self._held) + self.slots.free,
+            used=len(self._held),
+            **self.fates,
+        )
+
+    @property
+    def in_backlog(self) -> int:
+        """Requests of sequences that have no slot."""
+        return sum(len(each.queue) for each in self._chains.all() if each.slot is None)
+
+    # Within -----------------------------------------------------------------------------------
+
+    def _begin(self, id: SequenceId, number: int) -> LiveSequence:
+        sequence = LiveSequence(id, number)
+        self._backlog.add()
+        if self._chains.append(sequence):
+            self._backlog.may_have(sequence)
+            self._hand_out()
+        return sequence
+
+    def _hand_out(self) -> None:
+        """Give the free slots to those who wait, the oldest first."""
+        while self.slots.free and self._backlog.first() is not None:
+            sequence = self._backlog.take()
+            sequence.slot = self.slots.take()
+            self._held[sequence.slot] = sequence
+            if sequence.queue and sequence.running is None:  # else one is about to come
+                self._is_ready(sequence)
+
+    def _settle(self, sequence: LiveSequence, now: float) -> None:
+        """Note whether a sequence is ready, idle, or has to wait."""
+        self._idle.pop(sequence, None)
+        if sequence.slot is None or sequence.running is not None:
+            return
+        if sequence.queue:
+            self._is_ready(sequence)
+        else:
+            self._idle[sequence] = now
+
+    def _is_ready(self, sequence: LiveSequence) -> None:
+        assert sequence.slot is not None, "it has one"
+        first = sequence.queue[0]
+        entry = first.ready_at, first.data_id, sequence
+        insort(self.ready.setdefault(sequence.slot.worker, []), entry)
+
+    def _is_not_ready(self, sequence: LiveSequence) -> None:
+        """Take a sequence out of those who are ready, if it is among them."""
+        if sequence.slot is None or not sequence.queue:
+            return
+        entries, first = self.ready.get(sequence.slot.worker, []), sequence.queue[0]
+        place = bisect_left(entries, (first.ready_at, first.data_id, sequence))
+        if place < len(entries) and entries[place][2] is sequence:
+            del entries[place]
+
+    def _stop(self, sequence: LiveSequence, error: PipelineError, own: Iterable[Item] = ()) -> None:
+        """End a sequence before its end; what was queued is refused, but for `own`."""
+        self._is_not_ready(sequence)
+        sequence.is_over = True
+        self.arrivals.ended(sequence.id, error)
+        sequence.fate = "lost" if isinstance(error, WorkerDiedError) else "cut"
+        self.queued -= len(sequence.queue)
+        self.refused += [(item, error) for item in sequence.queue if item not in own]
+        self._chains.left([item.request for item in sequence.queue], sequence)
+        sequence.queue.clear()
+        self._idle.pop(sequence, None)
+        if sequence.running is None:
+            self._end(sequence)
+
+    def _end(self, sequence: LiveSequence) -> None:
+        """Let others have the slot, and those of the same id their turn."""
+        sequence.is_over = True
+        self._idle.pop(sequence, None)
+        self.fates[sequence.fate] += 1
+        slot, following = sequence.slot, self._chains.remove(sequence)
+        if slot is None:
+            self._backlog.left()
+        else:
+            del self._held[slot]
+            self.slots.give_back(slot)
+        if following is not None:
+            self._backlog.may_have(following)
+        self._hand_out()

@@ -1,0 +1,145 @@
+"""SequenceScheduler: what the two strategies for sequences have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.config.schema import OpConfig
+from pipeline.engine.op.channel import Item
+from pipeline.engine.request import RequestState
+from pipeline.engine.schedulers.base import Batch, Load
+from pipeline.engine.schedulers.dynamic import batches_ahead
+from pipeline.engine.schedulers.held_start import HeldStart
+from pipeline.engine.sequences.book import LiveSequence, Ready, SequenceBook
+from pipeline.engine.sequences.controls import Controls
+from pipeline.engine.sequences.kept_sequences import KeptSequenceBook
+from pipeline.errors import PipelineError
+
+
+class SequenceScheduler:
+    """Cuts batches for one worker each, of the next requests of sequences that have a slot there.
+
+    A worker gets its next batch when it is done with the last one; or ahead of that, if those who
+    are not in the last one fill it.
+
+    Args:
+        op_name: for what callers are told.
+        slots: at each worker.
+
+    Attributes:
+        book: of the Op's sequences.
+        controls: that `process` is fed; an id that they cannot hold is refused.
+        start: what it waits for before its first batch, for tests; None: nothing.
+        given: of batches, by their first items, the states of sequences that their workers do not
+            have, by the places of the items. Who reads one takes it out.
+    """
+
+    def __init__(self, config: OpConfig, op_name: str, slots: int) -> None:
+        sequence = config.sequence
+        book = KeptSequenceBook if sequence.checkpoint else SequenceBook
+        self.book: SequenceBook = book(op_name, slots, sequence.max_idle_ms / 1000)
+        self.controls: Controls = Controls(op_name, ())
+        self._delay_s = sequence.max_queue_delay_ms / 1000
+        self._batch_size = config.batch_size
+        self._whole = min(config.batch_size, slots)
+        self._at: dict[int, list[Item]] = {}  # the first of each batch that a worker has
+        self.start: HeldStart | None = None
+        self.given: dict[Item, dict[int, Any]] = {}
+
+    def __len__(self) -> int:
+        return self.book.queued
+
+    def add(self, item: Item, now: float) -> PipelineError | None:
+        refusal = self.controls.refusal(item.info.sequence_id) or self.book.add(item, now)
+        if refusal is not None:
+            refusal.is_callers = True
+        return refusal
+
+    def workers_are(self, lives: Mapping[int, int]) -> None:
+        """Take note of the workers; see `SequenceBook.workers_are`."""
+        for number, life in self.book.slots.lives.items():
+            if lives.get(number) != life:
+                self._at.pop(number, None)
+        self.book.workers_are(lives)
+
+    def next(self, load: Load, now: float) -> Batch | float | None:
+        """Return the next batch, which names its worker; or when the next delay is over."""
+        self.book.reap(now)
+        wake: float | None = None
+        if load.max_items <= 0:
+            return None
+        if self.start is not None:
+            if self._is_held(self.start):
+                return None
+            self.start = None
+        most = min(load.max_items, load.max_rows or load.max_items)
+        for worker, ready in self.book.ready.items():
+            if not ready or not self._may_begin(worker, len(ready), load):
+                continue
+            count = self._count(ready, load, now)
+            if count:
+                return self._batch(worker, min(count, most))
+            due = ready[0][0] + self._delay_s
+            wake = due if wake is None else min(wake, due)
+        return wake
+
+    def _may_begin(self, worker: int, ready: int, load: Load) -> bool:
+        """Return whether a worker may have another batch: of a busy one it has to be whole."""
+        batches = len(self._at.get(worker, ()))
+        if not batches or ready < self._whole:
+            return not batches
+        ahead = batches_ahead(load, self._batch_size)
+        return batches * max(1, load.workers) <= ahead
+
+    def _count(self, ready: Sequence[Ready], load: Load, now: float) -> int:
+        """Return how many of those that are ready at a worker go now, the oldest first.
+
+        0: others may come before the delay of the oldest is over.
+        """
+        raise NotImplementedError
+
+    def _may_wait(self, ready: Sequence[Ready], load: Load, now: float) -> bool:
+        return not load.is_full and now < ready[0][0] + self._delay_s
+
+    def _is_held(self, start: HeldStart) -> bool:
+        """Return whether there is less than what the first batch waits for."""
+        raise NotImplementedError
+
+    def _order(self, taken: list[LiveSequence]) -> list[LiveSequence]:
+        """Return those that go in the order that they have in the batch."""
+        return taken
+
+    def _batch(self, worker: int, count: int) -> Batch:
+        taken = self._order(self.book.take(worker, self._together(worker, count)))
+        places = [sequence.slot.number for sequence in taken if sequence.slot is not None]
+        items = [sequence.running for sequence in taken if sequence.running is not None]
+        self._at.setdefault(worker, []).append(items[0])
+        moved = {place: sequence for place, sequence in enumerate(taken) if sequence.is_moved}
+        if moved:
+            self.given[items[0]] = {place: sequence.kept for place, sequence in moved.items()}
+            for sequence in moved.values():
+                sequence.is_moved = False
+        return Batch(items, worker, places=places)
+
+    def _together(self, worker: int, count: int) -> int:
+        """Return how many of the first so many may run together: a suspect runs alone."""
+        first = [entry[2].is_suspect for entry in self.book.ready[worker][:count]]
+        if True not in first:
+            return count
+        return first.index(True) or 1
+
+    def done(self, batch: Batch, now: float) -> None:
+        items: Sequence[Item] = batch.items
+        at = self._at.get(-1 if batch.worker is None else batch.worker, [])
+        if items[0] in at:
+            at.remove(items[0])
+        self.book.done(items, now)
+
+    def drop(self, request: RequestState) -> list[Item]:
+        """Forget a request, which ends its sequence; see `SequenceBook.refused` for the others."""
+        return self.book.drop(request)
+
+    def clear(self) -> list[Item]:
+        self._at.clear()
+        return self.book.clear()
