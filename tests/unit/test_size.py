@@ -1,0 +1,104 @@
+"""Sizes: what a class and a function of `pipeline/` may have at most."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pipeline
+
+ROOT = Path(pipeline.__file__).parent
+MAX_METHODS = 25
+MAX_LINES = 60
+MAX_ATTRIBUTES = 15  # of a class of the engine
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+
+TOO_MANY_METHODS = {
+    "dropin/client/httpclient.py:HttpClient",
+    "frontends/link/server.py:Connection",
+    "frontends/v2/grpc.py:_Calls",
+    "frontends/v2/http.py:InferenceRoutes",
+    "frontends/v2/repository.py:ModelRepository",
+    "repository/control.py:ModelControl",
+    "workers/model.py:ModelWorkers",
+    "workers/process/handle.py:ProcessWorker",
+    "workers/process/pool.py:ProcessWorkers",
+    "workers/ray/link.py:ActorLink",
+    "workers/thread.py:ThreadWorkers",
+}
+"""Classes that are still to be made smaller: names only leave."""
+
+TOO_LONG = {
+    "cli/repository.py:repository_parser",
+    "engine/trips/trip.py:_steps",
+    "frontends/http/server.py:_infer",
+    "frontends/v2/side_by_side.py:side_by_side",
+}
+"""Functions that are still to be made shorter: names only leave."""
+
+
+def nodes() -> dict[str, list[ast.AST]]:
+    """Return the classes and functions of each file that is not generated, by their names."""
+    found: dict[str, list[ast.AST]] = {}
+    for file in sorted(ROOT.rglob("*.py")):
+        if "_pb2" in file.name:
+            continue
+        where = file.relative_to(ROOT)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef | FUNCTION):
+                found.setdefault(f"{where}:{node.name}", []).append(node)
+    return found
+
+
+NODES = nodes()
+
+
+def methods_of(found: ast.ClassDef) -> int:
+    return sum(isinstance(node, FUNCTION) for node in found.body)
+
+
+def attributes_of(found: ast.ClassDef) -> int:
+    """Count what its methods assign to `self`; the fields of a record are data."""
+    names = {
+        node.attr
+        for node in ast.walk(found)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+    return len(names)
+
+
+def lines_of(found: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    assert found.end_lineno is not None
+    return found.end_lineno - found.lineno + 1
+
+
+def those(kind: type | object, is_too_large) -> set[str]:
+    return {
+        name
+        for name, group in NODES.items()
+        if any(isinstance(node, kind) and is_too_large(node) for node in group)
+    }
+
+
+def test_a_class_has_few_methods():
+    found = those(ast.ClassDef, lambda node: methods_of(node) > MAX_METHODS)
+    assert found == TOO_MANY_METHODS
+
+
+def test_a_class_of_the_engine_has_few_attributes():
+    found = those(ast.ClassDef, lambda node: attributes_of(node) > MAX_ATTRIBUTES)
+    assert {name for name in found if name.startswith("engine/")} == set()
+
+
+def test_a_function_is_short():
+    found = those(FUNCTION, lambda node: lines_of(node) > MAX_LINES)
+    assert found == TOO_LONG
+
+
+def test_the_tree_is_found():
+    assert {"cli/main.py:main", "engine/engine.py:Engine", "workers/thread.py:ThreadKind"} <= set(
+        NODES
+    )
