@@ -79,9 +79,9 @@ class CachedDispatcher(OpDispatcher):
         self.goes_alone: str = "its answers are kept"
         self.shortcut: Shortcut | None = None  # which leads past the cache
 
-    def _add(self, item: Item) -> None:
+    def add(self, item: Item) -> None:
         if self._kept is None:
-            super()._add(item)
+            super().add(item)
         else:
             self._kept.find(item.inputs, item.info, functools.partial(self._found, item))
 
@@ -94,11 +94,11 @@ class CachedDispatcher(OpDispatcher):
             self._router.gone(item)
         elif found.answer is None:
             item.found = found
-            super()._add(item)
+            super().add(item)
         else:
             self._take_down(item, found)
             self.links.answered += 1
-            super()._pass_on(item, found.answer)
+            super().pass_on(item, found.answer)
 
     def _take_down(self, item: Item, found: Found) -> None:
         """Take down the span of a request that came to no worker."""
@@ -117,9 +117,9 @@ class CachedDispatcher(OpDispatcher):
             spans.journal.spans.append(span)
             spans.journal.flush_if_long()
 
-    def _pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
+    def pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
         found, item.found = item.found, None  # it may come here again
-        go_on = functools.partial(super()._pass_on, item, outcome, jumped)
+        go_on = functools.partial(super().pass_on, item, outcome, jumped)
         if found is None or jumped or self._kept is None or item.is_over:
             go_on()
         else:

@@ -124,7 +124,7 @@ class OpDispatcher:
                 self._pass_by(request, error)
                 return
         if self.shortcut is None or not self.shortcut.take(request, inputs, entered):
-            self._add(item_of(self, request, inputs, entered=entered))
+            self.add(item_of(self, request, inputs, entered=entered))
 
     def _pass_by(self, request: RequestState, error: PipelineError | Absent) -> None:
         """Pass on that there is nothing for this Op to do."""
@@ -138,13 +138,13 @@ class OpDispatcher:
             name: dict(part) if isinstance(part, dict) else part
             for name, part in target.payload.items()
         }
-        self._add(item_of(self, request, inputs, target.raw_inputs))
+        self.add(item_of(self, request, inputs, target.raw_inputs))
 
-    def _add(self, item: Item) -> None:
+    def add(self, item: Item) -> None:
         """Have a request wait for its turn, if that comes in its time."""
         request, now = item.request, self._router.loop.time()
         if request.deadline is not None and (shed := self.shedder.refusal_here(request, now)):
-            self._pass_on(item, shed)  # it never waited, and has no span
+            self.pass_on(item, shed)  # it never waited, and has no span
             return
         refusal = self.scheduler.add(item, now)
         if refusal is not None:
@@ -233,7 +233,7 @@ class OpDispatcher:
                 if batch.outcome is not None:
                     self.spans.unfinished(batch.items, batch.outcome)
                 for item in batch.items:
-                    self._pass_on(item, batch.error)
+                    self.pass_on(item, batch.error)
             elif not isinstance(batch, Batch):
                 break
             else:
@@ -251,7 +251,7 @@ class OpDispatcher:
             self._router.cycle.wake_at(self, batch)
         if runs:
             trips = self._router.trips
-            self._submit(trips.begin(self, runs) if self.pace.was_fusable else runs)
+            self.submit(trips.begin(self, runs) if self.pace.was_fusable else runs)
         if len(scheduler) and (outage := self.workers.outage) is not None:
             self.fail(scheduler.clear(), outage, Outcome.OTHER)
             self.places_freed()
@@ -264,7 +264,7 @@ class OpDispatcher:
             self.room.promise(run.items)
         return run
 
-    def _submit(self, runs: Sequence[BatchRun | Trip]) -> None:
+    def submit(self, runs: Sequence[BatchRun | Trip]) -> None:
         self.workers.submit(runs)
         if self.watch.timeout_s is not None:
             self.watch.submitted()
@@ -299,7 +299,7 @@ class OpDispatcher:
             self.spans.batch(worker, job)
         for item, outcome in zip(job.items, job.outcomes, strict=False):
             if outcome is not None:
-                self._pass_on(item, outcome, job.jumped)
+                self.pass_on(item, outcome, job.jumped)
         if not self.is_dirty and len(self.scheduler):
             self._router.cycle.mark_dirty(self)
 
@@ -311,7 +311,7 @@ class OpDispatcher:
             self._router.trips.lost(job, error)
         elif not job.is_superseded:
             job.is_superseded = True
-            self._start_over(job, error)
+            self.start_over(job, error)
 
     def close(self) -> None:
         """Cancel the timers."""
@@ -326,7 +326,7 @@ class OpDispatcher:
         run.is_superseded = True
         if not (self.workers.keeps_progress and run.is_prepared):  # nothing to go on with
             self.workers.replace(worker, None)
-            self._start_over(run, run.timed_out(self.name, worker.number))
+            self.start_over(run, run.timed_out(self.name, worker.number))
             return
         resumed = None
         if any(not item.is_over for item in run.items):
@@ -334,19 +334,19 @@ class OpDispatcher:
         is_replaced = self.workers.replace(worker, resumed)
         if resumed is not None and (is_replaced or self.workers.count):
             if not is_replaced:  # but there are others
-                self._submit([resumed])
+                self.submit([resumed])
             return
         self.release(run)
         error = DeadlineError(f"[{self.name}] the worker hangs and cannot be replaced.")
         self.fail(run.items, error, Outcome.OTHER)
         self._router.cycle.mark_dirty(self)
 
-    def _start_over(self, job: BatchRun, error: PipelineError) -> None:
+    def start_over(self, job: BatchRun, error: PipelineError) -> None:
         self.release(job)
         runs = [self.count(run) for run in job.again(error, self.op.pipeline_config.retry)]
         if runs:
             self.spans.unfinished([item for item in job.items if item.is_over], Outcome.OTHER)
-            self._submit(runs)
+            self.submit(runs)
         else:
             is_timeout = isinstance(error, DeadlineError)
             self.fail(job.items, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
@@ -367,9 +367,9 @@ class OpDispatcher:
         if not error.is_callers:
             self.spans.unfinished(items, outcome)
         for item in items:
-            self._pass_on(item, error)
+            self.pass_on(item, error)
 
-    def _pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
+    def pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
         """Route one item's outcome, unless its request is over or was started anew."""
         request = item.request
         if item.generation != request.generation:

@@ -34,15 +34,15 @@ class LimitedDispatcher(OpDispatcher):
             self.load.most_workers = self._limits.at_once
         super().schedule()
 
-    def _submit(self, runs: Sequence[BatchRun | Trip]) -> None:
+    def submit(self, runs: Sequence[BatchRun | Trip]) -> None:
         if self._limits is None:
-            super()._submit(runs)
+            super().submit(runs)
             return
         for run in runs:
             self._limits.ask(run)
 
     def _begin(self, run: Any) -> None:
-        super()._submit([run])
+        super().submit([run])
 
     def release(self, run: BatchRun | LoneRun) -> None:
         super().release(run)

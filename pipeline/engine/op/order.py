@@ -123,11 +123,11 @@ class DynamicDispatcher(OpDispatcher):
         again = [item for item in items if _comes_again(item, error)]
         super().fail([item for item in items if item not in again], error, outcome)
         for item in again:
-            self._pass_on(item, error)
+            self.pass_on(item, error)
 
-    def _pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
+    def pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
         if self._answers is None:
-            super()._pass_on(item, outcome, jumped)
+            super().pass_on(item, outcome, jumped)
         else:
             self._answers.append((item, outcome, jumped))
 
@@ -136,7 +136,7 @@ class DynamicDispatcher(OpDispatcher):
         self._left.clear()
         while self._held and self._held[0][0] < min(self._order.values(), default=math.inf):
             for item, outcome, jumped in heapq.heappop(self._held)[1]:
-                self._pass_on(item, outcome, jumped)
+                self.pass_on(item, outcome, jumped)
 
 
 def _comes_again(item: Item, error: PipelineError) -> bool:

@@ -209,9 +209,9 @@ class SequenceDispatcher(OpDispatcher):
         assert isinstance(run, BatchRun), "nothing else is submitted"
         run.is_superseded = True
         self.workers.replace(worker, None)
-        self._start_over(run, run.timed_out(self.name, worker.number))
+        self.start_over(run, run.timed_out(self.name, worker.number))
 
-    def _start_over(self, job: BatchRun, error: PipelineError) -> None:
+    def start_over(self, job: BatchRun, error: PipelineError) -> None:
         """End the requests of a lost batch: nobody else has what it needs, if the book has not."""
         book, failed = self.sequences.book, job.items
         if isinstance(book, KeptSequenceBook):

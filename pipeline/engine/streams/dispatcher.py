@@ -116,7 +116,7 @@ class StreamDispatcher(OpDispatcher):
                 inlet.is_busy = True
                 if self.op.pipeline_gathers:
                     del self._inlets[request]
-                self._add(item_of(self, request, inputs))
+                self.add(item_of(self, request, inputs))
                 return
 
     def _pass_over(self, request: RequestState, inlet: Inlet, absent: Any) -> None:
@@ -188,7 +188,7 @@ class StreamDispatcher(OpDispatcher):
         if isinstance(outcome, PipelineError):
             note_made(self.spans, run, item, flow, PartKind.FAILED)
             note_stream(self.spans, run, item, outcome_of(outcome))
-            self._pass_on(item, outcome)
+            self.pass_on(item, outcome)
             return
         flow.sent += 1
         note_made(self.spans, run, item, flow)
@@ -217,7 +217,7 @@ class StreamDispatcher(OpDispatcher):
             run.is_out = True
             run.worker = run.ran_at if self.workers.addressable else None
             self._slices += 1
-            self._submit([run])
+            self.submit([run])
 
     def done(self, worker: Worker, job: BatchRun | LoneRun | Trip) -> None:
         if not isinstance(job, StreamRun):
@@ -256,18 +256,18 @@ class StreamDispatcher(OpDispatcher):
             return
         run.is_superseded = True
         self.workers.replace(worker, None)
-        self._start_over(run, run.timed_out(self.name, worker.number))
+        self.start_over(run, run.timed_out(self.name, worker.number))
 
-    def _start_over(self, job: BatchRun, error: PipelineError) -> None:
+    def start_over(self, job: BatchRun, error: PipelineError) -> None:
         if not isinstance(job, StreamRun):
-            super()._start_over(job, error)
+            super().start_over(job, error)
             return
         self._is_back(job)
         attempts = self.op.pipeline_config.retry
         runs = [self.count(run) for run in job.again(error, attempts)]
         live = [item for item in job.items if not item.is_over]
         if runs:
-            self._submit(runs)
+            self.submit(runs)
         elif job.ended:
             self.fail([job.items[place] for place in job.live()], error, outcome_of(error))
         else:
@@ -276,12 +276,12 @@ class StreamDispatcher(OpDispatcher):
 
     # Out ----------------------------------------------------------------------------------------
 
-    def _pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
+    def pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
         request = item.request
         inlet = self._inlets.get(request)
         is_part = self._sends_parts and (inlet is not None or self.makes_parts)
         if not is_part or item.is_over:
-            super()._pass_on(item, outcome, jumped)
+            super().pass_on(item, outcome, jumped)
             return
         if isinstance(outcome, PipelineError):
             self._fail_stream(request, outcome)

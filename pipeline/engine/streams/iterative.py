@@ -46,10 +46,10 @@ class IterativeDispatcher(StreamDispatcher):
             self.room.promise(run.items)
         return run
 
-    def _submit(self, runs: Sequence[BatchRun | Trip]) -> None:
+    def submit(self, runs: Sequence[BatchRun | Trip]) -> None:
         for run in runs:
             if isinstance(run, SteppedRun):
-                super()._submit([run])
+                super().submit([run])
             else:
                 assert isinstance(run, BatchRun), "nothing else is submitted"
                 self._join(run.worker or 0, run.items)
@@ -152,7 +152,7 @@ class IterativeDispatcher(StreamDispatcher):
         self.workers.replace(worker, None)
         self._end(run, stuck, error)
 
-    def _start_over(self, job: BatchRun, error: PipelineError) -> None:
+    def start_over(self, job: BatchRun, error: PipelineError) -> None:
         """End those that a lost worker had begun with; the others begin at the next one."""
         assert isinstance(job, SteppedRun), "nothing else is submitted"
         is_last = self.workers.outage is not None

@@ -74,9 +74,9 @@ def _delay_ignored(patch):
 
 def _order_lost(patch):
     def pass_on(self, item, outcome, jumped=False):
-        super(DynamicDispatcher, self)._pass_on(item, outcome, jumped)
+        super(DynamicDispatcher, self).pass_on(item, outcome, jumped)
 
-    patch.setattr(DynamicDispatcher, "_pass_on", pass_on)
+    patch.setattr(DynamicDispatcher, "pass_on", pass_on)
 
 
 def _counts_of_rows(patch):
