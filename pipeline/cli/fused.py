@@ -13,9 +13,9 @@ from pipeline.engine.executor import DispatchCycle, Executor
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal.journal import EngineObservers
 from pipeline.engine.op.dispatcher import OpDispatcher
-from pipeline.engine.run.payload import LOCAL
 from pipeline.engine.streams.plan import plan_streams
 from pipeline.engine.trips.groups import goes_along, obstacle
+from pipeline.engine.worker_api import WorkersBase
 from pipeline.op import Op
 
 
@@ -109,14 +109,13 @@ def _never(self: object, *given: object) -> None:
     """Be there: it is for Ops that are at work."""
 
 
-class _Workers:
+class _Workers(WorkersBase):
     """The workers of an Op that does not start; `note`: of its model, if it has one."""
 
-    memory_domain = LOCAL
     runs_slices = True  # as our own do
 
     def __init__(self, op: Op) -> None:
-        self.note: object = op.pipeline_config.local_service_conf.model_config
+        self.note: Any = op.pipeline_config.local_service_conf.model_config
 
 
 class _Lending(_Workers):

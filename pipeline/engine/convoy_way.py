@@ -55,8 +55,7 @@ class ConvoyWay:
 
 def convoy_rows(node: OpDispatcher) -> int:
     """Return how many samples a convoy may have at an Op; 0: none goes through it."""
-    rows: int = getattr(node, "convoy_rows", 0) or getattr(node.workers, "convoy_rows", 0)
-    return rows
+    return node.convoy_rows or node.workers.convoy_rows
 
 
 def beside(items: Iterable[Any]) -> int:

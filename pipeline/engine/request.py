@@ -230,6 +230,9 @@ class ResponseSink(Protocol):
     def is_ours(self) -> bool:
         """Return whether the server itself asks: it reads errors in full."""
 
+    @property
+    def takes_parts(self) -> bool: ...
+
     def say(self, head: AnswerHead) -> None:
         """Take what user code says of the answer's head; the end follows at once."""
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.model_calls import ModelHost
 from pipeline.engine.run.bound_op import BoundOp
-from pipeline.engine.run.payload import MemoryDomain
-from pipeline.engine.run.stages import CallWatch
+from pipeline.engine.run.payload import LOCAL, MemoryDomain
+from pipeline.engine.run.stages import BatchRun, CallWatch
 from pipeline.engine.state import WorkersState
 from pipeline.errors import PipelineError
 from pipeline.op import Op
@@ -53,7 +53,7 @@ class Worker(Protocol):
 
 
 class Workers(Protocol):
-    """All workers of one Op. Called on the event loop only.
+    """All workers of one Op. Called on the event loop only. `WorkersBase` has the defaults.
 
     Attributes:
         memory_domain: what their payloads are read from; LOCAL: plain objects of this process.
@@ -61,6 +61,10 @@ class Workers(Protocol):
             worker can go on with it; else a job that hangs is started over.
         addressable: whether a job goes to the worker that its `worker` names.
         runs_slices: whether they run a StreamRun slice by slice.
+        ahead: batches that each gets while it is busy, so that it never waits for the next one.
+        takes_convoys: whether the item of a batch may be a Convoy.
+        convoy_rows: samples that a convoy may have which passes the Op unbatched; 0: none does.
+        stream_type: the run of a stream's requests; None: StreamRun.
     """
 
     @property
@@ -71,6 +75,14 @@ class Workers(Protocol):
     def addressable(self) -> bool: ...
     @property
     def runs_slices(self) -> bool: ...
+    @property
+    def ahead(self) -> int: ...
+    @property
+    def takes_convoys(self) -> bool: ...
+    @property
+    def convoy_rows(self) -> int: ...
+    @property
+    def stream_type(self) -> type[BatchRun] | None: ...
     @property
     def count(self) -> int:
         """Workers that take jobs: those that are stuck, or being restarted, are not among them."""
@@ -113,6 +125,29 @@ class Workers(Protocol):
 
     async def stop(self, timeout_s: float) -> int:
         """End all workers; returns how many did not end in time."""
+
+
+class WorkersBase:
+    """Base of workers: what `Workers` are, and take note of, where a kind says nothing else."""
+
+    memory_domain: MemoryDomain = LOCAL
+    keeps_progress: bool = False
+    addressable: bool = False
+    runs_slices: bool = False
+    ahead: int = 0
+    takes_convoys: bool = False
+    stream_type: type[BatchRun] | None = None
+    note: ModelMetadata | None = None
+
+    @property
+    def convoy_rows(self) -> int:
+        return 0
+
+    def joined(self, run: Any) -> None:
+        """Ignore it: workers of this process see those who join themselves."""
+
+    def forget(self, data_id: int) -> None:
+        """Ignore it: workers of this process see their requests themselves."""
 
 
 @runtime_checkable

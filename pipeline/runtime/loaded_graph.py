@@ -20,7 +20,14 @@ from pipeline.engine.op.limiter import open_limits
 from pipeline.engine.op.resizing import resize
 from pipeline.engine.sequences.dispatcher import turnstiles_of
 from pipeline.engine.stored_inputs import StoredInputs, check_has_no_schema
-from pipeline.engine.worker_api import Owner, WorkerContext, WorkerKind, Workers, WorkersFactory
+from pipeline.engine.worker_api import (
+    Owner,
+    WorkerContext,
+    WorkerKind,
+    Workers,
+    WorkersBase,
+    WorkersFactory,
+)
 from pipeline.errors import InitError
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
 from pipeline.observe.logs.setup import RequestLog, log_folder
@@ -246,7 +253,7 @@ class _WorkerKinds:
             if op in (self._graph.request_op, self._graph.response_op):
                 return edge_kind.workers(op, max(config.concurrency, self._edge_workers), owner)
             kind = self._by_name[config.workers or ""]
-            return kind.workers(op, config.concurrency, owner)
+            return _completed(kind.workers(op, config.concurrency, owner))
 
         return make
 
@@ -255,3 +262,14 @@ class _WorkerKinds:
         for kind in self._by_name.values():
             await kind.close()
         self._by_name.clear()
+
+
+_UNSAID = WorkersBase()
+
+
+def _completed(workers: Workers) -> Workers:
+    """Give workers of a plug-in, whose class need not be derived from ours, what it leaves out."""
+    for name in ("ahead", "convoy_rows", "runs_slices", "stream_type", "takes_convoys"):
+        if not hasattr(workers, name):
+            setattr(workers, name, getattr(_UNSAID, name))
+    return workers

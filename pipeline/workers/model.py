@@ -18,11 +18,10 @@ from pipeline.engine.convoy import Convoy, Each
 from pipeline.engine.model_answers import error_in
 from pipeline.engine.op.channel import Item
 from pipeline.engine.op.passage import PassingRun
-from pipeline.engine.run.payload import LOCAL, MemoryDomain
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.flow import ENDED
-from pipeline.engine.streams.run import StreamRun
-from pipeline.engine.worker_api import Owner, Worker, WorkerContext
+from pipeline.engine.worker_api import Owner, Worker, WorkerContext, WorkersBase
 from pipeline.errors import PipelineError, UserCodeError, described
 from pipeline.op import Op
 from pipeline.workers.model_convoys import AskedEach, goes_together, mapped
@@ -63,18 +62,14 @@ class _Place:
     call_started: float | None = None
 
 
-class ModelWorkers:
+class ModelWorkers(WorkersBase):
     """The requests of one Op that are at its model; see `Workers`."""
 
-    memory_domain: MemoryDomain = LOCAL
-    keeps_progress: bool = False
-    addressable: bool = False
     runs_slices: bool = True
-    note: None = None
     outage: PipelineError | None = None
     is_ready: bool = True
     passing_type: type[PassingRun] = ModelRun
-    stream_type: type[StreamRun] = ModelStream
+    stream_type: type[BatchRun] | None = ModelStream
 
     def __init__(
         self, name: str, step: ModelStep, loop: asyncio.AbstractEventLoop, owner: Owner
@@ -114,9 +109,6 @@ class ModelWorkers:
 
     def replace(self, worker: Worker, job: object | None) -> bool:
         return False
-
-    def joined(self, run: Any) -> None:
-        """Nobody joins a run."""
 
     def lives(self) -> Mapping[int, int]:
         return {0: 0}

@@ -20,16 +20,23 @@ from typing import Any, cast
 
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.init_op import end_op, run_init_op
-from pipeline.engine.run.payload import LOCAL, MemoryDomain
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.run.warm_up import warm_up
 from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.trips.trip import Trip
-from pipeline.engine.worker_api import Job, Owner, SetUp, StreamOwner, Worker, WorkerContext
+from pipeline.engine.worker_api import (
+    Job,
+    Owner,
+    SetUp,
+    StreamOwner,
+    Worker,
+    WorkerContext,
+    WorkersBase,
+)
 from pipeline.errors import DeadlineError, InitError, PipelineError, WorkerDiedError, described
 from pipeline.op import Op, predictor_of
-from pipeline.predictors.metadata import ModelMetadata, metadata_of
+from pipeline.predictors.metadata import metadata_of
 from pipeline.workers.inbox import LoopInbox
 from pipeline.workers.peer_calls import LoopCaller
 from pipeline.workers.thread_worker import EXCHANGE, ThreadWorker
@@ -66,11 +73,17 @@ class ThreadKind:
         """Threads have nothing in common that ends."""
 
 
-class ThreadWorkers:
+class ThreadWorkers(WorkersBase):
     """The thread workers of one Op; see `Workers`.
 
     `set_up` and `init_op` of the Op run in its first worker's thread.
     """
+
+    keeps_progress: bool = True
+    addressable: bool = True
+    runs_slices: bool = True
+    takes_convoys: bool = True
+    may_be_none: bool = False  # the model stays
 
     def __init__(
         self,
@@ -84,14 +97,7 @@ class ThreadWorkers:
         self.name: str = op.name
         self.post: Callable[..., None] = inbox.post
         self.post_soon: Callable[..., None] = inbox.post_soon
-        self.memory_domain: MemoryDomain = LOCAL
-        self.takes_convoys: bool = True
-        self.keeps_progress: bool = True
-        self.addressable: bool = True
-        self.may_be_none: bool = False  # the model stays
-        self.runs_slices: bool = True
         self.replaced: int = 0
-        self.note: ModelMetadata | None = None
         self._op = op
         self._wanted = count
         self._loop = loop
@@ -274,9 +280,6 @@ class ThreadWorkers:
         except IndexError:
             return worker.addressed.popleft() if worker.addressed else None
 
-    def joined(self, run: StreamRun) -> None:
-        """Threads see those who join a run themselves."""
-
     def on_parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         cast(StreamOwner, self._owner).parts(run, entries)
 
@@ -399,9 +402,6 @@ class ThreadWorkers:
                 self.submit([job])
             else:
                 self._owner.lost(job, WorkerDiedError(f"[{self.name}] {_KEPT}"))
-
-    def forget(self, data_id: int) -> None:
-        """Threads see their requests themselves."""
 
     def _fail_backlog(self) -> None:
         """Give back what no worker will take, if there is none left."""

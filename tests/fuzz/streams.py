@@ -48,9 +48,6 @@ class StreamThreads(VirtualThreads):
         super().__init__(*args)
         self.addressable = self.runs_slices = True
 
-    def joined(self, run: Any) -> None:
-        """Threads see those who join a run themselves."""
-
     def _feed(self) -> None:
         numbers = {worker.number for worker in self._workers}
         for worker in self._workers:

@@ -24,11 +24,10 @@ from pipeline.engine.journal.journal import EngineObservers, Journal
 from pipeline.engine.pack_jobs import PackRunner
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.run.bound_op import BoundOp
-from pipeline.engine.run.payload import LOCAL
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
 from pipeline.engine.trips.trip import Trip
-from pipeline.engine.worker_api import Owner
+from pipeline.engine.worker_api import Owner, WorkersBase
 from pipeline.errors import DeadlineError, OverloadedError, PipelineError
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
@@ -77,13 +76,11 @@ class VirtualWorker:
         self.pool.loop.call_soon(self.pool.owner.parts, run, entries)
 
 
-class VirtualWorkers:
+class VirtualWorkers(WorkersBase):
     """The workers of one Op, as threads or as processes behave; see `workers.base.Workers`.
 
     `lent_items`: requests that were worked on by those that were lent.
     """
-
-    note = None
 
     def __init__(self, engine: VirtualEngine, op: Op, owner: Owner, count: int) -> None:
         self.op = op
@@ -92,9 +89,7 @@ class VirtualWorkers:
         self.is_process = (
             not isinstance(owner, PackRunner) and op.pipeline_config.workers == "process"
         )
-        self.memory_domain = LOCAL
         self.keeps_progress = not self.is_process
-        self.addressable = False
         self._engine = engine
         self._wanted = count
         self._workers: list[VirtualWorker] = []
@@ -140,9 +135,6 @@ class VirtualWorkers:
 
     def busy(self) -> Iterable[VirtualWorker]:
         return [worker for worker in self._workers if worker.job is not None]
-
-    def forget(self, data_id: int) -> None:
-        """The jobs have their requests."""
 
     def replace(self, worker: VirtualWorker, job: Any) -> bool:
         self._workers.remove(worker)

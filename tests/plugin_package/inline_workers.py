@@ -15,9 +15,8 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from pipeline.engine.run.bound_op import BoundOp
-from pipeline.engine.run.payload import LOCAL, MemoryDomain
 from pipeline.engine.state import WorkersState
-from pipeline.engine.worker_api import Job, Owner, SetUp, Worker, WorkerContext
+from pipeline.engine.worker_api import Job, Owner, SetUp, Worker, WorkerContext, WorkersBase
 from pipeline.op import Op
 
 
@@ -50,13 +49,10 @@ class InlineKind:
         """Nothing is left to end."""
 
 
-class InlineWorkers:
+class InlineWorkers(WorkersBase):
     """See `pipeline.engine.worker_api.Workers` and `Worker`, which it is both."""
 
-    memory_domain: MemoryDomain = LOCAL
     keeps_progress = True
-    addressable = False
-    note = None
     outage = None
     number = 0
     job: Job | None = None
@@ -119,9 +115,6 @@ class InlineWorkers:
 
     def replace(self, worker: Worker, job: Job | None) -> bool:
         return False
-
-    def forget(self, data_id: int) -> None:
-        """What runs is done before anybody can forget it."""
 
     async def stop(self, timeout_s: float) -> int:
         self._bound = None

@@ -31,7 +31,7 @@ from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.payload import LOCAL, MemoryDomain
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
-from pipeline.engine.worker_api import Job, Owner, Worker
+from pipeline.engine.worker_api import Job, Owner, Worker, WorkersBase
 from pipeline.errors import DeadlineError, PipelineError
 from pipeline.observe.logs.setup import LogSession, open_logs
 from pipeline.op import configure_op
@@ -172,11 +172,13 @@ class ScriptedWorker:
         self.owner.parts(run, entries)
 
 
-class ScriptedWorkers:
+class ScriptedWorkers(WorkersBase):
     """Workers on the virtual clock: a job takes `service_s`, or until `release` is called.
 
     `batches` has the data ids of every batch that was begun, in order.
     """
+
+    takes_convoys = keeps_progress = runs_slices = True
 
     def __init__(
         self,
@@ -186,10 +188,6 @@ class ScriptedWorkers:
         memory_domain: MemoryDomain = LOCAL,
     ) -> None:
         self.memory_domain = memory_domain
-        self.takes_convoys = True
-        self.keeps_progress = True
-        self.addressable = False
-        self.runs_slices = True
         self.op = op
         self.service_s = service_s
         self.owner = owner
@@ -250,9 +248,6 @@ class ScriptedWorkers:
         if job is not None:
             self._begin(following, job)
         return True
-
-    def forget(self, data_id: int) -> None:
-        """The jobs have their requests."""
 
     async def stop(self, timeout_s: float) -> int:
         return 0

@@ -45,12 +45,14 @@ class OpDispatcher:
         goes_alone: why its Op is never in a group; "": nothing of its own is against it.
         run_type: what its batches are.
         may_spare: whether who comes here need not wait, for its answer may be kept.
+        convoy_rows: samples that a convoy may have which its scheduler batches; 0: none does.
     """
 
     streams: bool = False
     goes_alone: str = ""
     run_type: type[BatchRun] = BatchRun
     may_spare: bool = False
+    convoy_rows: int = 0
 
     def __init__(
         self,
@@ -72,8 +74,7 @@ class OpDispatcher:
         most = max_batch_size_of(op)
         # Samples that one execution may get: before the model is loaded, and after.
         limits = (most if declares(op) else 0, announced_batch(most, config.batch_size))
-        ahead = getattr(self.workers, "ahead", 0)
-        self.load: Load = Load(rows_limits=limits, ahead=ahead)
+        self.load: Load = Load(rows_limits=limits, ahead=self.workers.ahead)
         self.shedder: Shedder = Shedder(op.name, self.scheduler, self.load, config.batch_size)
         self.pace: Pace = Pace()
         self.links: Links = Links()

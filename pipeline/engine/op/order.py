@@ -48,7 +48,8 @@ class DynamicDispatcher(OpDispatcher):
         self._answers: list[tuple[Item, Any, bool]] | None = None  # of the batch that is done
         self._held: list[tuple[int, list[tuple[Item, Any, bool]]]] = []
         self._is_local = self.workers.memory_domain is LOCAL
-        self.convoy_rows: int = self.op.pipeline_config.batch_size if self._takes_convoys() else 0
+        if self._takes_convoys():
+            self.convoy_rows = self.op.pipeline_config.batch_size
 
     def _make_scheduler(self) -> Scheduler:
         batcher = DynamicBatcher(self.op.pipeline_config)
@@ -78,7 +79,7 @@ class DynamicDispatcher(OpDispatcher):
             )
         )
         is_alone = type(self) is DynamicDispatcher and not self.op.pipeline_ragged
-        is_alone = is_alone and getattr(self.workers, "takes_convoys", False)
+        is_alone = is_alone and self.workers.takes_convoys
         return is_plain and is_alone and config.retry == 1 and held_start(os.environ) is None
 
     def state(self, group: tuple[str, ...] = ()) -> OpState:

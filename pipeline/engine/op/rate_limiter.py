@@ -244,7 +244,7 @@ class LimitedModel:
         self._waiting = left + self._waiting
 
     def _instance_for(self, run: Any) -> Instance | None:
-        place = getattr(run, "worker", None)
+        place = run.worker
         if place is not None and place < len(self.instances):
             instance = self.instances[place]
             return instance if instance in self._idle else None

@@ -124,7 +124,7 @@ class StreamDelivery(Filter):
         self._executor.drop(request)  # there may be branches that have failed
         if stream.timer is not None:
             stream.timer.cancel()
-        takes_parts = stream.out is not None and getattr(request.sink, "takes_parts", False)
+        takes_parts = stream.out is not None and request.sink.takes_parts
         if self._journal is None or not takes_parts or is_for_one_op(request):
             return
         now, kind = self._clock_ns(), _KINDS.get(request.outcome, PartKind.FAILED)
@@ -182,7 +182,7 @@ class StreamDelivery(Filter):
         """Pack a part for its sink, or keep it for the one answer."""
         target = request.target
         wants_response = target is None or target.wants_response
-        is_kept = not getattr(request.sink, "takes_parts", False)
+        is_kept = not request.sink.takes_parts
         data = payload
         if type(payload) is not dict:
             data = opened(payload, copy=is_kept or not (self._packer.is_inline and wants_response))
@@ -234,7 +234,7 @@ class StreamDelivery(Filter):
         if stream.absent is not None and not (stream.given or stream.collected):
             self._ways.complete(request, nowhere(stream.absent))
             return
-        if getattr(request.sink, "takes_parts", False):
+        if request.sink.takes_parts:
             self._close(request)
             self._ways.end(request)
             request.sink.end(None)

@@ -62,7 +62,7 @@ class StreamDispatcher(OpDispatcher):
         self.deliver: Callable[[RequestState, Any], None]
         self.ends: tuple[End, ...] = ()
         self.limits: StreamLimits
-        own: type[BatchRun] = getattr(self.workers, "stream_type", StreamRun)
+        own: type[BatchRun] = self.workers.stream_type or StreamRun
         self.run_type: type[BatchRun] = own if self.makes_parts else BatchRun
         self._plan = plan
         self._loop = loop

@@ -78,7 +78,7 @@ class IterativeDispatcher(StreamDispatcher):
     def _makes_one_answer(self, request: RequestState) -> bool:
         """Return whether a request's parts go nowhere but into its one answer."""
         is_last = self._router.last is self or is_for_one_op(request)
-        return is_last and not getattr(request.sink, "takes_parts", False)
+        return is_last and not request.sink.takes_parts
 
     def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         assert isinstance(run, SteppedRun), "nothing else is submitted"

@@ -215,7 +215,7 @@ def check_streams(node: StreamDispatcher) -> None:
         GraphError: it takes the first of several inputs.
     """
     config = node.op.pipeline_config
-    if node.makes_parts and not getattr(node.workers, "runs_slices", False):
+    if node.makes_parts and not node.workers.runs_slices:
         raise ConfigError(
             f"op.{node.name}.workers: {config.workers}: these cannot run a generator; "
             "expected thread or process"

@@ -293,7 +293,7 @@ class _Sink:
     def __init__(self, sink: ResponseSink, collector: _RequestCollector) -> None:
         self._sink = sink
         self._collector = collector
-        self.takes_parts = bool(getattr(sink, "takes_parts", False))
+        self.takes_parts = sink.takes_parts
         self.is_ours = sink.is_ours
 
     def say(self, head: AnswerHead) -> None:

@@ -18,10 +18,9 @@ from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.stepped import SteppedRun
-from pipeline.engine.worker_api import Owner, StreamOwner, Worker
+from pipeline.engine.worker_api import Owner, StreamOwner, Worker, WorkersBase
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
-from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.process.handle import Commons, ProcessContext, ProcessWorker
 from pipeline.workers.process.pages import ForgottenRequests
 from pipeline.workers.process.sending import SendingOp, SentStream
@@ -35,7 +34,7 @@ _DISCONNECT_TIMEOUT_S = 1.0  # for a worker to end that closed its socket, or fa
 _STEADY_S = 10.0  # a worker that stays up so long is out of its crash loop
 
 
-class ProcessWorkers:
+class ProcessWorkers(WorkersBase):
     """The process workers of one Op; see `Workers`.
 
     `set_up` and `init_op` of the Op run in every one of its processes.
@@ -48,6 +47,10 @@ class ProcessWorkers:
     """
 
     kind: str = "process"
+    addressable: bool = True
+    runs_slices: bool = True
+    takes_convoys: bool = True
+    may_be_none: bool = True
 
     def __init__(
         self,
@@ -60,13 +63,9 @@ class ProcessWorkers:
     ) -> None:
         self.name: str = op.name
         self.memory_domain: MemoryDomain = cast(MemoryDomain, processes.memory)
-        self.takes_convoys: bool = True
-        self.keeps_progress: bool = False
-        self.addressable: bool = True
-        self.may_be_none: bool = True
-        self.runs_slices: bool = True
         sends = isinstance(op, SendingOp) and processes.models is not None
-        self.stream_type: type[StreamRun] = SentStream if sends else StreamRun
+        if sends:
+            self.stream_type = SentStream
         self.loop = loop
         self._processes = processes
         self._op = op
@@ -82,7 +81,6 @@ class ProcessWorkers:
         self._started: asyncio.Future[None] = loop.create_future()
         self._is_started = False
         self._launched = 0
-        self.note: ModelMetadata | None = None
         self._all_ended = asyncio.Event()
         self._joining: dict[RestartSlot, asyncio.Future[None]] = {}
         self._leaving: set[ProcessWorker] = set()  # those that were dismissed

@@ -59,7 +59,6 @@ class RayWorkers(ProcessWorkers):
         passes_on: whether all that read the Op's answers are actors, too.
 
     Attributes:
-        ahead: batches that each gets while it is busy, so that it never waits for the next one.
         sender: makes the calls that have batches.
         model_refs: the files of its model, if they are sent.
         objects: that a reply of an actor may have: as many as one has had, but not too many.
@@ -69,6 +68,7 @@ class RayWorkers(ProcessWorkers):
 
     kind: str = "ray"
     ahead: int = 1
+    takes_convoys: bool = False
 
     def __init__(
         self,
@@ -82,7 +82,6 @@ class RayWorkers(ProcessWorkers):
         passes_on: bool,
     ) -> None:
         super().__init__(op, count, loop, context, owner, schedule)
-        self.takes_convoys = False
         self.passes_on: bool = passes_on
         self.sender: Sender = context.make_sender(op.name)
         self.model_refs: Sequence[Any] = ()
