@@ -43,7 +43,7 @@ from pipeline.frontends.v2.restrictions import (
     secrets_of,
 )
 from pipeline.frontends.v2.shared_regions import SharedRegions
-from pipeline.frontends.wire import PipelineWire
+from pipeline.frontends.wire import JsonWire, PipelineWire
 from pipeline.op import overrides
 
 _PARTS = (
@@ -91,7 +91,7 @@ def v2(context: FrontendContext, options: None) -> None:
     )
     routes: Routes = InferenceRoutes(models, context.offload, config.limits)
     service = inference_service(models, context.offload, config.limits, config.sends_traces)
-    lane: LaneService = InferLane(models, context.offload, config.limits, config.max_message_bytes)
+    lane: LaneService = InferLane(models, context.offload, config.limits)
     if over_http := secrets_of(config.restricted_apis.http):
         routes, lane = RestrictedRoutes(routes, over_http), RestrictedLane(lane, over_http)
     if over_grpc := secrets_of(config.restricted_apis.grpc):
@@ -114,10 +114,9 @@ def api(context: FrontendContext, options: None) -> None:
     config = context.config
     pipelines = Pipelines(context.models, context.forwarding, config.sends_traces)
     writer = AnswerWriter(context.offload, config.limits)
-    most = min(config.limits.json_bytes, config.max_message_bytes)
     paths = Description(context.name, pipelines, context.described).paths()
     context.routes.append(ApiRoutes(pipelines, context.offload, config.limits, paths))
-    context.lanes.append(ApiLane(pipelines, writer, most))
+    context.lanes.append(ApiLane(pipelines, writer))
 
 
 def metrics_routes(context: FrontendContext, options: None) -> None:
@@ -181,11 +180,9 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
         methods += inference_methods(
             context.models.begin,
             _wire(context),
-            offload,
-            config.limits,
+            JsonWire(offload, config.limits, _takes_plain(context)),
             takes_trace,
             forwarding,
-            _takes_plain(context),
         )
     linked = LinkFrontend(
         methods,

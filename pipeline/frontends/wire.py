@@ -1,21 +1,24 @@
-"""PipelineWire: reads a Request from bytes for the engine, writes its answer as a Response."""
+"""Wires: read a Request from bytes for the engine, and write its answer, in protobuf or JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
 from pipeline.data import ChannelData
 from pipeline.engine.offload import Offload
-from pipeline.errors import DeadlineError, PackageError, PipelineError
+from pipeline.errors import DeadlineError, PackageError, PipelineError, TooLargeError
+from pipeline.frontends.http.routes import error_body
 from pipeline.proto.inflate import emptied
+from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.large import LargeResponse, read_request
 from pipeline.proto.pipeline.plain import (
     PlainRequest,
     PlainResponse,
+    plain_request_from_json,
     plain_request_from_message,
 )
 from pipeline.proto.pipeline.response import pack_error
@@ -23,7 +26,31 @@ from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.slices import Limits
 
 RESPONSES = (PlainResponse, Response)
-"""Answers that `PipelineWire.write` takes."""
+"""Answers that `Wire.write` takes."""
+
+
+class Wire(Protocol):
+    """Reader of requests and writer of answers, in one form.
+
+    `names` are the two parts of a path of JSON, which a request in protobuf says itself.
+    """
+
+    def read(self, message: bytes, *names: str) -> Any:
+        """Return the request of a short message. Raises PackageError."""
+
+    async def read_large(
+        self, pieces: Sequence[bytes], timeout_s: float | None, *names: str
+    ) -> tuple[Any, float | None]:
+        """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
+
+    def write(self, response: PlainResponse | Response) -> bytes:
+        """Return the bytes of an answer."""
+
+    def write_large(self, response: LargeResponse) -> Awaitable[bytes]:
+        """Return the bytes of an answer, or of the error that it was not written."""
+
+    def write_error(self, error: PipelineError) -> bytes:
+        """Return the bytes of an answer that is an error."""
 
 
 class PipelineWire:
@@ -48,14 +75,14 @@ class PipelineWire:
         self._offload = offload or Offload(threads=0)
         self._limits = limits or Limits()
 
-    def read(self, message: bytes) -> PlainRequest | Request:
+    def read(self, message: bytes, *names: str) -> PlainRequest | Request:
         """Return the request of a short message. Raises PackageError."""
         if self._is_plain and (plain := plain_request_from_message(message)) is not None:
             return plain
         return _whole(message)
 
     async def read_large(
-        self, pieces: Sequence[bytes], timeout_s: float | None
+        self, pieces: Sequence[bytes], timeout_s: float | None, *names: str
     ) -> tuple[Any, float | None]:
         """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
         read = partial(self._read_large, list(pieces))
@@ -87,6 +114,57 @@ class PipelineWire:
     def write_error(self, error: PipelineError) -> bytes:
         """Return the bytes of a Response that is an error."""
         return pack_error(ChannelData(-1, error=error)).SerializeToString()
+
+
+class JsonWire:
+    """A reader and writer of the JSON that the HTTP port takes and gives.
+
+    Args:
+        offload: where large messages are read and written.
+        limits: of JSON.
+        is_plain: whether a PlainRequest may stand for a Request.
+    """
+
+    def __init__(self, offload: Offload, limits: Limits, is_plain: bool = False) -> None:
+        self._offload = offload
+        self._limits = limits
+        self.read: Callable[..., Any] = (
+            plain_request_from_json if is_plain else jsonpb.request_from_json
+        )
+
+    write_error: Callable[[PipelineError], bytes] = staticmethod(error_body)
+
+    async def read_large(
+        self, pieces: Sequence[bytes], timeout_s: float | None, *names: str
+    ) -> tuple[Any, float | None]:
+        """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
+        read = partial(self._read_large, list(pieces), *names)
+        del pieces
+        return await self._offload.run(read, timeout_s)
+
+    def _read_large(self, pieces: list[bytes], name: str, method: str) -> Any:
+        size = sum(map(len, pieces))
+        if size > (limit := self._limits.json_bytes):
+            raise TooLargeError(f"the request is larger than max_json_bytes ({limit} bytes)")
+        return jsonpb.large_request_from_json([emptied(pieces)], name, method, self._limits)
+
+    def write(self, response: PlainResponse | Response) -> bytes:
+        """Return the JSON of an answer."""
+        if isinstance(response, PlainResponse):
+            return response.to_json()
+        return jsonpb.response_to_json(response)
+
+    async def write_large(self, response: LargeResponse) -> bytes:
+        """Return the JSON of an answer, or of the error that it was not written."""
+        try:
+            return await self.written(response)
+        except (DeadlineError, TooLargeError) as error:
+            return error_body(error)
+
+    async def written(self, response: LargeResponse) -> bytes:
+        """Return the JSON of an answer. Raises PipelineError: it is too large, or too late."""
+        write = partial(jsonpb.large_response_to_json, response, self._limits)
+        return (await self._offload.run(write))[0]
 
 
 def _whole(message: bytes) -> Request:

@@ -52,13 +52,13 @@ class ModelRoutes:
         self._limits = limits or Limits()
 
     def endpoint(self, request: WebRequest) -> Endpoint:
-        """Return the endpoint that answers it. Raises HttpError for what is not the service's."""
-        if _PATH.fullmatch(request.path):
-            return self._infer
-        text = f"no such path: {request.path}; POST /GeneralModelService/inference"
-        raise HttpError(404, NoServiceError(text))
+        """Return the endpoint that answers it, or says that the path is not the service's."""
+        return self._infer
 
     async def _infer(self, request: WebRequest) -> WebResponse:
+        if not _PATH.fullmatch(request.path):
+            text = f"no such path: {request.path}; POST /GeneralModelService/inference"
+            raise HttpError(404, NoServiceError(text))
         if request.method != "POST":
             raise not_allowed(request.method, b"POST")
         content_type = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()

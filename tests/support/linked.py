@@ -33,7 +33,7 @@ from pipeline.frontends.link.frames import (
 from pipeline.frontends.link.methods import inference_methods, service_methods
 from pipeline.frontends.link.places import find_secret
 from pipeline.frontends.link.server import LinkFrontend
-from pipeline.frontends.wire import PipelineWire
+from pipeline.frontends.wire import JsonWire, PipelineWire
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.slices import Limits
 
@@ -61,7 +61,9 @@ def link_of(
     """A link for an engine, as the registry makes it."""
     offload = Offload(threads=0)
     methods = [
-        *inference_methods(begin, PipelineWire(), offload, Limits(), takes_trace, forwarding),
+        *inference_methods(
+            begin, PipelineWire(), JsonWire(offload, Limits()), takes_trace, forwarding
+        ),
         *service_methods(services, offload),
     ]
     return LinkFrontend(methods, path, takes_trace, forwarding is not None, **how)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.data import ChannelData
@@ -20,9 +21,8 @@ from pipeline.frontends.api.answers import (
 from pipeline.frontends.api.bodies import object_of
 from pipeline.frontends.api.errors import reply_to
 from pipeline.frontends.api.pipelines import EMPTY, Pipelines, served_by
-from pipeline.frontends.base import seconds_of
 from pipeline.frontends.http.bodies import is_json
-from pipeline.frontends.http.routes import Headers, LaneReply, WebResponse
+from pipeline.frontends.http.routes import LaneReply, WebRequest, WebResponse
 from pipeline.frontends.http.streams import stream_form
 from pipeline.proto.plain_answer import write_object
 from pipeline.proto.slices import Limits
@@ -40,30 +40,25 @@ class ApiLane:
     Args:
         pipelines: who is asked.
         writer: of large answers.
-        max_bytes: limit of a request's body.
     """
 
-    def __init__(self, pipelines: Pipelines, writer: AnswerWriter, max_bytes: int) -> None:
+    def __init__(self, pipelines: Pipelines, writer: AnswerWriter) -> None:
         self._pipelines = pipelines
         self._writer = writer
-        self._max_bytes = max_bytes
 
-    def endpoint(self, path: str, headers: Headers) -> ApiEndpoint | None:
-        """Return what answers `POST path`; None: it is left to the routes."""
-        match = _PATH.fullmatch(path)
+    def in_line(self, request: WebRequest) -> ApiEndpoint | None:
+        """Return what answers a POST; None: it is left to the routes."""
+        headers = request.headers
+        match = _PATH.fullmatch(request.path)
         if match is None or not is_json(headers.get(b"content-type", b"")):
             return None
-        if int(headers[b"content-length"]) > self._max_bytes:
-            return None
-        if stream_form([headers.get(b"accept", b"")]) is not None:
+        if stream_form(request.accepts) is not None:
             return None
         try:
             entry = self._pipelines.entry(match[1])
-            timeout = headers.get(b"grpc-timeout")
-            left_s = None if timeout is None else seconds_of(timeout.decode("latin-1"), "")
         except PipelineError:
             return None
-        return ApiEndpoint(self._pipelines, self._writer, entry, left_s, headers)
+        return ApiEndpoint(self._pipelines, self._writer, entry, request.timeout_s, headers)
 
 
 class ApiEndpoint:
@@ -75,7 +70,7 @@ class ApiEndpoint:
         writer: AnswerWriter,
         entry: ModelEntry,
         left_s: float | None,
-        headers: Headers,
+        headers: Mapping[bytes, bytes],
     ) -> None:
         self._pipelines = pipelines
         self._writer = writer

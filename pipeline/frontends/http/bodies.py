@@ -7,12 +7,12 @@ import contextlib
 import functools
 import zlib
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.engine.offload import Offload
-from pipeline.errors import PackageError, TooLargeError
+from pipeline.errors import PackageError
 from pipeline.frontends.http.connection import HttpConnection
-from pipeline.frontends.http.routes import Headers, HttpError
+from pipeline.frontends.http.routes import Headers, HttpError, SizeLimit
 from pipeline.proto.inflate import emptied, inflated
 from pipeline.proto.slices import SHORT_BYTES
 
@@ -42,17 +42,6 @@ def is_json(content_type: bytes) -> bool:
 def is_all_json(said: Headers) -> bool:
     """Return whether the body behind these headers is JSON, and nothing else."""
     return _BINARY not in said and is_json(said.get(b"content-type", b""))
-
-
-class SizeLimit(NamedTuple):
-    """A limit of a request's body, with its key in the configuration."""
-
-    key: str
-    size: int
-
-    def passed(self) -> HttpError:
-        text = f"the request is larger than {self.key} ({self.size} bytes)"
-        return HttpError(413, TooLargeError(text))
 
 
 class BodyReader:

@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 import httptools
 
-from pipeline.frontends.http.routes import Headers, LaneEndpoint, LaneService
+from pipeline.errors import PackageError
+from pipeline.frontends.http.routes import (
+    Headers,
+    LaneEndpoint,
+    LaneService,
+    SizeLimit,
+    WebRequest,
+    timeout_in,
+)
 from pipeline.proto.slices import SHORT_BYTES
 
 _MAX_KNOWN = 512  # heads
@@ -49,10 +57,12 @@ class HeadMemory:
 
     Args:
         services: asked in turn for what answers a path.
+        most_bytes: of a body.
     """
 
-    def __init__(self, services: Sequence[LaneService]) -> None:
+    def __init__(self, services: Sequence[LaneService], most_bytes: int = SHORT_BYTES) -> None:
         self._services = services
+        self._most_bytes = most_bytes
         self._known: dict[bytes, Head] = {}
 
     def find(self, data: bytes) -> Head | None:
@@ -63,13 +73,16 @@ class HeadMemory:
         found = _SOUND.fullmatch(data) if len(data) <= _MAX_BYTES else None
         if found is None or (headers := _headers_of(data)) is None:
             return None
-        path = found[1].decode("ascii")
+        length = int(headers[b"content-length"])
+        request = _request_of(found[1].decode("ascii"), headers)
+        if request is None or length > self._most_bytes:
+            return None
         for service in self._services:
-            if (endpoint := service.endpoint(path, headers)) is not None:
+            if (endpoint := service.in_line(request)) is not None:
                 break
         else:
             return None
-        head = Head(endpoint, int(headers[b"content-length"]))
+        head = Head(endpoint, length)
         if len(data) <= _MAX_KNOWN_BYTES and _STEADY.issuperset(headers):
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()  # who sends ever new ones may not make it grow
@@ -99,6 +112,20 @@ def _headers_of(data: bytes) -> Headers | None:
         and int(length) <= SHORT_BYTES
     )
     return headers if is_plain else None
+
+
+def _request_of(path: str, headers: Headers) -> WebRequest | None:
+    """Return the request that has a head; None: what it says of its time is wrong."""
+    accepts = (headers[b"accept"],) if b"accept" in headers else ()
+    try:
+        timeout_s = timeout_in(headers.items())
+    except PackageError:
+        return None
+    return WebRequest("POST", path, path, "", headers, _read_in_line, timeout_s, accepts)
+
+
+async def _read_in_line(limit: SizeLimit | None = None) -> bytes:
+    raise NotImplementedError("the lane gives the body to `begin`")
 
 
 class _Request:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from pipeline.answer_head import AnswerHead
 from pipeline.data import ChannelData
 from pipeline.engine.request import RequestHandle, ResponseSink
-from pipeline.errors import ERROR_STATUSES, NotImplementedByOpError, PipelineError
+from pipeline.errors import (
+    ERROR_STATUSES,
+    NotImplementedByOpError,
+    PipelineError,
+    TooLargeError,
+)
+from pipeline.frontends.base import seconds_of
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.response import pack_error
 
@@ -24,13 +30,33 @@ Headers = dict[bytes, bytes]
 CLOSE: Header = (b"connection", b"close")
 
 
+class SizeLimit(NamedTuple):
+    """A limit of a request's body, with its key in the configuration."""
+
+    key: str
+    size: int
+
+    def passed(self) -> HttpError:
+        text = f"the request is larger than {self.key} ({self.size} bytes)"
+        return HttpError(413, TooLargeError(text))
+
+
+class ReadBody(Protocol):
+    """Reader of a request's body."""
+
+    def __call__(self, limit: SizeLimit | None = None) -> Awaitable[bytes]:
+        """Return the body, inflated; `limit`: another one than `max_message_bytes`.
+
+        Raises HttpError: the body is too large, or damaged.
+        """
+
+
 class WebRequest(msgspec.Struct, frozen=True):
     """One HTTP request.
 
     `path` is decoded, `raw_path` as it came (a `%2F` is no `/` there), `headers` has lower-case
-    names; of several with one name the last counts. `read` gives the body, inflated, and
-    raises HttpError for one that is too large or damaged; `timeout_s` is the caller's
-    `Grpc-Timeout`.
+    names; of several with one name the last counts, but `accepts` has all values of Accept.
+    `timeout_s` is the caller's `Grpc-Timeout`.
     """
 
     method: str
@@ -38,8 +64,18 @@ class WebRequest(msgspec.Struct, frozen=True):
     raw_path: str
     query: str
     headers: Mapping[bytes, bytes]
-    read: Callable[[], Awaitable[bytes]]
+    read: ReadBody
     timeout_s: float | None = None
+    accepts: Sequence[bytes] = ()
+
+
+def timeout_in(headers: Iterable[Header]) -> float | None:
+    """Return the seconds that a caller gives. Raises PackageError: one of its headers is wrong."""
+    timeout_s = None
+    for name, value in headers:
+        if name == b"grpc-timeout":
+            timeout_s = seconds_of(value.decode("latin-1"), "Grpc-Timeout")
+    return timeout_s
 
 
 class WebResponse(msgspec.Struct, frozen=True):
@@ -103,6 +139,11 @@ may raise what an Endpoint may.
 """
 
 
+async def whole(reply: LaneReply, head: AnswerHead | None = None) -> WebResponse:
+    """Return a reply of the lane outside of it, with what user code says of its head."""
+    return with_head(reply if isinstance(reply, bytes | WebResponse) else await reply, head)
+
+
 class LaneEndpoint(Protocol):
     """Answers a request of the lane: bytes of its body, what the engine makes of it, bytes.
 
@@ -127,10 +168,11 @@ class LaneEndpoint(Protocol):
 class LaneService(Protocol):
     """Some paths whose plain POSTs need no ASGI, see `frontends.http.lane`."""
 
-    def endpoint(self, path: str, headers: Headers) -> LaneEndpoint | None:
-        """Return what answers `POST path`; None: not its path, or it is for the routes.
+    def in_line(self, request: WebRequest) -> LaneEndpoint | None:
+        """Return what answers a POST; None: not its path, or it is for the routes.
 
-        `path` has nothing in it that would have to be decoded, and no query.
+        The path has nothing in it that would have to be decoded, and no query. The body is short,
+        and cannot be read here.
         """
 
 

@@ -11,15 +11,8 @@ from pipeline.frontends.base import HeaderForwarding
 from pipeline.frontends.grpc.inference import SERVICE
 from pipeline.frontends.grpc.server import GrpcService
 from pipeline.frontends.link.calls import DirectCall, LinkCall, Method, StreamCall, UnaryCall
-from pipeline.frontends.link.inference import (
-    Form,
-    InferenceCall,
-    InferenceService,
-    JsonForm,
-    ProtobufForm,
-)
-from pipeline.frontends.wire import PipelineWire
-from pipeline.proto.slices import Limits
+from pipeline.frontends.link.inference import InferenceCall, InferenceService, names_of, no_names
+from pipeline.frontends.wire import JsonWire, PipelineWire, Wire
 
 INFERENCE, JSON = "inference", "json"
 """Methods of the HTTP edge: a Request in protobuf, and the body of a POST as it is."""
@@ -49,28 +42,24 @@ class LinkMethod(NamedTuple):
 def inference_methods(
     begin: Begin,
     wire: PipelineWire,
-    offload: Offload,
-    limits: Limits,
+    json_wire: JsonWire,
     takes_trace: bool = False,
     forwarding: HeaderForwarding | None = None,
-    is_plain: bool = False,
 ) -> list[LinkMethod]:
     """Return the methods of an engine that answers a Request with a Response.
 
-    With `takes_trace` it is told the caller's traceparent, with `forwarding` these headers. `wire`
-    reads and writes protobuf; long JSON is read and written by `offload`, within `limits`.
-    `is_plain`: `begin` takes a PlainRequest where a Request stands.
+    With `takes_trace` it is told the caller's traceparent, with `forwarding` these headers. The
+    wires read and write protobuf, and JSON.
     """
 
-    def method(name: str, form: Form, is_grpc: bool = False) -> LinkMethod:
-        service = InferenceService(begin, form, takes_trace, forwarding, is_grpc)
+    def method(name: str, wire: Wire, names: Any = no_names, is_grpc: bool = False) -> LinkMethod:
+        service = InferenceService(begin, wire, names, takes_trace, forwarding, is_grpc)
         return LinkMethod(name, InferenceCall, service)
 
-    protobuf = ProtobufForm(wire)
     return [
-        method(INFERENCE, protobuf),
-        method(JSON, JsonForm(offload, limits, is_plain)),
-        method(GRPC_INFERENCE, protobuf, is_grpc=True),
+        method(INFERENCE, wire),
+        method(JSON, json_wire, names_of),
+        method(GRPC_INFERENCE, wire, is_grpc=True),
     ]
 
 

@@ -10,9 +10,8 @@ from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
 from pipeline.errors import PipelineError
 from pipeline.frontends.api.answers import is_short_answer, payload_of
-from pipeline.frontends.base import seconds_of
 from pipeline.frontends.http.bodies import is_json
-from pipeline.frontends.http.routes import HandOverError, Headers, LaneReply, WebResponse
+from pipeline.frontends.http.routes import HandOverError, LaneReply, WebRequest, WebResponse
 from pipeline.frontends.openai.answers import Choice, Writer
 from pipeline.frontends.openai.errors import reply_to
 from pipeline.frontends.openai.models import Models
@@ -27,27 +26,19 @@ class OpenAILane:
     Args:
         models: who is asked.
         offload: where large answers are written; its owner stops it.
-        max_bytes: limit of a request's body.
     """
 
-    def __init__(self, models: Models, offload: Offload, max_bytes: int) -> None:
+    def __init__(self, models: Models, offload: Offload) -> None:
         self._models = models
         self._offload = offload
-        self._max_bytes = max_bytes
 
-    def endpoint(self, path: str, headers: Headers) -> CompletionEndpoint | None:
-        """Return what answers `POST path`; None: it is left to the routes."""
-        kind = _KINDS.get(path)
+    def in_line(self, request: WebRequest) -> CompletionEndpoint | None:
+        """Return what answers a POST; None: it is left to the routes."""
+        headers = request.headers
+        kind = _KINDS.get(request.path)
         if kind is None or not is_json(headers.get(b"content-type", b"")):
             return None
-        if int(headers[b"content-length"]) > self._max_bytes:
-            return None
-        try:
-            timeout = headers.get(b"grpc-timeout")
-            left_s = None if timeout is None else seconds_of(timeout.decode("latin-1"), "")
-        except PipelineError:
-            return None
-        return CompletionEndpoint(self._models, self._offload, kind, left_s, headers)
+        return CompletionEndpoint(self._models, self._offload, kind, request.timeout_s, headers)
 
 
 class CompletionEndpoint:
@@ -59,7 +50,7 @@ class CompletionEndpoint:
         offload: Offload,
         kind: str,
         left_s: float | None,
-        headers: Headers,
+        headers: Mapping[bytes, bytes],
     ) -> None:
         self._models = models
         self._offload = offload

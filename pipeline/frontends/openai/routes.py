@@ -56,8 +56,7 @@ def openai(context: FrontendContext, options: OpenAIOptions) -> None:
     context.described.append(described(models.options))
     kept = StreamLimits(config.dag.max_parts, config.limits.message_bytes)
     context.routes.append(OpenAIRoutes(models, offload, config.limits, kept))
-    most = min(config.limits.json_bytes, config.max_message_bytes)
-    context.lanes.append(OpenAILane(models, offload, most))
+    context.lanes.append(OpenAILane(models, offload))
 
 
 openai.Options = OpenAIOptions  # type: ignore[attr-defined]

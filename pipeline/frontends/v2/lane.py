@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestHandle, ResponseSink
-from pipeline.errors import PackageError, PipelineError
-from pipeline.frontends.base import seconds_of
+from pipeline.errors import PipelineError
 from pipeline.frontends.http.routes import (
     HandOverError,
-    Headers,
     LaneReply,
+    WebRequest,
     WebResponse,
 )
 from pipeline.frontends.v2 import ModelRepository, V2Error
@@ -37,38 +36,27 @@ class InferLane:
 
     Args:
         models, offload, limits: as there.
-        max_message_bytes: limit of a request's body.
     """
 
-    def __init__(
-        self, models: ModelRepository, offload: Offload, limits: Limits, max_message_bytes: int
-    ) -> None:
-        self._max_bytes = max_message_bytes
+    def __init__(self, models: ModelRepository, offload: Offload, limits: Limits) -> None:
         self._models = models
         self._offload = offload
         self._limits = limits
         self._forms: dict[tuple[str, str], BodyForms] = {}
 
-    def endpoint(self, path: str, headers: Headers) -> InferEndpoint | None:
-        """Return what answers `POST path`; None: it is left to the routes."""
-        match = _INFER.fullmatch(path)
+    def in_line(self, request: WebRequest) -> InferEndpoint | None:
+        """Return what answers a POST; None: it is left to the routes."""
+        match, headers = _INFER.fullmatch(request.path), request.headers
         if match is None or not self._models.has(match[1]):
-            return None
-        if int(headers.get(b"content-length", 0)) > self._max_bytes:
             return None
         if accepted(headers.get(b"accept-encoding", b"").decode("latin-1")):
             return None
         told = headers.get(HEADER_LENGTH)
         if told is not None and _LENGTH.fullmatch(told) is None:
             return None
-        try:
-            timeout = headers.get(b"grpc-timeout")
-            left_s = None if timeout is None else seconds_of(timeout.decode("latin-1"), "")
-        except PackageError:
-            return None
         forms = self._forms_of(match[1], match[2] or "")
         length = None if told is None else int(told)
-        return InferEndpoint(forms, length, left_s, headers, self._offload, self._limits)
+        return InferEndpoint(forms, length, request.timeout_s, headers, self._offload, self._limits)
 
     def _forms_of(self, name: str, version: str) -> BodyForms:
         found = self._forms.get((name, version))
@@ -88,7 +76,7 @@ class InferEndpoint:
         forms: BodyForms,
         length: int | None,
         left_s: float | None,
-        headers: Headers,
+        headers: Mapping[bytes, bytes],
         offload: Offload,
         limits: Limits,
     ) -> None:

@@ -27,7 +27,6 @@ from pipeline.frontends.grpc.server import (
 )
 from pipeline.frontends.http.routes import (
     Endpoint,
-    Headers,
     LaneEndpoint,
     LaneService,
     Routes,
@@ -138,11 +137,11 @@ class RestrictedLane:
         self._lane = lane
         self._secrets = secrets
 
-    def endpoint(self, path: str, headers: Headers) -> LaneEndpoint | None:
-        """Return what answers `POST path`; None: it is left to the routes."""
-        secret = self._secrets.get(api_of(path))
-        is_open = secret is None or secret.is_in(headers.items())
-        return self._lane.endpoint(path, headers) if is_open else None
+    def in_line(self, request: WebRequest) -> LaneEndpoint | None:
+        """Return what answers a POST; None: it is left to the routes."""
+        secret = self._secrets.get(api_of(request.path))
+        is_open = secret is None or secret.is_in(request.headers.items())
+        return self._lane.in_line(request) if is_open else None
 
 
 def restricted_service(service: GrpcService, secrets: Secrets) -> GrpcService:

@@ -13,7 +13,7 @@ from doubles import wait_until
 from raw_http import Connection, request
 from speaking import EVENTS, LINES, Stage, asked, body_of, speaking, texts
 
-from pipeline.frontends.http.server import HttpFrontend
+from pipeline.frontends.http.pairs import Pairs
 
 PLACES = ("door", "gateway", "own")
 END = ("end", {})
@@ -261,7 +261,7 @@ def test_a_slow_reader_stops_the_generator(port, stage):
 
 @pytest.mark.parametrize("at", [0, 1])
 def test_heartbeats(port, gate, monkeypatch, at):
-    monkeypatch.setattr(HttpFrontend, "heartbeat_s", 0.01)
+    monkeypatch.setattr(Pairs, "heartbeat_s", 0.01)
     with asked(port, EVENTS, n=2, hold=at) as heard:
         found: list[str] = []
         while found.count(": heartbeat") < 3:  # some may come before the part
@@ -272,7 +272,7 @@ def test_heartbeats(port, gate, monkeypatch, at):
 
 
 def test_lines_have_no_heartbeats(port, gate, monkeypatch):
-    monkeypatch.setattr(HttpFrontend, "heartbeat_s", 0.01)
+    monkeypatch.setattr(Pairs, "heartbeat_s", 0.01)
     with asked(port, LINES, n=2, hold=1) as heard:
         heard.line()
         with asked(port, EVENTS, n=2, hold=1) as other:

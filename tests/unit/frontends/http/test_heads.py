@@ -9,17 +9,18 @@ import pytest
 from pipeline.frontends.http import heads
 from pipeline.frontends.http.connection import head_of
 from pipeline.frontends.http.heads import HeadMemory
+from pipeline.frontends.http.routes import WebRequest
 
 
 class Service:
     """Answers all paths below /s/, and counts how often it is asked."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[bytes, bytes]]] = []
+        self.asked: list[tuple[str, Any]] = []
 
-    def endpoint(self, path: str, headers: dict[bytes, bytes]) -> Any:
-        self.asked.append((path, headers))
-        return path if path.startswith("/s/") else None
+    def in_line(self, request: WebRequest) -> Any:
+        self.asked.append((request.path, request.headers))
+        return request.path if request.path.startswith("/s/") else None
 
 
 def head(*headers: str, line: str = "POST /s/m HTTP/1.1", length: object = 5) -> bytes:
@@ -64,6 +65,7 @@ def test_plain_posts_have_a_lane(headers):
         head(length="5, 5"),
         head(length=2**64),
         head(length=65537),
+        head("Grpc-Timeout: x"),
         head("Content-Length: 5"),
         head("content-length: 6"),
         head("Content-Length : 5", length=None),
@@ -130,7 +132,7 @@ def test_ever_new_heads_do_not_make_the_memory_grow():
 
 def test_services_are_asked_in_turn():
     class Other(Service):
-        def endpoint(self, path: str, headers: dict[bytes, bytes]) -> Any:
+        def in_line(self, request: WebRequest) -> Any:
             return "other"
 
     memory = HeadMemory([Service(), Other()])
@@ -141,3 +143,9 @@ def test_services_are_asked_in_turn():
 def test_a_status_without_words_has_a_head_too():
     assert head_of(499, b"text/plain", ()).startswith(b"HTTP/1.1 499 \r\n")
     assert head_of(200, b"text/plain", ()).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_body_longer_than_the_limit_is_left_to_the_routes():
+    memory = HeadMemory([Service()], most_bytes=5)
+    assert memory.find(head(length=5)) is not None
+    assert memory.find(head(length=6)) is None

@@ -14,7 +14,7 @@ from pipeline.answer_head import AnswerHead, head_of
 from pipeline.errors import ERROR_STATUSES, ProductError
 from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.lane import LaneConnection
-from pipeline.frontends.http.routes import HandOverError, WebResponse
+from pipeline.frontends.http.routes import HandOverError, WebRequest, WebResponse
 
 
 class Handle:
@@ -57,7 +57,7 @@ class Place:
 
     # A service, and its endpoint
 
-    def endpoint(self, path: str, headers: dict[bytes, bytes]) -> Any:
+    def in_line(self, request: WebRequest) -> Any:
         return self
 
     def begin(self, body: bytes, sink: Any) -> Handle:

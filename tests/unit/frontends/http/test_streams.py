@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.frontends.http.plain_posts import PlainPosts
+from pipeline.engine.offload import Offload
+from pipeline.frontends.http.pairs import Pairs
+from pipeline.frontends.http.routes import SizeLimit, WebRequest
 from pipeline.frontends.http.streams import EVENTS, LINES, stream_form
+from pipeline.frontends.wire import JsonWire
+from pipeline.proto.slices import Limits
 
 
 @pytest.mark.parametrize(
@@ -47,13 +51,8 @@ def test_what_is_accepted(accepted, form):
 
 @pytest.mark.parametrize(("accept", "is_left"), [(b"*/*", False), (EVENTS.content_type, True)])
 def test_the_lane_leaves_streams_alone(accept, is_left):
-    posts = PlainPosts(
-        begin=None,
-        max_bytes=9,
-        is_plain=True,
-        takes_trace=False,
-        forwarding=None,
-        write_others=None,
-    )  # type: ignore[arg-type]
-    found = posts.endpoint("/svc/prediction", {b"content-length": b"2", b"accept": accept})
+    wire, limit = JsonWire(Offload(threads=0), Limits()), SizeLimit("max_message_bytes", 9)
+    pairs = Pairs(begin=None, wire=wire, limit=limit, takes_trace=False, forwarding=None)  # type: ignore[arg-type]
+    path, headers = "/svc/prediction", {b"content-length": b"2", b"accept": accept}
+    found = pairs.in_line(WebRequest("POST", path, path, "", headers, None, accepts=(accept,)))  # type: ignore[arg-type]
     assert (found is None) == is_left

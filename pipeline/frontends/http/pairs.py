@@ -1,0 +1,169 @@
+"""Pairs: `POST /<name>/<method>` in proto3 JSON, the pipeline's own requests."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pipeline.engine.request import Begin, RequestHandle, RequestTarget, ResponseSink, ask
+from pipeline.errors import DeadlineError, OverloadedError, PipelineError, http_status_of
+from pipeline.frontends.base import HeaderForwarding, no_response
+from pipeline.frontends.http.routes import (
+    Endpoint,
+    HandOverError,
+    HttpError,
+    LaneReply,
+    SizeLimit,
+    WebRequest,
+    WebResponse,
+    WebStream,
+    error_body,
+    not_allowed,
+    whole,
+)
+from pipeline.frontends.http.streams import stream_form, stream_of, stream_of_error
+from pipeline.frontends.parts import PartsReader
+from pipeline.frontends.wire import RESPONSES, JsonWire
+from pipeline.proto.pipeline.json import response_to_json
+from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline.plain import PlainResponse
+from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.proto.slices import SHORT_BYTES
+
+_OF_OTHERS = ("", "v2", "api", "v1", "health")  # first parts of paths that are no service's
+
+
+class Pairs:
+    """The paths of a pipeline, and what its engine is asked there.
+
+    Args:
+        begin: has a request of `wire` answered with a Response.
+        wire: reads and writes JSON.
+        limit: of a body.
+        takes_trace: `begin` is told the caller's traceparent.
+        forwarding: the headers that it is told; None: none.
+    """
+
+    heartbeat_s: ClassVar[float] = 15.0
+    """Seconds that a stream of events may be silent."""
+
+    def __init__(
+        self,
+        begin: Begin,
+        wire: JsonWire,
+        limit: SizeLimit,
+        takes_trace: bool,
+        forwarding: HeaderForwarding | None,
+    ) -> None:
+        self.begin = begin
+        self.wire = wire
+        self.limit = limit
+        self.takes_trace = takes_trace
+        self.forwarding = forwarding
+
+    def endpoint(self, request: WebRequest) -> Endpoint | None:
+        """Return the endpoint that answers it. Raises HttpError for another method than POST."""
+        found = self._found(request)
+        if found is None:
+            return None
+        if request.method != "POST":
+            raise not_allowed(request.method, b"POST")
+        return found.answer
+
+    def in_line(self, request: WebRequest) -> PairsEndpoint | None:
+        """Return what answers a POST; None: not a path of these, or a stream is asked for."""
+        return None if stream_form(request.accepts) is not None else self._found(request)
+
+    def _found(self, request: WebRequest) -> PairsEndpoint | None:
+        parts = request.path.split("/")
+        if len(parts) != 3 or parts[1] in _OF_OTHERS or not parts[2]:
+            return None
+        return PairsEndpoint(self, parts[1], parts[2], request)
+
+
+class PairsEndpoint:
+    """A path with what a head says beside it; see `LaneEndpoint`."""
+
+    def __init__(self, pairs: Pairs, name: str, method: str, request: WebRequest) -> None:
+        self._pairs = pairs
+        self._begin, self._read = pairs.begin, pairs.wire.read
+        self._name, self._method = name, method
+        self._timeout_s = request.timeout_s
+        self._headers = None if pairs.forwarding is None else request.headers
+        told = request.headers.get(b"traceparent", b"") if pairs.takes_trace else b""
+        self._trace = told.decode("latin-1")
+        self._target = RequestTarget(traceparent=self._trace) if told else None
+
+    def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
+        """Have the engine begin a request. Raises HandOverError, and what `Engine.begin` does."""
+        try:
+            request = self._read(body, self._name, self._method)
+        except PipelineError:
+            raise HandOverError from None
+        target = self._target if self._headers is None else self._told(is_large=False)
+        return self._begin(request, self._timeout_s, target, sink)
+
+    def _told(self, is_large: bool) -> RequestTarget | None:
+        """Return what is told of each request anew, since who is told may change it."""
+        info = None
+        if self._headers is not None and self._pairs.forwarding is not None:
+            info = self._pairs.forwarding.info(self._headers.items())
+        if info is None and not is_large:
+            return self._target
+        return RequestTarget(traceparent=self._trace, is_large=is_large, info=info)
+
+    def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
+        """Return what is written for the answer of an engine, or for what `begin` raised."""
+        if type(answer) is PlainResponse:
+            return answer.to_json()
+        if isinstance(answer, Response):
+            return response_to_json(answer)
+        if isinstance(answer, OverloadedError):
+            later = (b"retry-after", b"%d" % answer.retry_after_s)
+            return WebResponse(http_status_of(answer), error_body(answer), headers=(later,))
+        if isinstance(answer, Exception):
+            raise answer
+        return self._beside(answer)
+
+    async def _beside(self, answer: Any) -> WebResponse:
+        """Write a large answer beside the event loop. Raises HttpError for what is none of ours."""
+        if not isinstance(answer, LargeResponse):
+            raise HttpError(500, no_response(answer))
+        return WebResponse(body=await self._pairs.wire.write_large(answer))
+
+    async def answer(self, web: WebRequest) -> WebResponse | WebStream:
+        """Answer a body of any size, with a stream if one is asked for. Raises HttpError."""
+        pairs, form = self._pairs, stream_form(web.accepts) if web.accepts else None
+        left_s, names = self._timeout_s, (self._name, self._method)
+        try:
+            body = await web.read(pairs.limit)
+            is_large = len(body) > SHORT_BYTES
+            if not is_large:
+                request = self._read(body, *names)
+            else:
+                reading = pairs.wire.read_large([body], left_s, *names)
+                del body
+                request, left_s = await reading
+        except DeadlineError as error:
+            late = error_body(error)
+            return WebResponse(body=late) if form is None else stream_of_error(error, form)
+        except PipelineError as error:
+            raise HttpError(http_status_of(error), error) from error
+        target = self._told(is_large)
+        try:
+            if form is not None:
+                reader = PartsReader()
+                reader.begin(self._begin, request, left_s, target)
+                return stream_of(reader, form, self._part, pairs.heartbeat_s)
+            future = ask(self._begin, request, left_s, target)
+        except OverloadedError as error:
+            return await whole(self.reply(error, None))
+        answer = await future
+        return await whole(self.reply(answer, future.failure), future.head)
+
+    async def _part(self, answer: Any) -> bytes:
+        """Return the JSON of a part. Raises PipelineError, HttpError."""
+        if isinstance(answer, RESPONSES):
+            return self._pairs.wire.write(answer)
+        if not isinstance(answer, LargeResponse):
+            raise HttpError(500, no_response(answer))
+        return await self._pairs.wire.written(answer)
