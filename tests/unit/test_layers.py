@@ -201,7 +201,7 @@ def test_the_reader_of_imports_finds_those_it_should():
     assert len(MODULES) > 30
     seen = {(found.module, found.target) for found in ALL}
     assert ("engine.executor", "engine.op.dispatcher") in seen
-    assert ("frontends.http.server", "proto.pipeline.json") in seen, (
+    assert ("frontends.wire", "proto.pipeline.json") in seen, (
         "a module named after `import` counts as one"
     )
     for_types = [f for f in ALL if f.module == "op" and f.target == "config"]
