@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from pipeline.config.schema import OpConfig
+from pipeline.engine.ports import OpNode, Router
 from pipeline.engine.request import QUEUED, RequestState
 from pipeline.engine.shedding import Throughput, too_late
 from pipeline.errors import OverloadedError
-
-if TYPE_CHECKING:
-    from pipeline.engine.executor import Executor
-    from pipeline.engine.op.dispatcher import OpDispatcher
 
 _DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
 _MOST_PARKED = 262_144  # requests of sequences that wait for others and take no place
@@ -28,7 +25,7 @@ def places_for(ops: Iterable[OpConfig]) -> int:
     return max(_DEFAULT_CAP, 2 * most)
 
 
-def without_places(nodes: Collection[OpDispatcher], most: int) -> Callable[[], int]:
+def without_places(nodes: Collection[OpNode], most: int) -> Callable[[], int]:
     """Return what counts those who take no place where nobody has said how many there are.
 
     They wait at an Op, be it for others of their sequence or, `most` of them, for workers: they
@@ -210,7 +207,7 @@ class AdmissionController:
         return has_place and (self.is_full is None or not self.is_full())
 
 
-def judge(request: RequestState, admission: AdmissionController, executor: Executor) -> None:
+def judge(request: RequestState, admission: AdmissionController, executor: Router) -> None:
     """Judge a request with a deadline by those that it would surely wait behind.
 
     Who is to be admitted waits behind all that are, and behind those that are unpacked or packed.
@@ -235,7 +232,7 @@ def judge(request: RequestState, admission: AdmissionController, executor: Execu
         admission.refuse(OverloadedError(str(error), error.retry_after_s))
 
 
-def _first_of(request: RequestState, executor: Executor) -> OpDispatcher | None:
+def _first_of(request: RequestState, executor: Router) -> OpNode | None:
     """Return the Op that a request will come to, whatever it holds; None: that is not known."""
     target = request.target
     if target is not None and target.op is not None:

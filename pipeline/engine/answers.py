@@ -31,7 +31,7 @@ def told(request: RequestState, error: PipelineError) -> PipelineError:
 
     What is kept is in the log, under the data id that the caller reads.
     """
-    is_hidden = request.engine.executor.hides_errors and not request.sink.is_ours
+    is_hidden = request.engine.hides_errors and not request.sink.is_ours
     if not is_hidden or not _is_internal(error):
         return error
     if not error.was_logged:

@@ -9,9 +9,9 @@ them is an error, they go on as `Each`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from msgspec import field
 
 from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.journal.journal import Outcome, outcome_of, pack_span, packed_request_of
-from pipeline.engine.request import LAST_ID
+from pipeline.engine.request import LAST_ID, Follower, Members
 from pipeline.engine.run.stage_errors import ids_of, stage_error
 from pipeline.engine.run.stages import BatchRun
 from pipeline.errors import PipelineError, WorkerDiedError, note_op
@@ -45,13 +45,6 @@ class Each(msgspec.Struct, eq=False):
     """
 
     outcomes: list[Any]
-
-
-class Follower(Protocol):
-    """Requests that were asked for the members of a convoy."""
-
-    def leave(self, place: int) -> None:
-        """Take note that the caller of one of them has left."""
 
 
 class Convoy(msgspec.Struct, eq=False):
@@ -160,6 +153,12 @@ class Convoy(msgspec.Struct, eq=False):
             elif error is not None:
                 state.error, state.outcome = error, outcome_of(error)
             yield state
+
+
+def beside(items: Iterable[Any]) -> int:
+    """Return how many more requests there are than items, some of which are convoys."""
+    convoys = (item.convoy for item in items)
+    return sum(len(convoy) - 1 for convoy in convoys if convoy is not None)
 
 
 # Together and apart ------------------------------------------------------------------------------
@@ -319,7 +318,7 @@ _TOLD = (
 )
 
 
-def _members_here(item: Any, convoy: Convoy) -> list[Member]:
+def _members_here(item: Any, convoy: Members) -> list[Member]:
     def cancelled(data_id: int) -> bool:
         return item.is_cancelled() or convoy.ids.index(data_id) in convoy.left
 

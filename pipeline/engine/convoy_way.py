@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.config.schema import ServiceConfig
     from pipeline.engine.admission import AdmissionController
-    from pipeline.engine.executor import Executor
     from pipeline.engine.filters import FilterChain
-    from pipeline.engine.op.dispatcher import OpDispatcher
+    from pipeline.engine.ports import OpNode, Router
     from pipeline.engine.stored_inputs import StoredInputs
 
 
@@ -22,7 +20,7 @@ class ConvoyWay:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Router,
         admission: AdmissionController,
         filters: FilterChain,
         config: ServiceConfig,
@@ -53,12 +51,6 @@ class ConvoyWay:
             node.workers.forget(data_id)
 
 
-def convoy_rows(node: OpDispatcher) -> int:
+def convoy_rows(node: OpNode) -> int:
     """Return how many samples a convoy may have at an Op; 0: none goes through it."""
     return node.convoy_rows or node.workers.convoy_rows
-
-
-def beside(items: Iterable[Any]) -> int:
-    """Return how many more requests there are than items, some of which are convoys."""
-    convoys = (item.convoy for item in items)
-    return sum(len(convoy) - 1 for convoy in convoys if convoy is not None)

@@ -1,18 +1,16 @@
-"""Detours: the ways of answers that are not for all that read their Op: Goto, loops and jumps."""
+"""The ways of answers: the links of a graph; and Detours, for Goto, loops and jumps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from pipeline.engine.op.channel import Receiver, alone
-from pipeline.engine.op.conditions import Absent, WayBack, no_such_way, too_many_loops
+from pipeline.engine.ports import OpNode, Receiver, Router, WayBack, alone
+from pipeline.engine.request import RequestState
+from pipeline.engine.run.payload import LOCAL, Absent
+from pipeline.errors import GraphError
+from pipeline.op import Op
 from pipeline.routes import Goto
-
-if TYPE_CHECKING:
-    from pipeline.engine.executor import Executor
-    from pipeline.engine.op.dispatcher import OpDispatcher
-    from pipeline.engine.request import RequestState
 
 
 class Detours:
@@ -22,7 +20,7 @@ class Detours:
     more when a jump back, or a loop, has it run again.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Router) -> None:
         self._executor = executor
         self._passing: dict[RequestState, list[tuple[int, Sequence[Receiver], str, Any]]] = {}
 
@@ -44,7 +42,7 @@ class Detours:
         finally:
             del self._passing[request]
 
-    def goto(self, source: OpDispatcher, request: RequestState, goto: Goto) -> None:
+    def goto(self, source: OpNode, request: RequestState, goto: Goto) -> None:
         """Pass on an answer to the Ops that it names, and to the others that there is none."""
         links, to = source.links, goto.to
         if not to:
@@ -63,9 +61,9 @@ class Detours:
 
     def _send_to(
         self,
-        named: Sequence[OpDispatcher],
+        named: Sequence[OpNode],
         request: RequestState,
-        source: OpDispatcher,
+        source: OpNode,
         answer: Any,
     ) -> None:
         generation = request.generation
@@ -76,14 +74,12 @@ class Detours:
         if others and request.generation == generation:
             self.pass_on(request, alone(others), source.name, Absent((source.name,)))
 
-    def _loop(
-        self, source: OpDispatcher, request: RequestState, loop: WayBack, answer: Any
-    ) -> None:
+    def _loop(self, source: OpNode, request: RequestState, loop: WayBack, answer: Any) -> None:
         """Have an Op that leads to `source`, and all behind it, run again."""
         loops = request.loops or {}
         count = loops.get(source, 0) + 1
         if count > source.op.pipeline_max_loops:
-            self._executor.route(source, request, too_many_loops(source, loop))
+            self._executor.route(source, request, _too_many_loops(source, loop))
             return
         request.loops = {**loops, source: count}
         request.settled -= {loop.target, *loop.below}
@@ -94,7 +90,7 @@ class Detours:
             node.begin_lap(request, loop.again)
         loop.target.enqueue(request, source.name, answer, is_all=True)
 
-    def jump(self, source: OpDispatcher, request: RequestState, answer: Any) -> None:
+    def jump(self, source: OpNode, request: RequestState, answer: Any) -> None:
         """Pass on an answer in the place of those of the Ops that it jumped to."""
         executor = self._executor
         if executor.last in source.links.targets:
@@ -116,3 +112,108 @@ class Detours:
             links.withheld.update(links.successors)
         elif request.generation == generation:
             self._send_to((), request, source, None)
+
+
+# Edges of the graph -------------------------------------------------------------------------------
+
+
+def link(nodes: Mapping[Op, OpNode], successors_of: Callable[[Op], list[Op]]) -> None:
+    """Tell every dispatcher of its neighbours. `nodes` are in the order of the graph."""
+    domains = {node.workers.memory_domain for node in nodes.values()}
+    for op, node in reversed([*nodes.items()]):
+        links = node.links
+        links.successors = tuple(nodes[successor] for successor in successors_of(op))
+        links.receivers = alone(links.successors)
+        further = (after.links.below for after in links.successors)
+        links.below = frozenset(links.successors).union(*further)
+        links.opens_payloads = bool(domains - {LOCAL, node.workers.memory_domain})
+    for op, node in nodes.items():
+        links = node.links
+        links.targets = tuple(nodes[target] for target in op.get_jump_to_ops())
+        back = [target.links.below for target in links.targets if node in target.links.below]
+        links.loops = _loops_of(op, nodes)
+        links.runs_again = frozenset().union(*back)
+        links.begins_laps = _wholly_below(node, nodes)
+        for target in links.targets:
+            target.links.is_target = True
+    _bound(list(nodes.values()))
+
+
+def _wholly_below(jumper: OpNode, nodes: Mapping[Op, OpNode]) -> tuple[OpNode, ...]:
+    """Return the Ops that run again, with all that they read, when `jumper` jumps back."""
+    found: dict[OpNode, None] = {}
+    for target in jumper.links.targets:
+        inside = {target}
+        for op, node in nodes.items() if jumper in target.links.below else ():
+            if all(nodes.get(producer) in inside for producer in op.get_input_ops()):
+                inside.add(node)
+                found[node] = None
+    return tuple(found)
+
+
+def _bound(nodes: list[OpNode]) -> None:
+    """Set who waits for a place in whose channel.
+
+    An Op fills the channels of its successors and, where it jumps, of its targets' successors. It
+    waits only for those further down, so that two never wait for each other.
+    """
+    for place, node in enumerate(nodes):
+        links = node.links
+        jumped = (after for target in links.targets for after in target.links.successors)
+        readers = {*links.successors, *jumped}
+        behind = [other for other in nodes[place + 1 :] if other in readers]
+        node.room.behind = tuple(other.scheduler for other in behind)
+        for other in behind:
+            other.room.held_back += (node,)
+
+
+def _loops_of(op: Op, nodes: Mapping[Op, OpNode]) -> dict[str, WayBack]:
+    """Return an Op's loops; what is joined in them is told whose parts it has to keep."""
+    named = {node.name: node for node in nodes.values()}
+    loops = {}
+    for name in op.pipeline_loop_to:
+        target = named[name]
+        below = tuple(node for node in nodes.values() if node in target.links.below)
+        again = frozenset(node.name for node in (target, *below))
+        loops[name] = WayBack(target, below, again)
+        target.links.is_in_loop = True
+        for node in below:
+            node.links.is_in_loop = True
+            outside = frozenset(node.channel.producers) - again
+            if outside and node.op.pipeline_config.channel_recv_first_arrive:
+                raise GraphError(
+                    f"Op {node.name!r} takes the first of several answers that arrives, and "
+                    f"{op.name!r} may have it run again by its loop_to {name!r}: then it cannot "
+                    f"read what comes once only, of {_listed(sorted(outside))}."
+                )
+            node.channel.repeats |= outside
+    return loops
+
+
+# Errors ---------------------------------------------------------------------------------------
+
+
+def no_such_way(source: OpNode, to: tuple[str, ...]) -> GraphError:
+    """Return what is told where a Goto names an Op that it cannot lead to."""
+    links = source.links
+    known = {reader.name for reader in links.successors} | links.loops.keys()
+    text = f"Op {source.name!r} returned Goto to {_listed(to)}: "
+    if known.issuperset(to):
+        text += "a loop is alone, name it or Ops that read this one"
+    else:
+        text += f"{_listed([name for name in to if name not in known])} does not read it"
+    readers = _listed([reader.name for reader in links.successors])
+    return GraphError(f"{text}. Those that read it: {readers}; loop_to: {_listed(links.loops)}.")
+
+
+def _too_many_loops(source: OpNode, loop: WayBack) -> GraphError:
+    """Return what is told a request that has been looped too often."""
+    most = source.op.pipeline_max_loops
+    return GraphError(
+        f"Op {source.name!r} has sent the request back to {loop.target.name!r} {most} times, "
+        "which is its max_loops."
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"

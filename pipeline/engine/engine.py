@@ -13,7 +13,14 @@ from pipeline.engine.admission import AdmissionController, judge, places_for, wi
 from pipeline.engine.answers import channel_data, refusal, withheld
 from pipeline.engine.convoy_way import ConvoyWay
 from pipeline.engine.executor import DispatchCycle, Executor
-from pipeline.engine.filters import Deadline, Filter, FilterChain, own_filters
+from pipeline.engine.filters import (
+    Deadline,
+    Filter,
+    FilterChain,
+    ProfileFilter,
+    RequestRetry,
+    Trace,
+)
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal.journal import (
     FROM_OUTSIDE,
@@ -108,6 +115,7 @@ class Engine:
         self.executor: Executor = Executor(*own, config.dag, streams)
         self.executor.hides_errors = config.hides_errors
         if cache is not None:
+            self.executor.cached = cached
             cache.open(cached, self.executor, observers)
         if config.dag.channel_size > 0:
             self._admission.is_full = self.executor.is_full
@@ -127,12 +135,26 @@ class Engine:
         self._all_answered = asyncio.Event()
 
     def _own_filters(self, config: ServiceConfig) -> list[Filter]:
-        deadline = Deadline(config.timeout_s, self._loop, self._judge, self._end_now)
+        deadline = Deadline(
+            config.timeout_s,
+            self._loop,
+            lambda request: judge(request, self._admission, self.executor),
+            self._end_now,
+        )
         orders = orders_of(self.executor.nodes, self._admission)
         if config.max_active is None:
             nodes = self.executor.nodes.values()
             self._admission.parked = without_places(nodes, config.queue_size)
-        return own_filters(config, self._observers, deadline, self.executor) + orders
+        executor, observers = self.executor, self._observers
+        own = (deadline, executor.delivery, executor.cached)
+        filters: list[Filter] = [each for each in own if each is not None]
+        if observers.begin_trace is not None:
+            filters.append(Trace(observers.begin_trace))
+        if observers.profile is not None:
+            filters.append(ProfileFilter(observers.profile, observers.clock_ns))
+        if config.dag.retry > 1:
+            filters.append(RequestRetry(config.dag.retry, executor.start_over))
+        return filters + orders
 
     # Life -----------------------------------------------------------------------------------
 
@@ -167,6 +189,11 @@ class Engine:
         if self.is_ready != self._was_ready:
             self._was_ready = self.is_ready
             self._on_readiness(self._was_ready)
+
+    @property
+    def hides_errors(self) -> bool:
+        """Return whether callers read a sentence of the server's own errors."""
+        return self.executor.hides_errors
 
     @property
     def inside(self) -> int:
@@ -296,10 +323,6 @@ class Engine:
             error = ClosedError("the caller cancelled the request")
             self._abandon(request, error, Outcome.CANCELED)
             self._end(request)
-
-    def _judge(self, request: RequestState) -> None:
-        """Raise OverloadedError if a request that comes now would wait for too long."""
-        judge(request, self._admission, self.executor)
 
     def _refuse(self, request: RequestState, error: PipelineError) -> None:
         """Answer a request that is not admitted, which nobody is told of."""

@@ -10,15 +10,15 @@ from pipeline.config.schema import DagConfig
 from pipeline.engine.admission import AdmissionController
 from pipeline.engine.convoy import Each
 from pipeline.engine.convoy_way import ConvoyWay
-from pipeline.engine.detours import Detours
+from pipeline.engine.detours import Detours, link
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal.journal import EngineObservers
 from pipeline.engine.op.cache import CachedGraph, kind_of
-from pipeline.engine.op.channel import Item, Receiver, alone, link, own_dict
-from pipeline.engine.op.conditions import Absent, nowhere, waits_in_vain
+from pipeline.engine.op.channel import Item, own_dict
 from pipeline.engine.op.dispatcher import OpDispatcher
-from pipeline.engine.request import RequestState
-from pipeline.engine.run.payload import LOCAL
+from pipeline.engine.ports import OpNode, Receiver, alone
+from pipeline.engine.request import Recipient, RequestState
+from pipeline.engine.run.payload import LOCAL, Absent
 from pipeline.engine.sequences.dispatcher import check_sequences
 from pipeline.engine.streams.delivery import StreamDelivery
 from pipeline.engine.streams.dispatcher import StreamDispatcher
@@ -27,11 +27,15 @@ from pipeline.engine.streams.plan import StreamPlan, is_iterative
 from pipeline.engine.trips.trip import Step
 from pipeline.engine.trips.trips import Trips
 from pipeline.engine.worker_api import Loop, WorkersFactory
-from pipeline.errors import PipelineError, note_op
+from pipeline.errors import GraphError, PipelineError, note_op
 from pipeline.op import EXECUTOR_NAME, Op
 from pipeline.routes import Answer, Goto
 
 _IDLE = 2  # requests in the graph, at most
+_WAITS_IN_VAIN = (
+    "the request got lost in the graph: an Op waits for an answer that will not come. Check "
+    "jump_to_ops and loop_to."
+)
 
 
 class DispatchCycle:
@@ -44,8 +48,8 @@ class DispatchCycle:
         self.nodes: tuple[OpDispatcher, ...] = ()
         self._loop = loop
         self._admission = admission
-        self._dirty: list[OpDispatcher] = []
-        self._timers: dict[OpDispatcher, asyncio.TimerHandle] = {}
+        self._dirty: list[Recipient] = []
+        self._timers: dict[Recipient, asyncio.TimerHandle] = {}
         self._is_due = False
         self._handle: asyncio.Handle | None = None  # of a run that the event loop will begin
 
@@ -53,7 +57,7 @@ class DispatchCycle:
         """Return whether hardly any request is in the graph."""
         return self._admission.inside <= _IDLE
 
-    def mark_dirty(self, node: OpDispatcher) -> None:
+    def mark_dirty(self, node: Recipient) -> None:
         """See to it that `node.schedule` is called before long."""
         if not node.is_dirty:
             node.is_dirty = True
@@ -62,7 +66,7 @@ class DispatchCycle:
             self._is_due = True
             self._handle = self._loop.call_soon(self.run)
 
-    def wake_at(self, node: OpDispatcher, when: float | None) -> None:
+    def wake_at(self, node: Recipient, when: float | None) -> None:
         """See to it that `node.schedule` is called at that time, and no other; None: at none."""
         if (timer := self._timers.pop(node, None)) is not None:
             timer.cancel()
@@ -200,7 +204,7 @@ class Executor:
     # Through --------------------------------------------------------------------------------
 
     def route(
-        self, source: OpDispatcher, request: RequestState, answer: Any, jumped: bool = False
+        self, source: OpNode, request: RequestState, answer: Any, jumped: bool = False
     ) -> None:
         """Pass on what came of a request at an Op; the request is not over.
 
@@ -225,7 +229,7 @@ class Executor:
         elif jumped and not isinstance(answer, PipelineError):
             self._detours.jump(source, request, answer)
         elif source is self.last:
-            self.complete(request, nowhere(answer) if type(answer) is Absent else answer)
+            self.complete(request, answer.at_the_end() if type(answer) is Absent else answer)
         else:
             links = source.links
             if links.is_target:
@@ -280,7 +284,7 @@ class Executor:
     def fail_unreachable(self, request: RequestState) -> None:
         """End a request that no Op works on and that was not answered."""
         held = (node.channel.held_error(request) for node in self.joins)
-        self.complete(request, next(filter(None, held), None) or waits_in_vain())
+        self.complete(request, next(filter(None, held), None) or GraphError(_WAITS_IN_VAIN))
 
 
 def _serialized_once(receivers: Sequence[Receiver], answer: dict[str, Any]) -> Any:

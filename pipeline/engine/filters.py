@@ -6,11 +6,10 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.config.registry import did_you_mean, find
-from pipeline.config.schema import ServiceConfig
-from pipeline.engine.journal.journal import EngineObservers, Outcome
+from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.op.channel import own_dict
 from pipeline.engine.request import RequestState
 from pipeline.errors import (
@@ -24,9 +23,6 @@ from pipeline.errors import (
 )
 from pipeline.op import PROFILE_KEY
 from pipeline.proto.pipeline_service_pb2 import Response
-
-if TYPE_CHECKING:
-    from pipeline.engine.executor import Executor
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -100,21 +96,6 @@ class FilterChain:
                 if getattr(type(each), name) is not base
             ]
             setattr(self, name, tuple(hooks[::-1] if name == "on_answer" else hooks))
-
-
-def own_filters(
-    config: ServiceConfig, observers: EngineObservers, deadline: Deadline, executor: Executor
-) -> list[Filter]:
-    """Return what an engine surrounds each request with itself."""
-    filters: list[Filter] = [deadline]
-    filters += [each for each in (executor.delivery, executor.cached) if each is not None]
-    if observers.begin_trace is not None:
-        filters.append(Trace(observers.begin_trace))
-    if observers.profile is not None:
-        filters.append(ProfileFilter(observers.profile, observers.clock_ns))
-    if config.dag.retry > 1:
-        filters.append(RequestRetry(config.dag.retry, executor.start_over))
-    return filters
 
 
 def configured(chosen: Mapping[str, object]) -> list[Filter]:

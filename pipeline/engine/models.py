@@ -107,6 +107,16 @@ class ModelEntry:
         self.reason: str = "not loaded"
 
     @property
+    def ops(self) -> Sequence[Op] | None:
+        """The Ops of the graph that it is; None: it is one Op alone."""
+        return self.served.graph.ops if self.op is None else None
+
+    @property
+    def begin(self) -> Begin:
+        """The entry for its requests."""
+        return self.served.engine.begin
+
+    @property
     def is_unloaded(self) -> bool:
         """True if it was unloaded, or is about to be."""
         return self.state is ModelState.UNLOADING or self.reason == UNLOADED

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
@@ -21,11 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.op import Op
 
 if TYPE_CHECKING:
-    from pipeline.engine.convoy import Convoy
-    from pipeline.engine.engine import Engine
-    from pipeline.engine.models import ModelEntry
-    from pipeline.engine.op.dispatcher import OpDispatcher
-    from pipeline.engine.shedding import Shedder
+    from pipeline.engine.journal.journal import EngineObservers
     from pipeline.engine.streams.flow import RequestStream
 
 _LOGGER = logging.getLogger(__name__)
@@ -36,14 +32,93 @@ LAST_ID = 10**18
 _LATE_SHARE = 0.5  # of its time has passed when a request goes behind the others
 
 
+class ModelView(Protocol):
+    """A model of the server, which a request asks.
+
+    Attributes:
+        ops: those of the graph that it is; None: it is one Op alone.
+        begin: begins a request at it.
+    """
+
+    name: str
+    version: str
+
+    @property
+    def ops(self) -> Sequence[Op] | None: ...
+    @property
+    def begin(self) -> Begin: ...
+
+
 class TraceCollector(Protocol):
     """Takes down what becomes of one request, for a trace."""
 
     def attach(self, request: RequestState) -> None:
         """Look at the request, which has just come; `spans` of it are to be the collector's."""
 
-    def asks(self, entry: ModelEntry, request_id: str, inputs: Mapping[str, Any]) -> Begin:
+    def asks(self, model: ModelView, request_id: str, inputs: Mapping[str, Any]) -> Begin:
         """Return what begins a request that this one asks of another model."""
+
+
+class Recipient(Protocol):
+    """An Op, to who hands it requests, or counts how often they come there."""
+
+    name: str
+    is_dirty: bool
+
+    def schedule(self) -> None:
+        """Hand out all batches that should leave now."""
+
+    def enqueue(
+        self,
+        request: RequestState,
+        slot: str,
+        part: Any,
+        stand_in: str | None = None,
+        entered: tuple[Recipient, ...] = (),
+        is_all: bool = False,
+    ) -> None:
+        """Take the answer of the producer `slot`; see `OpDispatcher.enqueue`."""
+
+
+class Follower(Protocol):
+    """Requests that were asked for the members of a convoy."""
+
+    def leave(self, place: int) -> None:
+        """Take note that the caller of one of them has left."""
+
+
+class Members(Protocol):
+    """Requests that one request is; see `convoy.Convoy`."""
+
+    rows: list[int]
+    infos: list[RequestInfo]
+    ids: list[int]
+    left: set[int]
+    followers: list[Follower]
+
+    def __len__(self) -> int: ...
+    def enter(
+        self, request: RequestState, numbers: Iterator[int], forget: Callable[[int], None]
+    ) -> None: ...
+    def following(self, infos: list[RequestInfo]) -> Members: ...
+    def fail(self, each: Any, op: str) -> None: ...
+    def comes_again(self, error: PipelineError | None) -> bool: ...
+    def spans(
+        self, outcome: Any, who: tuple[int, int, int], times: Sequence[int]
+    ) -> list[bytes]: ...
+    def tell(self, observers: EngineObservers, request: RequestState, target: int) -> bool: ...
+
+
+class RequestOwner(Protocol):
+    """The engine of a request."""
+
+    @property
+    def hides_errors(self) -> bool: ...
+    @property
+    def inside(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    def cancel(self, request: RequestState) -> None: ...
 
 
 class RequestTarget(msgspec.Struct, frozen=True):
@@ -74,7 +149,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
     info: RequestInfo | None = None
     is_text: bool = False
     collector: TraceCollector | None = None
-    convoy: Convoy | None = None
+    convoy: Members | None = None
 
 
 class Phase(enum.IntEnum):
@@ -131,7 +206,7 @@ class RequestState(msgspec.Struct, eq=False):
 
     raw: Any
     sink: ResponseSink
-    engine: Engine
+    engine: RequestOwner
     data_id: int
     start_ns: int
     target: RequestTarget | None = None
@@ -159,12 +234,12 @@ class RequestState(msgspec.Struct, eq=False):
     is_profiled: bool = False
     lone: tuple[int, ...] | None = None
     trace: str = ""
-    settled: frozenset[OpDispatcher] = frozenset()
-    laps: dict[OpDispatcher, int] | None = None
-    loops: dict[OpDispatcher, int] | None = None
+    settled: frozenset[Recipient] = frozenset()
+    laps: dict[Recipient, int] | None = None
+    loops: dict[Recipient, int] | None = None
     stream: RequestStream | None = None
-    judged_by: Shedder | None = None
-    convoy: Convoy | None = None
+    judged_by: object | None = None
+    convoy: Members | None = None
     head: AnswerHead | None = None
 
     def advance(self, phase: Phase) -> None:

@@ -8,10 +8,9 @@ from typing import Any, cast
 import msgspec
 
 from pipeline.data import RequestInfo
-from pipeline.engine.convoy import Convoy
 from pipeline.engine.models import ModelEntry, ModelRegistry, ModelState
 from pipeline.engine.request import (
-    Begin,
+    Members,
     RequestState,
     RequestTarget,
     ResponseSink,
@@ -75,7 +74,7 @@ class ServedModels:
         timeout_s: float | None = None,
         *,
         collector: TraceCollector | None = None,
-        convoy: Convoy | None = None,
+        convoy: Members | None = None,
     ) -> RequestState:
         """Ask a model, for so long; see `ServerModels.begin`.
 
@@ -88,7 +87,7 @@ class ServedModels:
             *(entry.op, feeds, entry.op is not None, False, rows, traceparent, False, info),
             convoy=convoy,
         )
-        begin: Begin = entry.served.engine.begin
+        begin = entry.begin
         if collector is not None:
             begin = collector.asks(entry, info.id, feeds)
         return cast(RequestState, begin(_NO_MESSAGE, timeout_s, target, sink))

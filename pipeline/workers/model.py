@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.data import ChannelData
-from pipeline.engine.convoy import Convoy, Each
+from pipeline.engine.convoy import Each
 from pipeline.engine.model_answers import error_in
 from pipeline.engine.op.channel import Item
 from pipeline.engine.op.passage import PassingRun
+from pipeline.engine.request import Members
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.flow import ENDED
@@ -173,14 +174,14 @@ class ModelWorkers(WorkersBase):
             early, run.early = run.early, None
             self._loop.call_soon(self._ended_early, run, early)
 
-    def _goes_together(self, item: Item, convoy: Convoy) -> bool:
+    def _goes_together(self, item: Item, convoy: Members) -> bool:
         """Return whether the model takes all members of a convoy at once, and may have them."""
         if not goes_together(list(item.inputs.values())):
             return False
         most, step = self.convoy_rows, self._step
         return sum(convoy.rows) <= most and step.has_room(len(convoy))
 
-    def _ask_each(self, run: ModelRun, convoy: Convoy) -> None:
+    def _ask_each(self, run: ModelRun, convoy: Members) -> None:
         """Ask for each member of a convoy by itself."""
 
         def tell(outcome: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from pipeline.data import ChannelData, RequestInfo
-from pipeline.engine.convoy import Convoy, Each, each_of, together
-from pipeline.engine.request import RequestState, UnarySink
+from pipeline.engine.convoy import Each, each_of, together
+from pipeline.engine.request import Members, RequestState, UnarySink
 from pipeline.engine.run.payload import opened
 from pipeline.errors import PipelineError, UserCodeError, described
 from pipeline.workers.model_step import ModelStep
@@ -43,7 +43,7 @@ class AskedEach:
         self,
         step: ModelStep,
         run: Any,
-        convoy: Convoy,
+        convoy: Members,
         tell: Callable[[Any], None],
         soon: Callable[[Callable[[], None]], object],
     ) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from pipeline.data import RequestInfo
-from pipeline.engine.convoy import Convoy
 from pipeline.engine.op.channel import Item
-from pipeline.engine.request import RequestState, ResponseSink, TraceCollector
+from pipeline.engine.request import Members, RequestState, ResponseSink, TraceCollector
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.op import Op
 
@@ -25,7 +24,7 @@ class ServerModels(Protocol):
         sink: ResponseSink,
         *,
         collector: TraceCollector | None = None,
-        convoy: Convoy | None = None,
+        convoy: Members | None = None,
     ) -> RequestState:
         """Ask a model; on the event loop.
 

@@ -21,7 +21,6 @@ from pipeline.errors import ErrorCode, PipelineError, QueueLimitError, TooLateEr
 
 if TYPE_CHECKING:
     from pipeline.engine.request import RequestState
-    from pipeline.engine.trips.rows import TripRows
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -184,6 +183,19 @@ class PartSink(Sink, Protocol):
         """Take in the parts since the last call: a row of PART for each; at least one."""
 
 
+class TripForm(Protocol):
+    """Form of the rows of trips through the same Ops.
+
+    Attributes:
+        steps: how many spans one stands for.
+    """
+
+    steps: int
+
+    def spans(self, packed: bytes) -> Rows:
+        """Return the rows of SPAN that some rows stand for."""
+
+
 class Journal:
     """The rows since the last flush. Written and flushed on the event loop only.
 
@@ -200,7 +212,7 @@ class Journal:
         self.spans: list[bytes] = []
         self.requests: list[bytes] = []
         self.lone: list[bytes] = []
-        self.trips: dict[TripRows, list[bytes]] = {}
+        self.trips: dict[TripForm, list[bytes]] = {}
         self.parts: list[bytes] = []
         self._trip_spans = 0
         self.flushes: int = 0
@@ -210,7 +222,7 @@ class Journal:
         if len(self.spans) + len(self.lone) + self._trip_spans >= MAX_ROWS:
             self.flush()
 
-    def add_trip(self, rows: TripRows, packed: bytes) -> None:
+    def add_trip(self, rows: TripForm, packed: bytes) -> None:
         """Take down a request that went through all Ops of a plan."""
         try:
             self.trips[rows].append(packed)

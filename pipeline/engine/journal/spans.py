@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from pipeline.engine.journal.journal import (
     FROM_OUTSIDE,
@@ -16,13 +15,11 @@ from pipeline.engine.journal.journal import (
     pack_span,
 )
 from pipeline.engine.op.channel import Item
+from pipeline.engine.request import Members
 from pipeline.engine.run.plain_step import PlainTimes
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
-
-if TYPE_CHECKING:
-    from pipeline.engine.convoy import Convoy
 
 _OK = int(Outcome.OK)
 
@@ -169,7 +166,7 @@ class SpanRecorder:
             ends = (item.data_id, item.request.rows, reason, item.ready_ns, now, now, now, now, now)
             self.journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))
 
-    def _unfinished_convoy(self, item: Item, convoy: Convoy, reason: int, now_ns: int) -> None:
+    def _unfinished_convoy(self, item: Item, convoy: Members, reason: int, now_ns: int) -> None:
         assert self.journal is not None, "else nobody asks"
         for data_id, rows in zip(convoy.ids, convoy.rows, strict=True):
             ends = (data_id, rows, reason, item.ready_ns, *[now_ns] * 5)

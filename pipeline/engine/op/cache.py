@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -19,14 +19,12 @@ from pipeline.engine.op.dispatcher import OpDispatcher
 from pipeline.engine.op.limiter import limited
 from pipeline.engine.op.order import DynamicDispatcher, is_dynamic
 from pipeline.engine.op.shortcut import Shortcut
+from pipeline.engine.ports import Router
 from pipeline.engine.request import ACTIVE, RequestState
 from pipeline.engine.run.hooks import asking
 from pipeline.engine.sequences.dispatcher import SequenceDispatcher, has_sequences
 from pipeline.errors import GraphError
 from pipeline.op import Op
-
-if TYPE_CHECKING:
-    from pipeline.engine.executor import Executor
 
 Complete = Callable[[RequestState, Any], None]
 _OK = int(Outcome.OK)
@@ -39,9 +37,7 @@ class ModelCache(msgspec.Struct, frozen=True):
     name: str
     version: str
 
-    def open(
-        self, graph: CachedGraph | None, executor: Executor, observers: EngineObservers
-    ) -> None:
+    def open(self, graph: CachedGraph | None, executor: Router, observers: EngineObservers) -> None:
         """Have answers kept of a whole graph, if it is one, and of its Ops that want it.
 
         Raises GraphError: some of these answer in parts.
@@ -55,7 +51,7 @@ class ModelCache(msgspec.Struct, frozen=True):
                 )
         teller, model = CacheTeller(observers), self.server.of_model(self.name, self.version)
         if graph is not None:
-            executor.cached, graph.send = graph, executor.start
+            graph.send = executor.start
             graph.open_cache(AnswerCache(self.server, model, teller))
         for node in nodes:
             if isinstance(node, CachedDispatcher):

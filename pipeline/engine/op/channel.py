@@ -1,30 +1,20 @@
-"""Channel: the inbox of one Op. Joins the parts of a request; what is ready goes on.
-
-And what an Op has to know of those that it fills: Room, Links.
-"""
+"""Channel: the inbox of one Op, joins the parts of a request; Room, the bound of those it fills."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence, Sized
+from collections.abc import Container, Iterable, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import field
 
 from pipeline.data import RequestInfo
-from pipeline.engine.op.conditions import Absent, WayBack, loops_of, present
-from pipeline.engine.run.payload import LOCAL
+from pipeline.engine.request import Members, Recipient, RequestState
+from pipeline.engine.run.payload import Absent, present
 from pipeline.errors import PipelineError
-from pipeline.op import Op
 
 if TYPE_CHECKING:
-    from pipeline.engine.convoy import Convoy
     from pipeline.engine.op.answer_cache import Found
-    from pipeline.engine.op.dispatcher import OpDispatcher
-    from pipeline.engine.request import RequestState
-
 
 _NO_ANSWER = (PipelineError, Absent)
 
@@ -49,7 +39,7 @@ class Item(msgspec.Struct, eq=False):
     ready_ns: int = 0
     is_feed: bool = False
     lap: int = 0
-    entered: tuple[OpDispatcher, ...] = ()
+    entered: tuple[Recipient, ...] = ()
     found: Found | None = None
 
     def following(self, inputs: dict[str, Any], ready_ns: int) -> Item:
@@ -84,7 +74,7 @@ class Item(msgspec.Struct, eq=False):
         return self.request.deadline
 
     @property
-    def convoy(self) -> Convoy | None:
+    def convoy(self) -> Members | None:
         """Return the requests that its request is; None: it is one."""
         return self.request.convoy
 
@@ -204,7 +194,7 @@ class Room:
         self.size: int = size
         self._ready = ready
         self.behind: tuple[Sized, ...] = ()
-        self.held_back: tuple[OpDispatcher, ...] = ()
+        self.held_back: tuple[Recipient, ...] = ()
         self._promised: set[Item] = set()
 
     @property
@@ -231,107 +221,6 @@ class Room:
         kept = [item for item in self._promised if item.request is request]
         self.release(kept)
         return bool(kept)
-
-
-Receiver = tuple["OpDispatcher", "tuple[OpDispatcher, ...]"]
-"""An Op that gets an answer, and those that read the same and are entered with it."""
-
-
-def alone(nodes: Iterable[OpDispatcher]) -> tuple[Receiver, ...]:
-    """Return receivers of which each is entered by itself."""
-    return tuple((node, ()) for node in nodes)
-
-
-class Links(msgspec.Struct, eq=False):
-    """Neighbours of an Op: those that its answers lead to.
-
-    Attributes:
-        successors: those that read its answers.
-        receivers: to whom they are handed: each with the others that are entered there with it.
-        below: all that its answers lead to.
-        targets: of its jumps.
-        runs_again: what runs again after it jumped back.
-        begins_laps: those of them that read no other Op.
-        is_target: whether jumps are for it.
-        loops: those of its `loop_to`, by the name of the Op that runs again.
-        is_in_loop: whether one has it run again.
-        answered: its answers so far, errors too.
-        withheld: how many of them each successor did not get.
-        taken: how many went each of the other `ways`.
-        skipped: requests that came past it, for nothing came for it.
-        opens_payloads: whether it has to open what it reads, for its workers cannot.
-    """
-
-    successors: tuple[OpDispatcher, ...] = ()
-    receivers: tuple[Receiver, ...] = ()
-    below: frozenset[OpDispatcher] = frozenset()
-    targets: tuple[OpDispatcher, ...] = ()
-    runs_again: frozenset[OpDispatcher] = frozenset()
-    begins_laps: tuple[OpDispatcher, ...] = ()
-    is_target: bool = False
-    loops: dict[str, WayBack] = {}
-    is_in_loop: bool = False
-    answered: int = 0
-    withheld: Counter[OpDispatcher] = field(default_factory=Counter)
-    taken: Counter[OpDispatcher] = field(default_factory=Counter)
-    skipped: int = 0
-    opens_payloads: bool = False
-
-    @property
-    def ways(self) -> list[OpDispatcher]:
-        """Those that loops and jumps lead to."""
-        back = [loop.target for loop in self.loops.values()]
-        return back + [reader for target in self.targets for reader in target.links.successors]
-
-
-def link(nodes: dict[Op, OpDispatcher], successors_of: Callable[[Op], list[Op]]) -> None:
-    """Tell every dispatcher of its neighbours. `nodes` are in the order of the graph."""
-    domains = {node.workers.memory_domain for node in nodes.values()}
-    for op, node in reversed(nodes.items()):
-        links = node.links
-        links.successors = tuple(nodes[successor] for successor in successors_of(op))
-        links.receivers = alone(links.successors)
-        further = (after.links.below for after in links.successors)
-        links.below = frozenset(links.successors).union(*further)
-        links.opens_payloads = bool(domains - {LOCAL, node.workers.memory_domain})
-    for op, node in nodes.items():
-        links = node.links
-        links.targets = tuple(nodes[target] for target in op.get_jump_to_ops())
-        back = [target.links.below for target in links.targets if node in target.links.below]
-        links.loops = loops_of(op, nodes)
-        links.runs_again = frozenset().union(*back)
-        links.begins_laps = _wholly_below(node, nodes)
-        for target in links.targets:
-            target.links.is_target = True
-    _bound(list(nodes.values()))
-
-
-def _wholly_below(jumper: OpDispatcher, nodes: dict[Op, OpDispatcher]) -> tuple[OpDispatcher, ...]:
-    """Return the Ops that run again, with all that they read, when `jumper` jumps back."""
-    found: dict[OpDispatcher, None] = {}
-    for target in jumper.links.targets:
-        inside = {target}
-        for op, node in nodes.items() if jumper in target.links.below else ():
-            if all(nodes.get(producer) in inside for producer in op.get_input_ops()):
-                inside.add(node)
-                found[node] = None
-    return tuple(found)
-
-
-def _bound(nodes: list[OpDispatcher]) -> None:
-    """Set who waits for a place in whose channel.
-
-    An Op fills the channels of its successors and, where it jumps, of its targets' successors. It
-    waits only for those further down, so that two never wait for each other.
-    """
-    for place, node in enumerate(nodes):
-        links = node.links
-        jumped = (after for target in links.targets for after in target.links.successors)
-        readers = {*links.successors, *jumped}
-        behind = [other for other in nodes[place + 1 :] if other in readers]
-        node.room.behind = tuple(other.scheduler for other in behind)
-        for other in behind:
-            other.room.held_back += (node,)
 
 
 def first_error(inputs: dict[str, Any]) -> PipelineError | Absent | None:

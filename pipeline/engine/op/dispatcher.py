@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.config import registry
 from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.journal.journal import EngineObservers, Outcome, outcome_of
 from pipeline.engine.journal.spans import SpanRecorder
-from pipeline.engine.op.channel import Channel, Item, Links, Room, first_error
-from pipeline.engine.op.conditions import Absent, edges_of
+from pipeline.engine.op.channel import Channel, Item, Room, first_error
 from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.op.passage import shortcut_of
 from pipeline.engine.op.shortcut import Shortcut
 from pipeline.engine.op.worker_watch import WorkerWatch
-from pipeline.engine.request import RequestState, RequestTarget
-from pipeline.engine.run.payload import opened
+from pipeline.engine.ports import Links, Router
+from pipeline.engine.request import Recipient, RequestState, RequestTarget
+from pipeline.engine.run.payload import Absent, opened
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.base import Batch, Load, Refusal, Scheduler
 from pipeline.engine.schedulers.guarded import SchedulerError, guarded
@@ -27,9 +27,6 @@ from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
 from pipeline.op import Op
-
-if TYPE_CHECKING:
-    from pipeline.engine.executor import Executor
 
 
 class OpDispatcher:
@@ -58,7 +55,7 @@ class OpDispatcher:
         self,
         op: Op,
         make_workers: WorkersFactory,
-        router: Executor,
+        router: Router,
         loop: Loop,
         index: int,
         observers: EngineObservers,
@@ -103,7 +100,7 @@ class OpDispatcher:
         slot: str,
         part: Any,
         stand_in: str | None = None,
-        entered: tuple[OpDispatcher, ...] = (),
+        entered: tuple[Recipient, ...] = (),
         is_all: bool = False,
     ) -> None:
         """Take the answer of the producer `slot`, or of `stand_in`, which jumped to it.
@@ -208,7 +205,7 @@ class OpDispatcher:
             workers=self.workers.state(),
             group=group,
             skipped=self.links.skipped,
-            edges=edges_of(self.links),
+            edges=self.links.edges,
         )
 
     # Batches ----------------------------------------------------------------------------
@@ -279,7 +276,7 @@ class OpDispatcher:
 
     def _is_awaited(self) -> bool:
         """Return whether anything runs here, or may come in a trip."""
-        return self.load.running > 0 or self._router.trips.groups.has_trips(self)
+        return self.load.running > 0 or self._router.trips.has_trips(self)
 
     def done(self, worker: Worker, job: BatchRun | LoneRun | Trip) -> None:
         if isinstance(job, LoneRun):
@@ -385,7 +382,7 @@ def item_of(
     request: RequestState,
     inputs: dict[str, Any],
     is_feed: bool = False,
-    entered: tuple[OpDispatcher, ...] = (),
+    entered: tuple[Recipient, ...] = (),
 ) -> Item:
     """Return a request that has come to an Op, which counts from now on."""
     spans = node.spans

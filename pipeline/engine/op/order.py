@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from pipeline.engine.convoy import ConvoyRun
-from pipeline.engine.convoy_way import beside
+from pipeline.engine.convoy import ConvoyRun, beside
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.op.channel import Item
 from pipeline.engine.op.dispatcher import OpDispatcher

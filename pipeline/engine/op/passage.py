@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from pipeline.engine.journal.journal import Outcome, outcome_of, pack_span
 from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.op.shortcut import Shortcut, lets_each_pass
+from pipeline.engine.ports import OpNode, Router
+from pipeline.engine.request import Recipient, RequestState
 from pipeline.engine.worker_api import Loop, Worker
 from pipeline.errors import PipelineError
-
-if TYPE_CHECKING:
-    from pipeline.engine.executor import Executor
-    from pipeline.engine.op.dispatcher import OpDispatcher
-    from pipeline.engine.request import RequestState
 
 _OK = int(Outcome.OK)
 
@@ -41,14 +38,14 @@ class Passing(Protocol):
 class Passage(Shortcut):
     """The shortcut of an Op whose workers are `Passing`."""
 
-    def __init__(self, node: OpDispatcher, router: Executor, loop: Loop) -> None:
+    def __init__(self, node: OpNode, router: Router, loop: Loop) -> None:
         super().__init__(node, router, loop)
         workers: Any = node.workers
         self._make = workers.passing_type
         self._pass_on = workers.pass_on
 
     @staticmethod
-    def is_there(node: OpDispatcher) -> bool:
+    def is_there(node: OpNode) -> bool:
         """Return whether an Op has one."""
         return isinstance(node.workers, Passing) and lets_each_pass(node)
 
@@ -56,7 +53,7 @@ class Passage(Shortcut):
         """Ignore it: they are as they were."""
 
     def take(
-        self, request: RequestState, inputs: dict[str, Any], entered: tuple[OpDispatcher, ...]
+        self, request: RequestState, inputs: dict[str, Any], entered: tuple[Recipient, ...]
     ) -> bool:
         """Pass a request on, unless it has come back in a loop."""
         node = self._node
@@ -104,7 +101,7 @@ class Passage(Shortcut):
             journal.flush_if_long()
 
 
-def shortcut_of(node: OpDispatcher, router: Executor, loop: Loop) -> Shortcut | None:
+def shortcut_of(node: OpNode, router: Router, loop: Loop) -> Shortcut | None:
     """Return the way past an Op's scheduler; None: there is none."""
     for kind in (Passage, Shortcut):
         if kind.is_there(node):

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.journal.spans import take_down_plain
 from pipeline.engine.op.channel import Item
 from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.ports import OpNode, Router
+from pipeline.engine.request import Recipient, RequestState
 from pipeline.engine.run.op_facts import OpFacts
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.trips.trip import Lender
 from pipeline.engine.worker_api import Loop, Worker
-
-if TYPE_CHECKING:
-    from pipeline.engine.executor import Executor
-    from pipeline.engine.op.dispatcher import OpDispatcher
-    from pipeline.engine.request import RequestState
 
 _AHEAD_S = 0.004  # work that may wait at busy workers, so that they never wait for the loop
 
@@ -32,7 +29,7 @@ class Shortcut:
         taken: how many came this way.
     """
 
-    def __init__(self, node: OpDispatcher, router: Executor, loop: Loop) -> None:
+    def __init__(self, node: OpNode, router: Router, loop: Loop) -> None:
         self.taken: int = 0
         self._node = node
         self._router = router
@@ -43,12 +40,12 @@ class Shortcut:
         self._is_rush = False  # several came in the last round
 
     @staticmethod
-    def is_there(node: OpDispatcher) -> bool:
+    def is_there(node: OpNode) -> bool:
         """Return whether an Op has one."""
         return isinstance(node.workers, Lender) and lets_each_pass(node)
 
     def take(
-        self, request: RequestState, inputs: dict[str, Any], entered: tuple[OpDispatcher, ...]
+        self, request: RequestState, inputs: dict[str, Any], entered: tuple[Recipient, ...]
     ) -> bool:
         """Hand a request to the workers, if it is its turn."""
         node = self._node
@@ -147,7 +144,7 @@ class Shortcut:
             take_down_plain([spans], [(0, worker.number, job.outcome, *times)], job, now_ns)
 
 
-def lets_each_pass(node: OpDispatcher) -> bool:
+def lets_each_pass(node: OpNode) -> bool:
     """Return whether each request is a batch at an Op, and its scheduler lets that go at once."""
     lets_pass = vars(type(node.scheduler)).get("lets_pass", False)
     is_lone = node.op.pipeline_config.batch_size == 1 and not node.room.size

@@ -1,10 +1,10 @@
-"""Payload: what stands in the graph for an answer that lies in a memory of its workers' own."""
+"""Stand-ins for answers: Payload, of one in a memory of its workers' own; Absent, of none."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pipeline.errors import PayloadTypeError
+from pipeline.errors import GraphError, PayloadTypeError
 
 
 class Payload:
@@ -52,3 +52,38 @@ def opened(answer: Any, copy: bool = True) -> Any:
         return answer.open(copy)
     except PayloadTypeError as error:
         return error
+
+
+class Absent:
+    """Stands for an answer that will not come, for it went elsewhere.
+
+    Args:
+        by: names of the Ops that sent theirs elsewhere.
+    """
+
+    __slots__ = ("by",)
+
+    def __init__(self, by: tuple[str, ...]) -> None:
+        self.by: tuple[str, ...] = by
+
+    def at_the_end(self) -> GraphError:
+        """Return what is told a request of which nothing reaches the ResponseOp."""
+        by = ", ".join(map(repr, self.by))
+        return GraphError(
+            f"the request got lost in the graph: what {by} answered went to no Op that leads to "
+            "the ResponseOp. Check Goto, or jump_to_ops."
+        )
+
+
+def present(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the inputs without those that are absent; if all are, one that says why."""
+    for part in inputs.values():
+        if type(part) is Absent:
+            break
+    else:
+        return inputs
+    found = {name: part for name, part in inputs.items() if type(part) is not Absent}
+    if found:
+        return found
+    by = dict.fromkeys(name for part in inputs.values() for name in part.by)
+    return {next(iter(inputs)): Absent(tuple(by))}

@@ -14,10 +14,10 @@ from pipeline.data import max_batch_size_of
 from pipeline.engine.admission import AdmissionController
 from pipeline.engine.filters import Filter
 from pipeline.engine.journal.journal import Outcome
-from pipeline.engine.op.conditions import Absent
 from pipeline.engine.op.dispatcher import OpDispatcher
 from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.request import RequestState
+from pipeline.engine.run.payload import Absent
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.base import Scheduler
 from pipeline.engine.schedulers.held_start import held_start

@@ -16,8 +16,8 @@ from typing import Any
 from pipeline.engine.filters import Filter
 from pipeline.engine.journal.journal import FROM_OUTSIDE
 from pipeline.engine.op.channel import Item
-from pipeline.engine.op.conditions import Absent
 from pipeline.engine.request import RequestState
+from pipeline.engine.run.payload import Absent
 from pipeline.engine.schedulers.base import Batch, Load
 from pipeline.engine.sequences.arrivals import Arrivals
 from pipeline.engine.sequences.book import SequenceId

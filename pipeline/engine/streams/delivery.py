@@ -11,10 +11,10 @@ from pipeline.engine.answers import channel_data
 from pipeline.engine.filters import Filter, FilterChain
 from pipeline.engine.journal.journal import PIPELINE, EngineObservers, Outcome, PartKind
 from pipeline.engine.model_answers import is_last_part
-from pipeline.engine.op.conditions import Absent, nowhere
 from pipeline.engine.pack_jobs import Packer, PackJob
+from pipeline.engine.ports import Router
 from pipeline.engine.request import ACTIVE, PACKING, RequestState
-from pipeline.engine.run.payload import opened
+from pipeline.engine.run.payload import Absent, opened
 from pipeline.engine.run.stage_errors import log_raised
 from pipeline.engine.streams.combine import StreamLimits, combined, size_of
 from pipeline.engine.streams.dispatcher import StreamDispatcher, is_for_one_op
@@ -36,8 +36,6 @@ from pipeline.proto.pipeline_service_pb2 import Response
 
 if TYPE_CHECKING:
     import asyncio
-
-    from pipeline.engine.executor import Executor
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -73,7 +71,7 @@ class StreamDelivery(Filter):
         self,
         plan: StreamPlan,
         config: ServiceConfig,
-        executor: Executor,
+        executor: Router,
         packer: Packer,
         loop: asyncio.AbstractEventLoop,
         observers: EngineObservers,
@@ -232,7 +230,7 @@ class StreamDelivery(Filter):
     def _finish(self, request: RequestState, stream: RequestStream) -> None:
         """End a stream that ended well, unless all of its parts went elsewhere."""
         if stream.absent is not None and not (stream.given or stream.collected):
-            self._ways.complete(request, nowhere(stream.absent))
+            self._ways.complete(request, stream.absent.at_the_end())
             return
         if request.sink.takes_parts:
             self._close(request)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipeline.engine.detours import no_such_way
 from pipeline.engine.journal.journal import EngineObservers, Outcome, PartKind, outcome_of
 from pipeline.engine.op.channel import Item, first_error, own_dict
-from pipeline.engine.op.conditions import Absent, no_such_way
 from pipeline.engine.op.dispatcher import OpDispatcher, item_of
 from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.op.shortcut import Shortcut
-from pipeline.engine.request import RequestState
+from pipeline.engine.ports import OpNode, Router
+from pipeline.engine.request import Recipient, RequestState
+from pipeline.engine.run.payload import Absent
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.combine import StreamLimits
 from pipeline.engine.streams.flow import ALL, ENDED, OUT, End, Flow, Part, opened_part
@@ -24,9 +26,6 @@ from pipeline.engine.worker_api import Loop, Worker, WorkersFactory
 from pipeline.errors import PipelineError, note_op
 from pipeline.op import Op
 from pipeline.routes import Answer, Goto, Routed
-
-if TYPE_CHECKING:
-    from pipeline.engine.executor import Executor
 
 
 class StreamDispatcher(OpDispatcher):
@@ -50,7 +49,7 @@ class StreamDispatcher(OpDispatcher):
         window: int,
         op: Op,
         make_workers: WorkersFactory,
-        router: Executor,
+        router: Router,
         loop: Loop,
         index: int,
         observers: EngineObservers,
@@ -82,7 +81,7 @@ class StreamDispatcher(OpDispatcher):
         slot: str,
         part: Any,
         stand_in: str | None = None,
-        entered: tuple[OpDispatcher, ...] = (),
+        entered: tuple[Recipient, ...] = (),
         is_all: bool = False,
     ) -> None:
         """Take what a producer has: of one that streams, a Part, ENDED or a PipelineError."""
@@ -374,7 +373,7 @@ class StreamDispatcher(OpDispatcher):
         return maker
 
 
-def _spread(by: str, request: RequestState, message: Any, to: Sequence[OpDispatcher]) -> None:
+def _spread(by: str, request: RequestState, message: Any, to: Sequence[OpNode]) -> None:
     """Hand a message to these Ops; each has a part's values to itself."""
     generation, own = request.generation, message
     for place, reader in enumerate(to):

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec import field
 
-from pipeline.engine.run.payload import opened
+from pipeline.engine.run.payload import Absent, opened
 from pipeline.engine.streams.combine import Kept
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    from pipeline.engine.op.conditions import Absent
-    from pipeline.engine.op.dispatcher import OpDispatcher
-    from pipeline.engine.streams.dispatcher import StreamDispatcher
+    from pipeline.engine.request import Recipient, RequestState
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):
@@ -60,11 +58,21 @@ class _Ended:
         return "ENDED"
 
 
-End = tuple["OpDispatcher | None", str]
+End = tuple["Recipient | None", str]
 """Place where a stream ends, see `StreamPlan.ends`."""
 
 OUT: End = (None, "")
 """The end at which a request is answered."""
+
+
+class Maker(Protocol):
+    """An Op that makes a stream."""
+
+    name: str
+
+    def took(self, request: RequestState, end: End = OUT, count: int = 1) -> None:
+        """Take note that parts were taken at an end; there may be room for others."""
+
 
 ALL = 1 << 62
 """More parts than there ever are: at an end that takes no more, nobody waits for it."""
@@ -82,7 +90,7 @@ class Flow(msgspec.Struct, eq=False):
         sent_ns: when the last one was.
     """
 
-    maker: StreamDispatcher
+    maker: Maker
     taken: dict[End, int]
     sent: int = 0
     sent_ns: int = 0
@@ -111,8 +119,8 @@ class RequestStream(msgspec.Struct, eq=False):
         timer: looks then.
     """
 
-    flows: dict[OpDispatcher, Flow] = field(default_factory=dict)
-    out: StreamDispatcher | None = None
+    flows: dict[Maker, Flow] = field(default_factory=dict)
+    out: Maker | None = None
     waiting: deque[Any] = field(default_factory=deque)
     is_packing: bool = False
     is_passing: bool = False
@@ -126,7 +134,7 @@ class RequestStream(msgspec.Struct, eq=False):
     due_at: float | None = None
     timer: Any = None
 
-    def flow(self, maker: StreamDispatcher, ends: Iterable[End]) -> Flow:
+    def flow(self, maker: Maker, ends: Iterable[End]) -> Flow:
         """Return what there is of a maker's stream; it is made when it is asked for first."""
         found = self.flows.get(maker)
         if found is None:

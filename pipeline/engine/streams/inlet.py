@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.op.channel import own_dict
-from pipeline.engine.op.conditions import Absent, present
+from pipeline.engine.run.payload import Absent, present
 from pipeline.engine.streams.combine import Kept, StreamLimits
 from pipeline.engine.streams.flow import ENDED, Part
 from pipeline.errors import PipelineError, TooLargeError

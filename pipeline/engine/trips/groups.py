@@ -9,15 +9,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.config.elastic import bounds_of
-from pipeline.engine.op.channel import Receiver, alone
+from pipeline.engine.ports import OpNode, Receiver, Router, alone
 from pipeline.engine.run.op_facts import OpFacts
 from pipeline.engine.trips.rows import TripRows
 from pipeline.engine.trips.trip import Lender, Step, TripPlan
 from pipeline.op import Op, runs_process
 
 if TYPE_CHECKING:
-    from pipeline.engine.executor import Executor
-    from pipeline.engine.op.dispatcher import OpDispatcher
     from pipeline.engine.trips.pace import Pace
     from pipeline.engine.worker_api import Workers
 
@@ -34,9 +32,9 @@ class OpGroups:
         is_on: whether there are any at all.
     """
 
-    def __init__(self, executor: Executor, is_on: bool) -> None:
+    def __init__(self, executor: Router, is_on: bool) -> None:
         self._executor = executor
-        self._nodes: tuple[OpDispatcher, ...] = tuple(executor.nodes.values())
+        self._nodes: tuple[OpNode, ...] = tuple(executor.nodes.values())
         self._plans: list[TripPlan] = []
         is_on = is_on and len(self._nodes) > 1
         for node in self._nodes:
@@ -65,7 +63,7 @@ class OpGroups:
             node.links.receivers = self._receivers(node.links.successors)
         self._executor.receivers = self._receivers(self._executor.entries)
 
-    def _receivers(self, readers: Sequence[OpDispatcher]) -> tuple[Receiver, ...]:
+    def _receivers(self, readers: Sequence[OpNode]) -> tuple[Receiver, ...]:
         """Return whom to hand an answer for `readers`: of those that go together only the first."""
         single = [node for node in readers if goes(node) and not node.channel.is_join]
         if len(single) < 2:
@@ -77,14 +75,14 @@ class OpGroups:
             (node, entered if node is first else ()) for node in readers if node not in entered
         )
 
-    def plan(self, leader: OpDispatcher) -> TripPlan | None:
+    def plan(self, leader: OpNode) -> TripPlan | None:
         """Return how trips go that begin at `leader`; None: they do not."""
         pace = leader.pace
         if not pace.is_planned:
             pace.plan, pace.is_planned = self.planned(leader), True
         return pace.plan
 
-    def planned(self, leader: OpDispatcher) -> TripPlan | None:
+    def planned(self, leader: OpNode) -> TripPlan | None:
         """Return the plan of a group that begins at `leader`, made anew; None: there is none."""
         if not goes(leader):
             return None
@@ -108,7 +106,7 @@ class OpGroups:
         self._plans.append(plan)
         return plan
 
-    def _inside(self, leader: OpDispatcher) -> list[OpDispatcher]:
+    def _inside(self, leader: OpNode) -> list[OpNode]:
         """Return the Ops of the group that begins at `leader`: each behind all that it reads."""
         entered, inside, names = leader.pace.entered, [leader], {leader.name}
         for node in self._nodes[place_of(leader) + 1 :]:
@@ -119,7 +117,7 @@ class OpGroups:
                 names.add(node.name)
         return inside
 
-    def _step(self, node: OpDispatcher, places: dict[OpDispatcher, int]) -> Step:
+    def _step(self, node: OpNode, places: dict[OpNode, int]) -> Step:
         successors = node.links.successors
         outside: list[Receiver] = []
         for first, entered in node.links.receivers:
@@ -148,27 +146,27 @@ class OpGroups:
             ),
         )
 
-    def has_trips(self, node: OpDispatcher) -> bool:
+    def has_trips(self, node: OpNode) -> bool:
         """Return whether any trip under way may come, or be, at an Op."""
         return any(plan.trips and node in plan.nodes for plan in self._plans)
 
 
-def place_of(node: OpDispatcher) -> int:
+def place_of(node: OpNode) -> int:
     """Return the place of an Op in the graph."""
     return node.spans.index
 
 
-def goes(node: OpDispatcher) -> bool:
+def goes(node: OpNode) -> bool:
     """Return whether an Op is in a group now."""
     return node.pace.is_quick and node.pace.is_fusable
 
 
-def goes_along(node: OpDispatcher) -> bool:
+def goes_along(node: OpNode) -> bool:
     """Return whether an Op takes a request as it comes, without waiting for others."""
     return node.op.pipeline_config.batch_size == 1 or not runs_process(node.op)
 
 
-def obstacle(node: OpDispatcher, nodes: Iterable[OpDispatcher]) -> str | None:
+def obstacle(node: OpNode, nodes: Iterable[OpNode]) -> str | None:
     """Return why an Op is never in a group; None: it may be."""
     config = node.op.pipeline_config
     if not config.fuse:

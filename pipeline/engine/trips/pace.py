@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from pipeline.engine.op.dispatcher import OpDispatcher
+    from pipeline.engine.ports import OpNode
     from pipeline.engine.trips.trip import TripPlan
 
 # A request is slow above one of them: to an Op that is not quick, and to one that is.
@@ -45,7 +45,7 @@ class Pace(msgspec.Struct, eq=False):
     is_planned: bool = False
     slow_share: float = _UNKNOWN
     plan: TripPlan | None = None
-    entered: tuple[OpDispatcher, ...] = ()
+    entered: tuple[OpNode, ...] = ()
     looked_at_ns: int = 0
 
     def took(self, ns: int, requests: int = 1) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
-from pipeline.engine.op.channel import Item, Receiver, own_dict
+from pipeline.engine.op.channel import Item, own_dict
 from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.run.plain_step import PlainStep, PlainTimes
 from pipeline.engine.run.stage_errors import stage_error
@@ -21,9 +21,8 @@ from pipeline.engine.trips.rows import OF_STEP, TripRows
 
 if TYPE_CHECKING:
     from pipeline.engine.journal.spans import SpanRecorder
-    from pipeline.engine.op.channel import Links
-    from pipeline.engine.op.dispatcher import OpDispatcher
     from pipeline.engine.op.worker_watch import WorkerWatch
+    from pipeline.engine.ports import Links, OpNode, Receiver
     from pipeline.engine.trips.pace import Pace
 
 _LONGEST_NS = 2_000_000  # no step begins when a trip has lasted so long
@@ -72,7 +71,7 @@ class Step(msgspec.Struct, frozen=True, eq=False):
         last_read: the place of the last step that it reads; -1: of none in the plan.
     """
 
-    node: OpDispatcher
+    node: OpNode
     name: str
     lender: Lender
     producers: tuple[str, ...]
@@ -106,9 +105,9 @@ class TripPlan(msgspec.Struct, eq=False):
 
     steps: tuple[Step, ...]
     entries: tuple[int, ...] = ()
-    entered: tuple[OpDispatcher, ...] = ()
+    entered: tuple[OpNode, ...] = ()
     short: int = 0
-    nodes: frozenset[OpDispatcher] = frozenset()
+    nodes: frozenset[OpNode] = frozenset()
     trips: int = 0
     ways: tuple[tuple[int, str, int, list[Any], deque[Any]], ...] = ()
     blank: tuple[dict[str, Any], ...] = ()
@@ -340,7 +339,7 @@ class Trip:
 
     # What the loop asks, when nobody runs it any more ---------------------------------------------
 
-    def left(self) -> list[tuple[OpDispatcher, dict[str, Any]]]:
+    def left(self) -> list[tuple[OpNode, dict[str, Any]]]:
         """Return what came for steps that were not taken."""
         found = []
         for step, came in list(zip(self.plan.steps, self.came, strict=False))[self.done :]:

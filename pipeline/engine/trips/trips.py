@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pipeline.engine.op.channel import Item, own_dict
 from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.ports import OpNode, Router
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.trips.books import take_down
 from pipeline.engine.trips.groups import OpGroups
 from pipeline.engine.trips.trip import Lender, Trip, TripPlan
 from pipeline.engine.worker_api import Loop, Worker
 from pipeline.errors import PipelineError, described
-
-if TYPE_CHECKING:
-    from pipeline.engine.executor import Executor
-    from pipeline.engine.op.dispatcher import OpDispatcher
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -41,7 +38,7 @@ class Trips:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: Router,
         loop: Loop,
         clock_ns: Callable[[], int],
         is_on: bool,
@@ -58,12 +55,12 @@ class Trips:
 
     # OpGroups -------------------------------------------------------------------------------------
 
-    def took(self, node: OpDispatcher, run: BatchRun) -> None:
+    def took(self, node: OpNode, run: BatchRun) -> None:
         """Take down how long an Op took."""
         if node.pace.took(run.end_ns - run.start_ns, len(run.items)):
             self.changed()
 
-    def hung(self, node: OpDispatcher) -> None:
+    def hung(self, node: OpNode) -> None:
         """Take down that an Op hangs: it goes by itself for now."""
         if node.pace.hung():
             self.changed()
@@ -74,13 +71,17 @@ class Trips:
             self._is_due = True
             self._loop.call_soon(self._regroup)
 
+    def has_trips(self, node: OpNode) -> bool:
+        """Return whether any trip under way may come, or be, at an Op."""
+        return self.groups.has_trips(node)
+
     def _regroup(self) -> None:
         self._is_due = False
         self.groups.form()
 
     # In -----------------------------------------------------------------------------------------
 
-    def begin(self, leader: OpDispatcher, runs: Sequence[BatchRun]) -> list[Any]:
+    def begin(self, leader: OpNode, runs: Sequence[BatchRun]) -> list[Any]:
         """Return the jobs for batches that leave: trips, or as they are."""
         plan = self.groups.plan(leader)
         return [self._job(plan, run) for run in runs]
@@ -96,7 +97,7 @@ class Trips:
                 self._enter_apart(item)
         return run
 
-    def begin_alone(self, leader: OpDispatcher, run: LoneRun) -> Trip | LoneRun | None:
+    def begin_alone(self, leader: OpNode, run: LoneRun) -> Trip | LoneRun | None:
         """Return the job for a request that leaves: a trip, or as it is; None: neither is right."""
         plan = self.groups.plan(leader)
         if plan is None:

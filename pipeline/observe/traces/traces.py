@@ -21,9 +21,9 @@ import msgspec
 from pipeline.answer_head import AnswerHead
 from pipeline.config.schema import ServiceConfig
 from pipeline.data import ChannelData
-from pipeline.engine.models import ModelEntry
 from pipeline.engine.request import (
     Begin,
+    ModelView,
     RequestHandle,
     RequestState,
     RequestTarget,
@@ -58,16 +58,15 @@ GRPC = FrontendStages(
 class Asked(msgspec.Struct, frozen=True):
     """A request at a model, which has this id."""
 
-    entry: ModelEntry
+    entry: ModelView
     id: str
     inputs: Mapping[str, Any]
 
     @property
     def parts(self) -> list[str] | None:
         """Names of its Ops, see `Seen.parts`; of those that ask models, "": these have spans."""
-        if self.entry.op is not None:
+        if (ops := self.entry.ops) is None:
             return None
-        ops = self.entry.served.graph.ops
         return ["" if hasattr(op, "pipeline_step") else op.name for op in ops]
 
 
@@ -100,7 +99,7 @@ class RequestTraces:
 
     def begin_of(self, asked: Asked, door: FrontendStages) -> Begin:
         """Return what begins a request, and has it traced, if it is its turn."""
-        begin: Begin = asked.entry.served.engine.begin
+        begin: Begin = asked.entry.begin
         sampler = self.register.sampler(asked.entry.name)
         if not sampler.is_next():
             return begin
@@ -188,7 +187,7 @@ class _Trace:
         self._door = door
         self.seen: list[Seen] = []
         self.takes_tensors: bool = "TENSORS" in sampler.settings.level
-        self._begin: Begin = asked.entry.served.engine.begin
+        self._begin: Begin = asked.entry.begin
         self._first = self.collector(asked, 0)
         now = _clock_ns()
         self._first.stamp(*((name, now) for name in door.came))
@@ -240,9 +239,9 @@ class _RequestCollector(TraceCollector):
         request.trace = f"00-{trace_id}-{self.seen.number:016x}-01"
         _asking[trace_id] = self
 
-    def asks(self, entry: ModelEntry, request_id: str, inputs: Mapping[str, Any]) -> Begin:
-        part = self._trace.collector(Asked(entry, request_id, inputs), self.seen.number)
-        begin = entry.served.engine.begin
+    def asks(self, model: ModelView, request_id: str, inputs: Mapping[str, Any]) -> Begin:
+        part = self._trace.collector(Asked(model, request_id, inputs), self.seen.number)
+        begin = model.begin
 
         def begun(
             raw: Any, timeout_s: float | None, target: RequestTarget | None, sink: ResponseSink

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.engine.op.channel import Channel, Item, first_error
-from pipeline.engine.op.conditions import Absent
+from pipeline.engine.run.payload import Absent
 from pipeline.errors import InputError, UserCodeError
 
 

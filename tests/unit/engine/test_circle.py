@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unit.test_layers import ALL
 
-MAX_FILES = 65  # to be 4
+MAX_FILES = 3
 
 
 def circles(edges: set[tuple[str, str]]) -> list[set[str]]:

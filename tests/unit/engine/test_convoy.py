@@ -14,8 +14,7 @@ from pipeline import Op, RequestOp, ResponseOp
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import RequestInfo
-from pipeline.engine.convoy import Convoy, Each, each_of, parts_of, stacked, together
-from pipeline.engine.convoy_way import beside
+from pipeline.engine.convoy import Convoy, Each, beside, each_of, parts_of, stacked, together
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal.journal import EngineObservers, Journal, Outcome

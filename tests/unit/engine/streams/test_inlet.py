@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.engine.op.conditions import Absent
+from pipeline.engine.run.payload import Absent
 from pipeline.engine.streams.combine import StreamLimits
 from pipeline.engine.streams.flow import ENDED, Part
 from pipeline.engine.streams.inlet import GatherInlet, Inlet
