@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import field
 
 from pipeline.data import NO_INFO, RequestInfo
-from pipeline.engine.journal.journal import Outcome, outcome_of, pack_span, packed_request_of
+from pipeline.engine.journal.journal import Outcome, outcome_of, packed_request_of
 from pipeline.engine.request import LAST_ID, Follower, Members
 from pipeline.engine.run.stage_errors import ids_of, stage_error
 from pipeline.engine.run.stages import BatchRun
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 Arrays = dict[str, Any]
 
 _pack_three = struct.Struct("3q").pack
-_THREE = 3 * 8
-_SPAN_HEAD = 3 * 8  # bytes of a row before data_id, rows, outcome; those of a request are in front
+_THREE = 3 * 8  # bytes of the first fields of REQUEST: data_id, target, rows
 _OBJECTS = "OSUV"  # kinds of arrays whose elements are not of one size
 
 
@@ -117,12 +116,11 @@ class Convoy(msgspec.Struct, eq=False):
         """
         return isinstance(error, WorkerDiedError)
 
-    def spans(self, outcome: Any, who: tuple[int, int, int], times: Sequence[int]) -> list[bytes]:
-        """Return a row of SPAN for each; `who`: the Op, the worker and the batch."""
-        row = pack_span(*who, 0, 0, 0, *times)
-        head, tail = row[:_SPAN_HEAD], row[_SPAN_HEAD + _THREE :]
-        told = zip(self.ids, self.rows, self.codes(outcome), strict=True)
-        return [head + _pack_three(*each) + tail for each in told]
+    def endings(self, outcome: Any) -> Iterator[tuple[int, int, int]]:
+        """Yield (data id, rows, how it ended) of each, with this outcome of all or of each."""
+        if isinstance(outcome, PipelineError) and self.comes_again(outcome):
+            return iter(())
+        return zip(self.ids, self.rows, self.codes(outcome), strict=True)
 
     def tell(self, observers: EngineObservers, request: RequestState, target: int) -> bool:
         """Say how each ended, as `EngineObservers.tell` does; not of those that come again.

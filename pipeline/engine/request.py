@@ -21,7 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.op import Op
 
 if TYPE_CHECKING:
-    from pipeline.engine.journal.journal import EngineObservers
+    from pipeline.engine.journal.journal import EngineObservers, WayForm
     from pipeline.engine.streams.flow import RequestStream
 
 _LOGGER = logging.getLogger(__name__)
@@ -103,9 +103,7 @@ class Members(Protocol):
     def following(self, infos: list[RequestInfo]) -> Members: ...
     def fail(self, each: Any, op: str) -> None: ...
     def comes_again(self, error: PipelineError | None) -> bool: ...
-    def spans(
-        self, outcome: Any, who: tuple[int, int, int], times: Sequence[int]
-    ) -> list[bytes]: ...
+    def endings(self, outcome: Any) -> Iterator[tuple[int, int, int]]: ...
     def tell(self, observers: EngineObservers, request: RequestState, target: int) -> bool: ...
 
 
@@ -193,13 +191,13 @@ class RequestState(msgspec.Struct, eq=False):
     `asked_at`, which is known if there is a deadline, and `deadline` are in `time.monotonic`. The
     times are `time.monotonic_ns`, see `engine.journal.REQUEST`; the last three are sums over its
     spans. `spans` has these, packed, where somebody asked for them, its caller if it `is_profiled`;
-    `lone` the only one that it can have, with all but what the request says itself, until it has
-    ended. `trace` is its own traceparent; "" if it is not traced. `settled`: the targets of jumps
-    that have answered, or for which a jump stood in. `laps`: how often jumps back and loops have
-    had an Op run again; `loops`: how often each Op has looped. `stream`: where the graph has
-    streams, how far those of this request are. `judged_by`: of the Op that might have refused it
-    before it was admitted. `convoy`: those that it is, if it is several. `head`: what an Op says of
-    the head of its answer.
+    `way` all of them, where it went through all Ops in one go, until it has ended: their WayRows,
+    and what these want of it. `trace` is its own traceparent; "" if it is not traced. `settled`:
+    the targets of jumps that have answered, or for which a jump stood in. `laps`: how often jumps
+    back and loops have had an Op run again; `loops`: how often each Op has looped. `stream`: where
+    the graph has streams, how far those of this request are. `judged_by`: of the Op that might have
+    refused it before it was admitted. `convoy`: those that it is, if it is several. `head`: what an
+    Op says of the head of its answer.
     """
 
     OVER: ClassVar[int] = -1
@@ -232,7 +230,7 @@ class RequestState(msgspec.Struct, eq=False):
     output_ns: int = 0
     spans: list[bytes] | None = None
     is_profiled: bool = False
-    lone: tuple[int, ...] | None = None
+    way: tuple[WayForm, tuple[int, ...]] | None = None
     trace: str = ""
     settled: frozenset[Recipient] = frozenset()
     laps: dict[Recipient, int] | None = None

@@ -183,17 +183,12 @@ class PartSink(Sink, Protocol):
         """Take in the parts since the last call: a row of PART for each; at least one."""
 
 
-class TripForm(Protocol):
-    """Form of the rows of trips through the same Ops.
+class WayForm(Protocol):
+    """Rows of requests that went through the same Ops in one go; see `spans.WayRows`."""
 
-    Attributes:
-        steps: how many spans one stands for.
-    """
-
-    steps: int
-
-    def spans(self, packed: bytes) -> Rows:
-        """Return the rows of SPAN that some rows stand for."""
+    def add(self, *told: int) -> None: ...
+    def add_spans(self, request: RequestState, told: Sequence[int]) -> None: ...
+    def taken(self) -> tuple[Rows, Rows]: ...
 
 
 class Journal:
@@ -202,8 +197,9 @@ class Journal:
     Attributes:
         spans: a `pack_span` each; rows of one batch are added together.
         requests: a `pack_request` each.
-        trips: rows of trips, by what takes them apart.
-        lone, parts: a `pack_lone`, a `pack_part` each; see there.
+        ways: those that have rows of requests that went through their Ops in one go.
+        way_spans: how many spans these rows stand for.
+        parts: a `pack_part` each.
         flushes: how many there were that had anything in them.
     """
 
@@ -211,46 +207,32 @@ class Journal:
         self.sinks: list[Sink] = list(sinks)
         self.spans: list[bytes] = []
         self.requests: list[bytes] = []
-        self.lone: list[bytes] = []
-        self.trips: dict[TripForm, list[bytes]] = {}
+        self.ways: list[WayForm] = []
+        self.way_spans: int = 0
         self.parts: list[bytes] = []
-        self._trip_spans = 0
         self.flushes: int = 0
 
     def flush_if_long(self) -> None:
         """Flush if that is due; called between batches, so that none is torn."""
-        if len(self.spans) + len(self.lone) + self._trip_spans >= MAX_ROWS:
-            self.flush()
-
-    def add_trip(self, rows: TripForm, packed: bytes) -> None:
-        """Take down a request that went through all Ops of a plan."""
-        try:
-            self.trips[rows].append(packed)
-        except KeyError:
-            self.trips[rows] = [packed]
-        self._trip_spans += rows.steps
-        if len(self.spans) + len(self.lone) + self._trip_spans >= MAX_ROWS:
+        if len(self.spans) + self.way_spans >= MAX_ROWS:
             self.flush()
 
     def flush(self) -> None:
         """Hand what there is to the sinks; costs nothing if there is nothing."""
         if self.parts:
             self.flush_parts()
-        if not (self.spans or self.requests or self.lone or self.trips):
+        if not (self.spans or self.requests or self.ways):
             return
         self.flushes += 1
         spans = np.frombuffer(b"".join(self.spans), SPAN)
         requests = np.frombuffer(b"".join(self.requests), REQUEST)
         self.spans.clear()
         self.requests.clear()
-        if self.lone:
-            lone_spans, lone_requests = parted(b"".join(self.lone))
-            self.lone.clear()
-            spans, requests = _joined(spans, lone_spans), _joined(requests, lone_requests)
-        for rows, packed in self.trips.items():
-            spans = _joined(spans, rows.spans(b"".join(packed)))
-        self.trips.clear()
-        self._trip_spans = 0
+        for way in self.ways:
+            its_spans, its_requests = way.taken()
+            spans, requests = _joined(spans, its_spans), _joined(requests, its_requests)
+        self.ways.clear()
+        self.way_spans = 0
         for sink in self.sinks:
             try:
                 sink.notify(spans, requests)
@@ -276,38 +258,6 @@ pack_span: Callable[..., bytes] = struct.Struct(f"{SPAN.itemsize // 8}q").pack
 
 pack_request: Callable[..., bytes] = struct.Struct(f"{REQUEST.itemsize // 8}q").pack
 """One row of REQUEST: its fields, in order."""
-
-_LONE = (
-    *("op", "worker", "batch", "ready_ns", "start_ns", "preprocess_end_ns", "end_ns"),
-    *("result_received_ns", "data_id", "rows"),
-    *("arrived_ns", "admitted_ns", "dispatched_ns", "completed_ns", "answered_ns"),
-)
-pack_lone: Callable[..., bytes] = struct.Struct(f"{len(_LONE)}q").pack
-"""A request for the whole graph that was answered well, and its only span, as one row: a span's
-`op` to `result_received_ns`, then a request's fields; but for what the others say."""
-
-_DERIVED = ("zero", "target", "input_ns", "output_ns")
-_OTHERWISE = {"outcome": "zero", "code": "zero", "infer_ns": "zero"}
-
-
-def _columns(names: Sequence[str], **otherwise: str) -> list[int]:
-    said = (*_LONE, *_DERIVED)
-    return [said.index({**_OTHERWISE, **otherwise}.get(name, name)) for name in names]
-
-
-_OF_SPAN = _columns(OpSpan._fields, process_end_ns="preprocess_end_ns")
-_OF_REQUEST = _columns(RequestRecord._fields, start_ns="arrived_ns", end_ns="answered_ns")
-_STAGES = _columns(("start_ns", "preprocess_end_ns", "end_ns"))
-
-
-def parted(lone: bytes) -> tuple[Rows, Rows]:
-    """Return the rows of SPAN, and those of REQUEST, that rows of `pack_lone` stand for."""
-    told = np.frombuffer(lone, np.int64).reshape(-1, len(_LONE))
-    rows = np.zeros((len(told), len(_LONE) + len(_DERIVED)), np.int64)
-    rows[:, : len(_LONE)] = told
-    rows[:, -3] = PIPELINE
-    rows[:, -2:] = np.diff(told[:, _STAGES])
-    return rows.take(_OF_SPAN, 1).view(SPAN)[:, 0], rows.take(_OF_REQUEST, 1).view(REQUEST)[:, 0]
 
 
 def _joined(some: Rows, more: Rows) -> Rows:
@@ -346,7 +296,7 @@ class EngineObservers:
                 return
             if self.journal is not None:
                 request.end_ns = request.end_ns or self.clock_ns()
-                if request.lone is None or not _tell_lone(self.journal, request, target):
+                if request.way is None or not _tell_way(request, target):
                     self.journal.requests.append(packed_request_of(request, target))
             if request.error is not None:
                 self.on_failure(request, request.error)
@@ -356,31 +306,24 @@ class EngineObservers:
             _LOGGER.exception("not all could be told how a request ended")
 
 
-def _tell_lone(journal: Journal, request: RequestState, target: int) -> bool:
-    """Take down the span that waits in a request; return whether the request is in its row, too."""
-    op, worker, batch, ready_ns, start_ns, middle_ns, end_ns, received_ns = request.lone or ()
-    request.lone = None
+def _tell_way(request: RequestState, target: int) -> bool:
+    """Take down the spans that wait in a request; return whether the request is in their row."""
+    assert request.way is not None, "asked of no other"
+    (rows, told), request.way = request.way, None
     is_one = request.error is None and request.outcome == _OK and target == PIPELINE
     if is_one:
-        journal.lone.append(
-            pack_lone(
-                *(op, worker, batch, ready_ns, start_ns, middle_ns, end_ns, received_ns),
-                request.data_id,
-                request.rows,
-                request.start_ns,
-                request.admitted_ns,
-                request.dispatched_ns,
-                request.completed_ns,
-                request.end_ns,
-            )
+        rows.add(
+            request.data_id,
+            request.rows,
+            request.start_ns,
+            request.admitted_ns,
+            request.dispatched_ns,
+            request.completed_ns,
+            request.end_ns,
+            *told,
         )
     else:
-        times = ready_ns, start_ns, middle_ns, middle_ns, end_ns, received_ns
-        span = pack_span(op, worker, batch, request.data_id, request.rows, _OK, *times)
-        journal.spans.append(span)
-        request.input_ns += middle_ns - start_ns
-        request.output_ns += end_ns - middle_ns
-    journal.flush_if_long()
+        rows.add_spans(request, told)
     return is_one
 
 

@@ -1,27 +1,40 @@
-"""SpanRecorder: takes down, for the journal, what became of the requests at one Op."""
+"""SpanRecorder and WayRows: they take down, for the journal, what became of requests at Ops.
+
+A span is written by a recorder, as a row of SPAN; or it is one of all that a request has, where
+one thread ran the Ops in line: then the whole way is one row, which is taken apart when it is read.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from typing import Any
+
+import numpy as np
 
 from pipeline.engine.journal.journal import (
     FROM_OUTSIDE,
     NO_WORKER,
+    PIPELINE,
+    REQUEST,
+    SPAN,
     EngineObservers,
     Journal,
+    OpSpan,
     Outcome,
+    RequestRecord,
+    Rows,
     outcome_of,
     pack_span,
 )
 from pipeline.engine.op.channel import Item
-from pipeline.engine.request import Members
-from pipeline.engine.run.plain_step import PlainTimes
+from pipeline.engine.request import RequestState
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
 
 _OK = int(Outcome.OK)
+_WELL: dict[str, Any] = {}
 
 
 class SpanRecorder:
@@ -44,78 +57,115 @@ class SpanRecorder:
         self.batches: int = 0
         self.has_fillers: bool = False
 
-    def next_batch(self) -> int:
-        """Return the number of one more batch."""
-        self.batches += 1
-        return self.batches
-
     def batch(self, worker: Worker, run: BatchRun, result_received_ns: int = 0) -> None:
         """Take down the spans of a batch that a worker is done with, now or within a trip.
 
-        Without outcomes all of it went well, in one call. The way home of the result is part of
-        what the request took here; but of a trip, and of what a model did, in whose times it is.
+        Without outcomes all of it went well. The way home of the result is part of what the
+        request took here; but of a trip, and of what a model did, in whose times it is.
         """
         is_within = bool(result_received_ns) or run.is_models
-        result_received_ns = result_received_ns or self.clock_ns()
-        home_ns = 0 if is_within else result_received_ns
-        journal, rows, missed = self.journal, run.rows, []
-        if not run.outcomes:
-            self._all_well(worker, run, result_received_ns, home_ns)
-            return
+        received_ns = result_received_ns or self.clock_ns()
+        outcomes, rows, number = run.outcomes, run.rows, worker.number
+        missed: list[Item] = []
         for indexes, times in executions(run):
             self.batches += 1
-            start_ns, preprocess_end_ns, process_end_ns, end_ns = times
             if self.has_fillers:
                 self._tell_fillers(run, indexes)
+            home_ns = times[3] if is_within else max(received_ns, times[3])
             for index in indexes:
-                item, outcome = run.items[index], run.outcomes[index]
+                item, outcome = run.items[index], outcomes[index] if outcomes else _WELL
                 if outcome is None:
                     missed.append(item)
-                    continue
-                request, is_failed = item.request, isinstance(outcome, PipelineError)
-                if request.convoy is not None:
-                    who = self.index, worker.number, self.batches
-                    self._of_convoy(item, outcome, who, (*times, result_received_ns))
-                    continue
-                span = pack_span(
-                    self.index,
-                    worker.number,
-                    self.batches,
-                    item.data_id,
-                    rows[index] if rows else request.rows,
-                    outcome_of(outcome) if is_failed else _OK,
-                    item.ready_ns,
-                    *times,
-                    result_received_ns,
-                )
-                if journal is not None:
-                    journal.spans.append(span)
-                if request.spans is not None:
-                    request.spans.append(span)
-                if not is_failed and item.generation == request.generation:
-                    request.input_ns += preprocess_end_ns - start_ns
-                    request.infer_ns += process_end_ns - preprocess_end_ns
-                    request.output_ns += max(home_ns, end_ns) - process_end_ns
+                else:
+                    count = rows[index] if rows else item.request.rows
+                    self.visit(item, outcome, number, count, times, received_ns, home_ns)
         if missed:
             self.unfinished(missed, Outcome.OTHER)
-        if journal is not None:
-            journal.flush_if_long()
-
-    def _of_convoy(
-        self, item: Item, outcome: object, who: tuple[int, int, int], times: tuple[int, ...]
-    ) -> None:
-        """Take down the spans of requests that went together, and add to the times of these."""
-        request = item.request
-        convoy = request.convoy
-        if convoy is None or (isinstance(outcome, PipelineError) and convoy.comes_again(outcome)):
-            return
         if self.journal is not None:
-            self.journal.spans += convoy.spans(outcome, who, (item.ready_ns, *times))
-        if item.generation == request.generation:
-            start_ns, preprocess_end_ns, process_end_ns, end_ns, home_ns = times
+            self.journal.flush_if_long()
+
+    def alone(
+        self, item: Item, outcome: Any, worker: int, times: Sequence[int], received_ns: int
+    ) -> None:
+        """Take down the span of a request that was an execution by itself, see `visit`."""
+        self.batches += 1
+        self.visit(item, outcome, worker, item.request.rows, times, received_ns, times[3])
+        if self.journal is not None:
+            self.journal.flush_if_long()
+
+    def visit(
+        self,
+        item: Item,
+        outcome: Any,
+        worker: int,
+        rows: int,
+        times: Sequence[int],
+        received_ns: int,
+        home_ns: int,
+    ) -> None:
+        """Take down the span of one request of an execution, and add to the request's times.
+
+        Args:
+            outcome: its payload, a Goto or Answer with it, or a PipelineError.
+            rows: samples that it fed.
+            times: when its stages began, and when it ended.
+            home_ns: when the request had its result.
+        """
+        request, code, journal = item.request, _OK, self.journal
+        start_ns, preprocess_end_ns, process_end_ns, end_ns = times
+        if type(outcome) is not dict and isinstance(outcome, PipelineError):
+            code = outcome_of(outcome)
+        elif item.generation == request.generation:
             request.input_ns += preprocess_end_ns - start_ns
             request.infer_ns += process_end_ns - preprocess_end_ns
-            request.output_ns += max(home_ns, end_ns) - process_end_ns
+            request.output_ns += home_ns - process_end_ns
+        if request.convoy is not None:
+            if journal is not None:
+                for data_id, count, ending in request.convoy.endings(outcome):
+                    who = self.index, worker, self.batches, data_id, count, ending
+                    journal.spans.append(pack_span(*who, item.ready_ns, *times, received_ns))
+            return
+        span = pack_span(
+            self.index,
+            worker,
+            self.batches,
+            request.data_id,
+            rows,
+            code,
+            item.ready_ns,
+            start_ns,
+            preprocess_end_ns,
+            process_end_ns,
+            end_ns,
+            received_ns,
+        )
+        if journal is not None:
+            journal.spans.append(span)
+        if request.spans is not None:
+            request.spans.append(span)
+
+    def row(self, request: RequestState, worker: int, batch: int, *told: int) -> None:
+        """Take down a row of SPAN of a request; `told` are the fields behind `data_id`."""
+        span = pack_span(self.index, worker, batch, request.data_id, *told)
+        if self.journal is not None:
+            self.journal.spans.append(span)
+        if request.spans is not None:
+            request.spans.append(span)
+
+    def unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
+        """Take down spans that came to nothing: as their request ended, or else as `outcome`."""
+        if self.journal is None:
+            return
+        now_ns = self.clock_ns()
+        for item in items:
+            request, convoy = item.request, item.request.convoy
+            code = request.outcome if request.outcome in FROM_OUTSIDE else outcome
+            told = [(item.data_id, request.rows)]
+            if convoy is not None:
+                told = list(zip(convoy.ids, convoy.rows, strict=True))
+            for data_id, rows in told:
+                ends = data_id, rows, code, item.ready_ns, *[now_ns] * 5
+                self.journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))
 
     def _tell_fillers(self, run: BatchRun, indexes: Iterable[int]) -> None:
         """Tell sinks that want to know how many rows of an execution nobody has sent."""
@@ -125,99 +175,6 @@ class SpanRecorder:
             if notify is not None:
                 notify(self.index, self.batches, max(places) + 1 - len(places))
 
-    def _all_well(self, worker: Worker, run: BatchRun, received_ns: int, home_ns: int) -> None:
-        """Do the same for a batch of which nothing else is to be told: quicker."""
-        times = (_began_ns(run), run.preprocess_end_ns, run.process_end_ns, run.end_ns)
-        input_ns, infer_ns, output_ns = (
-            end - start for start, end in pairwise((*times[:-1], max(home_ns, times[-1])))
-        )
-        self.batches += 1
-        index, number, batch = self.index, worker.number, self.batches
-        rows = run.rows or [item.request.rows for item in run.items]
-        spans = [
-            pack_span(
-                index, number, batch, item.data_id, count, _OK, item.ready_ns, *times, received_ns
-            )
-            for item, count in zip(run.items, rows, strict=True)
-        ]
-        for item, span in zip(run.items, spans, strict=True):
-            request = item.request
-            if request.spans is not None:
-                request.spans.append(span)
-            if item.generation == request.generation:
-                request.input_ns += input_ns
-                request.infer_ns += infer_ns
-                request.output_ns += output_ns
-        if self.journal is not None:
-            self.journal.spans += spans
-            self.journal.flush_if_long()
-
-    def unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
-        """Take down spans that came to nothing: as their request ended, or else as `outcome`."""
-        if self.journal is None:
-            return
-        now = self.clock_ns()
-        for item in items:
-            ended = item.request.outcome
-            reason = ended if ended in FROM_OUTSIDE else outcome
-            if item.convoy is not None:
-                self._unfinished_convoy(item, item.convoy, reason, now)
-                continue
-            ends = (item.data_id, item.request.rows, reason, item.ready_ns, now, now, now, now, now)
-            self.journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))
-
-    def _unfinished_convoy(self, item: Item, convoy: Members, reason: int, now_ns: int) -> None:
-        assert self.journal is not None, "else nobody asks"
-        for data_id, rows in zip(convoy.ids, convoy.rows, strict=True):
-            ends = (data_id, rows, reason, item.ready_ns, *[now_ns] * 5)
-            self.journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))
-
-
-def take_down_plain(
-    recorders: Sequence[SpanRecorder], steps: Sequence[PlainTimes], item: Item, received_ns: int
-) -> None:
-    """Take down the spans of a request at Ops where each was a PlainStep, or alike.
-
-    Args:
-        recorders: those of the Ops; a step says by its place which is its own.
-    """
-    request, data_id, rows = item.request, item.data_id, item.request.rows
-    input_ns = output_ns = 0
-    spans = []
-    for place, number, outcome, ready_ns, start_ns, middle_ns, end_ns in steps:
-        recorder = recorders[place]
-        recorder.batches = batch = recorder.batches + 1
-        code = _OK
-        if type(outcome) is not dict and isinstance(outcome, PipelineError):
-            code = outcome_of(outcome)
-        else:
-            input_ns += middle_ns - start_ns
-            output_ns += end_ns - middle_ns
-        spans.append(
-            pack_span(
-                recorder.index,
-                number,
-                batch,
-                data_id,
-                rows,
-                code,
-                ready_ns,
-                start_ns,
-                middle_ns,
-                middle_ns,
-                end_ns,
-                received_ns,
-            )
-        )
-    if item.generation == request.generation:
-        request.input_ns += input_ns
-        request.output_ns += output_ns
-    if request.spans is not None:
-        request.spans += spans
-    if (journal := recorders[0].journal) is not None:
-        journal.spans += spans
-        journal.flush_if_long()
-
 
 def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, int]]]:
     """Return what ran together: the indexes of items, and when its stages began and it ended.
@@ -226,10 +183,11 @@ def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, 
     first has `preprocess` of all items, the last their `postprocess`. What no call was made for
     is one by itself, which takes no time.
     """
-    start_ns = _began_ns(run)
-    whole = (start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns)
+    # Its way to an idle process is not time in a queue.
+    start_ns = min(run.handed_ns, run.start_ns) or run.start_ns
     if not run.executions:
-        return [(range(len(run.items)), whole)]
+        times = start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns
+        return [(range(len(run.items)), times)]
     found: list[tuple[Iterable[int], tuple[int, int, int, int]]] = []
     members: dict[int, list[int]] = {}
     for index, number in enumerate(run.executions):
@@ -246,6 +204,119 @@ def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, 
     return found
 
 
-def _began_ns(run: BatchRun) -> int:
-    """Return when a worker had a batch: its way to an idle process is not time in a queue."""
-    return min(run.handed_ns, run.start_ns) or run.start_ns
+# Whole ways -----------------------------------------------------------------------------------
+
+OF_STEP = 4
+"""Marks of a step: the number of its worker, and when preprocess, process and all of it ended."""
+
+_HEAD = (
+    *("data_id", "rows", "arrived_ns", "admitted_ns", "dispatched_ns", "completed_ns"),
+    *("answered_ns", "ready_ns", "began_ns", "result_received_ns"),
+)
+_NOT_TOLD = (0,) * 5  # of the request
+
+
+class WayRows:
+    """Rows of requests that went through some Ops in one go, of which nothing else is to be told.
+
+    Of a request that has no other spans, for the whole graph, that was answered well, the row is
+    that of REQUEST, too.
+
+    Args:
+        recorders: of the Ops, in the order of the steps.
+        last_read: of each step the place of the last one that it reads; -1: of none of them.
+    """
+
+    def __init__(
+        self, journal: Journal, recorders: Sequence[SpanRecorder], last_read: Sequence[int]
+    ) -> None:
+        self._journal = journal
+        self._recorders = recorders
+        self._steps = len(recorders)
+        self._fields = len(_HEAD) + OF_STEP * self._steps
+        self._pack = struct.Struct(f"{self._fields}q").pack
+        self._ready_after = np.array(last_read) + 1
+        self._rows: list[bytes] = []
+
+    def add(self, *told: int) -> None:
+        """Take down a request: _HEAD, and its marks."""
+        rows, journal = self._rows, self._journal
+        if not rows:
+            journal.ways.append(self)
+        rows.append(self._pack(*told))
+        journal.way_spans += self._steps
+        journal.flush_if_long()
+
+    def add_spans(self, request: RequestState, told: Sequence[int], is_over: bool = False) -> None:
+        """Take down the spans alone; unless that start of the request is over, add to its times.
+
+        Args:
+            told: from `ready_ns` on.
+        """
+        self.add(request.data_id, request.rows, *_NOT_TOLD, *told)
+        if is_over:
+            return
+        _, began_ns, _, *marks = told
+        ends = marks[OF_STEP - 1 :: OF_STEP]
+        starts_ns, ends_ns = began_ns + sum(ends[:-1]), sum(ends)
+        preprocess_ends_ns, process_ends_ns = sum(marks[1::OF_STEP]), sum(marks[2::OF_STEP])
+        request.input_ns += preprocess_ends_ns - starts_ns
+        request.infer_ns += process_ends_ns - preprocess_ends_ns
+        request.output_ns += ends_ns - process_ends_ns
+
+    def taken(self) -> tuple[Rows, Rows]:
+        """Return the rows of SPAN, those of an Op together, and of REQUEST; they are gone here."""
+        told = np.frombuffer(b"".join(self._rows), np.int64).reshape(-1, self._fields).T
+        self._rows.clear()
+        said = dict(zip(_HEAD, told, strict=False))
+        marks = told[len(_HEAD) :].reshape(self._steps, OF_STEP, -1).swapaxes(0, 1)
+        workers, preprocess_ends, process_ends, ends = marks
+        starts = np.vstack([said["began_ns"], ends[:-1]])
+        count = told.shape[1]
+        spans = _rows_of(
+            (self._steps, count),
+            OpSpan._fields,
+            op=np.array([[recorder.index] for recorder in self._recorders]),
+            worker=workers,
+            batch=np.arange(1, count + 1) + self._next_batches(count),
+            data_id=said["data_id"],
+            rows=said["rows"],
+            ready_ns=np.vstack([said["ready_ns"], ends])[self._ready_after],
+            start_ns=starts,
+            preprocess_end_ns=preprocess_ends,
+            process_end_ns=process_ends,
+            end_ns=ends,
+            result_received_ns=said["result_received_ns"],
+        )
+        requests = _rows_of(
+            (count,),
+            RequestRecord._fields,
+            data_id=said["data_id"],
+            target=PIPELINE,
+            rows=said["rows"],
+            start_ns=said["arrived_ns"],
+            admitted_ns=said["admitted_ns"],
+            dispatched_ns=said["dispatched_ns"],
+            completed_ns=said["completed_ns"],
+            end_ns=said["answered_ns"],
+            input_ns=(preprocess_ends - starts).sum(0),
+            infer_ns=(process_ends - preprocess_ends).sum(0),
+            output_ns=(ends - process_ends).sum(0),
+        )
+        has_request = said["answered_ns"] > 0
+        return spans.view(SPAN)[:, 0], requests[has_request].view(REQUEST)[:, 0]
+
+    def _next_batches(self, count: int) -> Rows:
+        """Return, for each step, how many batches there were; `count` more are now."""
+        found = np.array([[recorder.batches] for recorder in self._recorders])
+        for recorder in self._recorders:
+            recorder.batches += count
+        return found
+
+
+def _rows_of(shape: tuple[int, ...], fields: Sequence[str], **values: Any) -> Rows:
+    """Return rows of integers with these values; what is not given is 0."""
+    found = np.zeros((*shape, len(fields)), np.int64)
+    for name, value in values.items():
+        found[..., fields.index(name)] = value
+    return found.reshape(-1, len(fields))

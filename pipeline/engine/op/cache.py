@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pipeline.engine.filters import Filter
-from pipeline.engine.journal.journal import NO_WORKER, EngineObservers, Outcome, pack_span
+from pipeline.engine.journal.journal import NO_WORKER, EngineObservers, Outcome
 from pipeline.engine.op.answer_cache import AnswerCache, CacheTeller, Found, ServerCache
 from pipeline.engine.op.channel import Item
 from pipeline.engine.op.dispatcher import OpDispatcher
@@ -27,7 +27,6 @@ from pipeline.errors import GraphError
 from pipeline.op import Op
 
 Complete = Callable[[RequestState, Any], None]
-_OK = int(Outcome.OK)
 
 
 class ModelCache(msgspec.Struct, frozen=True):
@@ -104,13 +103,9 @@ class CachedDispatcher(OpDispatcher):
         if not spans.is_wanted:
             return
         start_ns, end_ns = found.start_ns, found.start_ns + found.took_ns
-        times = (item.ready_ns, start_ns, start_ns, start_ns, end_ns, end_ns)
-        who = (spans.index, NO_WORKER, -1, item.data_id, request.rows, _OK)
-        span = pack_span(*who, *times)
-        if request.spans is not None:
-            request.spans.append(span)
+        times = item.ready_ns, start_ns, start_ns, start_ns, end_ns, end_ns
+        spans.row(request, NO_WORKER, -1, request.rows, Outcome.OK, *times)
         if spans.journal is not None:
-            spans.journal.spans.append(span)
             spans.journal.flush_if_long()
 
     def pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:

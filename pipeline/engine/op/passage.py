@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from pipeline.engine.journal.journal import Outcome, outcome_of, pack_span
 from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.op.shortcut import Shortcut, lets_each_pass
 from pipeline.engine.ports import OpNode, Router
 from pipeline.engine.request import Recipient, RequestState
 from pipeline.engine.worker_api import Loop, Worker
-from pipeline.errors import PipelineError
-
-_OK = int(Outcome.OK)
 
 
 class PassingRun(LoneRun, eq=False):
@@ -73,32 +69,9 @@ class Passage(Shortcut):
 
     def _take_down(self, worker: Worker, job: Any) -> None:
         """Take down its span, and add to its request's times."""
-        spans, request, outcome = self._node.spans, job.request, job.outcome
-        spans.batches = batch = spans.batches + 1
-        convoy, journal = request.convoy, spans.journal
-        is_good = type(outcome) is dict or not isinstance(outcome, PipelineError)
-        who = spans.index, worker.number, batch
-        start_ns, preprocess_end_ns, process_end_ns, end_ns = times = (
-            job.start_ns,
-            job.preprocess_end_ns,
-            job.process_end_ns,
-            job.end_ns,
-        )
-        ends = job.ready_ns, *times, spans.clock_ns()
-        if convoy is None:
-            code = _OK if is_good else outcome_of(outcome)
-            packed = [pack_span(*who, job.data_id, request.rows, code, *ends)]
-        else:
-            packed = convoy.spans(outcome, who, ends)
-        if request.spans is not None:
-            request.spans += packed
-        if is_good and job.generation == request.generation:
-            request.input_ns += preprocess_end_ns - start_ns
-            request.infer_ns += process_end_ns - preprocess_end_ns
-            request.output_ns += end_ns - process_end_ns
-        if journal is not None:
-            journal.spans += packed
-            journal.flush_if_long()
+        spans = self._node.spans
+        times = job.start_ns, job.preprocess_end_ns, job.process_end_ns, job.end_ns
+        spans.alone(job, job.outcome, worker.number, times, spans.clock_ns())
 
 
 def shortcut_of(node: OpNode, router: Router, loop: Loop) -> Shortcut | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.engine.journal.journal import Outcome
-from pipeline.engine.journal.spans import take_down_plain
+from pipeline.engine.journal.spans import WayRows
 from pipeline.engine.op.channel import Item
 from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.ports import OpNode, Router
@@ -35,7 +35,7 @@ class Shortcut:
         self._router = router
         self._loop = loop
         self._is_plain = False  # as far as is known before the workers are there
-        self._is_only = False  # Op of its graph
+        self._rows: WayRows | None = None  # if it is the only Op of its graph
         self._waiting: list[Any] = []
         self._is_rush = False  # several came in the last round
 
@@ -97,7 +97,9 @@ class Shortcut:
     def workers_are_there(self) -> None:
         """Find out what kind of runs they take."""
         self._is_plain = OpFacts(self._node.op).is_plain
-        self._is_only = len(self._router.nodes) == 1
+        spans = self._node.spans
+        if len(self._router.nodes) == 1 and spans.journal is not None:
+            self._rows = self._rows or WayRows(spans.journal, [spans], [-1])
 
     def _submit(self, jobs: list[Any]) -> None:
         node = self._node
@@ -134,14 +136,16 @@ class Shortcut:
     def _take_down(self, worker: Worker, job: Any) -> None:
         """Take down its span: in its request, if this can have no other, and has not ended."""
         spans, request = self._node.spans, job.request
-        now_ns = spans.clock_ns()
-        times = job.ready_ns, job.start_ns, job.preprocess_end_ns, job.end_ns
+        now_ns, number = spans.clock_ns(), worker.number
+        start_ns, middle_ns, end_ns = job.start_ns, job.preprocess_end_ns, job.end_ns
         is_good = type(job.outcome) is dict and job.generation == request.generation
-        if is_good and self._is_only and request.spans is None and request.lone is None:
-            spans.batches = batch = spans.batches + 1
-            request.lone = (spans.index, worker.number, batch, *times, now_ns)
+        rows = self._rows
+        if is_good and rows is not None and request.spans is None and request.way is None:
+            told = job.ready_ns, start_ns, now_ns, number, middle_ns, middle_ns, end_ns
+            request.way = rows, told
         else:
-            take_down_plain([spans], [(0, worker.number, job.outcome, *times)], job, now_ns)
+            times = start_ns, middle_ns, middle_ns, end_ns
+            spans.alone(job, job.outcome, number, times, now_ns)
 
 
 def lets_each_pass(node: OpNode) -> bool:

@@ -11,10 +11,6 @@ from pipeline.engine.run.stage_errors import stage_error
 if TYPE_CHECKING:
     from pipeline.engine.run.stages import BatchRun
 
-PlainTimes = tuple[int, int, Any, int, int, int, int]
-"""A finished one: its place, the worker's number, outcome, and four times: ready_ns, start_ns,
-preprocess_end_ns, end_ns."""
-
 
 class PlainStep:
     """A BatchRun of one item at an Op that `is_plain`, in less time; once it has run, of the next.

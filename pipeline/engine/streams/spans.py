@@ -11,7 +11,6 @@ from pipeline.engine.journal.journal import (
     Outcome,
     PartKind,
     pack_part,
-    pack_span,
 )
 from pipeline.engine.journal.spans import SpanRecorder
 from pipeline.engine.op.channel import Item
@@ -27,24 +26,9 @@ def note_stream(spans: SpanRecorder, run: StreamRun, item: Item, outcome: int) -
         return
     request, now = item.request, spans.clock_ns()
     began, prepared = run.start_ns or now, run.preprocess_end_ns or now
-    span = pack_span(
-        spans.index,
-        run.ran_at,
-        spans.next_batch(),
-        item.data_id,
-        request.rows,
-        outcome,
-        item.ready_ns,
-        began,
-        prepared,
-        now,
-        now,
-        now,
-    )
-    if spans.journal is not None:
-        spans.journal.spans.append(span)
-    if request.spans is not None:
-        request.spans.append(span)
+    times = item.ready_ns, began, prepared, now, now, now
+    spans.batches += 1
+    spans.row(request, run.ran_at, spans.batches, request.rows, outcome, *times)
     request.input_ns += prepared - began
     request.infer_ns += now - prepared
 

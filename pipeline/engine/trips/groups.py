@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.config.elastic import bounds_of
+from pipeline.engine.journal.spans import WayRows
 from pipeline.engine.ports import OpNode, Receiver, Router, alone
 from pipeline.engine.run.op_facts import OpFacts
-from pipeline.engine.trips.rows import TripRows
 from pipeline.engine.trips.trip import Lender, Step, TripPlan
 from pipeline.op import Op, runs_process
 
@@ -97,12 +97,13 @@ class OpGroups:
             entered,
             next(with_process, len(inside)),
             books=tuple((node.links, node.pace) for node in inside),
+            is_whole=len(inside) == len(self._nodes),
             recorders=tuple(node.spans for node in inside),
             watches=tuple(node.watch for node in inside if node.watch.timeout_s is not None),
         )
         if (journal := leader.spans.journal) is not None:
             last_read = [step.last_read for step in plan.steps]
-            plan.rows = TripRows(journal, plan.recorders, last_read)
+            plan.rows = WayRows(journal, plan.recorders, last_read)
         self._plans.append(plan)
         return plan
 

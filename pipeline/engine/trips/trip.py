@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
 
+from pipeline.engine.journal.spans import OF_STEP, SpanRecorder, WayRows
 from pipeline.engine.op.channel import Item, own_dict
 from pipeline.engine.op.lone_run import LoneRun
-from pipeline.engine.run.plain_step import PlainStep, PlainTimes
+from pipeline.engine.run.plain_step import PlainStep
 from pipeline.engine.run.stage_errors import stage_error
 from pipeline.engine.run.stages import BatchRun
-from pipeline.engine.trips.rows import OF_STEP, TripRows
 
 if TYPE_CHECKING:
-    from pipeline.engine.journal.spans import SpanRecorder
     from pipeline.engine.op.worker_watch import WorkerWatch
     from pipeline.engine.ports import Links, OpNode, Receiver
     from pipeline.engine.trips.pace import Pace
@@ -100,6 +99,7 @@ class TripPlan(msgspec.Struct, eq=False):
         books: of each step, what counts its answers and how long they take.
         recorders: of the spans of each step.
         rows: takes down requests that went through all steps; None: nobody reads it.
+        is_whole: whether the steps are all Ops of the graph.
         watches: those of the steps' workers that have a timeout.
     """
 
@@ -115,7 +115,8 @@ class TripPlan(msgspec.Struct, eq=False):
     outlets: tuple[Step, ...] = ()
     books: tuple[tuple[Links, Pace], ...] = ()
     recorders: tuple[SpanRecorder, ...] = ()
-    rows: TripRows | None = None
+    rows: WayRows | None = None
+    is_whole: bool = False
     watches: tuple[WorkerWatch, ...] = ()
 
     def __post_init__(self) -> None:
@@ -146,9 +147,8 @@ class Trip:
         began_ns: when it began; 0 before.
         step_ns: when the step began that runs.
         came: for each step what came for it, and last what is read outside, by the Op's name.
-        marks: of each step that was done the number of its worker, and when its preprocess and it
-            ended; the next one began then.
-        runs: (place, worker, run) of the steps with `process`.
+        marks: of each step that was done; see OF_STEP. The next one began at its end.
+        runs: by place, (worker, run) of steps with `process` of which marks do not tell all.
         batch: the place of the last step with `process`, and its run.
         answer: of the last step, where that is no dict.
         failure: of ours, on data of any type: what its caller is told.
@@ -167,7 +167,7 @@ class Trip:
     came: list[dict[str, Any]] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
-    runs: list[tuple[int, Any, BatchRun]] = field(default_factory=list)
+    runs: dict[int, tuple[Any, BatchRun]] = field(default_factory=dict)
     batch: tuple[int, BatchRun] | None = None
     answer: Any = None
     failure: BaseException | None = None
@@ -236,7 +236,7 @@ class Trip:
             held.append(worker)  # from now on others may take the step out
             try:
                 if batch is not None:
-                    answer, middle_ns, end_ns = self._whole(batch, worker, clock_ns)
+                    answer, middle_ns, later_ns, end_ns = self._whole(batch, worker, clock_ns)
                 else:
                     data = returned = enter(op.users_preprocess, inputs, data_id, log_id)
                     if type(returned) is tuple and len(returned) == 4:
@@ -244,7 +244,7 @@ class Trip:
                         if code is not None or type(skip) is not bool:
                             data = None
                     if type(data) is dict:
-                        middle_ns = clock_ns()
+                        middle_ns = later_ns = clock_ns()
                         if held or self._is_ours():
                             answer = enter(op.users_postprocess, inputs, data, data_id, log_id)
                             if type(answer) is tuple and len(answer) == 3 and answer[1] is None:
@@ -253,7 +253,7 @@ class Trip:
                                 answer = enter(op.answered, answer)
                     else:
                         data, _ = enter(op.prepared, returned)
-                        middle_ns = clock_ns()
+                        middle_ns = later_ns = clock_ns()
                         if held or self._is_ours():
                             answer = enter(op.postprocess, inputs, data, data_id, log_id)
                     end_ns = clock_ns()
@@ -261,7 +261,7 @@ class Trip:
                 stage = "postprocess" if middle_ns else "preprocess"
                 answer = enter(stage_error, error, op, stage, log_id, data_id)
                 end_ns = clock_ns()
-                middle_ns = middle_ns or end_ns
+                middle_ns = later_ns = middle_ns or end_ns
             try:
                 held.pop()
             except IndexError:
@@ -270,7 +270,7 @@ class Trip:
                     self.preprocess_end_ns = middle_ns
                     PlainStep.tell(self)  # type: ignore[arg-type]  # it has all that is told
                 return False
-            marks += (worker.number, middle_ns, end_ns)
+            marks += (worker.number, middle_ns, later_ns, end_ns)
             self.step_ns = now_ns = end_ns
             if place:
                 idle.append(worker)
@@ -287,13 +287,13 @@ class Trip:
 
     def _whole(
         self, run: BatchRun, worker: Any, clock_ns: Callable[[], int]
-    ) -> tuple[Any, int, int]:
-        """Run a step with `process` as a batch of one; return its answer and two times."""
+    ) -> tuple[Any, int, int, int]:
+        """Run a step with `process` as a batch of one; return its answer and three times."""
         worker.perform(run, clock_ns)
-        if self.held:
-            self.runs.append((self.done, worker, run))
         answer = run.outcomes[0] if run.outcomes else None
-        return answer, run.preprocess_end_ns, run.end_ns
+        if self.held and (type(answer) is not dict or run.rows or run.executions):
+            self.runs[self.done] = worker, run
+        return answer, run.preprocess_end_ns, run.process_end_ns, run.end_ns
 
     def _is_ours(self) -> bool:
         """Return whether the step that was taken out is still to be ended here."""
@@ -306,10 +306,10 @@ class Trip:
         for reader, is_own in step.readers:
             self.came[reader][step.name] = dict(answer) if is_own else answer
 
-    def _ready_ns(self, place: int) -> int:
+    def ready_ns(self, place: int) -> int:
         """Return when all was there that a step reads."""
         last = self.plan.steps[place].last_read
-        return self.item.ready_ns if last < 0 else self.marks[OF_STEP * last + 2]
+        return self.item.ready_ns if last < 0 else self.marks[OF_STEP * last + OF_STEP - 1]
 
     def take_out(self) -> tuple[int, Any, BatchRun] | None:
         """Make the step that runs a batch of its worker's own; None if no step runs just now.
@@ -335,7 +335,7 @@ class Trip:
         """Return the run of a step as a batch of one."""
         if not place and isinstance(self.lead, BatchRun):
             return self.lead
-        return BatchRun([self.item.following(self.came[place], self._ready_ns(place))])
+        return BatchRun([self.item.following(self.came[place], self.ready_ns(place))])
 
     # What the loop asks, when nobody runs it any more ---------------------------------------------
 
@@ -348,19 +348,11 @@ class Trip:
                 found.append((step.node, parts))
         return found
 
-    def plain_times(self) -> list[PlainTimes]:
-        """Return the outcomes and times of the steps without `process`."""
-        marks, start_ns, found = self.marks, self.began_ns, []
-        with_process = {place for place, _, _ in self.runs}
-        for place in range(self.done):
-            number, middle_ns, end_ns = marks[OF_STEP * place : OF_STEP * (place + 1)]
-            if place not in with_process:
-                is_last = OF_STEP * (place + 1) == len(marks)
-                outcome = {} if self.answer is None or not is_last else self.answer
-                ready_ns = self._ready_ns(place)
-                found.append((place, number, outcome, ready_ns, start_ns, middle_ns, end_ns))
-            start_ns = end_ns
-        return found
+    def times(self, place: int) -> tuple[int, ...]:
+        """Return when the stages of a step began that was done, and when it ended."""
+        at = OF_STEP * place
+        start_ns = self.marks[at - 1] if place else self.began_ns
+        return (start_ns, *self.marks[at + 1 : at + OF_STEP])
 
 
 def _blank(step: Step) -> dict[str, Any]:

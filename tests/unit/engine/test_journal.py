@@ -20,7 +20,6 @@ from pipeline.engine.journal.journal import (
     Outcome,
     RequestRecord,
     op_spans,
-    pack_lone,
     pack_request,
     pack_span,
     request_records,
@@ -346,29 +345,6 @@ def test_a_journal_folds_by_itself_when_it_is_long_and_grows_until_then():
     assert sink.folds == [(5000, 0)]
     journal.flush()
     assert len(sink.folds) == 1, "nothing happened since"
-
-
-def test_a_request_and_its_only_span_in_one_row_are_what_they_are_in_two():
-    taken = []
-
-    class Keeps:
-        def notify(self, spans, requests):
-            taken.append(([*op_spans(spans)], [*request_records(requests)]))
-
-    span = OpSpan(2, 3, 4, 70, 5, Outcome.OK, 10, 20, 35, 35, 60, 65)
-    record = RequestRecord(70, PIPELINE, 5, Outcome.OK, 0, 6, 7, 8, 66, 67, 15, 0, 25)
-    times = record.start_ns, record.admitted_ns, record.dispatched_ns, record.completed_ns
-    journal = Journal([Keeps()])
-    others = OpSpan(*range(12)), RequestRecord(*range(13))
-    journal.lone.append(pack_lone(*span[:3], 10, 20, 35, 60, 65, 70, 5, *times, record.end_ns))
-    journal.flush()
-    journal.lone.append(pack_lone(*span[:3], 10, 20, 35, 60, 65, 70, 5, *times, record.end_ns))
-    journal.spans.append(pack_span(*others[0]))
-    journal.requests.append(pack_request(*others[1]))
-    journal.flush()
-    assert taken == [([span], [record]), ([others[0], span], [others[1], record])]
-    journal.flush()
-    assert len(taken) == 2, "nothing happened since"
 
 
 def test_a_sink_reads_the_rows_by_name():
