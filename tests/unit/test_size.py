@@ -15,7 +15,6 @@ FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 TOO_MANY_METHODS = {
     "dropin/client/httpclient.py:HttpClient",
-    "frontends/link/server.py:Connection",
     "frontends/v2/grpc.py:_Calls",
     "frontends/v2/http.py:InferenceRoutes",
     "frontends/v2/repository.py:ModelRepository",
@@ -31,7 +30,6 @@ TOO_MANY_METHODS = {
 TOO_LONG = {
     "cli/repository.py:repository_parser",
     "engine/trips/trip.py:_steps",
-    "frontends/v2/side_by_side.py:side_by_side",
 }
 """Functions that are still to be made shorter: names only leave."""
 

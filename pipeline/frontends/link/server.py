@@ -198,7 +198,9 @@ class Connection(asyncio.Protocol):
         self._door.connections.discard(self)
         self.lost.set_result(None)
         self._outbox.clear()
-        self._cancel_all()
+        calls, self.calls = self.calls, {}
+        for call in calls.values():
+            call.cancel()
         self._check_idle()
 
     def check_alive(self) -> None:
@@ -216,11 +218,6 @@ class Connection(asyncio.Protocol):
     def _give_up(self, why: str) -> None:
         _LOGGER.warning("a gateway's connection is closed: %s", why)
         self.transport.abort()
-
-    def _cancel_all(self) -> None:
-        calls, self.calls = self.calls, {}
-        for call in calls.values():
-            call.cancel()
 
     # Frames -----------------------------------------------------------------------------------
 

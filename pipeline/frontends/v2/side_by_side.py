@@ -92,12 +92,8 @@ class _Bound:
         self._used -= count
         self._freed.set()
 
-    @property
-    def is_over(self) -> bool:
-        return self._used > self._most
-
     async def room(self) -> None:
-        while self.is_over:
+        while self._used > self._most:
             self._freed.clear()
             await self._freed.wait()
 
@@ -113,39 +109,37 @@ async def side_by_side(
     stream, in its place; an error of the messages does behind the answers to those before. Closed
     early, all that goes on is closed.
     """
-    said: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(1)
-    room = asyncio.Semaphore(AHEAD)
-    waiting, steps = _Bound(WAITING_BYTES), _Bound(STEPS_BYTES)
-    working: set[asyncio.Task[None]] = set()
+    stream = _Stream(answers)
+    reader = asyncio.ensure_future(stream.read(messages))
+    try:
+        while (answer := await stream.said.get()) is not None:
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer
+    finally:
+        left = [reader, *stream.working]
+        for unfinished in left:
+            unfinished.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
-    async def say(found: AsyncGenerator[bytes, None], place: Place) -> None:
-        try:
-            async with aclosing(found):
-                async for answer in found:
-                    await said.put(answer)
-        except Exception as error:
-            await place.come()
-            await said.put(error)
-        finally:
-            place.leave()
-            if place.entrance is not None:
-                place.entrance.leave()
 
-    async def work(message: bytes, place: Place) -> None:
-        async with room:
-            waiting.free(len(message) + _TASK_BYTES)
-            found = answers(message, place)
-            del message
-            await say(found, place)
+class _Stream:
+    """The requests of one stream.
 
-    async def work_on_step(message: bytes, place: Place) -> None:
-        size = len(message) + _STEP_BYTES
-        found = answers(message, place)
-        del message
-        await say(found, place)
-        steps.free(size)
+    Attributes:
+        said: an answer, or an error that ends the stream; None: there are no more.
+        working: a task for each request.
+    """
 
-    async def read() -> None:
+    def __init__(self, answers: Callable[[bytes, Place], AsyncGenerator[bytes, None]]) -> None:
+        self.said: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(1)
+        self.working: set[asyncio.Task[None]] = set()
+        self._answers = answers
+        self._room = asyncio.Semaphore(AHEAD)
+        self._waiting, self._steps = _Bound(WAITING_BYTES), _Bound(STEPS_BYTES)
+
+    async def read(self, messages: AsyncIterator[bytes]) -> None:
+        """Begin with each message, and say when all are answered."""
         last: Place | None = None
         last_entrance: Place | None = None
         failure: Exception | None = None
@@ -155,32 +149,44 @@ async def side_by_side(
                 is_step = message.find(_SEQUENCE_ID, 0, SHORT_BYTES) >= 0
                 if is_step or len(message) > SHORT_BYTES:  # it may be one
                     last.entrance = last_entrance = Place(last_entrance)
-                if is_step:
-                    steps.use(len(message) + _STEP_BYTES)
-                    task = asyncio.ensure_future(work_on_step(message, last))
-                else:
-                    waiting.use(len(message) + _TASK_BYTES)
-                    task = asyncio.ensure_future(work(message, last))
-                working.add(task)
-                task.add_done_callback(working.discard)
+                bound = self._steps if is_step else self._waiting
+                bound.use(len(message) + (_STEP_BYTES if is_step else _TASK_BYTES))
+                work = self._work_on_step if is_step else self._work
+                task = asyncio.ensure_future(work(message, last))
+                self.working.add(task)
+                task.add_done_callback(self.working.discard)
                 del message
-                for bound in (waiting, steps):
-                    if bound.is_over:
-                        await bound.room()
+                await self._waiting.room()
+                await self._steps.room()
         except Exception as error:
             failure = error
-        if working:
-            await asyncio.wait(working)
-        await said.put(failure)
+        if self.working:
+            await asyncio.wait(self.working)
+        await self.said.put(failure)
 
-    reader = asyncio.ensure_future(read())
-    try:
-        while (answer := await said.get()) is not None:
-            if isinstance(answer, Exception):
-                raise answer
-            yield answer
-    finally:
-        left = [reader, *working]
-        for unfinished in left:
-            unfinished.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+    async def _work(self, message: bytes, place: Place) -> None:
+        async with self._room:
+            self._waiting.free(len(message) + _TASK_BYTES)
+            found = self._answers(message, place)
+            del message
+            await self._say(found, place)
+
+    async def _work_on_step(self, message: bytes, place: Place) -> None:
+        size = len(message) + _STEP_BYTES
+        found = self._answers(message, place)
+        del message
+        await self._say(found, place)
+        self._steps.free(size)
+
+    async def _say(self, found: AsyncGenerator[bytes, None], place: Place) -> None:
+        try:
+            async with aclosing(found):
+                async for answer in found:
+                    await self.said.put(answer)
+        except Exception as error:
+            await place.come()
+            await self.said.put(error)
+        finally:
+            place.leave()
+            if place.entrance is not None:
+                place.entrance.leave()
