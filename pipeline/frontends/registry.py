@@ -13,9 +13,7 @@ from pathlib import Path
 from pipeline.config.registry import find
 from pipeline.config.schema import ServiceConfig
 from pipeline.errors import ConfigError
-from pipeline.frontends.api.answers import AnswerWriter
 from pipeline.frontends.api.describing import Description
-from pipeline.frontends.api.lane import ApiLane
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.api.routes import ApiRoutes
 from pipeline.frontends.base import Frontend, FrontendContext
@@ -113,10 +111,10 @@ def api(context: FrontendContext, options: None) -> None:
     """Add plain JSON to the HTTP port."""
     config = context.config
     pipelines = Pipelines(context.models, context.forwarding, config.sends_traces)
-    writer = AnswerWriter(context.offload, config.limits)
     paths = Description(context.name, pipelines, context.described).paths()
-    context.routes.append(ApiRoutes(pipelines, context.offload, config.limits, paths))
-    context.lanes.append(ApiLane(pipelines, writer))
+    routes = ApiRoutes(pipelines, context.offload, config.limits, paths)
+    context.routes.append(routes)
+    context.lanes.append(routes)
 
 
 def metrics_routes(context: FrontendContext, options: None) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Final
 
-from pipeline.answer_head import AnswerHead
 from pipeline.data import ChannelData
-from pipeline.engine.offload import Offload
 from pipeline.errors import PayloadTypeError, PipelineError, error_from_wire
 from pipeline.frontends.base import no_response
-from pipeline.frontends.http.routes import WebResponse, with_head
+from pipeline.frontends.http.routes import WebResponse
 from pipeline.op import PROFILE_KEY
 from pipeline.proto.codec import decode_tensors
 from pipeline.proto.pipeline.large import LargeResponse
@@ -116,44 +113,14 @@ def _media(payload: Payload) -> WebResponse | None:
     return None
 
 
-class AnswerWriter:
-    """Writer of what is too large to be written on the event loop.
+def written_large(answer: Any, limits: Limits) -> bytes | WebResponse:
+    """Return what `written` does for an engine's answer of any size. Raises PipelineError."""
+    payload = payload_of(answer)
+    if CONTENT_TYPE in payload and (media := _media(payload)) is not None:
+        return media
+    return write_large_object(payload, limits)
 
-    Args:
-        offload: where it is written; its owner stops it.
-        limits: of JSON.
-    """
 
-    def __init__(self, offload: Offload, limits: Limits) -> None:
-        self._offload = offload
-        self._limits = limits
-
-    async def write(
-        self,
-        answer: Any,
-        left_s: float | None = None,
-        head: AnswerHead | None = None,
-        failure: PipelineError | None = None,
-    ) -> WebResponse:
-        """Return the reply to a request. Raises PipelineError."""
-        if is_short_answer(answer):
-            found = written(payload_of(answer, failure))
-        else:
-            found, _ = await self._offload.run(partial(self._written, answer), left_s)
-        return with_head(found, head)
-
-    async def write_part(self, answer: Any, failure: PipelineError | None = None) -> bytes:
-        """Return the JSON of a part of an answer. Raises PipelineError."""
-        if is_short_answer(answer):
-            return write_object(payload_of(answer, failure))
-        body, _ = await self._offload.run(partial(self._json_of, answer))
-        return body
-
-    def _written(self, answer: Any) -> bytes | WebResponse:
-        payload = payload_of(answer)
-        if CONTENT_TYPE in payload and (media := _media(payload)) is not None:
-            return media
-        return write_large_object(payload, self._limits)
-
-    def _json_of(self, answer: Any) -> bytes:
-        return write_large_object(payload_of(answer), self._limits)
+def large_part(answer: Any, limits: Limits) -> bytes:
+    """Return the JSON of a part of any size. Raises PipelineError."""
+    return write_large_object(payload_of(answer), limits)

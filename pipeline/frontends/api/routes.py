@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from pipeline.data import ChannelData
+from pipeline.engine.models import ModelEntry, ModelState, Served
 from pipeline.engine.offload import Offload
-from pipeline.engine.request import ask
-from pipeline.errors import NoServiceError, PipelineError, TooLargeError, http_status_of
-from pipeline.frontends.api.answers import AnswerWriter
-from pipeline.frontends.api.bodies import fields_of, is_large, sequence_in
+from pipeline.engine.request import RequestHandle, RequestTarget, ResponseSink, ask
+from pipeline.errors import NoServiceError, PipelineError
+from pipeline.frontends.api.answers import (
+    CONTENT_TYPE,
+    is_quick,
+    is_short_answer,
+    large_part,
+    payload_of,
+    written,
+    written_large,
+)
+from pipeline.frontends.api.bodies import fields_of, is_large, object_of, sequence_in
 from pipeline.frontends.api.errors import error_body, failure_of, reply_to
-from pipeline.frontends.api.pipelines import Asked, Pipelines, takes_sequences
+from pipeline.frontends.api.pipelines import EMPTY, Asked, Pipelines, served_by, takes_sequences
 from pipeline.frontends.http.bodies import is_json
 from pipeline.frontends.http.paths import Answer, Paths, begun
-from pipeline.frontends.http.routes import Endpoint, HttpError, WebRequest, WebResponse, WebStream
-from pipeline.frontends.http.streams import StreamForm, stream_form, stream_of
+from pipeline.frontends.http.routes import (
+    Endpoint,
+    HttpError,
+    LaneReply,
+    WebRequest,
+    WebResponse,
+    WebStream,
+    whole,
+)
+from pipeline.frontends.http.streams import stream_form, stream_of
 from pipeline.frontends.parts import PartsReader
+from pipeline.proto.plain_answer import write_object
 from pipeline.proto.slices import Limits
 
 _HEARTBEAT_S = 15.0  # that a stream of events may be silent
+_PATH = r"/api/(?P<name>[^/]+)"
+_READY = ModelState.READY
+_LIMITS = Limits()  # of what is short, which reaches none
 
 
 class ApiRoutes:
@@ -40,68 +63,122 @@ class ApiRoutes:
         limits: Limits,
         more: Mapping[str, tuple[str, Answer]] | None = None,
     ) -> None:
-        self._pipelines = pipelines
-        self._offload = offload
-        self._limits = limits
-        self._writer = AnswerWriter(offload, limits)
-        endpoints = {r"/api/(?P<name>[^/]+)": ("POST", self._infer), **(more or {})}
-        self._paths = Paths("/api", endpoints, self._refuse_path, reply_to)
+        self.pipelines = pipelines
+        self.offload = offload
+        self.limits = limits
+        self._paths = Paths(
+            "/api", {_PATH: ("POST", self._infer), **(more or {})}, self._refuse_path, reply_to
+        )
+        self._posted = re.compile(_PATH)
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Return the endpoint that answers it: one for each path below `/api`, known or not."""
         return self._paths.endpoint(request)
 
-    async def _refuse_path(self, request: WebRequest, name: str) -> WebResponse:
-        there = ", ".join(f"/api/{each}" for each in self._pipelines.names())
-        raise NoServiceError(f"no such path: {request.path}; POST {there}")
-
-    # Inference ------------------------------------------------------------------------------
+    def in_line(self, request: WebRequest) -> ApiEndpoint | None:
+        """Return what answers a POST of JSON for one answer; None: it is left to `endpoint`."""
+        found, headers = self._posted.fullmatch(request.path), request.headers
+        if found is None or not is_json(headers.get(b"content-type", b"")):
+            return None
+        if stream_form(request.accepts) is not None:
+            return None
+        try:
+            return ApiEndpoint(self, self.pipelines.entry(found["name"]), request)
+        except PipelineError:
+            return None
 
     async def _infer(self, request: WebRequest, name: str) -> WebResponse | WebStream:
         """Answer with the last Op's fields, at once or part by part."""
-        served = self._pipelines.find(name)  # 404 without reading
-        form = stream_form([request.headers.get(b"accept", b"")])
-        asked, left_s = await self._asked(request, name)
-        if form is not None:
-            return await self._streamed(served.engine.begin, asked, left_s, form)
-        answer = ask(served.engine.begin, asked[0], left_s, asked[1])
-        found = await answer
-        return await self._writer.write(found, left_s, answer.head, answer.failure)
+        entry = self.pipelines.entry(name)  # 404 without reading
+        served_by(entry)
+        return await ApiEndpoint(self, entry, request).answer(request)
 
-    async def _asked(self, request: WebRequest, name: str) -> tuple[Asked, float | None]:
-        """Return what the engine takes, and how long the caller waits for it."""
-        body, left_s = await request.read(), request.timeout_s
-        read = partial(self._read, request, name, body)
-        if not is_large(body):
-            return read(), left_s
+    async def _refuse_path(self, request: WebRequest, name: str) -> WebResponse:
+        there = ", ".join(f"/api/{each}" for each in self.pipelines.names())
+        raise NoServiceError(f"no such path: {request.path}; POST {there}")
+
+
+class ApiEndpoint:
+    """Requests to one pipeline, whose heads are the same; see `LaneEndpoint`."""
+
+    def __init__(self, api: ApiRoutes, entry: ModelEntry, request: WebRequest) -> None:
+        self._api = api
+        self._entry = entry
+        self._is_plain = api.pipelines.is_plain(entry.served)
+        self._left_s = request.timeout_s
+        self._headers = request.headers
+        self._type = request.headers.get(b"content-type", b"")
+
+    def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
+        """Have the engine begin a request. Raises PipelineError, which `reply` is given."""
+        entry, fields = self._entry, object_of(body, self._type, _LIMITS)
+        served = entry.served if entry.state is _READY else served_by(entry)
+        if self._is_plain:
+            target = RequestTarget(payload=fields, wants_response=False)
+            return served.engine.begin(EMPTY, self._left_s, target, sink)
+        raw, target = self._api.pipelines.asked(served, fields, self._headers)
+        return served.engine.begin(raw, self._left_s, target, sink)
+
+    def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
+        """Return what is written for the answer of an engine, or for what `begin` raised."""
         try:
-            return await self._offload.run(read, left_s)
-        except TooLargeError as error:
-            raise HttpError(http_status_of(error), error) from error
+            if type(answer) is ChannelData:
+                payload = answer.payload
+                if type(payload) is dict and CONTENT_TYPE not in payload and is_quick(payload):
+                    return write_object(payload)
+            elif isinstance(answer, Exception):
+                raise answer
+            if is_short_answer(answer):
+                return written(payload_of(answer, failure))
+        except PipelineError as error:
+            return reply_to(error)
+        return self._beside(answer)
 
-    def _read(self, request: WebRequest, name: str, body: bytes) -> Asked:
-        served = self._pipelines.find(name)
-        schema = served.graph.request_op.pipeline_schema
-        fields = fields_of(body, request.headers, request.query, self._limits, schema)
-        is_text = not is_json(request.headers.get(b"content-type", b""))
-        if request.query and takes_sequences(served):
-            fields = {**sequence_in(request.query), **fields}
-        return self._pipelines.asked(served, fields, request.headers, is_text)
+    async def _beside(self, answer: Any) -> WebResponse:
+        """Have a large answer written beside the event loop."""
+        write = partial(written_large, answer, self._api.limits)
+        try:
+            found, _ = await self._api.offload.run(write, self._left_s)
+        except PipelineError as error:
+            return reply_to(error)
+        return await whole(found)
 
-    async def _streamed(
-        self, begin: Any, asked: Asked, left_s: float | None, form: StreamForm
-    ) -> WebStream:
-        """Answer part by part; the first is awaited, to tell its status."""
+    async def answer(self, request: WebRequest) -> WebResponse | WebStream:
+        """Answer a body of any kind and size. Raises PipelineError, HttpError."""
+        form = stream_form([self._headers.get(b"accept", b"")])
+        body, left_s = await request.read(), self._left_s
+        read = partial(self._read, body, request.query)
+        if is_large(body):
+            (served, asked), left_s = await self._api.offload.run(read, left_s)
+        else:
+            served, asked = read()
+        raw, target = asked
+        if form is None:
+            future = ask(served.engine.begin, raw, left_s, target)
+            found = await future
+            return await whole(self.reply(found, future.failure), future.head)
         reader = PartsReader()
-        reader.begin(begin, asked[0], left_s, asked[1])
-        write = partial(self._written_part, reader)
-        stream = stream_of(reader, form, write, _HEARTBEAT_S, error_body)
-        return await begun(stream)
+        reader.begin(served.engine.begin, raw, left_s, target)
+        stream = stream_of(reader, form, partial(self._part, reader), _HEARTBEAT_S, error_body)
+        return await begun(stream)  # the first part is awaited, to tell its status
 
-    async def _written_part(self, reader: PartsReader, answer: Any) -> bytes:
+    def _read(self, body: bytes, query: str) -> tuple[Served, Asked]:
+        """Return whom a request asks, and what."""
+        served = self._api.pipelines.find(self._entry.name)
+        schema = served.graph.request_op.pipeline_schema
+        fields = fields_of(body, self._headers, query, self._api.limits, schema)
+        if query and takes_sequences(served):
+            fields = {**sequence_in(query), **fields}
+        is_text = not is_json(self._type)
+        return served, self._api.pipelines.asked(served, fields, self._headers, is_text)
+
+    async def _part(self, reader: PartsReader, answer: Any) -> bytes:
         """Return the JSON of a part. Raises HttpError for an error, which has a status here."""
         try:
-            return await self._writer.write_part(answer, reader.failure)
+            if is_short_answer(answer):
+                return write_object(payload_of(answer, reader.failure))
+            write = partial(large_part, answer, self._api.limits)
+            return (await self._api.offload.run(write))[0]
         except PipelineError as error:
             found = failure_of(error)
             raise HttpError(found.status, error, *found.headers) from error
