@@ -127,6 +127,7 @@ class _Lending(_Workers):
         super().__init__(op)
         self.idle: list[Any] = []
         self.backlog: deque[Any] = deque()
+        self.lender: Any = self
 
     def states(self) -> Iterable[dict[str, Any]]:
         return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,7 @@ class Workers(Protocol):
         takes_convoys: whether the item of a batch may be a Convoy.
         convoy_rows: samples that a convoy may have which passes the Op unbatched; 0: none does.
         stream_type: the run of a stream's requests; None: StreamRun.
+        lender: lends idle workers to trips; None: they run no Op but their own.
     """
 
     @property
@@ -83,6 +85,8 @@ class Workers(Protocol):
     def convoy_rows(self) -> int: ...
     @property
     def stream_type(self) -> type[BatchRun] | None: ...
+    @property
+    def lender(self) -> Lender | None: ...
     @property
     def count(self) -> int:
         """Workers that take jobs: those that are stuck, or being restarted, are not among them."""
@@ -127,6 +131,49 @@ class Workers(Protocol):
         """End all workers; returns how many did not end in time."""
 
 
+class Borrower(Protocol):
+    """A job of one worker that borrows others: a trip.
+
+    Attributes:
+        walker: the worker whose thread runs it.
+        step_ns: when the step that runs began, by `time.monotonic_ns`.
+    """
+
+    @property
+    def walker(self) -> Any: ...
+    @property
+    def step_ns(self) -> int: ...
+
+    def take_out(self) -> tuple[int, Any, BatchRun] | None:
+        """Make the step that runs a batch of its worker's own; None if no step runs just now."""
+
+
+class Lender(Protocol):
+    """Workers of this process that trips may use, from any thread, while they are idle.
+
+    Attributes:
+        idle: the idle workers. Any thread takes the last one, or adds one that it has used.
+        backlog: jobs that wait for one of them, and come first.
+    """
+
+    idle: list[Any]
+    backlog: deque[Any]
+
+    def employ(self, worker: Any) -> None:
+        """Have a worker, which was idle a moment ago, take what waits for it."""
+
+    def states(self) -> Iterable[dict[str, Any]]:
+        """Return the attributes of each worker's copy of the Op."""
+
+    def part(self, trip: Borrower) -> tuple[int, Any, BatchRun] | None:
+        """Take a trip of one of these workers from it, on the loop.
+
+        The step that runs becomes a job of the worker that was borrowed for it, and the worker
+        that began the trip is idle. Returns (place of the step, its worker, its run); None if no
+        step runs just now.
+        """
+
+
 class WorkersBase:
     """Base of workers: what `Workers` are, and take note of, where a kind says nothing else."""
 
@@ -137,6 +184,7 @@ class WorkersBase:
     ahead: int = 0
     takes_convoys: bool = False
     stream_type: type[BatchRun] | None = None
+    lender: Lender | None = None
     note: ModelMetadata | None = None
 
     @property

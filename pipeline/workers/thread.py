@@ -1,11 +1,4 @@
-"""Thread workers: each works on its own copy of the Op.
-
-The loop hands a job to the worker that became idle last, which is the one most likely to be
-awake still. Jobs for which no worker is idle wait in a backlog, from which workers help
-themselves without a word to the loop; so do quick jobs while any worker is up, since waking
-another thread takes longer than they do. (All waiting on one `SimpleQueue` would wake another
-worker with every job that is taken.)
-"""
+"""Thread workers: each works on its own copy of the Op."""
 
 from __future__ import annotations
 
@@ -23,13 +16,12 @@ from pipeline.engine.run.init_op import end_op, run_init_op
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.run.warm_up import warm_up
 from pipeline.engine.state import WorkersState
-from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import (
     Job,
+    Lender,
     Owner,
     SetUp,
-    StreamOwner,
     Worker,
     WorkerContext,
     WorkersBase,
@@ -39,12 +31,10 @@ from pipeline.op import Op, predictor_of
 from pipeline.predictors.metadata import metadata_of
 from pipeline.workers.inbox import LoopInbox
 from pipeline.workers.peer_calls import LoopCaller
-from pipeline.workers.thread_worker import EXCHANGE, ThreadWorker
+from pipeline.workers.thread_worker import ThreadPool, ThreadWorker
 
 _LOGGER = logging.getLogger(__name__)
 
-_QUICK_NS = 100_000  # a job that takes less costs less than waking another thread for it
-_RESCUE_S = 0.002  # for jobs that were left to a busy worker which then takes its time
 _LOOK_S = 0.01  # at threads that are about to end
 _MAX_STUCK = 32  # threads that may hang at once before an Op gives up replacing them
 _KEPT = "the worker hangs, and with it all that it kept of the sequence. Begin anew with START"
@@ -74,7 +64,7 @@ class ThreadKind:
 
 
 class ThreadWorkers(WorkersBase):
-    """The thread workers of one Op; see `Workers`.
+    """The thread workers of one Op; see `Workers`. `pool` has those that take jobs.
 
     `set_up` and `init_op` of the Op run in its first worker's thread.
     """
@@ -95,28 +85,22 @@ class ThreadWorkers(WorkersBase):
         owner: Owner,
     ) -> None:
         self.name: str = op.name
-        self.post: Callable[..., None] = inbox.post
-        self.post_soon: Callable[..., None] = inbox.post_soon
-        self.replaced: int = 0
+        self.pool: ThreadPool = ThreadPool(op.name, loop, inbox, owner, self)
+        self.lender: Lender = self.pool
+        self.submit: Callable[[Sequence[Any]], None] = self.pool.submit
         self._op = op
         self._wanted = count
         self._loop = loop
         self._set_up = set_up
         self._owner = owner
-        self._workers: list[ThreadWorker] = []
-        self.idle: list[ThreadWorker] = []  # the same list for ever: trips have it
-        self.backlog: deque[Job | Trip] = deque()
-        self._usual_ns = float(_QUICK_NS)
-        self._rescue: asyncio.TimerHandle | None = None
+        self._workers = self.pool.workers
+        self._replaced = 0
         self._stuck: list[ThreadWorker] = []
         self._leaving: list[ThreadWorker] = []  # whose threads have not ended
         self._lives: dict[int, int] = {}
         self._initialised: asyncio.Future[BoundOp] | None = None
         self._is_stopped = False
         self._model: Any = None  # that was loaded here
-        # What the server's starter set for itself, such as numpy's print options, holds for its
-        # workers: to the user both are one program.
-        self.context: contextvars.Context = contextvars.copy_context()
 
     @property
     def count(self) -> int:
@@ -131,9 +115,9 @@ class ThreadWorkers(WorkersBase):
             kind="thread",
             wanted=self._wanted,
             up=len(self._workers),
-            busy=max(0, len(self._workers) - len(self.idle)),
+            busy=max(0, len(self._workers) - len(self.pool.idle)),
             stuck=len(self._stuck),
-            restarts=self.replaced,
+            restarts=self._replaced,
         )
 
     @property
@@ -144,11 +128,6 @@ class ThreadWorkers(WorkersBase):
             f"[{self.name}] all workers hang in user code that cannot be interrupted. "
             "Restart the server, or run the Op in processes."
         )
-
-    @property
-    def stuck(self) -> int:
-        """Workers that were given up and have not come back."""
-        return len(self._stuck)
 
     @property
     def numbers(self) -> Collection[int]:
@@ -167,7 +146,7 @@ class ThreadWorkers(WorkersBase):
             self._wanted -= 1
             self._leaving.append(worker)
             worker.is_leaving = True
-            if self._take_idle(worker):
+            if self.pool.take_idle(worker):
                 self._let_end(worker)
 
     def _let_end(self, worker: ThreadWorker) -> None:
@@ -187,7 +166,7 @@ class ThreadWorkers(WorkersBase):
 
     async def start(self) -> None:
         self._initialised = self._loop.create_future()
-        first = ThreadWorker(self, None, 0)
+        first = ThreadWorker(self.pool, None, 0)
         self._workers.append(first)
         await asyncio.to_thread(first.start)  # which returns when the thread runs: others may too
         bound = await self._initialised
@@ -210,16 +189,16 @@ class ThreadWorkers(WorkersBase):
                     op.name,
                 )
             run_init_op(op, self._loop)
-            self.context = contextvars.copy_context()  # with what `init_op` set
+            self.pool.context = contextvars.copy_context()  # with what `init_op` set
             worker.op = BoundOp(op, 0, self._loop)
             warm_up(worker.op, 0)
         except BaseException as error:  # user code; the start of the server fails with it
             detail = "".join(traceback.format_exception(error))
             failure = InitError(f"Op {op.name!r} failed to start: {described(error)}\n{detail}")
-            self.post(self._settle, None, failure)
+            self.pool.post(self._settle, None, failure)
             return False
         # Others copy from an untouched copy: the first worker may be at work by then.
-        self.post(self._settle, BoundOp(op, 0, self._loop), None)
+        self.pool.post(self._settle, BoundOp(op, 0, self._loop), None)
         return True
 
     def _settle(self, bound: BoundOp | None, failure: InitError | None) -> None:
@@ -231,136 +210,11 @@ class ThreadWorkers(WorkersBase):
             self._workers.clear()
             self._initialised.set_exception(failure or InitError(self.name))
         else:
-            self.idle.append(self._workers[0])
+            self.pool.idle.append(self._workers[0])
             self._initialised.set_result(bound)
-
-    def submit(self, jobs: Sequence[Job | Trip]) -> None:
-        for job in jobs:
-            if job.worker is not None and self._address(job, job.worker):
-                continue
-            if self._usual_ns < _QUICK_NS and len(self.idle) < len(self._workers):
-                self.backlog.append(job)
-                if self.idle and self._rescue is None:
-                    self._rescue = self._loop.call_later(_RESCUE_S, self._wake_for_backlog)
-                continue
-            try:
-                self.idle.pop().thread.inbox.put(job)
-            except IndexError:
-                self.backlog.append(job)
-                self._employ_idle()  # somebody may have become idle in between
-                if not self._workers:
-                    self._fail_backlog()
-
-    def _address(self, job: Job | Trip, number: int) -> bool:
-        """Give a job to the worker with this number; False: there is none now, any will do."""
-        worker = next((worker for worker in self._workers if worker.number == number), None)
-        if worker is None:
-            return False
-        worker.addressed.append(job)
-        if self._take_idle(worker):
-            self.make_idle(worker)
-        return True
-
-    def _wake_for_backlog(self) -> None:
-        """Wake others, as the worker that was to take the backlog is slower than usual."""
-        self._rescue = None
-        self._employ_idle()
-
-    def next_job(self, worker: ThreadWorker) -> Job | Trip | None:
-        """Return a job for `worker`, if there is one. Called by the workers, too.
-
-        What is for it alone and what is for any of them have turns.
-        """
-        if worker.addressed and not (worker.ran_addressed and self.backlog):
-            worker.ran_addressed = True
-            return worker.addressed.popleft()
-        worker.ran_addressed = False
-        try:
-            return self.backlog.popleft()
-        except IndexError:
-            return worker.addressed.popleft() if worker.addressed else None
-
-    def on_parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
-        cast(StreamOwner, self._owner).parts(run, entries)
-
-    def on_done_busy(self, worker: ThreadWorker, job: Job | Trip) -> None:
-        """`worker` is done with `job`; it has taken another, or was looked after already."""
-        self._usual_ns += (worker.took_ns - self._usual_ns) / 16
-        self._owner.done(worker, job)
-
-    def on_done_idle(self, worker: ThreadWorker, job: Job | Trip) -> None:
-        """`worker` is done with `job` and found no other."""
-        if worker.is_stuck:
-            self._on_recovered(worker)
-        elif worker.is_leaving:
-            self._let_end(worker)
-        elif worker.addressed or self.backlog:
-            self.make_idle(worker)
-        else:  # jobs are added on the loop only, as this is
-            self.idle.append(worker)
-        self.on_done_busy(worker, job)
-
-    # Idle workers: any thread takes them and gives them back. Who takes one has it alone; who
-    # adds a job, or a worker, looks for the other afterwards, so that both never wait.
-
-    def make_idle(self, worker: ThreadWorker) -> None:
-        """Have a worker take what waits for it, or be idle. In any thread, as the next ones."""
-        while True:
-            if worker.addressed or self.backlog:
-                job = self.next_job(worker)
-                if job is not None:
-                    worker.thread.inbox.put(job)
-                    return
-            self.idle.append(worker)
-            if worker.is_leaving and self._take_idle(worker):
-                self.post(self._let_end, worker)
-                return
-            if not (worker.addressed or self.backlog) or not self._take_idle(worker):
-                return
-
-    def _employ_idle(self) -> None:
-        """Wake as many idle workers as there are jobs for."""
-        while self.backlog:
-            try:
-                worker = self.idle.pop()
-            except IndexError:
-                return
-            self.make_idle(worker)
-
-    def _take_idle(self, worker: ThreadWorker) -> bool:
-        """Take this worker, if it is idle."""
-        try:
-            self.idle.remove(worker)
-        except ValueError:
-            return False
-        return True
-
-    def employ(self, worker: ThreadWorker) -> None:
-        if self._take_idle(worker):
-            self.make_idle(worker)
-
-    def part(self, trip: Trip) -> tuple[int, Any, BatchRun] | None:
-        with EXCHANGE:
-            found = trip.take_out()
-            if found is None:
-                return None
-            place, worker, run = found
-            worker.job = run
-            walker = trip.walker
-            if place:
-                worker.began_ns = trip.step_ns
-                walker.thread, worker.thread = worker.thread, walker.thread
-                walker.thread.worker, worker.thread.worker = walker, worker
-                walker.job = None
-        if place:
-            self.make_idle(walker)
-        return place, worker, run
 
     def lives(self) -> Mapping[int, int]:
         return {each.number: self._lives.get(each.number, 0) for each in self._workers}
-
-    def states(self) -> Iterable[dict[str, Any]]:
-        return [worker.op.state for worker in self._workers if worker.op is not None]
 
     def busy(self) -> Iterable[Worker]:
         everybody = (*self._workers, *self._leaving)
@@ -372,7 +226,7 @@ class ThreadWorkers(WorkersBase):
         stuck.is_stuck = True
         (self._leaving if stuck.is_leaving else self._workers).remove(stuck)
         self._stuck.append(stuck)
-        self.replaced += 1
+        self._replaced += 1
         stuck.op.cancel()
         _LOGGER.warning(
             "[%s] worker %d is stuck: it was replaced (%d stuck now). A thread cannot be "
@@ -385,7 +239,7 @@ class ThreadWorkers(WorkersBase):
             if isinstance(job, BatchRun):  # another worker may go on with it
                 job.take_along(stuck.op.state)
             self._pass_on(stuck.addressed)
-            self._fail_backlog()
+            self.fail_backlog()
             self._owner.workers_changed()
             return False
         if not stuck.is_leaving:
@@ -398,19 +252,22 @@ class ThreadWorkers(WorkersBase):
     def _pass_on(self, jobs: Iterable[Job | Trip]) -> None:
         """Give to others what a worker that hangs had not begun; not what it alone could run."""
         for job in jobs:
-            if getattr(job, "places", None) is None:
-                self.submit([job])
-            else:
+            if isinstance(job, BatchRun) and job.places is not None:
                 self._owner.lost(job, WorkerDiedError(f"[{self.name}] {_KEPT}"))
+            else:
+                self.submit([job])
 
-    def _fail_backlog(self) -> None:
+    def fail_backlog(self) -> None:
         """Give back what no worker will take, if there is none left."""
         outage = self.outage
-        while outage is not None and self.backlog:
-            self._owner.lost(self.backlog.popleft(), outage)
+        while outage is not None and self.pool.backlog:
+            self._owner.lost(self.pool.backlog.popleft(), outage)
 
-    def _on_recovered(self, worker: ThreadWorker) -> None:
-        """Fill the place of a worker that was given up and came back after all, if it is free."""
+    def came_back(self, worker: ThreadWorker, job: object) -> None:
+        """Let the thread end of a worker that was given up, or leaves; fill its place if free."""
+        if not worker.is_stuck:
+            self._let_end(worker)
+            return
         worker.thread.inbox.put(None)
         self._stuck.remove(worker)
         if not self._is_stopped and len(self._workers) < self._wanted and worker.op is not None:
@@ -418,17 +275,16 @@ class ThreadWorkers(WorkersBase):
             self._owner.workers_changed()
 
     def _add(self, op: BoundOp, number: int, job: Job | None = None) -> None:
-        worker = ThreadWorker(self, op, number)
+        worker = ThreadWorker(self.pool, op, number)
         self._workers.append(worker)
         self._lives[number] = self._lives.get(number, 0) + 1
         worker.start(job)
         if job is None:
-            self.make_idle(worker)
+            self.pool.make_idle(worker)
 
     async def stop(self, timeout_s: float) -> int:
         self._is_stopped = True
-        if self._rescue is not None:
-            self._rescue.cancel()
+        self.pool.close()
         everybody = [*self._workers, *self._stuck, *self._leaving]
         for worker in everybody:
             worker.thread.inbox.put(None)

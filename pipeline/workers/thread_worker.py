@@ -1,25 +1,210 @@
-"""ThreadWorker: one copy of an Op; and WorkerThread, which works with it."""
+"""ThreadPool: threads and the jobs that wait for them; ThreadWorker: one copy of an Op.
+
+The loop hands a job to the worker that became idle last, which is the one most likely to be
+awake still. Jobs for which no worker is idle wait in a backlog, from which workers help
+themselves without a word to the loop; so do quick jobs while any worker is up, since waking
+another thread takes longer than they do. (All waiting on one `SimpleQueue` would wake another
+worker with every job that is taken.)
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, cast
 
 from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.run import Entry, StreamRun
+from pipeline.engine.streams.stepped import Made
 from pipeline.engine.trips.trip import Trip
-from pipeline.engine.worker_api import Job
+from pipeline.engine.worker_api import Borrower, Job, Owner, StreamOwner
+from pipeline.workers.inbox import LoopInbox
 
-if TYPE_CHECKING:
-    from pipeline.workers.thread import ThreadWorkers
+_QUICK_NS = 100_000  # a job that takes less costs less than waking another thread for it
+_RESCUE_S = 0.002  # for jobs that were left to a busy worker which then takes its time
 
 EXCHANGE = threading.Lock()
 """Held while two workers exchange their threads."""
+
+
+class Supervisor(Protocol):
+    """Looks after the workers of a pool: starts, replaces and dismisses them."""
+
+    def initialise(self, worker: ThreadWorker) -> bool:
+        """Set up the Op in the first worker's own thread; False if that failed."""
+
+    def came_back(self, worker: ThreadWorker, job: Job | Trip | None) -> None:
+        """Take note that a worker that was given up, or leaves, is done with its last job."""
+
+    def fail_backlog(self) -> None:
+        """Give back what no worker will take, if there is none left."""
+
+
+class ThreadPool:
+    """The threads of one Op that take jobs: who is idle, and which jobs wait; see `Lender`.
+
+    Any thread takes idle workers and gives them back. Who takes one has it alone; who adds a job,
+    or a worker, looks for the other afterwards, so that both never wait.
+
+    Attributes:
+        workers: those that take jobs.
+        idle: of these; the same list for ever, as trips have it.
+        backlog: jobs that wait for any of them.
+        context: what a new worker begins with. What the server's starter set for itself, such as
+            numpy's print options, holds for its workers: to the user both are one program.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        inbox: LoopInbox,
+        owner: Owner,
+        supervisor: Supervisor,
+    ) -> None:
+        self.name: str = name
+        self.post: Callable[..., None] = inbox.post
+        self.post_soon: Callable[..., None] = inbox.post_soon
+        self.supervisor: Supervisor = supervisor
+        self.workers: list[ThreadWorker] = []
+        self.idle: list[ThreadWorker] = []
+        self.backlog: deque[Job | Trip] = deque()
+        self.context: contextvars.Context = contextvars.copy_context()
+        self._loop = loop
+        self._owner = owner
+        self._usual_ns = float(_QUICK_NS)
+        self._rescue: asyncio.TimerHandle | None = None
+
+    def states(self) -> Iterable[dict[str, Any]]:
+        return [worker.op.state for worker in self.workers if worker.op is not None]
+
+    def close(self) -> None:
+        """Wake nobody any more."""
+        if self._rescue is not None:
+            self._rescue.cancel()
+
+    def submit(self, jobs: Sequence[Job | Trip]) -> None:
+        for job in jobs:
+            if job.worker is not None and self._address(job, job.worker):
+                continue
+            if self._usual_ns < _QUICK_NS and len(self.idle) < len(self.workers):
+                self.backlog.append(job)
+                if self.idle and self._rescue is None:
+                    self._rescue = self._loop.call_later(_RESCUE_S, self._wake_for_backlog)
+                continue
+            try:
+                self.idle.pop().thread.inbox.put(job)
+            except IndexError:
+                self.backlog.append(job)
+                self._employ_idle()  # somebody may have become idle in between
+                if not self.workers:
+                    self.supervisor.fail_backlog()
+
+    def _address(self, job: Job | Trip, number: int) -> bool:
+        """Give a job to the worker with this number; False: there is none now, any will do."""
+        worker = next((worker for worker in self.workers if worker.number == number), None)
+        if worker is None:
+            return False
+        worker.addressed.append(job)
+        if self.take_idle(worker):
+            self.make_idle(worker)
+        return True
+
+    def _wake_for_backlog(self) -> None:
+        """Wake others, as the worker that was to take the backlog is slower than usual."""
+        self._rescue = None
+        self._employ_idle()
+
+    def next_job(self, worker: ThreadWorker) -> Job | Trip | None:
+        """Return a job for `worker`, if there is one. Called by the workers, too.
+
+        What is for it alone and what is for any of them have turns.
+        """
+        if worker.addressed and not (worker.ran_addressed and self.backlog):
+            worker.ran_addressed = True
+            return worker.addressed.popleft()
+        worker.ran_addressed = False
+        try:
+            return self.backlog.popleft()
+        except IndexError:
+            return worker.addressed.popleft() if worker.addressed else None
+
+    def on_parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
+        cast(StreamOwner, self._owner).parts(run, entries)
+
+    def on_done_busy(self, worker: ThreadWorker, job: Job | Trip) -> None:
+        """`worker` is done with `job`; it has taken another, or was looked after already."""
+        self._usual_ns += (worker.took_ns - self._usual_ns) / 16
+        self._owner.done(worker, job)
+
+    def on_done_idle(self, worker: ThreadWorker, job: Job | Trip) -> None:
+        """`worker` is done with `job` and found no other."""
+        if worker.is_stuck or worker.is_leaving:
+            self.supervisor.came_back(worker, job)
+        elif worker.addressed or self.backlog:
+            self.make_idle(worker)
+        else:  # jobs are added on the loop only, as this is
+            self.idle.append(worker)
+        self.on_done_busy(worker, job)
+
+    def make_idle(self, worker: ThreadWorker) -> None:
+        """Have a worker take what waits for it, or be idle. In any thread, as the next ones."""
+        while True:
+            if worker.addressed or self.backlog:
+                job = self.next_job(worker)
+                if job is not None:
+                    worker.thread.inbox.put(job)
+                    return
+            self.idle.append(worker)
+            if worker.is_leaving and self.take_idle(worker):
+                self.post(self.supervisor.came_back, worker, None)
+                return
+            if not (worker.addressed or self.backlog) or not self.take_idle(worker):
+                return
+
+    def _employ_idle(self) -> None:
+        """Wake as many idle workers as there are jobs for."""
+        while self.backlog:
+            try:
+                worker = self.idle.pop()
+            except IndexError:
+                return
+            self.make_idle(worker)
+
+    def take_idle(self, worker: ThreadWorker) -> bool:
+        """Take this worker, if it is idle."""
+        try:
+            self.idle.remove(worker)
+        except ValueError:
+            return False
+        return True
+
+    def employ(self, worker: ThreadWorker) -> None:
+        if self.take_idle(worker):
+            self.make_idle(worker)
+
+    def part(self, trip: Borrower) -> tuple[int, Any, BatchRun] | None:
+        with EXCHANGE:
+            found = trip.take_out()
+            if found is None:
+                return None
+            place, worker, run = found
+            worker.job = run
+            walker = trip.walker
+            if place:
+                worker.began_ns = trip.step_ns
+                walker.thread, worker.thread = worker.thread, walker.thread
+                walker.thread.worker, worker.thread.worker = walker, worker
+                walker.job = None
+        if place:
+            self.make_idle(walker)
+        return place, worker, run
 
 
 class ThreadWorker:
@@ -28,8 +213,8 @@ class ThreadWorker:
     The loop reads `job` and `call_started`; only the thread that runs the copy writes them.
     """
 
-    def __init__(self, pool: ThreadWorkers, op: BoundOp | None, number: int) -> None:
-        self.pool: ThreadWorkers = pool
+    def __init__(self, pool: ThreadPool, op: BoundOp | None, number: int) -> None:
+        self.pool: ThreadPool = pool
         self.op: BoundOp | None = op
         self.number: int = number
         self.addressed: deque[Job | Trip] = deque()  # for this worker alone, which is busy
@@ -60,7 +245,8 @@ class ThreadWorker:
         self.call_started = None
 
     def yielded(self, run: StreamRun, entries: Sequence[Entry]) -> None:
-        post = self.pool.post_soon if getattr(entries, "may_wait", False) else self.pool.post
+        may_wait = isinstance(entries, Made) and entries.may_wait
+        post = self.pool.post_soon if may_wait else self.pool.post
         post(self.pool.on_parts, run, entries)
 
     def perform(self, run: Any, clock_ns: Callable[[], int]) -> None:
@@ -84,7 +270,7 @@ class WorkerThread(threading.Thread):
 
     def run(self) -> None:
         worker = self.worker
-        if worker.op is None and not worker.context.run(worker.pool.initialise, worker):
+        if worker.op is None and not worker.context.run(worker.pool.supervisor.initialise, worker):
             return
         clock_ns = time.monotonic_ns
         job: Any = worker.job or self.inbox.get()

@@ -275,6 +275,7 @@ class VirtualThreads(VirtualWorkers):
         super().__init__(*given)
         self.idle = Idle(self)
         self.backlog = self._queue
+        self.lender = self
 
     def employ(self, worker: VirtualWorker) -> None:
         self.loop.call_soon(self._feed)

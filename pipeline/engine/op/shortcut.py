@@ -12,7 +12,6 @@ from pipeline.engine.ports import OpNode, Router
 from pipeline.engine.request import Recipient, RequestState
 from pipeline.engine.run.op_facts import OpFacts
 from pipeline.engine.run.stages import BatchRun
-from pipeline.engine.trips.trip import Lender
 from pipeline.engine.worker_api import Loop, Worker
 
 _AHEAD_S = 0.004  # work that may wait at busy workers, so that they never wait for the loop
@@ -42,7 +41,7 @@ class Shortcut:
     @staticmethod
     def is_there(node: OpNode) -> bool:
         """Return whether an Op has one."""
-        return isinstance(node.workers, Lender) and lets_each_pass(node)
+        return node.workers.lender is not None and lets_each_pass(node)
 
     def take(
         self, request: RequestState, inputs: dict[str, Any], entered: tuple[Recipient, ...]

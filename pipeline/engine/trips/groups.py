@@ -6,13 +6,13 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.elastic import bounds_of
 from pipeline.engine.journal.spans import WayRows
 from pipeline.engine.ports import OpNode, Receiver, Router, alone
 from pipeline.engine.run.op_facts import OpFacts
-from pipeline.engine.trips.trip import Lender, Step, TripPlan
+from pipeline.engine.trips.trip import Step, TripPlan
 from pipeline.op import Op, runs_process
 
 if TYPE_CHECKING:
@@ -129,12 +129,14 @@ class OpGroups:
             for order, reader in enumerate(successors)
             if reader in places
         )
+        lender = node.workers.lender
+        assert lender is not None, "the others are in no group"
         is_read_outside = self._executor.last is node or bool(outside)
         only_reader = readers[0][0] if len(readers) == 1 and not is_read_outside else 0
         return Step(
             node,
             node.name,
-            cast(Lender, node.workers),
+            lender,
             node.channel.producers,
             readers,
             is_read_outside,
@@ -182,7 +184,7 @@ def obstacle(node: OpNode, nodes: Iterable[OpNode]) -> str | None:
         return "its workers come and go"
     if config.sequence.strategy is not None:
         return "its sequences stay with its workers"
-    if not isinstance(node.workers, Lender):
+    if node.workers.lender is None:
         return f"its workers ({config.workers}) run no Op but their own"
     if not vars(type(node.scheduler)).get("lets_pass", False):  # not one that is derived from ours
         return f"its scheduler, {config.batching}, has to see each request"
@@ -212,9 +214,9 @@ def has_threads_module(op: Op) -> bool:
 
 def is_bound(op: Op, workers: Workers) -> bool:
     """Return whether an Op has what only the thread may use that made it, by itself or within."""
-    if not isinstance(workers, Lender):  # they lend their Op to no other thread
+    if workers.lender is None:  # they lend their Op to no other thread
         return False
-    states = (vars(op), *workers.states())
+    states = (vars(op), *workers.lender.states())
     values = [value for state in states for value in list(state.values())]
     is_bound_itself = any(isinstance(value, _BOUND_TO_A_THREAD) for value in values)
     return is_bound_itself or _holds_connection(values)

@@ -6,9 +6,9 @@ Plain code for whoever runs the Ops: it knows neither threads nor the event loop
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,6 +18,7 @@ from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.run.plain_step import PlainStep
 from pipeline.engine.run.stage_errors import stage_error
 from pipeline.engine.run.stages import BatchRun
+from pipeline.engine.worker_api import Lender
 
 if TYPE_CHECKING:
     from pipeline.engine.op.worker_watch import WorkerWatch
@@ -25,33 +26,6 @@ if TYPE_CHECKING:
     from pipeline.engine.trips.pace import Pace
 
 _LONGEST_NS = 2_000_000  # no step begins when a trip has lasted so long
-
-
-@runtime_checkable
-class Lender(Protocol):
-    """Workers of this process that trips may use, from any thread, while they are idle.
-
-    Attributes:
-        idle: the idle workers. Any thread takes the last one, or adds one that it has used.
-        backlog: jobs that wait for one of them, and come first.
-    """
-
-    idle: list[Any]
-    backlog: deque[Any]
-
-    def employ(self, worker: Any) -> None:
-        """Have a worker, which was idle a moment ago, take what waits for it."""
-
-    def states(self) -> Iterable[dict[str, Any]]:
-        """Return the attributes of each worker's copy of the Op."""
-
-    def part(self, trip: Trip) -> tuple[int, Any, BatchRun] | None:
-        """Take a trip of one of these workers from it, on the loop.
-
-        The step that runs becomes a job of the worker that was borrowed for it, and the worker
-        that began the trip is idle. Returns (place of the step, its worker, its run); None if no
-        step runs just now.
-        """
 
 
 class Step(msgspec.Struct, frozen=True, eq=False):

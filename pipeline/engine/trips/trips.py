@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from pipeline.engine.op.channel import Item, own_dict
 from pipeline.engine.op.lone_run import LoneRun
@@ -15,7 +15,7 @@ from pipeline.engine.ports import OpNode, Router
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.trips.books import take_down
 from pipeline.engine.trips.groups import OpGroups
-from pipeline.engine.trips.trip import Lender, Trip, TripPlan
+from pipeline.engine.trips.trip import Trip, TripPlan
 from pipeline.engine.worker_api import Loop, Worker
 from pipeline.errors import PipelineError, described
 
@@ -175,8 +175,8 @@ class Trips:
 
     def _part(self, trip: Trip) -> None:
         """Have a step that lasts too long be a run of its Op, and the rest go on without it."""
-        leader = trip.plan.steps[0].node
-        found = cast(Lender, leader.workers).part(trip)
+        first = trip.plan.steps[0]
+        leader, found = first.node, first.lender.part(trip)
         if found is None:
             return
         place, _, run = found

@@ -420,7 +420,7 @@ async def test_the_log_names_the_request_that_user_code_failed_on(kind, capfd):
 @on_loop
 async def test_a_step_may_be_taken_out_as_it_begins_and_as_it_ends(monkeypatch, name, kind, when):
     was_taken, found = threading.Event(), []
-    perform, part = threads.ThreadWorker.perform, threads.ThreadWorkers.part
+    perform, part = threads.ThreadWorker.perform, threads.ThreadPool.part
 
     def performed(worker, run, clock_ns):
         is_ours = worker.pool.name == name and not was_taken.is_set()
@@ -455,9 +455,9 @@ async def test_a_step_may_be_taken_out_as_it_begins_and_as_it_ends(monkeypatch, 
     async with serving(chain(Calls, kind, kind), expected=[("a", "b", "c")]) as server:
         monkeypatch.setattr(trip_file, "_LONGEST_NS", 10**12)
         monkeypatch.setattr(threads.ThreadWorker, "perform", performed)
-        monkeypatch.setattr(threads.ThreadWorkers, "part", parted)
+        monkeypatch.setattr(threads.ThreadPool, "part", parted)
         for node in server.executor.executor.nodes.values():
-            for worker in node.workers._workers:
+            for worker in node.workers.pool.workers:
                 worker.enter = entering(worker)
         assert value_of(await asyncio.wait_for(ask(server), PATIENCE_S)) == "1"
         assert found
@@ -613,9 +613,9 @@ async def test_a_step_without_an_idle_worker_waits_for_one_and_the_others_go_op_
     def act(op, x):
         seen.append((op.name, threading.current_thread().name))
         if op.name == "a":  # nobody can borrow the worker of b until c runs
-            taken.append(nodes["b"].workers.idle.pop())
+            taken.append(nodes["b"].workers.lender.idle.pop())
         elif op.name == "c":
-            nodes["b"].workers.make_idle(taken.pop())
+            nodes["b"].workers.lender.make_idle(taken.pop())
 
     read = RequestOp()
     beside = [Calls(name=name, input_ops=[read]) for name in "abc"]

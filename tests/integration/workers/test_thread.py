@@ -105,6 +105,18 @@ async def test_init_op_runs_once_in_the_first_workers_thread_after_the_predictor
 
 
 @on_loop
+async def test_a_worker_that_is_dismissed_while_a_trip_has_it_ends_when_it_is_given_back():
+    async with Pool(count=2) as pool:
+        lender = pool.workers.lender
+        lent = lender.idle.pop()
+        pool.workers.dismiss([lent.number])
+        lender.idle.append(lent)  # as a trip does, in its thread
+        await asyncio.to_thread(lender.employ, lent)
+        assert await pool.workers.have_left(10.0)
+        assert lent not in lender.idle
+
+
+@on_loop
 async def test_an_async_init_op_runs_on_the_loop():
     class Loads(Op):
         async def init_op(self):
@@ -170,9 +182,13 @@ async def test_a_stuck_worker_is_replaced_and_its_late_result_changes_nothing():
         assert pool.workers.replace(worker, resumed)
         await pool.until(lambda: len(pool.done) == 1)
         assert pool.done[0][1] is resumed
-        assert (pool.workers.count, pool.workers.stuck, pool.workers.replaced) == (1, 1, 1)
+        assert (pool.workers.count, pool.workers.state().stuck, pool.workers.state().restarts) == (
+            1,
+            1,
+            1,
+        )
         release.set()
-        await pool.until(lambda: pool.workers.stuck == 0)
+        await pool.until(lambda: pool.workers.state().stuck == 0)
         assert pool.workers.count == 1
         assert not hung.ran_in.is_alive() or await asyncio.to_thread(hung.ran_in.join, 20) is None
 
@@ -214,9 +230,9 @@ async def test_only_so_many_workers_may_be_stuck_and_places_are_filled_when_they
             (worker,) = pool.workers.busy()
             replaced = pool.workers.replace(worker, None)
         assert pool.workers.count == 0
-        assert pool.workers.stuck == 33
+        assert pool.workers.state().stuck == 33
         release.set()
-        await pool.until(lambda: pool.workers.count == 1 and pool.workers.stuck == 0)
+        await pool.until(lambda: pool.workers.count == 1 and pool.workers.state().stuck == 0)
         pool.workers.submit([Task()])
         await pool.until(lambda: len(pool.done) >= 1)
 
@@ -237,15 +253,15 @@ async def test_what_waits_for_a_worker_is_lost_when_the_last_one_is_not_replaced
             await asyncio.to_thread(began.wait, 20)
             waiting = Task()
             (worker,) = pool.workers.busy()
-            if pool.workers.stuck == 32:
+            if pool.workers.state().stuck == 32:
                 pool.workers.submit([waiting])
             replaced = pool.workers.replace(worker, None)
         ((lost, error),) = pool.owner.losses
         assert lost is waiting
         assert isinstance(error, DeadlineError)
-        assert not pool.workers.backlog
+        assert not pool.workers.pool.backlog
         release.set()
-        await pool.until(lambda: pool.workers.count == 1 and pool.workers.stuck == 0)
+        await pool.until(lambda: pool.workers.count == 1 and pool.workers.state().stuck == 0)
 
 
 @on_loop
@@ -270,7 +286,7 @@ async def test_an_async_method_that_hangs_is_cancelled_and_its_thread_comes_back
             await pool.until(lambda job=job: job.bound and job.bound._awaited is not None)
             (worker,) = pool.workers.busy()
             assert pool.workers.replace(worker, None)
-            await pool.until(lambda: pool.workers.stuck == 0)
+            await pool.until(lambda: pool.workers.state().stuck == 0)
             assert await asyncio.to_thread(ended.wait, 20)
 
 
@@ -413,7 +429,7 @@ async def test_what_names_a_worker_that_hangs_is_for_its_replacement():
         assert waits.ran_in is not hangs.ran_in
         assert waits.ran_in.name == "pipeline-op-0"
         on_done_busy.set()
-        await pool.until(lambda: pool.workers.stuck == 0)
+        await pool.until(lambda: pool.workers.state().stuck == 0)
 
 
 @on_loop

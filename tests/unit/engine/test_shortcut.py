@@ -22,6 +22,7 @@ class LendingWorkers(ScriptedWorkers):
         super().__init__(*args)
         self.given = []
         self.idle, self.backlog = [], deque()
+        self.lender = self
 
     def submit(self, jobs):
         self.given.append([type(job) for job in jobs])
