@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -159,7 +159,7 @@ class Asked:
         self._expected = expected
         self._began = began
 
-    def part(self, answer: Any) -> None:
+    def add(self, answers: Sequence[Any]) -> None:
         """Never called: the answer is one."""
 
     def end(self, answer: Any) -> None:

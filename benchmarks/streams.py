@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,14 @@ class Reader(StreamSink):
         self._pause_s = pause_s
         self._loop = asyncio.get_running_loop()
 
-    def part(self, answer: Any) -> None:
-        if not self.parts:
+    def add(self, answers: Sequence[Any]) -> None:
+        if is_first := not self.parts:
             self.first_s = time.perf_counter() - self.began
             self.first.set()
-        self.parts += 1
+        self.parts += len(answers)
         if not self._pause_s:
-            self.request.took_part()
-        elif self.parts == 1:
+            self.request.took_part(len(answers))
+        elif is_first:
             self._loop.call_later(self._pause_s, self._take)
 
     def end(self, answer: Any) -> None:

@@ -5,7 +5,7 @@ Methods of ours are quick, unless the data is large; a user's own methods may be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -244,6 +244,13 @@ class Packer(PackRunner):
         pack = self._pack_large if self.is_inline else "pack_response_package"
         passed = partial(_pass, packed)
         self.workers.submit([PackJob(request, pack, data, keeps, packed=passed)])
+
+    def packed_short(self, request: RequestState, payloads: Sequence[Any]) -> list[Any] | None:
+        """Return the responses of parts that are a few short texts each; None: they are not."""
+        if not self._goes_plain(request):
+            return None
+        found = [pack_short(each) if type(each) is dict else None for each in payloads]
+        return None if None in found else found
 
     def _goes_plain(self, request: RequestState) -> bool:
         """Return whether who asks takes a PlainResponse, and text is all that is answered."""

@@ -304,7 +304,8 @@ class ResponseSink(Protocol):
         """Return whether the server itself asks: it reads errors in full."""
 
     @property
-    def takes_parts(self) -> bool: ...
+    def takes_parts(self) -> bool:
+        """Return whether it takes the parts of a stream; else they come as one answer."""
 
     def say(self, head: AnswerHead) -> None:
         """Take what user code says of the answer's head; the end follows at once."""
@@ -315,8 +316,8 @@ class ResponseSink(Protocol):
         Its text is not for callers: what they may read is in the end.
         """
 
-    def part(self, answer: Any) -> None:
-        """Take one answer of a stream; others follow, or the end."""
+    def add(self, answers: Sequence[Any]) -> None:
+        """Take answers of a stream, in order, that are there at once; others follow, or the end."""
 
     def end(self, answer: Any) -> None:
         """Take the last answer, which of a unary request is the only one, or an error's.
@@ -366,7 +367,7 @@ class UnarySink(SinkBase):
 
     takes_parts: ClassVar[bool] = False
 
-    def part(self, answer: Any) -> None:
+    def add(self, answers: Sequence[Any]) -> None:
         """Refuse what a unary request never gets."""
         raise TypeError("a unary request has one answer")
 

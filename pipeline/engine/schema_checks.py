@@ -16,7 +16,7 @@ from pipeline.engine.request import ACTIVE, RequestState
 from pipeline.engine.run.payload import opened
 from pipeline.engine.streams.delivery import StreamDelivery
 from pipeline.engine.streams.dispatcher import is_for_one_op
-from pipeline.engine.streams.flow import RequestStream
+from pipeline.engine.streams.flow import Bundle, RequestStream
 from pipeline.engine.streams.plan import StreamPlan
 from pipeline.engine.worker_api import Worker, WorkersFactory
 from pipeline.errors import PackageError, PipelineError, UserCodeError, described
@@ -174,10 +174,16 @@ class CheckedDelivery(StreamDelivery):
         self._schema = schema
         self._check = functools.partial(_checked, schema.check_answer)
 
-    def _pass(self, request: RequestState, stream: RequestStream, payload: Any) -> None:
+    def _pass(self, request: RequestState, stream: RequestStream, bundle: Bundle) -> None:
+        if is_for_one_op(request):
+            super()._pass(request, stream, bundle)
+            return
+        payload, *others = bundle.parts
+        if others:
+            stream.waiting.appendleft(Bundle(others))
         values = payload if type(payload) is dict else opened(payload, copy=True)
-        if type(values) is not dict or is_for_one_op(request):
-            super()._pass(request, stream, payload)
+        if type(values) is not dict:
+            self._pass_checked(request, stream, values)
         elif _is_at_once(self._schema, values):
             self._pass_checked(request, stream, self._check(values))
         else:
@@ -189,7 +195,7 @@ class CheckedDelivery(StreamDelivery):
         if isinstance(values, PipelineError):
             self._ways.complete(request, values)
         else:
-            super()._pass(request, stream, values)
+            super()._pass(request, stream, Bundle([values]))
 
     def _part_checked(self, request: RequestState, values: Any) -> None:
         """Go on with a part that a thread has checked."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, cast
 
 from pipeline.answer_head import AnswerHead
@@ -50,9 +50,9 @@ class PartsReader(StreamSink):
         """Take the error that the end tells."""
         self.failure, self.head = error, error.head
 
-    def part(self, answer: Any) -> None:
-        """Take a part of the answer."""
-        self.parts.append(answer)
+    def add(self, answers: Sequence[Any]) -> None:
+        """Take parts of the answer."""
+        self.parts += answers
         self._wake()
 
     def end(self, answer: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pipeline.data import ChannelData
@@ -81,9 +82,10 @@ class ModelStream(StreamSink, StreamRun, eq=False):
             return False
         return min(self.made[0], self.allowed[0]) > self.taken or not self._is_live(0)
 
-    def part(self, answer: ChannelData) -> None:
-        """Take a part of the model's answer."""
-        self.workers.took(self, answer)
+    def add(self, answers: Sequence[ChannelData]) -> None:
+        """Take parts of the model's answer."""
+        for answer in answers:
+            self.workers.took(self, answer)
 
     def end(self, answer: ChannelData | None) -> None:
         """Take the end of the model's answer: all of it, or an error; None: that was all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pipeline.data import ChannelData
@@ -52,8 +52,10 @@ class PeerSink(SinkBase):
         else:
             self.handle = None if self.is_over else handle
 
-    def part(self, answer: Any) -> None:
-        self._answered(answer, False)
+    def add(self, answers: Sequence[Any]) -> None:
+        for answer in answers:
+            if not self.is_over:
+                self._answered(answer, False)
 
     def end(self, answer: Any) -> None:
         self.is_over = True

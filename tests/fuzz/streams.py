@@ -14,6 +14,7 @@ import logging
 import random
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from doubles import VirtualLoop
@@ -115,20 +116,21 @@ class Parts(StreamSink):
         self.loop = loop
         self.room = room
 
-    def part(self, answer: Any) -> None:
-        caller = self.caller
+    def add(self, answers: Sequence[Any]) -> None:
+        caller, count = self.caller, len(answers)
         assert caller.is_open, "a part behind the end"
-        caller.parts += answer.value
-        self.room -= 1
+        for answer in answers:
+            caller.parts += answer.value
+        self.room -= count
         assert self.room >= 0, "more parts than there is room for"
         if caller.kind == "quick":
-            self.take()
+            self.take(count)
         else:
-            self.loop.call_later(caller.pause_s, self.take)
+            self.loop.call_later(caller.pause_s, self.take, count)
 
-    def take(self) -> None:
-        self.room += 1
-        self.caller.request.took_part()
+    def take(self, count: int) -> None:
+        self.room += count
+        self.caller.request.took_part(count)
 
     def end(self, answer: Any) -> None:
         assert self.caller.is_open, "two ends"

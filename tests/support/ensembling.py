@@ -99,10 +99,10 @@ class Parts(StreamSink):
         self.ends: list[Any] = []
         self.request: RequestState | None = None
 
-    def part(self, answer: Any) -> None:
-        self.parts.append(answer)
+    def add(self, answers: Sequence[Any]) -> None:
+        self.parts += answers
         if not self.holds and self.request is not None:
-            self.request.took_part()
+            self.request.took_part(len(answers))
 
     def end(self, answer: Any) -> None:
         self.ends.append(answer)

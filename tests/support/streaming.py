@@ -103,12 +103,12 @@ class PartsSink(StreamSink):
         self.request: RequestState
         self.changed = asyncio.Event()
 
-    def part(self, answer: Any) -> None:
+    def add(self, answers: Sequence[Any]) -> None:
         assert self.last == "nothing yet", "nothing comes behind the end"
-        self.answers.append(dict(zip(answer.key, answer.value, strict=True)))
+        self.answers += [dict(zip(each.key, each.value, strict=True)) for each in answers]
         self.changed.set()
         if self.takes_at_once:
-            self.take()
+            self.take(len(answers))
 
     def end(self, answer: Any) -> None:
         assert self.last == "nothing yet", "there is one end"

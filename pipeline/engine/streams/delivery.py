@@ -9,19 +9,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.answers import channel_data
 from pipeline.engine.filters import Filter, FilterChain
-from pipeline.engine.journal.journal import PIPELINE, EngineObservers, Outcome, PartKind
+from pipeline.engine.journal.journal import (
+    PIPELINE,
+    EngineObservers,
+    Outcome,
+    PartKind,
+    pack_part,
+)
 from pipeline.engine.model_answers import is_last_part
 from pipeline.engine.pack_jobs import Packer, PackJob
 from pipeline.engine.ports import Router
 from pipeline.engine.request import ACTIVE, PACKING, RequestState
-from pipeline.engine.run.payload import Absent, opened
+from pipeline.engine.run.payload import opened
 from pipeline.engine.run.stage_errors import log_raised
 from pipeline.engine.streams.combine import StreamLimits, combined, size_of
 from pipeline.engine.streams.dispatcher import StreamDispatcher, is_for_one_op
-from pipeline.engine.streams.flow import ENDED, Bundle, Part, RequestStream
+from pipeline.engine.streams.flow import ENDED, Bundle, RequestStream
 from pipeline.engine.streams.iterative import IterativeDispatcher
 from pipeline.engine.streams.plan import StreamPlan
-from pipeline.engine.streams.spans import note_part
+from pipeline.engine.streams.spans import note_parts
 from pipeline.errors import (
     DeadlineError,
     PayloadTypeError,
@@ -80,6 +86,7 @@ class StreamDelivery(Filter):
         super().__init__()
         self._plan = plan
         self._config = config
+        self._part_timeout_s = config.dag.part_timeout_s
         self._limits = StreamLimits(config.dag.max_parts, config.limits.message_bytes)
         self._executor = executor
         self._packer = packer
@@ -128,7 +135,8 @@ class StreamDelivery(Filter):
         now, kind = self._clock_ns(), _KINDS.get(request.outcome, PartKind.FAILED)
         if not (stream.has_last and kind is PartKind.EMPTY):
             began_ns = stream.given_ns or request.start_ns
-            note_part(self._journal, request, PIPELINE, stream.given, kind, began_ns, now, now)
+            ended = request.data_id, PIPELINE, stream.given, kind, began_ns, now, now
+            note_parts(self._journal, [pack_part(*ended)])
 
     def is_decoupled(self, op: Op | None) -> bool:
         """Return whether requests for an Op, None: for the pipeline, are answered in parts."""
@@ -144,57 +152,79 @@ class StreamDelivery(Filter):
     # Parts --------------------------------------------------------------------------------------
 
     def _take(self, request: RequestState, message: Any) -> None:
-        """Take the next Part of an answer, or a Bundle; ENDED, or a PipelineError."""
+        """Take the next parts of an answer, a Bundle; Absent; ENDED, or a PipelineError."""
         stream = request.stream
         assert stream is not None, "it has made a part"
         stream.waiting.append(message)
-        self._go_on(request, stream)
+        if not stream.is_passing:
+            self._go_on(request, stream)
 
     def _go_on(self, request: RequestState, stream: RequestStream) -> None:
-        if stream.is_passing:
-            return
         stream.is_passing = True
         while stream.waiting and not stream.is_packing and request.phase is ACTIVE:
             message = stream.waiting.popleft()
-            if message is ENDED:
+            if type(message) is Bundle:
+                self._pass(request, stream, message)
+            elif message is ENDED:
                 self._finish(request, stream)
             elif isinstance(message, PipelineError):
                 self._ways.complete(request, message)
-            elif type(message) is Bundle:
-                self._pass_bundle(request, stream, message)
-            elif isinstance(message.payload, Absent):
-                stream.absent = message.payload
-                request.took_part()
             else:
-                self._pass(request, stream, message.payload)
+                stream.absent = message
+                request.took_part()
         stream.is_passing = False
 
-    def _pass_bundle(self, request: RequestState, stream: RequestStream, bundle: Bundle) -> None:
+    def _pass(self, request: RequestState, stream: RequestStream, bundle: Bundle) -> None:
+        """Pack parts for their sink, or keep them for the one answer."""
+        parts, target = bundle.parts, request.target
         if bundle.bytes:
-            self._keep(request, stream, bundle.parts, bundle.bytes)
+            self._keep(request, stream, parts, bundle.bytes)
+            return
+        stream.has_last = is_last_part(parts[-1])
+        if not request.sink.takes_parts:
+            kept = [opened(part, copy=True) for part in parts]
+            failed = next((part for part in kept if isinstance(part, PipelineError)), None)
+            if failed is None:
+                self._keep(request, stream, kept, sum(map(size_of, kept)))
+            else:
+                self._ways.complete(request, failed)
+        elif target is not None and not target.wants_response:
+            self._pass_data(request, stream, parts)
+        elif (answers := self._packer.packed_short(request, parts)) is not None:
+            stream.made_ns = self._clock_ns() if self._journal is not None else 0
+            self._give(request, stream, answers)
         else:
-            parts = enumerate(bundle.parts)
-            stream.waiting.extendleft([Part(number, part) for number, part in parts][::-1])
+            self._pass_one(request, stream, bundle)
 
-    def _pass(self, request: RequestState, stream: RequestStream, payload: Any) -> None:
-        """Pack a part for its sink, or keep it for the one answer."""
-        target = request.target
-        wants_response = target is None or target.wants_response
-        is_kept = not request.sink.takes_parts
+    def _pass_data(
+        self, request: RequestState, stream: RequestStream, parts: Sequence[Any]
+    ) -> None:
+        """Give a sink parts as they are."""
+        for part in parts:
+            data = opened(part, copy=True)
+            if isinstance(data, PipelineError):
+                self._ways.complete(request, data)
+                return
+            stream.has_last = is_last_part(data)
+            self._give(request, stream, [channel_data(request, data, None)])
+            if request.phase is not ACTIVE:
+                return
+
+    def _pass_one(self, request: RequestState, stream: RequestStream, bundle: Bundle) -> None:
+        """Pack the first of some parts, maybe in a thread; the others wait for their turn."""
+        payload, *others = bundle.parts
+        if others:
+            stream.waiting.appendleft(Bundle(others))
         data = payload
         if type(payload) is not dict:
-            data = opened(payload, copy=is_kept or not (self._packer.is_inline and wants_response))
+            data = opened(payload, copy=not self._packer.is_inline)
         stream.has_last = is_last_part(data)
         if isinstance(data, PipelineError):
             self._ways.complete(request, data)
-        elif is_kept:
-            self._keep(request, stream, [data], size_of(data))
-        elif wants_response:
+        else:
             stream.is_packing = True
             stream.made_ns = self._clock_ns() if self._journal is not None else 0
             self._packer.pack(request, data, None, keeps=payload, packed=self._packed)
-        else:
-            self._give(request, stream, channel_data(request, data, None))
 
     def _packed(self, request: RequestState, response: Any) -> None:
         """Give a sink its part; one that cannot be packed ends the stream."""
@@ -207,22 +237,30 @@ class StreamDelivery(Filter):
             self._close(request)
             self._ways.answer(request, response)
             return
-        self._give(request, stream, response)
-        self._go_on(request, stream)
+        self._give(request, stream, [response])
+        if not stream.is_passing:
+            self._go_on(request, stream)
 
-    def _give(self, request: RequestState, stream: RequestStream, answer: Any) -> None:
+    def _give(self, request: RequestState, stream: RequestStream, answers: list[Any]) -> None:
+        """Give a sink parts that go together."""
+        given, count = stream.given, len(answers)
         if self._journal is not None and not is_for_one_op(request):
-            now = self._clock_ns()
-            began_ns, made_ns = stream.given_ns or request.start_ns, stream.made_ns or now
-            kind = PartKind.GIVEN
-            note_part(self._journal, request, PIPELINE, stream.given, kind, began_ns, made_ns, now)
+            now, data_id, kind = self._clock_ns(), request.data_id, PartKind.GIVEN
+            made_ns = stream.made_ns or now
+            begins = [stream.given_ns or request.start_ns, *[now] * (count - 1)]
+            rows = [
+                pack_part(data_id, PIPELINE, number, kind, began_ns, made_ns, now)
+                for number, began_ns in enumerate(begins, given)
+            ]
+            note_parts(self._journal, rows)
             stream.given_ns = now
-        stream.given += 1
-        self._expect(request, stream, self._config.dag.part_timeout_s)
+        stream.given = given + count
+        if self._part_timeout_s is not None or stream.due_at is not None:
+            self._expect(request, stream, self._part_timeout_s)
         for change in self._ways.filters().on_answer:
-            answer = change(request, answer)
+            answers = [change(request, answer) for answer in answers]
         try:
-            request.sink.part(answer)
+            request.sink.add(answers)
         except Exception:  # a bug of ours: other requests go on
             _LOGGER.exception("a part could not be handed over")
             request.cancel()
@@ -267,7 +305,7 @@ class StreamDelivery(Filter):
             text = f"the parts of Op {stream.out.name!r} are {too_much} for one answer"
             self._ways.complete(request, TooLargeError(f"{text}: ask for them as a stream"))
             return
-        self._expect(request, stream, self._config.dag.part_timeout_s)
+        self._expect(request, stream, self._part_timeout_s)
         request.took_part(len(parts))
 
     # Time ---------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from pipeline.engine.request import Recipient, RequestState
 from pipeline.engine.run.payload import Absent
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.combine import StreamLimits
-from pipeline.engine.streams.flow import ALL, ENDED, OUT, End, Flow, Part, opened_part
+from pipeline.engine.streams.flow import ALL, ENDED, OUT, Bundle, End, Flow, Part, opened_part
 from pipeline.engine.streams.inlet import Inlet, inlet_of
 from pipeline.engine.streams.plan import StreamPlan, check_streams
 from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun, allowed_of
-from pipeline.engine.streams.spans import note_cut, note_made, note_stream
+from pipeline.engine.streams.spans import note_cut, note_end, note_made, note_stream
 from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Loop, Worker, WorkersFactory
 from pipeline.errors import PipelineError, note_op
@@ -129,7 +129,7 @@ class StreamDispatcher(OpDispatcher):
         if self.makes_parts:
             self._source_of(next(iter(self._reads))).took(request, (self, ""))
         else:
-            self._send(request, Part(inlet.number - 1, absent))
+            self._send(request, absent, inlet.number - 1)
 
     def begin_lap(self, request: RequestState, again: Container[str] | None = None) -> None:
         """Do as any Op, and have an error from outside of the loop told once more."""
@@ -164,16 +164,22 @@ class StreamDispatcher(OpDispatcher):
         """Take parts, and ends, of what a generator makes."""
         for place, outcome in entries:
             item = run.items[place]
-            request = item.request
-            if self._runs.get(request) != (run, place):  # it is over, or failed meanwhile
-                continue
-            self._tell(run, item, outcome)
+            found = self._runs.get(item.request)
+            if found is not None and found[0] is run and found[1] == place:  # else it is over
+                self._tell(run, item, outcome)
 
     def _tell(self, run: StreamRun, item: Item, outcome: Any) -> None:
-        """Send a part, or what ends a request, to those behind."""
-        request, flow = item.request, self._flow(item.request)
-        if outcome is ENDED:
-            note_made(self.spans, run, item, flow, PartKind.EMPTY)
+        """Send parts, or what ends a request, to those behind."""
+        request = item.request
+        flow = self._flow(request)
+        if type(outcome) is Bundle:
+            count = len(outcome.parts)
+            flow.sent += count
+            self.links.answered += count
+            note_made(self.spans, run, item, flow, outcome)
+            self._send(request, outcome, flow.sent - count)
+        elif outcome is ENDED:
+            note_end(self.spans, run, item, flow, PartKind.EMPTY)
             note_stream(self.spans, run, item, Outcome.OK)
             self._runs.pop(request, None)
             inlet = self._inlets.get(request)
@@ -183,21 +189,20 @@ class StreamDispatcher(OpDispatcher):
                 self._source_of(next(iter(self._reads))).took(request, (self, ""))
                 self._next(request, inlet)
             self._router.gone(item)
-            return
-        if isinstance(outcome, PipelineError):
-            note_made(self.spans, run, item, flow, PartKind.FAILED)
+        elif isinstance(outcome, PipelineError):
+            note_end(self.spans, run, item, flow, PartKind.FAILED)
             note_stream(self.spans, run, item, outcome_of(outcome))
             self.pass_on(item, outcome)
-            return
-        flow.sent += 1
-        note_made(self.spans, run, item, flow)
-        self.links.answered += 1
-        if is_last := isinstance(outcome, Answer):
-            note_stream(self.spans, run, item, Outcome.OK)
-            del self._runs[request]
-        self._send_part(request, flow.sent - 1, outcome)
-        if is_last:
-            self._resume(run)
+        else:
+            flow.sent += 1
+            self.links.answered += 1
+            note_made(self.spans, run, item, flow, Bundle([outcome]))
+            if is_last := isinstance(outcome, Answer):
+                note_stream(self.spans, run, item, Outcome.OK)
+                del self._runs[request]
+            self._send_part(request, flow.sent - 1, outcome)
+            if is_last:
+                self._resume(run)
 
     def took(self, request: RequestState, end: End = OUT, count: int = 1) -> None:
         """Take note that a part was taken at an end; there may be room for another."""
@@ -320,16 +325,16 @@ class StreamDispatcher(OpDispatcher):
         """Send an answer, or where it goes: a Goto or an Answer with it."""
         stream = request.stream
         if type(outcome) is dict or not isinstance(outcome, Routed):
-            self._send(request, Part(number, outcome))
+            self._send(request, Bundle([outcome]), number)
         elif isinstance(outcome, Goto):
             if is_for_one_op(request):
-                self._send(request, Part(number, outcome.answer))
+                self.deliver(request, Bundle([outcome.answer]))
             else:
                 self._goto(request, number, outcome)
         elif stream is None or stream.out is None:
             self._router.route(self, request, outcome)
         else:  # the last part of all
-            self.deliver(request, Part(number, outcome.answer))
+            self.deliver(request, Bundle([outcome.answer]))
             self.deliver(request, ENDED)
 
     def _goto(self, request: RequestState, number: int, goto: Goto) -> None:
@@ -345,7 +350,7 @@ class StreamDispatcher(OpDispatcher):
             return
         absent = Absent((self.name,))
         if self is self._router.last:
-            self.deliver(request, Part(number, absent))
+            self.deliver(request, absent)
             return
         others = [reader for reader in links.successors if reader not in named]
         links.withheld.update(others)
@@ -354,11 +359,20 @@ class StreamDispatcher(OpDispatcher):
         if request.generation == generation:  # else it is over, or has started anew
             _spread(self.name, request, Part(number, absent), others)
 
-    def _send(self, request: RequestState, message: Any) -> None:
-        if is_for_one_op(request) or self is self._router.last:
+    def _send(self, request: RequestState, message: Any, number: int = 0) -> None:
+        """Send the end of a stream; or a Bundle or Absent, for parts from this number on."""
+        if self is self._router.last or is_for_one_op(request):
             self.deliver(request, message)
-        else:
-            _spread(self.name, request, message, self.links.successors)
+            return
+        parts = [message]
+        if type(message) is Bundle:
+            parts = [Part(place, part) for place, part in enumerate(message.parts, number)]
+        elif isinstance(message, Absent):
+            parts = [Part(number, message)]
+        generation = request.generation
+        for part in parts:
+            if request.generation == generation:  # else it is over, or has started anew
+                _spread(self.name, request, part, self.links.successors)
 
     def _flow(self, request: RequestState) -> Flow:
         stream = request.stream

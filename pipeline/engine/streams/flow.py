@@ -15,6 +15,7 @@ from msgspec import field
 from pipeline.engine.run.payload import Absent, opened
 from pipeline.engine.streams.combine import Kept
 from pipeline.errors import PipelineError
+from pipeline.routes import Routed
 
 if TYPE_CHECKING:
     from pipeline.engine.request import Recipient, RequestState
@@ -28,21 +29,41 @@ class Part(msgspec.Struct, frozen=True, eq=False):
 
 
 class Bundle(msgspec.Struct, eq=False):
-    """Parts of one request, in order, that go to the loop together.
+    """Parts of one request, in order, that go together.
 
     Attributes:
-        times_ns: when each was there.
+        times_ns: when each was there; empty: now.
         bytes: of all, about; 0: they were not counted.
     """
 
-    parts: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[Any] = field(default_factory=list)
     times_ns: list[int] = field(default_factory=list)
     bytes: int = 0
 
-    @property
-    def told(self) -> Any:
-        """Return the one part that there is, or itself."""
-        return self if len(self.parts) > 1 or self.bytes else self.parts[0]
+
+def apart(entries: Iterable[tuple[int, Any]]) -> Iterable[tuple[int, Any]]:
+    """Yield the entries of a run with each part by itself."""
+    for place, outcome in entries:
+        if type(outcome) is Bundle:
+            yield from ((place, part) for part in outcome.parts)
+        else:
+            yield place, outcome
+
+
+def together(entries: Iterable[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Return the entries of a run with parts of one request that follow each other as a Bundle."""
+    found: list[tuple[int, Any]] = []
+    last, bundle = -1, Bundle()
+    for place, outcome in entries:
+        if outcome is ENDED or isinstance(outcome, PipelineError | Routed):
+            found.append((place, outcome))
+            last = -1
+        elif place == last:
+            bundle.parts.append(outcome)
+        else:
+            last, bundle = place, Bundle([outcome])
+            found.append((place, bundle))
+    return found
 
 
 def opened_part(message: Any) -> Any:

@@ -12,9 +12,8 @@ from pipeline.engine.request import RequestState
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.iterative import IterativeScheduler
 from pipeline.engine.streams.dispatcher import StreamDispatcher, is_for_one_op
-from pipeline.engine.streams.flow import ALL, ENDED, OUT, Bundle, End, Flow, Part
+from pipeline.engine.streams.flow import ALL, ENDED, OUT, End
 from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun, allowed_of
-from pipeline.engine.streams.spans import note_bundle
 from pipeline.engine.streams.stepped import ENDS, Made, SteppedRun
 from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Worker
@@ -102,24 +101,6 @@ class IterativeDispatcher(StreamDispatcher):
             self.load.served((step.end_ns - step.start_ns) / 1e9)
             if self.spans.is_wanted:
                 self.spans.batch(cast(Worker, run), step)
-
-    def _tell(self, run: StreamRun, item: Item, outcome: Any) -> None:
-        if type(outcome) is Bundle:
-            self._send_bundle(run, item, self._flow(item.request), outcome)
-        else:
-            super()._tell(run, item, outcome)
-
-    def _send_bundle(self, run: StreamRun, item: Item, flow: Flow, bundle: Bundle) -> None:
-        """Send several parts: together, where they are the answer's."""
-        request, count = item.request, len(bundle.parts)
-        flow.sent += count
-        note_bundle(self.spans, run, item, flow, bundle.times_ns)
-        self.links.answered += count
-        if self._router.last is self or is_for_one_op(request):
-            self.deliver(request, bundle)
-            return
-        for number, part in enumerate(bundle.parts, flow.sent - count):
-            self._send(request, Part(number, part))
 
     def took(self, request: RequestState, end: End = OUT, count: int = 1) -> None:
         found, stream = self._runs.get(request), request.stream

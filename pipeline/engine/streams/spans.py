@@ -16,7 +16,7 @@ from pipeline.engine.journal.spans import SpanRecorder
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Batch
-from pipeline.engine.streams.flow import Flow
+from pipeline.engine.streams.flow import Bundle, Flow
 from pipeline.engine.streams.run import StreamRun
 
 
@@ -39,53 +39,41 @@ def note_cut(spans: SpanRecorder, run: StreamRun, item: Item, flow: Flow) -> Non
     if request.generation != RequestState.OVER or outcome not in (Outcome.OK, *FROM_OUTSIDE):
         outcome = Outcome.OTHER
     if outcome is Outcome.CANCELED:
-        note_made(spans, run, item, flow, PartKind.CANCELED)
+        note_end(spans, run, item, flow, PartKind.CANCELED)
     note_stream(spans, run, item, outcome)
 
 
-def note_made(
-    spans: SpanRecorder, run: Batch, item: Item, flow: Flow, kind: PartKind = PartKind.GIVEN
-) -> None:
-    """Take down a part that an Op has made, or the end of its stream."""
-    if spans.journal is not None:
-        now = spans.clock_ns()
-        began_ns = flow.sent_ns or run.start_ns or now
-        number = flow.sent - 1 if kind is PartKind.GIVEN else flow.sent
-        note_part(spans.journal, item.request, spans.index, number, kind, began_ns, now, now)
-        flow.sent_ns = now
-
-
-def note_bundle(
-    spans: SpanRecorder, run: Batch, item: Item, flow: Flow, times_ns: Sequence[int]
-) -> None:
-    """Take down the last parts that an Op has made, which were there at these times."""
+def note_made(spans: SpanRecorder, run: Batch, item: Item, flow: Flow, bundle: Bundle) -> None:
+    """Take down the last parts that an Op has made."""
     journal = spans.journal
     if journal is None:
         return
     target, data_id, kind = spans.index, item.data_id, PartKind.GIVEN
+    times_ns = bundle.times_ns or [spans.clock_ns()] * len(bundle.parts)
     numbers = range(flow.sent - len(times_ns), flow.sent)
-    begins = [flow.sent_ns or run.start_ns, *times_ns]
-    journal.parts += [
-        pack_part(data_id, target, number, kind, began_ns, made_ns, made_ns)
-        for number, began_ns, made_ns in zip(numbers, begins, times_ns, strict=False)
-    ]
+    begins = [flow.sent_ns or run.start_ns or times_ns[0], *times_ns]
+    note_parts(
+        journal,
+        [
+            pack_part(data_id, target, number, kind, began_ns, made_ns, made_ns)
+            for number, began_ns, made_ns in zip(numbers, begins, times_ns, strict=False)
+        ],
+    )
     flow.sent_ns = times_ns[-1]
-    if len(journal.parts) >= MAX_ROWS:
-        journal.flush_parts()
 
 
-def note_part(
-    journal: Journal,
-    request: RequestState,
-    target: int,
-    number: int,
-    kind: PartKind,
-    start_ns: int,
-    made_ns: int,
-    end_ns: int,
-) -> None:
-    """Take down a part of a stream, see `journal.PART`."""
-    row = pack_part(request.data_id, target, number, kind, start_ns, made_ns, end_ns)
-    journal.parts.append(row)
+def note_end(spans: SpanRecorder, run: Batch, item: Item, flow: Flow, kind: PartKind) -> None:
+    """Take down the end of a stream that an Op has made."""
+    if spans.journal is not None:
+        now = spans.clock_ns()
+        began_ns = flow.sent_ns or run.start_ns or now
+        row = pack_part(item.data_id, spans.index, flow.sent, kind, began_ns, now, now)
+        note_parts(spans.journal, [row])
+        flow.sent_ns = now
+
+
+def note_parts(journal: Journal, rows: Sequence[bytes]) -> None:
+    """Take down parts of streams, see `journal.PART`."""
+    journal.parts += rows
     if len(journal.parts) >= MAX_ROWS:
         journal.flush_parts()

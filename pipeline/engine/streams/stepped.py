@@ -334,7 +334,7 @@ class SteppedRun(StreamRun, eq=False):
         """Have what is held of a request be told next."""
         bundle = self.held.pop(place, None)
         if bundle is not None:
-            self.untold.append((place, bundle.told))
+            self.untold.append((place, bundle))
             self.held_bytes -= bundle.bytes
 
     def _say(self, watch: StreamWatch, may_wait: bool | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any, ClassVar
 
 from pipeline.engine.request import Begin, RequestHandle, RequestTarget, ResponseSink, ask
@@ -160,10 +161,12 @@ class PairsEndpoint:
         answer = await future
         return await whole(self.reply(answer, future.failure), future.head)
 
-    async def _part(self, answer: Any) -> bytes:
-        """Return the JSON of a part. Raises PipelineError, HttpError."""
+    def _part(self, answer: Any) -> bytes | Awaitable[bytes]:
+        """Return the JSON of a part, at once if it is short. Raises PipelineError, HttpError."""
+        if type(answer) is PlainResponse:
+            return answer.to_json()
         if isinstance(answer, RESPONSES):
             return self._pairs.wire.write(answer)
         if not isinstance(answer, LargeResponse):
             raise HttpError(500, no_response(answer))
-        return await self._pairs.wire.written(answer)
+        return self._pairs.wire.written(answer)

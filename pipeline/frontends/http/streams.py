@@ -22,6 +22,9 @@ _JSON_TYPE = "application/json"
 _Q = re.compile(r"0(\.[0-9]*)?|1(\.0*)?")
 
 
+Write = Callable[[Any], bytes | Awaitable[bytes]]
+
+
 class StreamForm(msgspec.Struct, frozen=True):
     """The form of a body that comes in parts, each of which is JSON without a line break.
 
@@ -93,7 +96,7 @@ def _quality(parameters: Iterable[str]) -> float:
 def stream_of(
     reader: PartsReader,
     form: StreamForm,
-    write: Callable[[Any], Awaitable[bytes]],
+    write: Write,
     heartbeat_s: float,
     write_error: Callable[[PipelineError], bytes] = error_body,
 ) -> WebStream:
@@ -102,8 +105,8 @@ def stream_of(
     Args:
         reader: of a request that has begun; it is cancelled if the caller leaves.
         form: of the body.
-        write: makes the JSON of an answer; raises PipelineError for one that is too large, and
-            HttpError for one that is none, or whose error has a status.
+        write: makes the JSON of an answer, at once where that is short; raises PipelineError for
+            one that is too large, and HttpError for one that is none, or whose error has a status.
         heartbeat_s: how long nothing may be sent, in s.
         write_error: makes the JSON of an error.
     """
@@ -128,7 +131,7 @@ async def _error(error: PipelineError, form: StreamForm) -> AsyncGenerator[bytes
 async def _pieces(
     reader: PartsReader,
     form: StreamForm,
-    write: Callable[[Any], Awaitable[bytes]],
+    write: Write,
     heartbeat_s: float,
     write_error: Callable[[PipelineError], bytes],
 ) -> AsyncGenerator[bytes, None]:
@@ -168,32 +171,36 @@ async def _pieces(
 
 
 async def _written(
-    reader: PartsReader, form: StreamForm, write: Callable[[Any], Awaitable[bytes]]
+    reader: PartsReader, form: StreamForm, write: Write
 ) -> tuple[Sequence[bytes], int, PipelineError | HttpError | None]:
     """Write the parts that are there, which go together if they are small.
 
     Returns their pieces, how many parts these are, and why the next one cannot be written.
     """
+    parts, head, tail = reader.parts, form.part_head, form.tail
     pieces: list[bytes] = []
     size = count = 0
+    failure: PipelineError | HttpError | None = None
     try:
-        while reader.parts and size <= SHORT_BYTES:
-            body = await write(reader.parts.popleft())
-            pieces += form.part(body)
+        while parts and size <= SHORT_BYTES:
+            body = write(parts.popleft())
+            if not isinstance(body, bytes):
+                body = await body
+            pieces += head, body, tail
             size += len(body)
             count += 1
     except (PipelineError, HttpError) as error:
-        return pieces, count, error
-    return [b"".join(pieces)] if size <= SHORT_BYTES else pieces, count, None
+        failure = error
+    return [b"".join(pieces)] if pieces and size <= SHORT_BYTES else pieces, count, failure
 
 
-async def _last(
-    answer: Any, form: StreamForm, write: Callable[[Any], Awaitable[bytes]]
-) -> tuple[bytes, ...]:
+async def _last(answer: Any, form: StreamForm, write: Write) -> tuple[bytes, ...]:
     """Return the pieces behind the last part: an end, an error, or the one answer and an end."""
     if answer is None:
         return (form.end,)
-    body = await write(answer)
+    body = write(answer)
+    if not isinstance(body, bytes):
+        body = await body
     return form.error(body) if _is_error(answer) else (*form.part(body), form.end)
 
 

@@ -94,8 +94,8 @@ class _Reader(PartsReader):
         self.is_over: bool = False
         self._arrived = arrived
 
-    def part(self, answer: Any) -> None:
-        super().part(answer)
+    def add(self, answers: Sequence[Any]) -> None:
+        super().add(answers)
         self._arrived.set()
 
     def end(self, answer: Any) -> None:

@@ -11,7 +11,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -303,10 +303,11 @@ class _Sink:
         """Pass on the error that the answer tells."""
         self._sink.fail(error)
 
-    def part(self, answer: Any) -> None:
-        """Take one answer of a stream."""
-        self._collector.answered(answer)
-        self._sink.part(answer)
+    def add(self, answers: Sequence[Any]) -> None:
+        """Take answers of a stream."""
+        for answer in answers:
+            self._collector.answered(answer)
+        self._sink.add(answers)
 
     def end(self, answer: Any) -> None:
         """Take the last answer."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from pipeline.engine.run.stages import BatchRun
-from pipeline.engine.streams.flow import ENDED
+from pipeline.engine.streams.flow import ENDED, together
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.step import StepRun
 from pipeline.engine.streams.stepped import Made, SteppedRun
@@ -87,6 +87,7 @@ def entries_of(sent: Sent, parts: WireParts, outcomes: Sequence[tuple[int, Any]]
         else:
             run.made[index] += 1
         entries.append((index, ENDED if outcome is None else outcome))
+    entries = together(entries)
     return entries if parts.step is None else _made(run, entries, parts, parts.step)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.data import RequestInfo
 from pipeline.engine.run.bound_op import BoundOp
-from pipeline.engine.streams.flow import ENDED
+from pipeline.engine.streams.flow import ENDED, apart
 from pipeline.engine.streams.plan import is_iterative
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.step import StepRun
@@ -170,7 +170,7 @@ class Slices:
     def _keep(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         told = []
         unsent = set()
-        for place, outcome in entries:
+        for place, outcome in apart(entries):
             if place in unsent:
                 continue
             sent = ItemOutcome() if outcome is ENDED else self._outcome(outcome)

@@ -84,4 +84,4 @@ def test_a_request_is_cancelled_at_its_engine():
 
 def test_a_unary_sink_takes_no_part():
     with pytest.raises(TypeError, match="one answer"):
-        Kept().part("the first of several")
+        Kept().add(["the first of several"])

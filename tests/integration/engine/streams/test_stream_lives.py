@@ -183,10 +183,10 @@ async def test_a_generator_that_cannot_be_closed_harms_nobody():
 @on_loop
 async def test_who_wants_no_response_gets_the_data_of_each_part():
     class Data(PartsSink):
-        def part(self, answer):
-            assert isinstance(answer, ChannelData)
-            self.answers.append(answer.payload)
-            self.take()
+        def add(self, answers):
+            assert all(isinstance(answer, ChannelData) for answer in answers)
+            self.answers += [answer.payload for answer in answers]
+            self.take(len(answers))
 
     count = Count("count", RequestOp())
     async with serving(count) as streams:

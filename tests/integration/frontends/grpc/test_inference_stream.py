@@ -184,8 +184,7 @@ def test_a_part_is_taken_when_the_next_is_asked_for():
         answers = answers_to(played, None)
         first = asyncio.ensure_future(anext(answers))
         await asyncio.sleep(0)
-        played.sink.part("0")
-        played.sink.part("1")
+        played.sink.add(["0", "1"])
         assert await first == ("0", True)
         assert played.taken == 0
         assert await anext(answers) == ("1", True)
@@ -204,7 +203,7 @@ def test_answers_that_nobody_reads_on_drop_the_request():
         answers = answers_to(played, None)
         first = asyncio.ensure_future(anext(answers))
         await asyncio.sleep(0)
-        played.sink.part("0")
+        played.sink.add(["0"])
         await first
         assert not played.is_cancelled
         await answers.aclose()

@@ -62,7 +62,8 @@ class Watch(list):
 
 def shown(told):
     if isinstance(told, Bundle):
-        return [part["at"] for part in told.parts]
+        at = [part["at"] for part in told.parts]
+        return at if len(at) > 1 or told.bytes else at[0]
     return "end" if told is ENDED else told["at"]
 
 

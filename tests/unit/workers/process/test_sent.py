@@ -5,7 +5,7 @@ from __future__ import annotations
 from doubles import settle
 from played import Sample, played
 
-from pipeline.engine.streams.flow import ENDED
+from pipeline.engine.streams.flow import ENDED, apart
 from pipeline.engine.streams.run import StreamRun
 from pipeline.errors import PayloadTypeError, WorkerDiedError
 from pipeline.workers.process.wire import SliceEnd
@@ -36,7 +36,7 @@ def made(pool):
     return [
         (place, part if part is ENDED else part.open())
         for _, entries in pool.owner.made
-        for place, part in entries
+        for place, part in apart(entries)
     ]
 
 
