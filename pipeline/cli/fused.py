@@ -14,7 +14,7 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.journal.journal import EngineObservers
 from pipeline.engine.op.dispatcher import OpDispatcher
 from pipeline.engine.streams.plan import plan_streams
-from pipeline.engine.trips.groups import goes_along, obstacle
+from pipeline.engine.trips.groups import obstacle, waits_for_nobody
 from pipeline.engine.worker_api import WorkersBase
 from pipeline.op import Op
 
@@ -81,7 +81,7 @@ def _why(node: OpDispatcher, nodes: Sequence[OpDispatcher], config: DagConfig) -
     if node.channel.is_join:
         return "it waits for Ops that do not go together"
     (other,) = free
-    if goes_along(node):
+    if waits_for_nobody(node):
         return f"{other.name} goes along with others"
     return "its requests wait for others to make a batch with"
 

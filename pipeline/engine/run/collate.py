@@ -55,10 +55,13 @@ def plan(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
 
 def with_columns(feed: Any) -> Any:
     """Return a feed with a value for each of its rows in the place of a scalar."""
-    if not isinstance(feed, dict) or not any(isinstance(each, _SCALARS) for each in feed.values()):
+    if not isinstance(feed, dict):
         return feed
-    rows = rows_of(feed)
-    return {name: _column(value, rows) for name, value in feed.items()}
+    for value in feed.values():
+        if isinstance(value, _SCALARS):
+            rows = rows_of(feed)
+            return {name: _column(value, rows) for name, value in feed.items()}
+    return feed
 
 
 def _column(value: Any, rows: int) -> Any:

@@ -254,13 +254,17 @@ class BatchRun(Batch, eq=False):
     def _plan(self, op: BoundOp) -> list[Call]:
         if not op.runs_process:
             return []
-        feeds = {i: data for i, data in self.prepared.items() if i not in self.skipping}
-        if op.most_rows:
+        feeds = self.prepared
+        if self.skipping:
+            feeds = {i: data for i, data in feeds.items() if i not in self.skipping}
+        most_rows = op.most_rows
+        if most_rows:
+            feeds = dict(feeds)
             for index in [i for i, feed in feeds.items() if has_more_rows(feed, op.most_rows)]:
                 del feeds[index]
                 self.outcomes[index] = too_large(op, self.items[index])
-        is_fed = any(self.items[index].is_feed for index in feeds)
-        most_rows = op.most_fed_rows if is_fed else op.most_rows
+        if most_rows != op.most_fed_rows and any(self.items[index].is_feed for index in feeds):
+            most_rows = op.most_fed_rows
         if self.sequence_steps and op.feeds is not None:
             calls = op.feeds.plan(feeds, self.sequence_steps, most_rows)
         else:
@@ -297,7 +301,9 @@ class BatchRun(Batch, eq=False):
             call.attempts += 1
             set_call_deadline(self._deadline(op, call))
             # What the call asks for belongs to the trace of its first traced item.
-            trace = first_of(self.items[index].trace for index in call.items)
+            trace = self.items[call.items[0]].trace
+            if len(call.items) > 1:
+                trace = first_of(self.items[index].trace for index in call.items)
             if trace or call_trace():
                 set_call_trace(child(trace, op.name, "process") if trace else "")
             if self.contexts:
@@ -383,14 +389,17 @@ class BatchRun(Batch, eq=False):
 
     def _gather(self, op: BoundOp) -> dict[int, Any]:
         """Results by item: a dict, a list of them for a mini-batch, or the error."""
-        if not op.runs_process:
-            return {}
+        calls = self.calls or ()
+        if len(calls) == 1 and calls[0].part is None and calls[0].error is None:
+            call = calls[0]
+            if len(call.items) == len(self.prepared):  # as nearly always
+                return dict(zip(call.items, call.result, strict=True))
         fetched: dict[int, Any] = {
             index: []
             for index, data in self.prepared.items()
             if isinstance(data, list) and index not in self.skipping
         }
-        for call in self.calls or ():
+        for call in calls:
             for place, index in enumerate(call.items):
                 piece = call.error if call.error is not None else call.result[place]
                 if call.part is None or isinstance(piece, _WHOLE):

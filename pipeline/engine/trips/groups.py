@@ -112,7 +112,7 @@ class OpGroups:
         entered, inside, names = leader.pace.entered, [leader], {leader.name}
         for node in self._nodes[place_of(leader) + 1 :]:
             reads_inside = names.issuperset(node.channel.producers)
-            is_next = reads_inside and goes(node) and goes_along(node)
+            is_next = reads_inside and goes(node) and waits_for_nobody(node)
             if (is_next or node in entered) and len(inside) < _MOST_STEPS:
                 inside.append(node)
                 names.add(node.name)
@@ -167,6 +167,11 @@ def goes(node: OpNode) -> bool:
 def goes_along(node: OpNode) -> bool:
     """Return whether an Op takes a request as it comes, without waiting for others."""
     return node.op.pipeline_config.batch_size == 1 or not runs_process(node.op)
+
+
+def waits_for_nobody(node: OpNode) -> bool:
+    """Return whether an idle worker of an Op gets a request at once, alone if no other is there."""
+    return goes_along(node) or node.op.pipeline_config.auto_batching_timeout_s is None
 
 
 def obstacle(node: OpNode, nodes: Iterable[OpNode]) -> str | None:

@@ -87,9 +87,14 @@ def test_an_op_in_processes_goes_by_itself():
     assert groups_of(chain("a", "b", "c", b={"workers": "process"})) == []
 
 
-def test_an_op_that_merges_requests_goes_by_itself():
-    assert groups_of(chain("a", "b", "c", "d", b={"batch_size": 4})) == [("b", "c", "d")]
-    assert groups_of(chain("a", "b", "c", c={"batch_size": 4})) == [("a", "b")]
+def test_an_op_whose_requests_wait_for_others_goes_by_itself():
+    waits = {"batch_size": 4, "batching_s": 0.005}
+    assert groups_of(chain("a", "b", "c", "d", b=waits)) == [("b", "c", "d")]
+    assert groups_of(chain("a", "b", "c", c=waits)) == [("a", "b")]
+
+
+def test_an_op_that_merges_what_is_there_goes_along():
+    assert groups_of(chain("a", "b", "c", b={"batch_size": 4})) == [("a", "b", "c")]
 
 
 def test_an_op_without_process_goes_along_with_any_batches():
