@@ -101,7 +101,7 @@ async def _run(case: Case, complaints: Complaints) -> list[str]:
 def _kill(engine: Any, name: str, rng: random.Random) -> None:
     """Kill a process of an Op."""
     node = next(node for node in engine.executor.nodes.values() if node.name == name)
-    alive = [worker.child.pid for worker in node.workers._alive if worker.is_up]
+    alive = [worker.child.pid for worker in node.workers.pool.alive if worker.is_up]
     if alive:
         os.kill(rng.choice(sorted(alive)), signal.SIGKILL)
 

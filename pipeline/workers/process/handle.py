@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from pipeline.engine.convoy import Each
 from pipeline.engine.model_calls import ModelHost
-from pipeline.engine.op.channel import Item
-from pipeline.engine.run.hooks import asking
 from pipeline.engine.run.stages import BatchRun
-from pipeline.engine.sequences.feeds import feeds_sequences
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.stepped import SteppedRun
 from pipeline.engine.worker_api import Job
 from pipeline.errors import (
-    OverloadedError,
-    PayloadTypeError,
     PipelineError,
-    error_from_fields,
 )
 from pipeline.metrics import LEDGER
 from pipeline.op import Op
 from pipeline.predictors.metadata import ModelMetadata
-from pipeline.routes import Goto, Routed, answer_with
 from pipeline.workers.process.call_host import CallHost
 from pipeline.workers.process.calls import WireRoom
+from pipeline.workers.process.outcomes import ItemCodec, PayloadStore
 from pipeline.workers.process.pages import StatusPage
 from pipeline.workers.process.sending import SentStream
 from pipeline.workers.process.sent import (
@@ -44,13 +36,10 @@ from pipeline.workers.process.sent import (
     unsent_of,
 )
 from pipeline.workers.process.wire import (
-    ErrorFields,
     Init,
-    ItemOutcome,
     Jobs,
     Link,
     Result,
-    WireConvoy,
     WireItem,
     WireJob,
     WireParts,
@@ -59,18 +48,15 @@ from pipeline.workers.process.wire import (
     framed,
 )
 from pipeline.workers.restart_policy import RestartSlot
-from pipeline.workers.shm.payload import SerializedPayload, SharedPayload
+from pipeline.workers.shm.payload import SharedPayload
 from pipeline.workers.shm.server_memory import ServerMemory
 from pipeline.workers.zygote.controller import Child, Zygotes
 
 if TYPE_CHECKING:
-    from pipeline.workers.process.pool import ProcessWorkers
-
-_LOGGER = logging.getLogger(__name__)
+    from pipeline.workers.process.pool import ProcessPool, ProcessWorkers
 
 _PICK_UP_TIMEOUT_S = 1.0  # for an idle worker to begin a job, beyond the Op's timeout
 _LIVES = itertools.count()
-_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # of msgpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +75,9 @@ class ProcessContext:
     forgotten: int = 0
 
 
-class PayloadStore(Protocol):
-    """Memory that payloads lie in on their ways to workers and back."""
-
-    def serialize(self, payload: Any) -> SharedPayload: ...
-    def payload(self, serialized: SerializedPayload, maker: str = "") -> SharedPayload: ...
-
-
 class JobLink(Protocol):
     """The server's end of the way to one worker."""
 
-    def send(self, frame: bytes) -> None: ...
     def close(self) -> None: ...
     def drain(self) -> None: ...
 
@@ -147,7 +125,9 @@ class ProcessWorker:
         OSError: its memory cannot be mapped.
     """
 
-    def __init__(self, pool: ProcessWorkers, slot: RestartSlot, commons: Commons, op: Op) -> None:
+    def __init__(
+        self, workers: ProcessWorkers, slot: RestartSlot, commons: Commons, op: Op
+    ) -> None:
         self.number: int = slot.number
         self.life: int = next(_LIVES)  # its process may be ready before its pid is known
         self.slot = slot
@@ -161,10 +141,9 @@ class ProcessWorker:
         self.hung_at: BatchRun | None = None
         self.finished: int = 0
         self._op_name = op.name
-        self._gathers = op.pipeline_gathers
-        self._asks_context = bool(asking(op)) or feeds_sequences(op)
-        self._pool = pool
-        self._memory = commons.memory
+        self._workers = workers
+        self._pool: ProcessPool = workers.pool
+        self._codec = ItemCodec(op, commons.memory)
         self._on_record = commons.on_record
         self._unsent: list[WireJob] = []
         self._slices: list[WireSlice] = []
@@ -176,7 +155,7 @@ class ProcessWorker:
     def _connect(self, commons: Commons, op: Op) -> None:
         """Have its process started, and tell that what it is to be."""
         processes = cast(ProcessContext, commons)
-        pool, slot, self._shared = self._pool, self.slot, processes.memory
+        loop, slot, self._shared = self._pool.loop, self.slot, processes.memory
         self._region = processes.memory.open_region()
         try:
             self.status: StatusPage = StatusPage(processes.memory.arena.view(self._region))
@@ -188,20 +167,22 @@ class ProcessWorker:
             processes.memory.close_region(self._region)
             raise
         # Once it closes its socket it is about to end; that it has ended is told separately.
-        exiting = functools.partial(pool.on_exiting, self)
-        self._link: JobLink = Link(child.sock, pool.loop, WorkerReport, self._reported, exiting)
+        exiting = functools.partial(self._workers.on_exiting, self)
+        link = Link(child.sock, loop, WorkerReport, self._reported, exiting)
+        self._link: JobLink = link
+        self._send = link.send
         init = Init(self._region, processes.forgotten)
         if op not in processes.entry_points:
             init.spec, init.config = op.pipeline_spec, op.pipeline_config
             init.warm_up = tuple(op.pipeline_warm_up)
         if init.spec is not None and processes.models is not None:
             self._calls = CallHost(
-                processes.models, processes.memory, pool.loop, op.name, self._take_sent
+                processes.models, processes.memory, loop, op.name, self._take_sent
             )
             init.calls_region = self._calls.region
             self._calls.send_init(child.sock, framed(init))
         else:
-            self._link.send(framed(init))
+            self._send(framed(init))
 
     # How it stands ------------------------------------------------------------------------
 
@@ -250,7 +231,7 @@ class ProcessWorker:
             if item.is_over:
                 continue
             try:
-                items.append(self._item(item, payloads))
+                items.append(self._codec.item(item, payloads))
             except PipelineError as error:
                 run.outcomes[index] = error
                 run.unsent = [*(run.unsent or ()), index]
@@ -261,36 +242,36 @@ class ProcessWorker:
             now = time.monotonic_ns()
             run.start_ns = run.preprocess_end_ns = run.process_end_ns = run.end_ns = now
             return False
-        if not self.sent:
-            self._head_since = self._pool.loop.time()
-        self._last_number += 1
-        sent = self.sent[self._last_number] = Sent(run, indexes, payloads, self._last_number)
+        number = self._next_number()
+        sent = self.sent[number] = Sent(run, indexes, payloads, number)
         sent.allowed = list(allowed or ())
         places = None if run.places is None else [run.places[index] for index in indexes]
-        job = WireJob(self._last_number, items, allowed, places)
+        job = WireJob(number, items, allowed, places)
         if run.given:
             job.given = {
-                indexes.index(index): self._serialized(self._op_name, states, payloads)
+                indexes.index(index): self._codec.serialized(self._op_name, states, payloads)
                 for index, states in run.given.items()
                 if index in indexes
             }
         self._unsent.append(job)
         return True
 
-    def _go_on(self, sent: Sent) -> None:
-        """Queue the next slice of a run."""
+    def _next_number(self) -> int:
+        """Return the number of the next job."""
         if not self.sent:
             self._head_since = self._pool.loop.time()
         self._last_number += 1
-        self.sent[self._last_number] = sent
-        self._slices.append(slice_of(self._last_number, sent))
+        return self._last_number
+
+    def _go_on(self, sent: Sent) -> None:
+        """Queue the next slice of a run."""
+        number = self._next_number()
+        self.sent[number] = sent
+        self._slices.append(slice_of(number, sent))
 
     def _step(self, run: SteppedRun) -> None:
         """Queue a slice of a run, and those who have joined it."""
-        if not self.sent:
-            self._head_since = self._pool.loop.time()
-        self._last_number = number = self._last_number + 1
-        sent = self.streams.get(run)
+        number, sent = self._next_number(), self.streams.get(run)
         if sent is not None:
             self.sent[number] = sent
             self._slices.append(steps_of(number, sent, self._joining(sent, run)))
@@ -317,7 +298,7 @@ class ProcessWorker:
                 continue
             payloads: list[SharedPayload] = []
             try:
-                wire = self._item(item, payloads)
+                wire = self._codec.item(item, payloads)
             except PipelineError as error:
                 ends.append((place, error))
                 continue
@@ -330,58 +311,12 @@ class ProcessWorker:
             self._pool.loop.call_soon(self._pool.parts, run, ends)
         return items
 
-    def _item(self, item: Item, payloads: list[SharedPayload]) -> WireItem:
-        if not _MIN_INT <= item.log_id <= _MAX_INT:
-            raise PayloadTypeError(
-                f"log_id {item.log_id} has more than 64 bits, with which it cannot be sent to "
-                "another process: return a smaller one from unpack_request_package"
-            )
-        inputs, gathered = item.inputs, {}
-        if self._gathers:
-            gathered = {
-                name: [self._serialized(name, part, payloads) for part in parts]
-                for name, parts in inputs.items()
-                if isinstance(parts, list)
-            }
-        inputs = {
-            name: self._serialized(name, part, payloads)
-            for name, part in inputs.items()
-            if name not in gathered
-        }
-        info = item.info if self._asks_context else None
-        wire = WireItem(
-            item.data_id, item.log_id, inputs, item.deadline, item.trace, item.is_feed, info
-        )
-        if gathered:
-            wire.gathered = gathered
-        if (convoy := item.convoy) is not None:
-            infos = convoy.infos if self._asks_context else []
-            wire.convoy = WireConvoy(convoy.ids, convoy.rows, infos, sorted(convoy.left))
-        return wire
-
-    def _serialized(
-        self, maker: str, part: Any, payloads: list[SharedPayload]
-    ) -> SerializedPayload:
-        if isinstance(part, SharedPayload):
-            return part.serialized
-        try:
-            payload = self._memory.serialize(part)
-        except (PayloadTypeError, OverloadedError) as error:
-            raise type(error)(f"[{maker}] {error}") from error
-        payloads.append(payload)
-        return payload.serialized
-
     def flush(self) -> None:
         """Send what was given: one frame."""
         if self._unsent or self._slices:
             work = Jobs(self._unsent, self._shared.take_freed(self._region), self._slices)
             self._unsent, self._slices = [], []
-            self._link.send(framed(work))
-
-    def is_slow(self, now: float, limit_s: float) -> bool:
-        """Return whether it has been at one job for so long, and others wait behind that."""
-        began = self.job_started if len(self.sent) > 1 else None
-        return began is not None and now - began > limit_s
+            self._send(framed(work))
 
     def revoke(self) -> list[BatchRun]:
         """Take back what it has not begun; it will skip that."""
@@ -416,10 +351,10 @@ class ProcessWorker:
             self._on_record(record)
         if report.is_ready:
             self.is_up, self.note = True, report.note
-            self._pool.on_ready(self)
+            self._workers.on_ready(self)
         elif report.failure:
             self.failure, self.cause = report.failure, self.cause or "failed to start"
-            self._pool.on_exiting(self)
+            self._workers.on_exiting(self)
         if report.counted:
             LEDGER.merge(report.counted)
         for parts in report.parts:
@@ -433,7 +368,7 @@ class ProcessWorker:
             self._pool.on_reported()
 
     def _take_parts(self, parts: WireParts) -> None:
-        outcomes = [(place, self._taken(part)) for place, part in parts.entries]
+        outcomes = [(place, self._codec.outcome(part)) for place, part in parts.entries]
         sent = self.sent.get(parts.number)
         if sent is None:  # of a SteppedRun, perhaps
             streams = self.streams.values()
@@ -471,8 +406,10 @@ class ProcessWorker:
             self._end_sent(run)
 
     def _take_result(self, result: Result) -> None:
-        outcomes = list(map(self._taken, result.outcomes))  # of a stale one, too: it has blocks
-        kept = {at: self._taken(states) for at, states in (result.kept or {}).items()}
+        outcomes = list(
+            map(self._codec.outcome, result.outcomes)
+        )  # of a stale one, too: it has blocks
+        kept = {at: self._codec.outcome(states) for at, states in (result.kept or {}).items()}
         sent = self.sent.pop(result.number, None)
         if sent is None:
             return
@@ -499,50 +436,17 @@ class ProcessWorker:
             run.executions = _spread(result.executions, sent.indexes, [-1] * len(run.items))
             run.execution_ends_ns = result.execution_ends_ns
         if kept:
-            run.kept = {sent.indexes[at]: self._states(taken) for at, taken in kept.items()}
+            run.kept = {sent.indexes[at]: self._codec.states(taken) for at, taken in kept.items()}
         self._pool.done(self, run)
-
-    def _states(self, taken: object) -> Any:
-        """Return the states of a sequence; None: they could not be sent."""
-        if isinstance(taken, SharedPayload):
-            return taken
-        _LOGGER.warning("[%s] states of a sequence cannot be kept: %s", self._op_name, taken)
-        return None
-
-    def _taken(self, outcome: ItemOutcome) -> SharedPayload | Routed | PipelineError | Each | None:
-        if outcome.each is not None:
-            return Each([self._taken(each) for each in outcome.each])
-        if outcome.payload is None:
-            return error_of(outcome.error)
-        payload = self._memory.payload(outcome.payload, self._op_name)
-        if outcome.to is not None:
-            return Goto(payload, outcome.to)
-        return answer_with(payload, outcome.head) if outcome.is_final else payload
 
     def _changed(self, child: Child) -> None:
         if child.state != "ended":
-            self._pool.on_stopped_or_continued(self)
+            self._workers.on_stopped_or_continued(self)
             return
-        self._pool.on_ended(self)  # reads the status page: before the region is closed
-        self._release()
-
-    def _release(self) -> None:
-        """Give back what it had, as it has ended."""
+        self._workers.on_ended(self)  # reads the status page: before the region is closed
         self._shared.close_region(self._region)
         if self._calls is not None:
             self._calls.close()
-
-
-def error_of(fields: ErrorFields | None) -> PipelineError | None:
-    """Return the error that came over the wire, if any did."""
-    if fields is None:
-        return None
-    error = error_from_fields(
-        fields.name, fields.code, fields.text, fields.retry_after_s, fields.head
-    )
-    if fields.op is not None:
-        error.op = fields.op
-    return error
 
 
 def _spread(found: list[int], indexes: Sequence[int], values: list[int]) -> list[int]:

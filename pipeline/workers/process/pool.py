@@ -34,13 +34,230 @@ _DISCONNECT_TIMEOUT_S = 1.0  # for a worker to end that closed its socket, or fa
 _STEADY_S = 10.0  # a worker that stays up so long is out of its crash loop
 
 
-class ProcessWorkers(WorkersBase):
-    """The process workers of one Op; see `Workers`.
-
-    `set_up` and `init_op` of the Op run in every one of its processes.
+class ProcessPool:
+    """The worker processes of one Op that are alive: who of them takes jobs, and gets which.
 
     Args:
         schedule: called when a worker's report is taken in: what it made ready can go on at once.
+
+    Attributes:
+        up: those that take jobs.
+        alive: all that have been started and have not ended.
+        leaving: those of them that were dismissed.
+        backlog: runs that wait for a worker.
+        has_sequences: whether there are some; each stays with its worker.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        owner: Owner,
+        schedule: Callable[[], None],
+    ) -> None:
+        self.loop = loop
+        self.up: list[ProcessWorker] = []
+        self.alive: set[ProcessWorker] = set()
+        self.leaving: set[ProcessWorker] = set()
+        self.backlog: deque[BatchRun] = deque()
+        self.has_sequences: bool = False
+        self._name = name
+        self._owner = owner
+        self._schedule = schedule
+        self._is_addressed = False  # a scheduler that says who runs what balances it, too
+        self._rescue_timer: asyncio.TimerHandle | None = None
+        self._has_ended = asyncio.Event()
+
+    # Jobs -----------------------------------------------------------------------------------
+
+    def submit(self, jobs: Sequence[BatchRun]) -> None:
+        if self.backlog and self.up:  # it is older, and there may be no idle moment for it
+            jobs = [*self.backlog, *jobs]
+            self.backlog.clear()
+        for run in jobs:
+            self._assign(run)
+        for worker in self.up:
+            worker.flush()
+
+    def _assign(self, run: BatchRun) -> None:
+        if isinstance(run, StreamRun) and run.groups is not None:
+            self._go_on(run)
+            return
+        if run.places is not None:
+            self._assign_to_its_own(run)
+            return
+        if not self.up:
+            self.backlog.append(run)
+            return
+        worker = min(self.up, key=_load) if len(self.up) > 1 else self.up[0]
+        if run.worker is not None:
+            self._is_addressed = True
+            worker = next((other for other in self.up if other.number == run.worker), worker)
+        if not worker.give(run):
+            self.loop.call_soon(self._unsent, worker, run)
+
+    def _assign_to_its_own(self, run: BatchRun) -> None:
+        """Give a run to the one worker that may have it, be that stopped for now."""
+        self._is_addressed = self.has_sequences = True
+        there = self.alive - self.leaving
+        worker = next(each for each in there if each.keeps and each.number == run.worker)
+        if not worker.give(run):
+            self.loop.call_soon(self._unsent, worker, run)
+        worker.flush()
+
+    def _go_on(self, run: StreamRun) -> None:
+        """Have the worker that has a run's generators go on with them."""
+        for worker in self.alive:
+            if run not in worker.streams:
+                continue
+            if isinstance(run, SentStream):
+                worker.tell_room(run)
+                self.loop.call_soon(self._owner.done, worker, run)
+                return
+            worker.give(run)
+            worker.flush()
+
+    def joined(self, run: SteppedRun) -> None:
+        """Tell the worker that is at a run who has joined it."""
+        for worker in self.up:
+            worker.join(run)
+            worker.flush()
+
+    def _unsent(self, worker: ProcessWorker, run: BatchRun) -> None:
+        """Take note that a run was over, or failed, before it was sent."""
+        if isinstance(run, StreamRun):
+            run.is_finished = True
+            self.parts(run, unsent_of(run))
+        self._owner.done(worker, run)
+
+    def feed(self) -> None:
+        """Hand out what waits for a worker, one job at a time to each."""
+        for worker in self.leaving:
+            self._end_if_done(worker)
+        while self.backlog and self.up:
+            worker = min(self.up, key=_load)
+            if worker.sent:
+                break
+            self._assign(self.backlog.popleft())
+            worker.flush()
+        if self._rescue_timer is None and len(self.up) > 1 and not self._is_addressed:
+            loads = [len(worker.sent) for worker in self.up]
+            if min(loads) == 0 and max(loads) > 1:  # nobody waits long while a worker is idle
+                self._rescue_timer = self.loop.call_later(_RESCUE_S, self._rescue)
+
+    def _rescue(self) -> None:
+        self._rescue_timer = None
+        now = self.loop.time()
+        if not all(worker.sent for worker in self.up):
+            for worker in self.up:
+                began = worker.job_started if len(worker.sent) > 1 else None
+                if began is not None and now - began > _RESCUE_S:  # and others wait behind that
+                    self._give_back(worker.revoke())
+        self.feed()
+
+    def on_reported(self) -> None:
+        """Go on after a worker's results were taken in."""
+        self.feed()
+        self._schedule()
+
+    def on_returned(self, runs: list[BatchRun]) -> None:
+        """Take back runs that a worker has not begun, and will not."""
+        self._give_back(runs)
+        self.feed()
+
+    def _give_back(self, runs: Sequence[BatchRun]) -> None:
+        self.backlog.extendleft(reversed(runs))
+
+    def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
+        """Pass on what a generator has made."""
+        cast(StreamOwner, self._owner).parts(run, entries)
+
+    def done(self, worker: ProcessWorker, run: BatchRun) -> None:
+        """Take note that a worker is done with a run."""
+        self._owner.done(worker, run)
+        if worker.slot.failures:
+            self.is_steady(worker.slot)
+
+    def take_back(self, worker: ProcessWorker, running: BatchRun | None = None) -> None:
+        """Give `worker` no more jobs; those that it has and did not begin are for others."""
+        self.rest(worker)
+        given = [sent.run for sent in worker.sent.values()]
+        others = [run for run in given if run is not running and run not in worker.streams]
+        runs = [run for run in others if not run.is_superseded]
+        worker.sent.clear()
+        if not self.has_sequences:
+            self._give_back(runs)
+            return
+        for run in runs:  # what it needs was there alone
+            self.died(worker, run)
+
+    def died(self, worker: ProcessWorker, run: BatchRun) -> None:
+        """Tell the owner that a run is lost with its worker."""
+        cause = worker.cause or worker.child.ending
+        self._owner.lost(run, run.died(self._name, worker.number, cause))
+
+    def is_steady(self, slot: RestartSlot) -> None:
+        """Take note that a place is out of its crash loop."""
+        slot.is_steady()
+        self._owner.workers_changed()
+
+    # Who is there -----------------------------------------------------------------------------
+
+    def rest(self, worker: ProcessWorker) -> None:
+        """Give `worker` no more jobs for now."""
+        if worker in self.up:
+            self.up.remove(worker)
+
+    def dismiss(self, worker: ProcessWorker) -> None:
+        """Have a worker end when it is done with what it has begun."""
+        self.rest(worker)
+        self.leaving.add(worker)
+        if worker.is_up:
+            self._give_back(worker.revoke())
+            self._end_if_done(worker)
+        else:
+            worker.kill("is not needed any more")
+
+    def _end_if_done(self, worker: ProcessWorker) -> None:
+        """Let a worker that was dismissed end, if nothing is left that it has begun."""
+        if not (worker.sent or worker.streams or worker.is_leaving):
+            worker.disconnect()
+
+    def ended(self, worker: ProcessWorker) -> None:
+        """Take in the last that a worker said, whose process has ended."""
+        self.rest(worker)
+        worker.drain()
+        self.alive.discard(worker)
+        self.leaving.discard(worker)
+        self._has_ended.set()
+
+    async def have_ended(self, those: Collection[ProcessWorker], timeout_s: float) -> bool:
+        """Wait, so long at most, until none is left of `those`, `alive` or `leaving`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while those:
+                    self._has_ended.clear()
+                    await self._has_ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def lives(self) -> Mapping[int, int]:
+        """See `Lasting`."""
+        there = self.alive - self.leaving
+        return {worker.number: worker.life for worker in there if worker.keeps}
+
+    def close(self) -> None:
+        """Give no more jobs."""
+        self.up.clear()
+        if self._rescue_timer is not None:
+            self._rescue_timer.cancel()
+
+
+class ProcessWorkers(WorkersBase):
+    """The process workers of one Op; see `Workers`. `pool` has those that are alive.
+
+    `set_up` and `init_op` of the Op run in every one of its processes.
 
     Attributes:
         kind: what they are called.
@@ -67,50 +284,43 @@ class ProcessWorkers(WorkersBase):
         if sends:
             self.stream_type = SentStream
         self.loop = loop
+        self.pool: ProcessPool = ProcessPool(op.name, loop, owner, schedule)
+        self.submit: Callable[[Sequence[BatchRun]], None] = self.pool.submit
+        self.lives: Callable[[], Mapping[int, int]] = self.pool.lives
         self._processes = processes
         self._op = op
         self._owner = owner
-        self._schedule = schedule
         self._slots = [RestartSlot(number) for number in range(count)]
-        self._up: list[ProcessWorker] = []
-        self._alive: set[ProcessWorker] = set()
-        self._backlog: deque[BatchRun] = deque()
-        self._rescue_timer: asyncio.TimerHandle | None = None
-        self._has_sequences = False  # each stays with its worker
-        self._is_addressed = False  # a scheduler that says who runs what balances it, too
         self._started: asyncio.Future[None] = loop.create_future()
         self._is_started = False
         self._launched = 0
-        self._all_ended = asyncio.Event()
         self._joining: dict[RestartSlot, asyncio.Future[None]] = {}
-        self._leaving: set[ProcessWorker] = set()  # those that were dismissed
-        self._has_left = asyncio.Event()
         self._is_stopped = False
 
     # What the dispatcher asks -------------------------------------------------------------
 
     @property
     def count(self) -> int:
-        return len(self._up)
+        return len(self.pool.up)
 
     @property
     def is_ready(self) -> bool:
         is_looping = any(slot.is_looping for slot in self._slots)
-        is_up = bool(self._up) or not self._slots  # all may have gone for now
+        is_up = bool(self.pool.up) or not self._slots  # all may have gone for now
         return self._is_started and is_up and not is_looping
 
     def state(self) -> WorkersState:
         return WorkersState(
             kind=self.kind,
             wanted=len(self._slots),
-            up=len(self._up),
-            busy=sum(bool(worker.sent) for worker in self._up),
+            up=len(self.pool.up),
+            busy=sum(bool(worker.sent) for worker in self.pool.up),
             restarts=max(0, self._launched - len(self._slots)),
         )
 
     @property
     def outage(self) -> PipelineError | None:
-        if self._up or not self._slots or not all(slot.is_hopeless for slot in self._slots):
+        if self.pool.up or not self._slots or not all(slot.is_hopeless for slot in self._slots):
             return None
         return InitError(
             f"[{self.name}] all its worker processes end again and again; the last one "
@@ -119,7 +329,7 @@ class ProcessWorkers(WorkersBase):
         )
 
     def busy(self) -> Iterable[Worker]:
-        return [worker for worker in self._alive if worker.sent and not worker.is_leaving]
+        return [worker for worker in self.pool.alive if worker.sent and not worker.is_leaving]
 
     @property
     def numbers(self) -> Collection[int]:
@@ -146,45 +356,21 @@ class ProcessWorkers(WorkersBase):
         for slot in slots:
             slot.set_timer(None)
         self._slots = [slot for slot in self._slots if slot not in slots]
-        for worker in [each for each in self._alive if each.slot in slots]:
+        for worker in [each for each in self.pool.alive if each.slot in slots]:
             self._launched -= 1
-            self._rest(worker)
-            self._leaving.add(worker)
-            if worker.is_up:
-                self._give_back(worker.revoke())
-                self._end_if_done(worker)
-            else:
-                worker.kill("is not needed any more")
-        self.feed()
-
-    def _end_if_done(self, worker: ProcessWorker) -> None:
-        """Let a worker that was dismissed end, if nothing is left that it has begun."""
-        if not (worker.sent or worker.streams or worker.is_leaving):
-            worker.disconnect()
+            self.pool.dismiss(worker)
+        self.pool.feed()
 
     async def have_left(self, timeout_s: float) -> bool:
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self._leaving:
-                    self._has_left.clear()
-                    await self._has_left.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await self.pool.have_ended(self.pool.leaving, timeout_s)
+
+    def joined(self, run: SteppedRun) -> None:
+        self.pool.joined(run)
 
     async def start(self) -> None:
         self._launch_all()
         await self._started
         self._owner.workers_changed()
-
-    def submit(self, jobs: Sequence[BatchRun]) -> None:
-        if self._backlog and self._up:  # it is older, and there may be no idle moment for it
-            jobs = [*self._backlog, *jobs]
-            self._backlog.clear()
-        for run in jobs:
-            self._assign(run)
-        for worker in self._up:
-            worker.flush()
 
     def replace(self, worker: Worker, job: Any) -> bool:
         """Kill `worker`; what it has and is not superseded goes to others, and `job` before it."""
@@ -197,10 +383,10 @@ class ProcessWorkers(WorkersBase):
         )
         hanging.hung_at = hanging.running
         hanging.kill("hung and was killed")
-        self._take_back(hanging)
+        self.pool.take_back(hanging)
         if job is not None:
-            self._backlog.appendleft(job)
-        self.feed()
+            self.pool.backlog.appendleft(job)
+        self.pool.feed()
         return True
 
     def forget(self, data_id: int) -> None:
@@ -211,147 +397,20 @@ class ProcessWorkers(WorkersBase):
     async def stop(self, timeout_s: float) -> int:
         self._is_stopped = True
         self._fail_start("the server was stopped")
-        self._up.clear()
-        if self._rescue_timer is not None:
-            self._rescue_timer.cancel()
+        self.pool.close()
         for slot in self._slots:
             slot.set_timer(None)
-        for worker in list(self._alive):
+        for worker in list(self.pool.alive):
             if worker.is_up and all(sent.run in worker.streams for sent in worker.sent.values()):
                 worker.disconnect()  # generators are closed
             else:
                 worker.kill("was stopped")  # nobody waits any more for what it is at
-        if not await self._have_ended(timeout_s):
-            for worker in list(self._alive):
+        alive = self.pool.alive
+        if not await self.pool.have_ended(alive, timeout_s):
+            for worker in list(alive):
                 worker.kill("did not stop in time")
-            await self._have_ended(KILLED_S)
-        return len(self._alive)
-
-    async def _have_ended(self, timeout_s: float) -> bool:
-        try:
-            if self._alive:
-                await asyncio.wait_for(self._all_ended.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
-
-    # Jobs -----------------------------------------------------------------------------------
-
-    def _assign(self, run: BatchRun) -> None:
-        if isinstance(run, StreamRun) and run.groups is not None:
-            self._go_on(run)
-            return
-        if run.places is not None:
-            self._assign_to_its_own(run)
-            return
-        if not self._up:
-            self._backlog.append(run)
-            return
-        worker = min(self._up, key=_load) if len(self._up) > 1 else self._up[0]
-        if run.worker is not None:
-            self._is_addressed = True
-            worker = next((other for other in self._up if other.number == run.worker), worker)
-        if not worker.give(run):
-            self.loop.call_soon(self._unsent, worker, run)
-
-    def _assign_to_its_own(self, run: BatchRun) -> None:
-        """Give a run to the one worker that may have it, be that stopped for now."""
-        self._is_addressed = self._has_sequences = True
-        there = self._alive - self._leaving
-        worker = next(each for each in there if each.keeps and each.number == run.worker)
-        if not worker.give(run):
-            self.loop.call_soon(self._unsent, worker, run)
-        worker.flush()
-
-    def lives(self) -> Mapping[int, int]:
-        there = self._alive - self._leaving
-        return {worker.number: worker.life for worker in there if worker.keeps}
-
-    def _go_on(self, run: StreamRun) -> None:
-        """Have the worker that has a run's generators go on with them."""
-        for worker in self._alive:
-            if run not in worker.streams:
-                continue
-            if isinstance(run, SentStream):
-                worker.tell_room(run)
-                self.loop.call_soon(self._owner.done, worker, run)
-                return
-            worker.give(run)
-            worker.flush()
-
-    def joined(self, run: SteppedRun) -> None:
-        """Tell the worker that is at a run who has joined it."""
-        for worker in self._up:
-            worker.join(run)
-            worker.flush()
-
-    def _unsent(self, worker: ProcessWorker, run: BatchRun) -> None:
-        """Take note that a run was over, or failed, before it was sent."""
-        if isinstance(run, StreamRun):
-            run.is_finished = True
-            self.parts(run, unsent_of(run))
-        self._owner.done(worker, run)
-
-    def feed(self) -> None:
-        """Hand out what waits for a worker, one job at a time to each."""
-        for worker in self._leaving:
-            self._end_if_done(worker)
-        while self._backlog and self._up:
-            worker = min(self._up, key=_load)
-            if worker.sent:
-                break
-            self._assign(self._backlog.popleft())
-            worker.flush()
-        if self._rescue_timer is None and len(self._up) > 1 and not self._is_addressed:
-            loads = [len(worker.sent) for worker in self._up]
-            if min(loads) == 0 and max(loads) > 1:  # nobody waits long while a worker is idle
-                self._rescue_timer = self.loop.call_later(_RESCUE_S, self._rescue)
-
-    def _rescue(self) -> None:
-        self._rescue_timer = None
-        now = self.loop.time()
-        if not all(worker.sent for worker in self._up):
-            for worker in self._up:
-                if worker.is_slow(now, _RESCUE_S):
-                    self._give_back(worker.revoke())
-        self.feed()
-
-    def on_reported(self) -> None:
-        """Go on after a worker's results were taken in."""
-        self.feed()
-        self._schedule()
-
-    def on_returned(self, runs: list[BatchRun]) -> None:
-        """Take back runs that a worker has not begun, and will not."""
-        self._give_back(runs)
-        self.feed()
-
-    def _give_back(self, runs: Sequence[BatchRun]) -> None:
-        self._backlog.extendleft(reversed(runs))
-
-    def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
-        """Pass on what a generator has made."""
-        cast(StreamOwner, self._owner).parts(run, entries)
-
-    def done(self, worker: ProcessWorker, run: BatchRun) -> None:
-        """Take note that a worker is done with a run."""
-        self._owner.done(worker, run)
-        if worker.slot.failures:
-            self._is_steady(worker.slot)
-
-    def _take_back(self, worker: ProcessWorker, running: BatchRun | None = None) -> None:
-        """`worker` gets no more jobs; those that it has and did not begin are for others."""
-        self._rest(worker)
-        given = [sent.run for sent in worker.sent.values()]
-        others = [run for run in given if run is not running and run not in worker.streams]
-        runs = [run for run in others if not run.is_superseded]
-        worker.sent.clear()
-        if not self._has_sequences:
-            self._give_back(runs)
-            return
-        for run in runs:  # what it needs was there alone
-            cause = worker.cause or worker.child.ending
-            self._owner.lost(run, run.died(self.name, worker.number, cause))
+            await self.pool.have_ended(alive, KILLED_S)
+        return len(alive)
 
     # Supervision ----------------------------------------------------------------------------
 
@@ -374,30 +433,27 @@ class ProcessWorkers(WorkersBase):
             self._start_anew(slot, None, "")
             return
         self._launched += 1
-        self._alive.add(worker)
-        self._all_ended.clear()
+        self.pool.alive.add(worker)
 
     def on_ready(self, worker: ProcessWorker) -> None:
         """Give `worker` jobs from now on, if it can take any."""
         self.note = worker.note or self.note
-        if worker in self._leaving:
+        if worker in self.pool.leaving:
             return
         takes_jobs = worker.is_up and not worker.is_leaving and worker.child.state != "stopped"
-        if takes_jobs and worker not in self._up:
+        if takes_jobs and worker not in self.pool.up:
             slot = worker.slot
-            steady = (
-                self.loop.call_later(_STEADY_S, self._is_steady, slot) if slot.failures else None
-            )
-            slot.set_timer(steady)
-            self._up.append(worker)
+            steady = self.pool.is_steady if slot.failures else None
+            slot.set_timer(steady and self.loop.call_later(_STEADY_S, steady, slot))
+            self.pool.up.append(worker)
             joining = self._joining.get(slot)
             if joining is not None and not joining.done():
                 self._slots.append(slot)
                 joining.set_result(None)
-            if len(self._up) == len(self._slots) and not self._started.done():
+            if len(self.pool.up) == len(self._slots) and not self._started.done():
                 self._is_started = True
                 self._started.set_result(None)
-            self.feed()
+            self.pool.feed()
         self._owner.workers_changed()
 
     def _fail_start(self, reason: str) -> None:
@@ -408,49 +464,29 @@ class ProcessWorkers(WorkersBase):
             if not joining.done():
                 joining.set_exception(InitError(f"Op {self.name!r}: {reason}"))
 
-    def _is_steady(self, slot: RestartSlot) -> None:
-        slot.is_steady()
-        self._owner.workers_changed()
-
-    def _rest(self, worker: ProcessWorker) -> None:
-        """Give `worker` no more jobs for now."""
-        if worker in self._up:
-            self._up.remove(worker)
-
     def on_exiting(self, worker: ProcessWorker) -> None:
         """`worker` is about to end by itself: see to it that it does."""
         worker.is_leaving = True
-        self._rest(worker)
+        self.pool.rest(worker)
         cause = "closed its connection to the server and was killed"
-        self.loop.call_later(_DISCONNECT_TIMEOUT_S, self._kill_if_alive, worker, cause)
+        self.loop.call_later(_DISCONNECT_TIMEOUT_S, worker.kill, cause)
 
     def on_stopped_or_continued(self, worker: ProcessWorker) -> None:
         """Take note of what `worker.child.state` says."""
         if worker.child.state == "stopped":
-            self._rest(worker)
+            self.pool.rest(worker)
             cause = "was stopped (SIGSTOP), did not go on, and was killed"
-            timer = self.loop.call_later(STOPPED_S, self._kill_if_alive, worker, cause)
-            worker.slot.set_timer(timer)
-            if not self._has_sequences:
-                self.on_returned(worker.revoke())
+            worker.slot.set_timer(self.loop.call_later(STOPPED_S, worker.kill, cause))
+            if not self.pool.has_sequences:
+                self.pool.on_returned(worker.revoke())
             self._owner.workers_changed()
         else:
             worker.slot.set_timer(None)
             self.on_ready(worker)
 
-    def _kill_if_alive(self, worker: ProcessWorker, cause: str) -> None:
-        if worker in self._alive:
-            worker.kill(cause)
-
     def on_ended(self, worker: ProcessWorker) -> None:
         """See to the jobs of a process that is gone, then to its slot."""
-        self._rest(worker)
-        worker.drain()
-        self._alive.discard(worker)
-        self._leaving.discard(worker)
-        self._has_left.set()
-        if not self._alive:
-            self._all_ended.set()
+        self.pool.ended(worker)
         slot = worker.slot
         slot.set_timer(None)
         running = worker.running
@@ -458,7 +494,7 @@ class ProcessWorkers(WorkersBase):
         blamed = running or worker.hung_at
         is_again = blamed is not None and blamed.attempts > 0
         slot.ended(cause, worker.finished > 0, blamed is not None, is_again)
-        self._take_back(worker, running)
+        self.pool.take_back(worker, running)
         if self._is_stopped:
             return
         if not self._is_started:
@@ -466,22 +502,17 @@ class ProcessWorkers(WorkersBase):
             return
         if running is not None:
             worker.streams.pop(running, None)
-            self._died(worker, running)
+            self.pool.died(worker, running)
         for stream in worker.streams:
-            self._died(worker, stream)
+            self.pool.died(worker, stream)
         joining = self._joining.get(slot)
         if joining is not None and not joining.done():
             text = f"Op {self.name!r}: {worker.failure or f'its worker process {slot.last_cause}'}"
             joining.set_exception(InitError(text))
         if slot not in self._slots:  # it was to go, or has failed to come
-            self.feed()
+            self.pool.feed()
             return
         self._start_anew(slot, worker.child.pid, worker.failure)
-
-    def _died(self, worker: ProcessWorker, running: BatchRun) -> None:
-        """Tell the owner that a process ended while it worked on `running`."""
-        error = running.died(self.name, worker.number, worker.slot.last_cause)
-        self._owner.lost(running, error)
 
     def _start_anew(self, slot: RestartSlot, pid: int | None, failure: str) -> None:
         _LOGGER.log(
@@ -495,15 +526,11 @@ class ProcessWorkers(WorkersBase):
             f"\n{failure}" if failure else "",
         )
         slot.set_timer(self.loop.call_later(slot.pause_s, self._launch, slot))
-        self._fail_backlog()
-        self.feed()
-        self._owner.workers_changed()
-
-    def _fail_backlog(self) -> None:
         outage = self.outage
-        while outage is not None and self._backlog:
-            run = self._backlog.popleft()
-            self._owner.lost(run, outage)
+        while outage is not None and self.pool.backlog:
+            self._owner.lost(self.pool.backlog.popleft(), outage)
+        self.pool.feed()
+        self._owner.workers_changed()
 
 
 def _load(worker: ProcessWorker) -> tuple[int, int]:

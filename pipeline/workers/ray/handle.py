@@ -58,15 +58,15 @@ class RayWorker(ProcessWorker):
     node: str = ""
 
     def __init__(
-        self, pool: RayWorkers, slot: RestartSlot, commons: RayContext, op: Op, node: str | None
+        self, workers: RayWorkers, slot: RestartSlot, commons: RayContext, op: Op, node: str | None
     ) -> None:
-        self._workers = pool
+        self._actors = workers
         self._wanted_node = node
         self._told: tuple[int, float, float | None] | None = None  # job, when, its call's begin
-        super().__init__(pool, slot, commons, op)
+        super().__init__(workers, slot, commons, op)
 
     def _connect(self, commons: Commons, op: Op) -> None:
-        context, pool = cast(RayContext, commons), self._workers
+        context, pool = cast(RayContext, commons), self._actors
         self._head = HeadStatus()
         self.status: HeadStatus = self._head
         self.child: Actor = Actor(self)
@@ -87,14 +87,14 @@ class RayWorker(ProcessWorker):
         if self.is_silent:
             return called_at or told_at
         # What it told is as old as one of its looks: the call may have ended since.
-        return called_at + self._workers.look_s if called_at is not None else None
+        return called_at + self._actors.look_s if called_at is not None else None
 
     @property
     def is_silent(self) -> bool:
         """Return whether it has told nothing of what it is at: perhaps it cannot be reached."""
         if self._told is None or self._told[0] != self.status.job:
             return True
-        look_s = self._workers.look_s
+        look_s = self._actors.look_s
         return self._pool.loop.time() - self._told[1] > look_s * _SILENT_LOOKS
 
     def _look_at_head(self) -> None:
@@ -158,7 +158,7 @@ class RayWorker(ProcessWorker):
             return ()
         target = getattr(getattr(item, "request", None), "target", None)
         is_routed = jumped or outcome.to is not None or outcome.is_final
-        if self._workers.passes_on and not is_routed and getattr(target, "op", None) is None:
+        if self._actors.passes_on and not is_routed and getattr(target, "op", None) is None:
             return ()
         return [block.region for block in payload.buffers]
 
@@ -167,10 +167,10 @@ class RayWorker(ProcessWorker):
 
     @property
     def objects(self) -> int:
-        return self._workers.objects
+        return self._actors.objects
 
     def on_report(self, report: WorkerReport) -> None:
-        self._workers.has_large(sum(map(_is_large, outcomes_of(report))))
+        self._actors.has_large(sum(map(_is_large, outcomes_of(report))))
         self._reported(report)
         self._look_at_head()
 
@@ -183,14 +183,14 @@ class RayWorker(ProcessWorker):
         sent = self.sent.pop(number, None)
         if sent is not None:
             self._look_at_head()
-            self._workers.on_job_lost(self, sent.run, why)
+            self._actors.on_job_lost(self, sent.run, why)
 
     def on_unreachable(self) -> None:
-        self._workers.on_unreachable(self)
+        self._actors.on_unreachable(self)
 
     def on_end(self, why: str) -> None:
         self._actor.state, self._actor.ending = "ended", why
-        self._pool.on_ended(self)
+        self._workers.on_ended(self)
 
 
 def _is_large(outcome: ItemOutcome) -> bool:

@@ -112,6 +112,73 @@ class _Arrived:
     lost: str = ""
 
 
+class ReportsInOrder:
+    """Reports of an actor: passed on in order, once all is here that the server reads of them."""
+
+    def __init__(self, memory: RayMemory, inbox: LoopInbox, owner: LinkOwner) -> None:
+        self._memory = memory
+        self._inbox = inbox
+        self._owner = owner
+        self._next = 1  # the number of the report that is to be passed on next
+        self._arrived: dict[int, _Arrived] = {}
+
+    def take(self, message: Any, objects: Sequence[Any] = ()) -> ActorReply:
+        """Take a reply: its objects, references or what came with it; its reports, in order."""
+        frame, *values = message if isinstance(message, tuple) else (message,)
+        reply = decode_reply(frame)
+        used = sorted({number for _, report in reply.reports for number in objects_in(report)})
+        adopt = self._memory.adopt
+        if values:
+            numbers = {at: adopt(None, values[at]) for at in used}
+        else:
+            numbers = {at: adopt(objects[at]) for at in used}
+        for serial, report in reply.reports:
+            renumber(report, numbers)
+            self._arrived[serial] = arrived = _Arrived(report, objects_in(report))
+            for number in arrived.numbers:
+                self._memory.hold(number)
+            self._fetch(arrived)
+        self._pass_on_ready()
+        return reply
+
+    def _fetch(self, arrived: _Arrived) -> None:
+        """Have those objects fetched that the server itself will read."""
+        for number in self._owner.opens(arrived.report):
+            if not self._memory.is_here(number):
+                arrived.missing += 1
+                here = functools.partial(self._inbox.post, self._fetched, arrived)
+                self._memory.when_here(number, here)
+
+    def _fetched(self, arrived: _Arrived, error: Exception | None) -> None:
+        arrived.missing -= 1
+        if error is not None:
+            arrived.lost = described(error)
+        self._pass_on_ready()
+
+    def _pass_on_ready(self) -> None:
+        while (arrived := self._arrived.get(self._next)) is not None and not arrived.missing:
+            del self._arrived[self._next]
+            self._next += 1
+            self._pass_on(arrived)
+
+    def _pass_on(self, arrived: _Arrived) -> None:
+        if arrived.lost and arrived.report.results:
+            for result in arrived.report.results:
+                self._owner.on_job_lost(result.number, arrived.lost)
+        else:
+            self._owner.on_report(arrived.report)
+        for number in arrived.numbers:
+            self._memory.release(number)
+
+    def drain(self) -> None:
+        """Pass on what has come; nothing more will."""
+        for serial in sorted(self._arrived):
+            arrived = self._arrived.pop(serial)
+            if arrived.missing:
+                arrived.report = WorkerReport()  # its jobs are started over
+            self._pass_on(arrived)
+
+
 class ActorLink:
     """The way to one actor. On the loop, but for what says that it is a sender's."""
 
@@ -121,14 +188,14 @@ class ActorLink:
         self._api = context.api
         self._memory = context.memory
         self._inbox = context.inbox
+        self._reports = ReportsInOrder(context.memory, context.inbox, owner)
+        self.drain: Callable[[], None] = self._reports.drain
         self._control = context.control
         self._sender = sender
         self._owner = owner
         self._cargo = cargo
         self._name = name
         self._actor: Any = None
-        self._next = 1  # the number of the report that is to be passed on next
-        self._arrived: dict[int, _Arrived] = {}
         self._is_open = True
         self._ended = ""
 
@@ -242,18 +309,6 @@ class ActorLink:
         finally:
             self._inbox.post(self._end, "was killed", None)
 
-    def send(self, frame: bytes) -> None:
-        """Refuse: frames are for sockets."""
-        raise NotImplementedError
-
-    def drain(self) -> None:
-        """Pass on what has come; nothing more will."""
-        for serial in sorted(self._arrived):
-            arrived = self._arrived.pop(serial)
-            if arrived.missing:
-                arrived.report = WorkerReport()  # its jobs are started over
-            self._pass_on(arrived)
-
     # From the actor -----------------------------------------------------------------------------
 
     def _began(self, frame: Any, error: Any) -> None:
@@ -263,11 +318,11 @@ class ActorLink:
         if self._is_open:
             began = decode_reply(frame)
             self._owner.on_began(began.node, began.pid)
-        self._take(frame)
+        self._reports.take(frame)
 
     def _worked(self, number: int, objects: Sequence[Any], reply: Any, error: Any) -> None:
         if error is None:
-            self._take(reply, objects)
+            self._reports.take(reply, objects)
         elif isinstance(error, ObjectGoneError):
             self._job_lost(number, error)
         else:
@@ -284,7 +339,7 @@ class ActorLink:
             return
         if self._is_open:
             self._control.do(self._poll_again)
-        running = self._take(reply).running
+        running = self._reports.take(reply).running
         if self._is_open and running is not None:
             self._owner.on_running(*running)
 
@@ -320,53 +375,3 @@ class ActorLink:
     def _forget_actor(self) -> None:
         """A sender's: a handle that goes may take the actor along, which takes a while."""
         self._actor = None
-
-    # Reports, in order --------------------------------------------------------------------------
-
-    def _take(self, message: Any, objects: Sequence[Any] = ()) -> ActorReply:
-        """Take a reply: its objects, references or what came with it; its reports, in order."""
-        frame, *values = message if isinstance(message, tuple) else (message,)
-        reply = decode_reply(frame)
-        used = sorted({number for _, report in reply.reports for number in objects_in(report)})
-        adopt = self._memory.adopt
-        if values:
-            numbers = {at: adopt(None, values[at]) for at in used}
-        else:
-            numbers = {at: adopt(objects[at]) for at in used}
-        for serial, report in reply.reports:
-            renumber(report, numbers)
-            self._arrived[serial] = arrived = _Arrived(report, objects_in(report))
-            for number in arrived.numbers:
-                self._memory.hold(number)
-            self._fetch(arrived)
-        self._pass_on_ready()
-        return reply
-
-    def _fetch(self, arrived: _Arrived) -> None:
-        """Have those objects fetched that the server itself will read."""
-        for number in self._owner.opens(arrived.report):
-            if not self._memory.is_here(number):
-                arrived.missing += 1
-                here = functools.partial(self._inbox.post, self._fetched, arrived)
-                self._memory.when_here(number, here)
-
-    def _fetched(self, arrived: _Arrived, error: Exception | None) -> None:
-        arrived.missing -= 1
-        if error is not None:
-            arrived.lost = described(error)
-        self._pass_on_ready()
-
-    def _pass_on_ready(self) -> None:
-        while (arrived := self._arrived.get(self._next)) is not None and not arrived.missing:
-            del self._arrived[self._next]
-            self._next += 1
-            self._pass_on(arrived)
-
-    def _pass_on(self, arrived: _Arrived) -> None:
-        if arrived.lost and arrived.report.results:
-            for result in arrived.report.results:
-                self._owner.on_job_lost(result.number, arrived.lost)
-        else:
-            self._owner.on_report(arrived.report)
-        for number in arrived.numbers:
-            self._memory.release(number)

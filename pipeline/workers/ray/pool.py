@@ -98,7 +98,7 @@ class RayWorkers(ProcessWorkers):
     @property
     def nodes(self) -> list[str]:
         """Return the ids of the nodes that its actors are on."""
-        return [worker.node for worker in self._alive if isinstance(worker, RayWorker)]
+        return [worker.node for worker in self.pool.alive if isinstance(worker, RayWorker)]
 
     def cargo(self, number: int) -> Cargo:
         return self._maker.cargo(self._op, number, self.look_s)
@@ -158,14 +158,14 @@ class RayWorkers(ProcessWorkers):
     def forget(self, data_id: int) -> None:
         if not (self._asks or self._op_streams):
             return
-        for worker in self._alive:
+        for worker in self.pool.alive:
             assert isinstance(worker, RayWorker), "it has no others"
             if worker.sent or worker.streams:
                 worker.link.forget([data_id])
 
     @property
     def _op_streams(self) -> bool:
-        return any(worker.streams for worker in self._alive)
+        return any(worker.streams for worker in self.pool.alive)
 
     def on_exiting(self, worker: ProcessWorker) -> None:
         """End an actor that could not begin: it does not by itself."""
@@ -177,7 +177,7 @@ class RayWorkers(ProcessWorkers):
         worker.streams.pop(run, None)
         died = run.died(self.name, worker.number, f"got no data: {why}")
         self._owner.lost(run, DataLostError(str(died)))
-        self.on_reported()
+        self.pool.on_reported()
 
     async def stop(self, timeout_s: float) -> int:
         left = await super().stop(timeout_s)

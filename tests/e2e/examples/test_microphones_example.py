@@ -183,7 +183,7 @@ def test_microphones_that_send_ahead_are_heard_in_order(demo, ears):
 def test_nobody_notices_that_a_worker_was_killed(demo, ears):
     def kill_one(count):
         if count == 100:
-            victim = ears.node.workers._up[0].child.pid
+            victim = ears.node.workers.pool.up[0].child.pid
             os.kill(victim, signal.SIGKILL)
 
     sounds = {f"killed {n}": samples_of(demo, 1700 * n, 20) for n in range(20)}
