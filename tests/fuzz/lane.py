@@ -24,6 +24,7 @@ from played_http import connect
 from pipeline.engine.request import RequestTarget, ResponseSink
 from pipeline.errors import OverloadedError
 from pipeline.frontends.base import HeaderForwarding
+from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.server import HttpFrontend
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline.plain import PlainRequest, pack_plain
@@ -190,7 +191,7 @@ class Frontends:
                 forwarding=HeaderForwarding("x-.*"),
             )  # fmt: skip
             if not has_lane:
-                frontend._listener._heads = None
+                frontend._listener.heads = HeadMemory(())
             self._frontends.append(frontend)
 
     async def __aenter__(self) -> Frontends:

@@ -266,8 +266,7 @@ def test_no_dependency_is_held_back_to_an_old_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     for requirement in (*project["dependencies"], *extras["onnx"], *extras["gpu"]):
-        # Of the one we use private names; of the other a peer can close the port from there on.
-        if not requirement.startswith(("uvicorn", "grpcio>")):
+        if not requirement.startswith("grpcio>"):  # from there on a peer can close the port
             assert "<" not in requirement
         assert "==" not in requirement.partition(";")[0]
 

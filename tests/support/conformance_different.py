@@ -38,12 +38,7 @@ def _in_chunks(body: bytes) -> Case:
 # The same, but for the words of the parser ---------------------------------------------------
 
 HTTP_IN_OTHER_WORDS = (
-    Case(
-        "garbage behind a request",
-        (ask(ECHO) + b"garbage\r\n\r\n", ECHOED, _BAD_HTTP, END),
-        without_lane=(ask(ECHO) + b"garbage\r\n\r\n", and_close(ECHOED), END),
-        why="without its lane the door sees the garbage before it answers, and hangs up then",
-    ),
+    Case("garbage behind a request", (ask(ECHO) + b"garbage\r\n\r\n", ECHOED, _BAD_HTTP, END)),
     _no_http("garbage", b"garbage\r\n\r\n"),
     _no_http("TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n"),
     _no_http("HTTP/2", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),

@@ -89,7 +89,6 @@ class Case:
             another.
         own: the talk with the gateway of a server with `http_server: gateway`, where that is
             another than with one in front of it.
-        without_lane: the talk with a door that has no lane, where that is another.
     """
 
     name: str
@@ -97,7 +96,6 @@ class Case:
     gateway: Talk | None = None
     grpc_only: Talk | None = None
     own: Talk | None = None
-    without_lane: Talk | None = None
     why: str = ""
 
     def talk_with(self, place: Place) -> Talk:

@@ -80,9 +80,7 @@ class Target:
 def survives(server: PipelineServer) -> Iterator[Target]:
     """The server; afterwards it must be well."""
     errors = Recorder()
-    loggers = [
-        logging.getLogger(name) for name in ("asyncio", "uvicorn", "grpc", "pipeline.frontends")
-    ]
+    loggers = [logging.getLogger(name) for name in ("asyncio", "grpc", "pipeline.frontends")]
     for logger in loggers:
         logger.addHandler(errors)
     try:

@@ -91,12 +91,4 @@ class PlayedTransport(asyncio.Transport):
 
 def connect(frontend: HttpFrontend) -> PlayedTransport:
     """Return a new connection to a frontend that was started."""
-    listener = frontend._listener
-    assert listener._server is not None
-    arguments = {
-        "config": listener._server.config,
-        "server_state": listener._server.server_state,
-        "app_state": {},
-        "_loop": asyncio.get_running_loop(),
-    }
-    return PlayedTransport(listener._connection(**arguments))
+    return PlayedTransport(frontend._listener.meet())

@@ -96,8 +96,7 @@ AT_HOME: dict[str, set[str]] = {
     },
     "prometheus_client": {"observe.metrics", "cluster.overview"},
     "grpc_reflection": {"frontends.grpc.server"},
-    "uvicorn": {"frontends.http.ahead", "frontends.http.listener"},
-    "httptools": {"frontends.http.connection", "frontends.http.heads", "proto.http_answer"},
+    "httptools": {"frontends.http.reader", "frontends.http.heads", "proto.http_answer"},
     "uvloop": {"system.event_loop"},
     "python_multipart": {"frontends.api.multipart"},
     "yaml": {"config.yaml", "config.yaml_edit"},
@@ -247,8 +246,7 @@ def test_the_engine_knows_nothing_of_sinks_doors_and_formats():
                 and matches(found.target, "observe")
                 and found.target != "engine.journal"
             )
-            or found.target.split(".")[0]
-            in {"grpc", "yaml", "uvicorn", "httptools", "http", "orjson"}
+            or found.target.split(".")[0] in {"grpc", "yaml", "httptools", "http", "orjson"}
         )
     ]
     assert strangers == []

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import zlib
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 from pipeline.engine.offload import Offload
 from pipeline.errors import PackageError
-from pipeline.frontends.http.connection import HttpConnection
+from pipeline.frontends.http.exchange import Exchange
 from pipeline.frontends.http.routes import Headers, HttpError, SizeLimit
 from pipeline.proto.inflate import emptied, inflated
 from pipeline.proto.slices import SHORT_BYTES
-
-Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 _WINDOW_BITS = {
     b"gzip": zlib.MAX_WBITS | 16,
@@ -54,37 +49,24 @@ class BodyReader:
     def __init__(self, offload: Offload) -> None:
         self._offload = offload
 
-    async def read(
-        self,
-        connection: HttpConnection,
-        receive: Receive,
-        said: Headers,
-        encoding: bytes,
-        limit: SizeLimit,
-    ) -> bytes:
+    async def read(self, exchange: Exchange, encoding: bytes, limit: SizeLimit) -> bytes:
         """Return the body of a request, unpacked."""
-        if int(said.get(b"content-length", 0)) > limit.size:
+        if int(exchange.said.get(b"content-length", 0)) > limit.size:
             raise limit.passed()
-        body = connection.take_body()
+        body = exchange.take_body()
         if body is None:
-            body = await self._rest(receive, connection, limit)
+            body = await self._rest(exchange, limit)
         if len(body) > limit.size:
             raise limit.passed()
         return await self._decompressed(body, encoding, limit) if encoding else body
 
-    async def _rest(self, receive: Receive, connection: HttpConnection, limit: SizeLimit) -> bytes:
+    async def _rest(self, exchange: Exchange, limit: SizeLimit) -> bytes:
         """Return the body of a request that has not arrived in whole."""
         pieces: list[bytes] = []
-        size, has_more = 0, True
-        while has_more:
-            if pieces and connection.body_error is not None:
-                raise connection.body_error
-            message = await receive()
-            if message["type"] != "http.request":
-                raise asyncio.CancelledError  # the caller has left
-            pieces.append(message.get("body", b""))
-            has_more = message.get("more_body", False)
-            size += len(pieces[-1])
+        size = 0
+        while piece := await exchange.next_piece():
+            pieces.append(piece)
+            size += len(piece)
             if size > limit.size:
                 raise limit.passed()
         if size <= SHORT_BYTES:

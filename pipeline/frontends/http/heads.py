@@ -2,7 +2,7 @@
 
 A head is read by httptools, in whole, and only once while the same bytes come again. It leads
 somewhere only if nothing about it is unusual: whatever might be understood in two ways, by us and
-by a proxy before us, is left to HttpConnection, and so is what the lane cannot do.
+by a proxy before us, is left to the RequestReader, and so is what the lane cannot do.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HeadMemory:
         return self._known.get(data) or self._read(data)
 
     def _read(self, data: bytes) -> Head | None:
-        found = _SOUND.fullmatch(data) if len(data) <= _MAX_BYTES else None
+        found = _SOUND.fullmatch(data) if self._services and len(data) <= _MAX_BYTES else None
         if found is None or (headers := _headers_of(data)) is None:
             return None
         length = int(headers[b"content-length"])

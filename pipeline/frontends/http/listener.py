@@ -1,22 +1,19 @@
-"""HttpListener: the listening socket, and what all its connections have in common.
-
-With `connection` it is all that rests on uvicorn: here on its Server, which accepts and shuts down.
-"""
+"""HttpListener: the listening socket, and what all its connections have in common."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
+import time
+from collections.abc import Callable, Coroutine
+from email.utils import formatdate
 from typing import Any
 
-import uvicorn
-
 from pipeline.errors import OverloadedError, http_status_of
-from pipeline.frontends.http.connection import HttpConnection, head_of
+from pipeline.frontends.http.connection import HttpConnection
+from pipeline.frontends.http.exchange import Exchange, head_of
 from pipeline.frontends.http.heads import HeadMemory
-from pipeline.frontends.http.lane import LaneConnection
-from pipeline.frontends.http.routes import CLOSE, JSON, Header, WebResponse, error_body
+from pipeline.frontends.http.routes import CLOSE, JSON, Header, WebResponse, WebStream, error_body
 from pipeline.frontends.listen import BACKLOG, take_last
 from pipeline.system.event_loop import waited
 from pipeline.system.file_limit import most_open_files
@@ -30,60 +27,54 @@ class HttpListener:
     """A listening socket and its connections.
 
     Args:
-        app: answers requests, as ASGI has it; the scope has CONNECTION and HEADERS.
+        app: answers requests.
         read_timeout_s: for a request to arrive, from its first byte to its last.
-        heads: those with which connections may begin in the lane; None: there is none.
+        heads: those with which connections go into the lane.
 
     Attributes:
         is_draining: each connection is closed with the answer that it is given next.
         lost: set when a connection is closed.
-        connections: those that there are.
+        connections: those that there are, in the order in which they came.
+        tasks: those that answer requests.
         keep_alive_s: for a caller between two requests.
+        ok_head: the head of an answer in JSON up to its length.
     """
 
     keep_alive_s: float = _KEEP_ALIVE_S
 
-    def __init__(self, app: Any, read_timeout_s: float, heads: HeadMemory | None = None) -> None:
-        self._app = app
-        self._heads = heads
+    def __init__(
+        self,
+        app: Callable[[Exchange], Coroutine[Any, Any, None]],
+        read_timeout_s: float,
+        heads: HeadMemory,
+    ) -> None:
+        self.app = app
+        self.heads = heads
         self.read_timeout_s = read_timeout_s
         self.is_draining: bool = False
         self.lost: asyncio.Event = asyncio.Event()
+        self.connections: dict[HttpConnection, None] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.ok_head: bytes = b""
+        self._date: Header = (b"date", b"")
         self._socket: socket.socket | None = None
-        self._server: uvicorn.Server | None = None
+        self._server: asyncio.Server | None = None
         self._closed_at: float | None = None
         self._closing_idle: asyncio.TimerHandle | None = None
-        self._dated: list[Header] | None = None
-        self._ok_head = b""
 
     async def start(self, listener: socket.socket) -> None:
         """Accept connections on a socket that listens."""
         self._loop = asyncio.get_running_loop()
         self._socket = listener
-        config = uvicorn.Config(
-            self._app,
-            http=self._connection,  # type: ignore[arg-type]  # uvicorn calls it like the class
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            log_config=None,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            backlog=BACKLOG,
-        )
-        config.load()
-        self._server = uvicorn.Server(config)
-        self._state = self._server.server_state
-        self.connections: _InOrder = _InOrder()
-        self._state.connections = self.connections  # type: ignore[assignment]  # what it uses of a set
         self._most = max(1, most_open_files() // 2)
-        self._server.lifespan = config.lifespan_class(config)
-        self._ticker = asyncio.create_task(self._server.main_loop())
-        await self._server.startup(sockets=[listener])
+        self._server = await self._loop.create_server(
+            self.meet, sock=listener, backlog=BACKLOG, start_serving=False
+        )
+        self._tell_time()
+        await self._server.start_serving()  # to give up the start leaves it to be stopped
 
-    def _connection(self, **arguments: Any) -> asyncio.Protocol:
-        """Return the protocol of a new connection, as uvicorn asks for it.
+    def meet(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection.
 
         Half of the open files are for connections. Who is one too many takes the place of the
         first on which nothing is asked, and is refused if there is none: without a file left it
@@ -94,21 +85,23 @@ class HttpListener:
             if idle is None:
                 return _Refusal(self)
             idle.shutdown()
-        make = functools.partial(HttpConnection, listener=self, **arguments)
-        return make() if self._heads is None else LaneConnection(self, self._heads, make)
+        return HttpConnection(self)
 
-    def ok_head(self) -> bytes:
-        """Return the head of an answer in JSON up to its length."""
-        if self._state.default_headers is not self._dated:  # there is a new list each second
-            self._dated = self._state.default_headers
-            self._ok_head = head_of(200, JSON, tuple(self._dated))
-        return self._ok_head
+    def _tell_time(self) -> None:
+        """Write the date of the answers of the second that begins."""
+        now = time.time()
+        self._date = (b"date", formatdate(now, usegmt=True).encode())
+        self.ok_head = head_of(200, JSON, (self._date,))
+        self._clock = self._loop.call_later(1.0 - now % 1.0, self._tell_time)
+
+    def head(self, reply: WebResponse | WebStream, is_last: bool, *more: Header) -> bytes:
+        """Return the head of an answer up to its length; `is_last`: of its connection."""
+        last = (CLOSE,) if is_last else ()
+        return head_of(reply.status, reply.content_type, (self._date, *reply.headers, *last, *more))
 
     def answer(self, reply: WebResponse, is_last: bool) -> bytes:
         """Return the bytes of an answer; `is_last`: of its connection."""
-        headers = (*self._state.default_headers, *reply.headers, *((CLOSE,) if is_last else ()))
-        head = head_of(reply.status, reply.content_type, headers)
-        return b"%b%d\r\n\r\n%b" % (head, len(reply.body), reply.body)
+        return b"%b%d\r\n\r\n%b" % (self.head(reply, is_last), len(reply.body), reply.body)
 
     async def close(self) -> None:
         """Accept no more; those that there are end as when draining, idle ones soon.
@@ -120,8 +113,7 @@ class HttpListener:
             return
         self._closed_at = self._loop.time()
         await take_last(self._socket)
-        for listener in self._server.servers:
-            listener.close()
+        self._server.close()
         self._socket.close()
         self._closing_idle = self._loop.call_later(_DRAIN_TIMEOUT_S, self._close_idle)
 
@@ -132,8 +124,8 @@ class HttpListener:
         """
         if rounds:
             self._loop.call_soon(self._close_idle, rounds - 1)
-        elif self._server is not None:
-            for connection in list(self._server.server_state.connections):
+        else:
+            for connection in list(self.connections):
                 connection.shutdown()
 
     async def stop(self, grace_s: float) -> None:
@@ -144,18 +136,17 @@ class HttpListener:
         await self._wait_for_callers((self._closed_at or 0.0) + min(_DRAIN_TIMEOUT_S, grace_s))
         if self._closing_idle is not None:
             self._closing_idle.cancel()
-        self._ticker.cancel()
-        # Not by the server's own `shutdown`, which sleeps 0.1 s at a time.
         ends = self._loop.time() + max(1.0, grace_s)
         for connection in list(self.connections):
             connection.shutdown()
         await self._wait_for_callers(ends)
-        left_s = max(0.0, ends - self._loop.time())
-        await asyncio.wait({self._ticker, *self._state.tasks}, timeout=left_s)
-        for task in self._state.tasks:
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=max(0.0, ends - self._loop.time()))
+        for task in self.tasks:
             task.cancel()
         for connection in list(self.connections):
             connection.transport.abort()  # its caller does not read its answer
+        self._clock.cancel()
         self._server = None
 
     async def _wait_for_callers(self, ends: float) -> None:
@@ -164,18 +155,6 @@ class HttpListener:
             self.lost.clear()
             if not await waited(self.lost, ends - self._loop.time()):
                 break
-
-
-class _InOrder(dict[Any, None]):
-    """A set of connections in the order in which they came."""
-
-    def add(self, connection: Any) -> None:
-        """Add one; it is the last."""
-        self[connection] = None
-
-    def discard(self, connection: Any) -> None:
-        """Take one out, if it is there."""
-        self.pop(connection, None)
 
 
 class _Refusal(asyncio.Protocol):

@@ -166,7 +166,7 @@ class LaneEndpoint(Protocol):
 
 
 class LaneService(Protocol):
-    """Some paths whose plain POSTs need no ASGI, see `frontends.http.lane`."""
+    """Some paths whose plain POSTs need no task, see `frontends.http.connection`."""
 
     def in_line(self, request: WebRequest) -> LaneEndpoint | None:
         """Return what answers a POST; None: not its path, or it is for the routes.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin
@@ -18,16 +18,12 @@ from pipeline.errors import (
 )
 from pipeline.frontends.base import HeaderForwarding
 from pipeline.frontends.http.bodies import BodyReader, is_all_json
-from pipeline.frontends.http.connection import CONNECTION, HEADERS, HttpConnection
+from pipeline.frontends.http.exchange import Exchange
 from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.listener import HttpListener
 from pipeline.frontends.http.pairs import Pairs
 from pipeline.frontends.http.routes import (
-    CLOSE,
-    JSON,
-    Header,
-    Headers,
     HttpError,
     LaneService,
     Routes,
@@ -44,10 +40,6 @@ from pipeline.frontends.wire import JsonWire
 from pipeline.proto.slices import SHORT_BYTES, Limits
 
 _LOGGER = logging.getLogger(__name__)
-
-Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 _READ_TIMEOUT_S = 60.0
 HEALTH = ("/health", "/healthz")
@@ -112,8 +104,8 @@ class HttpFrontend:
         self._routes = routes
         self._has_health = bool(lanes)
         most = min(self._json_limit.size, SHORT_BYTES)
-        heads = HeadMemory(lanes, most) if lanes and self.pipeline_has_lane else None
-        self._listener = HttpListener(self, read_timeout_s, heads)
+        heads = HeadMemory(lanes if self.pipeline_has_lane else (), most)
+        self._listener = HttpListener(self._answer, read_timeout_s, heads)
 
     # Life -------------------------------------------------------------------------------
 
@@ -148,97 +140,87 @@ class HttpFrontend:
 
     # Requests ---------------------------------------------------------------------------
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer a request, as an ASGI app."""
-        connection: HttpConnection = scope.pop(CONNECTION)  # left there it would be a cycle
-        connection.cycle_served = receive.__self__  # type: ignore[attr-defined]  # of uvicorn's
-        connection.task = asyncio.current_task(self._loop)  # without the loop it asks the kernel
-        headers: tuple[Header, ...] = ()
-        content_type = JSON
+    async def _answer(self, exchange: Exchange) -> None:
+        """Answer a request."""
+        exchange.task = asyncio.current_task(self._loop)  # without the loop it asks the kernel
         try:
-            said: Headers = scope[HEADERS]
-            connection.more_headers = self._hosts.cors.headers_for(said)
-            preflight = None
-            if b"origin" in said:  # a program says none
-                preflight = self._hosts.check_page(scope["method"], said)
-            parts = scope["path"].split("/")
-            given, connection.given = connection.given, None
-            reply: WebResponse | WebStream
-            if preflight is not None:
-                reply, connection.more_headers = preflight, ()
-            elif given is not None:
-                reply = await given
-            elif self._has_health and scope["path"] in HEALTH:
-                reply = self._health(scope, "ready")
-            elif self._has_health and len(parts) == 3 and parts[1] == "health" and parts[2]:
-                reply = self._health(scope, parts[2])
-            else:
-                reply = await self._route(scope, connection, receive)
-            if isinstance(reply, WebResponse):
-                status, body, headers = reply.status, reply.body, reply.headers
-                content_type = reply.content_type
-            else:
-                await connection.answer_in_pieces(reply)
+            reply = await self._reply(exchange)
+            if isinstance(reply, WebStream):
+                await exchange.answer_in_pieces(reply)
                 return
         except HttpError as error:
-            status, body, headers = error.status, error_body(error.error), error.headers
+            reply = WebResponse(error.status, error_body(error.error), headers=error.headers)
         except asyncio.CancelledError:
-            if connection.has_left:  # there is nobody to answer
+            if exchange.connection.has_left:  # there is nobody to answer
                 return
-            closed = ClosedError("the server has stopped")  # there is no more time for it
-            status, body, headers = 503, error_body(closed), (CLOSE,)
+            exchange.keeps_alive = False  # there is no more time for it
+            reply = WebResponse(503, error_body(ClosedError("the server has stopped")))
         except Exception as error:  # a bug of ours, or of a double's: that caller is told
-            _LOGGER.exception("%s %s failed", scope["method"], scope["path"], exc_info=error)
-            status, body = 500, error_body(UserCodeError("internal error of the server"))
+            _LOGGER.exception("%s %s failed", exchange.method, exchange.path, exc_info=error)
+            reply = WebResponse(500, error_body(UserCodeError("internal error of the server")))
         finally:
-            connection.task = None
-        if connection.cycle_served.response_started:  # in the middle of a stream
-            connection.break_off()
-            return
-        if connection.cycle_served.more_body:  # nobody is going to read the rest
-            headers = (*headers, CLOSE)
-        await connection.answer(status, headers, body, content_type)
+            exchange.task = None
+        if exchange.is_begun:  # its caller sees that it is not whole
+            exchange.connection.hang_up()
+        else:
+            await exchange.answer(reply)
 
-    async def _route(
-        self, scope: Message, connection: HttpConnection, receive: Receive
-    ) -> WebResponse | WebStream:
+    async def _reply(self, exchange: Exchange) -> WebResponse | WebStream:
+        """Return the answer to a request."""
+        said, path = exchange.said, exchange.path
+        exchange.more_headers = self._hosts.cors.headers_for(said)
+        if b"origin" in said:  # a program says none
+            preflight = self._hosts.check_page(exchange.method, said)
+            if preflight is not None:
+                exchange.more_headers = ()
+                return preflight
+        given, exchange.given = exchange.given, None
+        if given is not None:
+            return await given
+        parts = path.split("/")
+        if self._has_health and path in HEALTH:
+            return self._health(exchange.method, "ready")
+        if self._has_health and len(parts) == 3 and parts[1] == "health" and parts[2]:
+            return self._health(exchange.method, parts[2])
+        return await self._route(exchange)
+
+    async def _route(self, exchange: Exchange) -> WebResponse | WebStream:
         """Return the answer of the routes that the path belongs to."""
-        said: Headers = scope[HEADERS]
+        said = exchange.said
         encoding = said.get(b"content-encoding", b"").strip(b" \t").lower()  # the parser keeps them
         encoding = b"" if encoding == b"identity" else encoding
         # What is packed is not unpacked beyond what its reader would take.
         usual = self._json_limit if encoding and is_all_json(said) else self._limit
 
         async def read(limit: SizeLimit | None = None) -> bytes:
-            return await self._bodies.read(connection, receive, said, encoding, limit or usual)
+            return await self._bodies.read(exchange, encoding, limit or usual)
 
         timeout_s = wrong = None
         if b"grpc-timeout" in said:
             try:
-                timeout_s = timeout_in(scope["headers"])
+                timeout_s = timeout_in(exchange.fields)
             except PackageError as error:
                 wrong = error
         request = WebRequest(
-            method=scope["method"],
-            path=scope["path"],
-            raw_path=scope["raw_path"].decode("latin-1"),
-            query=scope["query_string"].decode("latin-1"),
+            method=exchange.method,
+            path=exchange.path,
+            raw_path=exchange.raw_path,
+            query=exchange.query,
             headers=said,
             read=read,
             timeout_s=timeout_s,
-            accepts=tuple(value for name, value in scope["headers"] if name == b"accept"),
+            accepts=tuple(value for name, value in exchange.fields if name == b"accept"),
         )
         found = (routes.endpoint(request) for routes in self._routes)
         endpoint = next((each for each in found if each is not None), None)
         if wrong is not None:
             raise HttpError(400, wrong) from wrong
         if endpoint is None:
-            text = f"no such path: {scope['path']}; POST /<name>/<method>"
+            text = f"no such path: {exchange.path}; POST /<name>/<method>"
             raise HttpError(404, NoServiceError(text))
         return await endpoint(request)
 
-    def _health(self, scope: Message, probe: str) -> WebResponse:
-        method = scope["method"]
+    def _health(self, method: str, probe: str) -> WebResponse:
         if probe not in ("live", "ready"):
             raise HttpError(404, NoServiceError("no such path; GET /health/live or /health/ready"))
         if method not in ("GET", "HEAD"):

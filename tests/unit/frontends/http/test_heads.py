@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.frontends.http import heads
-from pipeline.frontends.http.connection import head_of
+from pipeline.frontends.http.exchange import head_of
 from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.routes import WebRequest
 

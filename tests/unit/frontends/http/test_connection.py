@@ -1,10 +1,9 @@
-"""The lane's connections, with a listener and a transport that are played."""
+"""Connections, with a listener and a transport that are played."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from doubles import run_virtual
@@ -12,9 +11,16 @@ from played_http import PlayedTransport
 
 from pipeline.answer_head import AnswerHead, head_of
 from pipeline.errors import ERROR_STATUSES, ProductError
+from pipeline.frontends.http.connection import HttpConnection
+from pipeline.frontends.http.exchange import Exchange
 from pipeline.frontends.http.heads import HeadMemory
-from pipeline.frontends.http.lane import LaneConnection
-from pipeline.frontends.http.routes import HandOverError, WebRequest, WebResponse
+from pipeline.frontends.http.routes import (
+    HandOverError,
+    Header,
+    HttpError,
+    WebRequest,
+    WebResponse,
+)
 
 
 class Handle:
@@ -26,13 +32,16 @@ class Handle:
 
 
 class Place:
-    """All of what a lane stands in: listener, service and endpoint in one."""
+    """All of what a connection stands in: listener, service and endpoint in one."""
 
     read_timeout_s = 60.0
     keep_alive_s = 75.0
+    ok_head = b"OK "
 
     def __init__(self) -> None:
-        self.connections: set[Any] = set()
+        self.connections: dict[Any, None] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.heads = HeadMemory([self])
         self.is_draining = False
         self.lost = asyncio.Event()
         self.begun: list[bytes] = []
@@ -40,17 +49,32 @@ class Place:
         self.failures: list[Any] = []
         self.handles: list[Handle] = []
         self.at_once: Callable[[bytes], Any] | None = None
-        self.successors: list[Successor] = []
+        self.exchanges: list[Exchange] = []
 
     def connect(self) -> PlayedTransport:
-        take_over = functools.partial(Successor, self)
-        lane = LaneConnection(self, HeadMemory([self]), take_over)  # type: ignore[arg-type]
-        return PlayedTransport(lane)
+        return PlayedTransport(HttpConnection(self))  # type: ignore[arg-type]
 
     # A listener
 
-    def ok_head(self) -> bytes:
-        return b"OK "
+    async def app(self, exchange: Exchange) -> None:
+        """Answer what is not for the lane with what it is."""
+        exchange.task = asyncio.current_task()
+        self.exchanges.append(exchange)
+        if exchange.given is not None:
+            await exchange.answer(await exchange.given)
+            return
+        body = b""
+        try:
+            while piece := await exchange.next_piece():
+                body += piece
+        except HttpError as error:
+            await exchange.answer(WebResponse(error.status, b""))
+        else:
+            said = f"{exchange.method} {exchange.path} ".encode()
+            await exchange.answer(WebResponse(203, said + body))
+
+    def head(self, reply: WebResponse, is_last: bool, *more: Header) -> bytes:
+        return b"%d%b " % (reply.status, b" last" if is_last else b"")
 
     def answer(self, reply: WebResponse, is_last: bool) -> bytes:
         return b"%d%b %b;" % (reply.status, b" last" if is_last else b"", reply.body)
@@ -79,25 +103,6 @@ class Place:
         return answer
 
 
-class Successor(asyncio.Protocol):
-    """Who takes a connection over from the lane."""
-
-    def __init__(self, place: Place) -> None:
-        place.successors.append(self)
-        self.data = b""
-        self.given: Awaitable[WebResponse] | None = None
-        self.was_late = self.was_shut_down = False
-
-    def data_received(self, data: bytes) -> None:
-        self.data += data
-
-    def time_out(self) -> None:
-        self.was_late = True
-
-    def shutdown(self) -> None:
-        self.was_shut_down = True
-
-
 def post(body: bytes) -> bytes:
     return b"POST /s/m HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
@@ -119,7 +124,7 @@ async def test_a_request_is_answered_with_one_write_and_the_next_one_may_come():
         transport.send(post(body))
         place.sinks[-1].end(b"<%b>" % body)
     assert transport.written == b"OK 3\r\n\r\n<a>OK 3\r\n\r\n<b>"
-    assert not place.successors
+    assert not place.exchanges
 
 
 @on_a_virtual_clock
@@ -152,43 +157,60 @@ async def test_a_body_may_come_in_any_pieces():
 
 
 @on_a_virtual_clock
-async def test_the_unusual_is_handed_over_with_its_bytes_behind_the_answers_before_it():
+async def test_the_unusual_is_answered_behind_the_answers_before_it_and_the_lane_goes_on():
     place = Place()
     transport = place.connect()
-    transport.send(post(b"a") + post(b"odd") + b"more")
+    transport.send(post(b"a") + post(b"odd") + b"GET /x HTTP/1.1\r\n\r\n" + post(b"b"))
     await rounds()
-    assert not place.successors
+    assert not place.exchanges, "one at a time"
     place.sinks[0].end(b"A")
     await rounds()
-    (successor,) = place.successors
-    assert successor.data == post(b"odd") + b"more"
-    assert transport.protocol is successor
-    assert transport.written == b"OK 1\r\n\r\nA"
-    assert not place.connections
+    place.sinks[1].end(b"B")
+    assert transport.written == (
+        b"OK 1\r\n\r\nA203 13\r\n\r\nPOST /s/m odd203 7\r\n\r\nGET /x OK 1\r\n\r\nB"
+    )
+    assert place.begun == [b"a", b"b"]
 
 
 @on_a_virtual_clock
-async def test_half_a_head_is_handed_over():
+async def test_half_a_head_is_read_on_when_the_rest_comes():
     place = Place()
-    place.connect().send(b"POST /s/m HT")
-    assert place.successors[0].data == b"POST /s/m HT"
+    transport = place.connect()
+    for byte in post(b"a"):
+        transport.send(bytes([byte]))
+    await rounds()
+    transport.send(post(b"b"))
+    assert transport.written == b"203 11\r\n\r\nPOST /s/m a"
+    assert place.begun == [b"b"]
 
 
 @on_a_virtual_clock
-async def test_an_answer_that_is_large_is_handed_over_with_the_connection():
+async def test_what_is_behind_a_request_is_not_read_before_its_answer():
+    place = Place()
+    transport = place.connect()
+    chunks = b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    transport.send(chunks + post(b"a")[:-1] + b"\r\nno request")
+    await rounds()
+    assert transport.written == b"203 10\r\n\r\nPOST /c {}"
+    assert place.begun == [b"\r"]
+    place.sinks[0].end(b"A")
+    await rounds()
+    assert transport.written.endswith(b"A400 last " + transport.written.rpartition(b" last ")[2])
+
+
+@on_a_virtual_clock
+async def test_an_answer_that_is_large_has_a_task_and_the_lane_goes_on():
     async def large() -> WebResponse:
-        return WebResponse()
+        return WebResponse(body=b"large")
 
     place = Place()
     transport = place.connect()
     transport.send(post(b"a") + post(b"b"))
-    reply = large()
-    place.sinks[0].end(reply)
-    (successor,) = place.successors
-    assert successor.given is reply
-    assert successor.data.endswith(b"\r\n\r\n" + post(b"b"))
-    assert transport.written == b""
-    reply.close()
+    place.sinks[0].end(large())
+    assert place.begun == [b"a"]
+    await rounds()
+    assert transport.written == b"200 5\r\n\r\nlarge"
+    assert place.begun == [b"a", b"b"]
 
 
 @on_a_virtual_clock
@@ -313,18 +335,31 @@ async def test_who_says_nothing_is_hung_up_on_and_who_waits_for_us_is_not():
 
 
 @on_a_virtual_clock
-async def test_a_body_that_comes_too_slowly_is_handed_over_to_be_refused():
+async def test_a_body_that_comes_too_slowly_is_refused():
+    place = Place()
+    lane, routes = place.connect(), place.connect()
+    await asyncio.sleep(30)
+    lane.send(post(b"abc")[:-2])
+    routes.send(post(b"odd")[:20])
+    await asyncio.sleep(31)
+    lane.send(b"b")
+    routes.send(post(b"odd")[20:-1])
+    assert [lane.written, routes.written] == [b"", b""]
+    await asyncio.sleep(30)
+    assert [lane.written, routes.written] == [b"408 last 0\r\n\r\n"] * 2
+    assert lane.has_ended
+
+
+@on_a_virtual_clock
+async def test_half_a_head_is_hung_up_on():
     place = Place()
     transport = place.connect()
+    transport.send(post(b"a")[:9])
     await asyncio.sleep(30)
-    transport.send(post(b"abc")[:-2])
+    transport.send(post(b"a")[9:12])
     await asyncio.sleep(31)
-    transport.send(b"b")
-    assert not place.successors
-    await asyncio.sleep(30)
-    (successor,) = place.successors
-    assert successor.was_late
-    assert successor.data == post(b"abc")[:-1]
+    assert transport.is_over
+    assert transport.written == b""
 
 
 @on_a_virtual_clock
@@ -351,9 +386,12 @@ async def test_a_connection_that_is_shut_down_ends_with_its_answer_or_at_once():
     await rounds()
     assert idle.is_over
     assert not asking.is_over
-    assert place.successors[0].was_shut_down, "it waits for the rest"
+    assert not half.is_over, "it waits for the rest"
     place.sinks[0].end(b"A")
+    half.send(b"c")
+    place.sinks[1].end(b"C")
     await rounds()
+    assert half.written == b"200 last C;"
     assert asking.written == b"200 last A;"
     assert asking.is_over
 

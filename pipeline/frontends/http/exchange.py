@@ -1,0 +1,182 @@
+"""Exchange: one request that the routes answer, as its caller sends it, and how it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from pipeline.frontends.http.routes import (
+    Header,
+    Headers,
+    HttpError,
+    WebResponse,
+    WebStream,
+)
+from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES
+
+if TYPE_CHECKING:
+    from pipeline.frontends.http.connection import HttpConnection
+
+_LENGTH = b"content-length: "
+
+
+@functools.lru_cache(maxsize=64)  # of a second, most answers have the same
+def head_of(status: int, content_type: bytes, headers: tuple[Header, ...]) -> bytes:
+    """Return the head of an answer up to its length."""
+    lines = [b"HTTP/1.1 %d %s\r\n" % (status, _phrase_of(status))]
+    lines += [b"%b: %b\r\n" % header for header in headers]
+    lines.append(b"content-type: %b\r\n%b" % (content_type, _LENGTH))
+    return b"".join(lines)
+
+
+def _phrase_of(status: int) -> bytes:
+    """Return the words that go with a status; none for one without, as 499 of a cancelled call."""
+    try:
+        return HTTPStatus(status).phrase.encode()
+    except ValueError:
+        return b""
+
+
+class Exchange:
+    """A request, which may still be coming in, and its answer.
+
+    Attributes:
+        connection: the connection that it came on.
+        method, path, raw_path, query: of its first line; `path` is decoded.
+        fields: its headers, by lower-case names.
+        said: the last value of each.
+        body: what has come of it, and was not taken.
+        has_more: the rest of the body has not come.
+        body_error: says why the rest is not going to come.
+        keeps_alive: the connection goes on behind the answer.
+        is_begun: the head of the answer is sent; there is no other answer any more.
+        given: the answer, if the lane has begun it.
+        more_headers: of the answer.
+        task: answers it; cancelled when the caller leaves.
+    """
+
+    __slots__ = (
+        "_arrival", "body", "body_error", "connection", "fields", "given", "has_more", "is_begun",
+        "is_expected", "is_old", "keeps_alive", "method", "more_headers", "path", "query",
+        "raw_path", "said", "task",
+    )  # fmt: skip
+
+    connection: HttpConnection
+
+    def __init__(self) -> None:
+        self.method = self.path = self.raw_path = self.query = ""
+        self.fields: list[Header] = []
+        self.said: Headers = {}
+        self.body = bytearray()
+        self.has_more = True
+        self.body_error: HttpError | None = None
+        self.keeps_alive = True
+        self.is_old = False  # HTTP/1.0, which has no chunks
+        self.is_expected = False  # the caller waits to be told to send the body
+        self.is_begun = False
+        self.given: Awaitable[WebResponse] | None = None
+        self.more_headers: tuple[Header, ...] = ()
+        self.task: asyncio.Task[Any] | None = None
+        self._arrival: asyncio.Future[None] | None = None
+
+    # The body -----------------------------------------------------------------------------
+
+    def take_body(self) -> bytes | None:
+        """Return the body; None if it has to be awaited."""
+        return None if self.has_more or self.is_expected else self._taken()
+
+    async def next_piece(self) -> bytes:
+        """Return what comes next of the body; b"": nothing is left. Raises HttpError."""
+        if self.is_expected:
+            self.is_expected = False
+            self.connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while self.has_more and not self.body:
+            if self.body_error is not None:
+                raise self.body_error
+            if self.connection.has_left:
+                raise asyncio.CancelledError
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        body = bytes(self.body)
+        self.body.clear()
+        self.connection.pace()
+        return body
+
+    def wake(self) -> None:
+        """Tell who awaits the body that there is news of it."""
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    # The answer ---------------------------------------------------------------------------
+
+    async def answer(self, reply: WebResponse) -> None:
+        """Answer, in one packet if the body is short.
+
+        On loopback a packet costs as much as all of our own work for a request.
+        """
+        connection, body = self.connection, reply.body
+        await connection.drained()
+        if connection.has_left:
+            return
+        self.is_begun = True
+        self.keeps_alive &= not (self.has_more or connection.is_last)
+        head = connection.listener.head(reply, not self.keeps_alive, *self.more_headers)
+        head = b"%b%d\r\n\r\n" % (head, len(body))
+        if self.method == "HEAD":
+            connection.transport.write(head)
+        elif len(body) <= SHORT_BYTES:
+            connection.transport.write(head + body)
+        else:
+            connection.transport.write(head)
+            await self._write_in_slices(body)
+        if not connection.has_left:
+            connection.ended(self)
+
+    async def answer_in_pieces(self, reply: WebStream) -> None:
+        """Answer with what comes, each piece as soon as it is there."""
+        connection, is_chunked = self.connection, not self.is_old
+        write = connection.transport.write
+        async with contextlib.aclosing(reply.pieces) as pieces:
+            async for piece in pieces:
+                start = b"" if self.is_begun else self._begin_pieces(reply)
+                if piece and is_chunked:
+                    start += b"%x\r\n" % len(piece)
+                end = b"\r\n" if piece and is_chunked else b""
+                if len(piece) <= SHORT_BYTES:
+                    write(b"".join((start, piece, end)))
+                else:
+                    write(start)
+                    await self._write_in_slices(piece)
+                    write(end)
+                if connection.is_full:
+                    await connection.drained()
+                if connection.has_left:
+                    return
+        head = b"" if self.is_begun else self._begin_pieces(reply)
+        write(head + (b"0\r\n\r\n" if is_chunked else b""))
+        self.keeps_alive &= not connection.is_last
+        connection.ended(self)
+
+    def _begin_pieces(self, reply: WebStream) -> bytes:
+        """Return the head; from here on there is no other answer."""
+        self.is_begun = True
+        self.keeps_alive &= not self.has_more  # nobody is going to read the rest
+        head = self.connection.listener.head(reply, not self.keeps_alive, *self.more_headers)
+        end = b"\r\n" if self.is_old else b"transfer-encoding: chunked\r\n\r\n"
+        return head.removesuffix(_LENGTH) + end
+
+    async def _write_in_slices(self, data: bytes) -> None:
+        """Write as fast as the caller reads, until it leaves."""
+        connection, view = self.connection, memoryview(data)
+        for at in range(0, len(view), SLICE_BYTES):
+            await connection.drained()
+            if connection.has_left:
+                return
+            connection.transport.write(view[at : at + SLICE_BYTES])

@@ -1,0 +1,167 @@
+"""RequestReader: requests as httptools reads them, one at a time; what is no request is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import unquote
+
+import httptools
+
+from pipeline.errors import PackageError
+from pipeline.frontends.http.exchange import Exchange
+from pipeline.frontends.http.routes import HttpError
+
+END = b"\r\n\r\n"
+"""The end of a head, and of a body in chunks."""
+
+_MAX_HEAD_BYTES = 65536
+
+
+def _not_http(why: str) -> HttpError:
+    return HttpError(400, PackageError(f"this is no valid HTTP/1.1 request: {why}"))
+
+
+class RequestReader:
+    """A reader of the requests on one connection.
+
+    The parser is given no byte behind the end of a request. So a request is parsed when it is its
+    turn, and a second one that the parser finds inside the bytes of the first is refused.
+
+    Args:
+        begin: takes a request when its head is read; the body follows.
+
+    Attributes:
+        pending_bytes: bytes that were read since the last request or piece of a body: of a head,
+            of trailers, of blank lines.
+    """
+
+    def __init__(self, begin: Callable[[Exchange], None]) -> None:
+        self.pending_bytes = 0
+        self._begin = begin
+        self._parser = httptools.HttpRequestParser(self)
+        self._exchange: Exchange | None = None  # which has not come in whole
+        self._target = b""
+        self._left = 0  # bytes of a body that says its length
+        self._is_headed = False
+        self._is_begun = False
+
+    @property
+    def is_inside(self) -> bool:
+        """True if a request has begun and has not come in whole."""
+        return self._exchange is not None
+
+    def close(self) -> None:
+        """Let go of the parser, which refers to the reader."""
+        del self._parser
+
+    def read(self, data: bytes, at: int) -> int:
+        """Read on from `at`, to the end of a request at most; return where it has stopped.
+
+        Raises HttpError: this is no request that can be answered.
+        """
+        while at < (end := self._end_of_piece(data, at)):
+            self.pending_bytes += end - at
+            self._left = max(0, self._left - (end - at))
+            self._feed(data[at:end])
+            at = end
+            if self.pending_bytes > _MAX_HEAD_BYTES:
+                text = f"the request's header fields are longer than {_MAX_HEAD_BYTES} bytes"
+                raise HttpError(431, PackageError(text))
+            exchange = self._exchange
+            if exchange is not None and self._is_headed and not self._is_begun:
+                self._start(exchange)
+            if exchange is not None and not exchange.has_more:
+                self._exchange, self.pending_bytes = None, 0
+                break
+        return at
+
+    def _end_of_piece(self, data: bytes, at: int) -> int:
+        """Return the position up to which the parser may read, since no request ends before it."""
+        if self._left:
+            return min(at + self._left, len(data))
+        end = data.find(END, at)
+        if end >= 0:
+            return end + len(END)
+        last = data[max(at, len(data) - len(END) + 1) :]  # it may be the half of an END
+        return len(data) - len(last) + len(last.rstrip(b"\r\n"))
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            rest = data[offer.args[0] :]
+        except httptools.HttpParserError as error:
+            raise _not_http(str(error)) from None
+        else:
+            return
+        self._decline_upgrade(rest)
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Go on in HTTP/1.1 behind an offer of another protocol, as Java's clients make it.
+
+        The parser takes what follows for the other protocol's: another one is told the head again
+        without the offer.
+        """
+        exchange, method = self._exchange, self._parser.get_method()
+        if method == b"CONNECT" or exchange is None:
+            raise HttpError(405, PackageError("method CONNECT: this is no proxy"))
+        lines = [b"%b %b HTTP/1.1" % (method, self._target)]
+        lines += [b"%b: %b" % field for field in exchange.fields if field[0] != b"upgrade"]
+        self._parser, self._exchange = httptools.HttpRequestParser(self), None
+        self._feed(b"\r\n".join([*lines, b"", rest]))
+
+    def _start(self, exchange: Exchange) -> None:
+        """Hand over a request whose head was read."""
+        self._is_begun = True
+        exchange.said = said = dict(exchange.fields)
+        codings = [value for name, value in exchange.fields if name == b"transfer-encoding"]
+        if codings and (len(codings) > 1 or codings[0].lower() != b"chunked"):
+            told = b", ".join(codings).decode("latin-1")
+            raise _not_http(f'its Transfer-Encoding is "{told}": send chunked, or a Content-Length')
+        self._left = int(said.get(b"content-length", 0)) if exchange.has_more else 0
+        exchange.method = self._parser.get_method().decode("ascii")
+        exchange.is_old = self._parser.get_http_version() == "1.0"
+        exchange.keeps_alive = self._keeps_alive and not exchange.is_old
+        exchange.is_expected = said.get(b"expect", b"").lower() == b"100-continue"
+        try:
+            url = httptools.parse_url(self._target)
+        except httptools.HttpParserInvalidURLError:
+            url = None
+        if url is None or not url.path:
+            raise _not_http("its target has no path: send POST /<name>/<method>")
+        exchange.raw_path = url.path.decode("latin-1")
+        exchange.path = unquote(exchange.raw_path)
+        exchange.query = (url.query or b"").decode("latin-1")
+        self._begin(exchange)
+
+    # What the parser calls ----------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        assert self._exchange is None, "it is cut in another way than here"
+        self._exchange, self._target = Exchange(), b""
+        self._is_headed = self._is_begun = False
+
+    def on_url(self, url: bytes) -> None:
+        """Take a piece of the target."""
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; trailers are not read."""
+        if self._exchange is not None and not self._is_headed:
+            self._exchange.fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Take the end of the head; behind the request the parser does not know any more."""
+        self._is_headed, self._keeps_alive = True, self._parser.should_keep_alive()
+
+    def on_body(self, data: bytes) -> None:
+        """Take a piece of the body."""
+        if self._exchange is not None:
+            self._exchange.body += data
+            self.pending_bytes = 0
+
+    def on_message_complete(self) -> None:
+        """Take the end of the request."""
+        if self._exchange is not None:
+            self._exchange.has_more = False
