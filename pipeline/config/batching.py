@@ -1,10 +1,15 @@
-"""`op.<name>.dynamic_batching`: how requests wait for a batch, in the words of Triton's section."""
+"""`op.<name>.dynamic_batching` in the words of Triton's section; what schedulers say they do."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
+
+from pipeline.config import registry
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import OpConfig
 
 Positive = Annotated[int, Meta(ge=1)]
 Size = Annotated[int, Meta(ge=0)]
@@ -62,6 +67,43 @@ class DynamicBatchingConfig(Struct, frozen=True, kw_only=True):
     def policies(self) -> tuple[QueuePolicyConfig, ...]:
         """Return all limits that it has."""
         return (self.default_queue_policy, *self.priority_queue_policy)
+
+
+class SchedulerTraits(Struct, frozen=True, kw_only=True):
+    """Traits of a scheduler, known before there is one: the attribute `traits` of its class.
+
+    A class that is derived from one with traits has none of them, unless it says so itself.
+
+    Attributes:
+        reads_section: it reads the Op's `dynamic_batching`, and what callers say beside their data.
+        sees_op: it is made by its class method `for_op(op, options)`, not of the settings alone.
+        lets_pass: a lone request that it would let go at once need not come to it.
+        steps: what it cuts are requests that join the steps of a worker; see `streams.iterative`.
+        takes_convoys: requests that came together may be one item.
+        keeps_places: each sequence has a place of its own in the batches of its worker.
+    """
+
+    reads_section: bool = False
+    sees_op: bool = False
+    lets_pass: bool = False
+    steps: bool = False
+    takes_convoys: bool = False
+    keeps_places: bool = False
+
+
+_NO_TRAITS = SchedulerTraits()
+
+
+def traits_of(batching: str, kind: registry.Kind = "schedulers") -> SchedulerTraits:
+    """Return what the scheduler of this name says of itself."""
+    own = getattr(registry.find(kind, batching), "__dict__", {})
+    traits: SchedulerTraits = own.get("traits", _NO_TRAITS)
+    return traits
+
+
+def has_sequences(config: OpConfig) -> bool:
+    """Return whether requests for an Op belong to sequences of their callers."""
+    return config.sequence.strategy is not None and not traits_of(config.batching).steps
 
 
 def fault_of_batching(name: str, batching: DynamicBatchingConfig, most: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from pipeline.config.batching import DynamicBatchingConfig, fault_of_batching
+from pipeline.config.batching import DynamicBatchingConfig, fault_of_batching, traits_of
 from pipeline.config.controls import controls_of
 from pipeline.config.elastic import fault_of_bounds
 from pipeline.config.fields import Mismatch, found, settings_of
@@ -72,7 +72,7 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
     if op.input_store.url is not None and op.client_type != "pipeline_grpc":
         place = f"{config.source}: op.{name}.input_store"
         raise ConfigError(f"{place}: only client_type: pipeline_grpc has one, leave it out")
-    if op.response_cache and (op.sequence != SequenceConfig() or op.batching == "iterative"):
+    if op.response_cache and (op.sequence != SequenceConfig() or traits_of(op.batching).steps):
         place = f"{config.source}: op.{name}.response_cache"
         raise ConfigError(f"{place}: answers of steps of a sequence are not kept, leave it out")
     return _with_dag(op, config.dag)
@@ -129,7 +129,7 @@ def _section_of(name: str, argument: str, section: type[Section], data: object) 
 def _check_batching(name: str, op: OpConfig, config: ServiceConfig) -> None:
     """Refuse what `dynamic_batching` cannot go together with. Raises ConfigError."""
     batching, wrong = op.dynamic_batching, ""
-    if op.batching != "dynamic":
+    if not traits_of(op.batching).reads_section:
         if batching != DynamicBatchingConfig():
             wrong = f"is for batching: dynamic, found {op.batching}"
     elif op.auto_batching_timeout_s is not None:
@@ -144,8 +144,8 @@ def _check_ragged(name: str, op: OpConfig, config: ServiceConfig) -> None:
     if not (op.allow_ragged_batch or op.batch_input or op.batch_output):
         return
     wrong = fault_of_ragged(op.allow_ragged_batch, op.batch_input, op.batch_output)
-    if op.batching == "iterative":
-        wrong = "allow_ragged_batch: with batching: iterative nothing waits for a batch"
+    if traits_of(op.batching).steps:
+        wrong = f"allow_ragged_batch: with batching: {op.batching} nothing waits for a batch"
     if wrong:
         raise ConfigError(f"{config.source}: op.{name}.{wrong}")
 
@@ -153,12 +153,14 @@ def _check_ragged(name: str, op: OpConfig, config: ServiceConfig) -> None:
 def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:
     """Refuse what sequences cannot go together with. Raises ConfigError."""
     sequence, wrong = op.sequence, ""
-    if op.batching == "iterative":  # each request is a sequence, and nobody waits for others
+    if traits_of(op.batching).steps:  # each request is a sequence, and nobody waits for others
         if sequence.checkpoint:
-            wrong = "checkpoint: with batching: iterative each request is a sequence of its own"
+            wrong = (
+                f"checkpoint: with batching: {op.batching} each request is a sequence of its own"
+            )
     elif sequence.strategy is None:
         wrong = "strategy: expected direct or oldest, found nothing"
-    elif op.batching != "full":
+    elif op.batching != OpConfig().batching:
         wrong = f"with batching: {op.batching}: the strategy says how batches are cut, leave it out"
     elif config.dag.retry > 1:
         wrong = "with dag.retry: a request of a sequence cannot start anew, which is a second step"

@@ -30,6 +30,7 @@ Kind = Literal[
     "clients",
     "workers",
     "schedulers",
+    "strategies",
     "frontends",
     "sinks",
     "filters",
@@ -61,6 +62,10 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "adaptive": "pipeline.engine.schedulers.dynamic:AdaptiveScheduler",
         "dynamic": "pipeline.engine.schedulers.dynamic_batcher:DynamicBatcher",
         "iterative": "pipeline.engine.schedulers.iterative:IterativeScheduler",
+    },
+    "strategies": {
+        "direct": "pipeline.engine.sequences.scheduler:DirectScheduler",
+        "oldest": "pipeline.engine.sequences.scheduler:OldestScheduler",
     },
     "frontends": {
         "v2": "pipeline.frontends.registry:v2",

@@ -235,7 +235,8 @@ class SequenceConfig(Struct, frozen=True, kw_only=True):
     """`op.<name>.sequence`: requests with one `sequence_id` stay at one worker, in order."""
 
     strategy: Annotated[
-        Literal["direct", "oldest"] | None,
+        str | None,
+        OneOf("strategies"),
         "direct: each sequence has its place in a worker's batches; oldest: who has waited longest"
         " goes; absent: the Op knows no sequences.",
     ] = None

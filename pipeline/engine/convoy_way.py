@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pipeline.config.batching import traits_of
+from pipeline.engine.convoy import ConvoyRun, beside
+from pipeline.engine.op.filter import OpFilter
+from pipeline.engine.run.payload import LOCAL
+from pipeline.engine.run.stages import BatchRun
+from pipeline.engine.schedulers.held_start import held_start
+from pipeline.engine.state import OpState
 
 if TYPE_CHECKING:
     from pipeline.config.schema import ServiceConfig
     from pipeline.engine.admission import AdmissionController
     from pipeline.engine.filters import FilterChain
+    from pipeline.engine.op.dispatcher import OpDispatcher
+    from pipeline.engine.op.lone_run import LoneRun
     from pipeline.engine.ports import OpNode, Router
     from pipeline.engine.stored_inputs import StoredInputs
 
@@ -54,3 +68,51 @@ class ConvoyWay:
 def convoy_rows(node: OpNode) -> int:
     """Return how many samples a convoy may have at an Op; 0: none goes through it."""
     return node.convoy_rows or node.workers.convoy_rows
+
+
+class ConvoyCount(OpFilter):
+    """Counts the members of convoys at an Op whose scheduler batches them, and takes them apart."""
+
+    def __init__(self, node: OpDispatcher) -> None:
+        self._node = node
+        self._is_local = node.workers.memory_domain is LOCAL
+        node.convoy_rows = node.op.pipeline_config.batch_size
+
+    def submit(self, go_on: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
+        go_on([self._counted(run) for run in runs])
+
+    def _counted(self, run: BatchRun) -> BatchRun:
+        more = beside(run.items)
+        self._node.load.items += more
+        if more and self._is_local and type(run) is BatchRun:
+            return ConvoyRun(run.items, run.worker, attempts=run.attempts)
+        return run
+
+    def release(self, go_on: Callable[[Any], None], run: BatchRun | LoneRun) -> None:
+        self._node.load.items -= beside(run.items)
+        go_on(run)
+
+    def seen(self, state: OpState) -> OpState:
+        queued: Any = self._node.scheduler
+        return msgspec.structs.replace(state, queued=state.queued + beside(queued))
+
+
+def takes_convoys(node: OpDispatcher) -> bool:
+    """Return whether requests may come together to an Op, and be batched as one of many samples.
+
+    Not where how many they are, or which of them is first, says when and where they run.
+    """
+    config = node.op.pipeline_config
+    batching = config.dynamic_batching
+    is_plain = not (
+        {*batching.preferred_batch_size} - {config.batch_size}
+        or batching.priority_levels
+        or batching.preserve_ordering
+        or any(
+            each.default_timeout_microseconds or each.allow_timeout_override or each.max_queue_size
+            for each in batching.policies
+        )
+    )
+    is_alone = not (config.response_cache or config.rate_limiter or node.op.pipeline_ragged)
+    may = traits_of(config.batching).takes_convoys and node.workers.takes_convoys
+    return may and is_plain and is_alone and config.retry == 1 and held_start(os.environ) is None

@@ -43,7 +43,7 @@ from pipeline.engine.request import (
 )
 from pipeline.engine.run.payload import opened
 from pipeline.engine.schema_checks import completing, delivery_of, unpacker_of
-from pipeline.engine.sequences.dispatcher import orders_of
+from pipeline.engine.sequences.filter import orders_of
 from pipeline.engine.startup_log import told_if_any_is_slow
 from pipeline.engine.state import EngineState
 from pipeline.engine.stored_inputs import StoredInputs

@@ -9,17 +9,19 @@ from typing import Any
 from pipeline.config.schema import DagConfig
 from pipeline.engine.admission import AdmissionController
 from pipeline.engine.convoy import Each
-from pipeline.engine.convoy_way import ConvoyWay
+from pipeline.engine.convoy_way import ConvoyCount, ConvoyWay, takes_convoys
 from pipeline.engine.detours import Detours, link
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal.journal import EngineObservers
-from pipeline.engine.op.cache import CachedGraph, kind_of
+from pipeline.engine.op.cache import CachedGraph
 from pipeline.engine.op.channel import Item, own_dict
 from pipeline.engine.op.dispatcher import OpDispatcher
+from pipeline.engine.op.order import KeptOrder
 from pipeline.engine.ports import OpNode, Receiver, alone
 from pipeline.engine.request import Recipient, RequestState
 from pipeline.engine.run.payload import LOCAL, Absent
-from pipeline.engine.sequences.dispatcher import check_sequences
+from pipeline.engine.sequences.filter import SequenceFilter, check_sequences
+from pipeline.engine.sequences.scheduler import SequenceScheduler
 from pipeline.engine.streams.delivery import StreamDelivery
 from pipeline.engine.streams.dispatcher import StreamDispatcher
 from pipeline.engine.streams.iterative import IterativeDispatcher
@@ -154,7 +156,7 @@ class Executor:
                 make = IterativeDispatcher if is_iterative(op) else StreamDispatcher
                 self.nodes[op] = make(streams, dag.stream_window, *own)
             else:
-                self.nodes[op] = kind_of(op)(*own)
+                self.nodes[op] = self._with_extras(OpDispatcher(*own))
         nodes = cycle.nodes = tuple(self.nodes.values())
         link(self.nodes, graph.successors)
         check_sequences(nodes)
@@ -167,6 +169,17 @@ class Executor:
         self._detours = Detours(self)
         self.joins: tuple[OpDispatcher, ...] = tuple(node for node in nodes if node.channel.is_join)
         self._is_shared = any(node.workers.memory_domain is not LOCAL for node in nodes)
+
+    def _with_extras(self, node: OpDispatcher) -> OpDispatcher:
+        """Put around an Op's scheduler what its configuration asks for, and the scheduler needs."""
+        config, scheduler = node.op.pipeline_config, node.scheduler
+        if isinstance(scheduler, SequenceScheduler):
+            node.surround(SequenceFilter(node, scheduler, self.loop, self.cycle.mark_dirty))
+        if takes_convoys(node):
+            node.surround(ConvoyCount(node))
+        if config.dynamic_batching.preserve_ordering and config.concurrency > 1:
+            node.surround(KeptOrder())
+        return node
 
     def is_decoupled(self, op: Op | None = None) -> bool:
         """Return whether requests for an Op, None: for the pipeline, are answered in parts."""

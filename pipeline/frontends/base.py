@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pipeline.config.batching import has_sequences, traits_of
 from pipeline.config.schema import ServiceConfig
 from pipeline.data import RequestInfo
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.models import ModelRegistry
 from pipeline.engine.offload import Offload
-from pipeline.engine.op.order import is_dynamic
 from pipeline.engine.run.hooks import asking
-from pipeline.engine.sequences.dispatcher import has_sequences
 from pipeline.errors import PackageError
 from pipeline.observe.custom_metrics import CustomMetrics
 from pipeline.observe.snapshot import AskAll
@@ -114,7 +113,8 @@ def takes_info(models: ModelRegistry) -> bool:
     if any(served.config.filters for served in graphs):
         return True
     ops = [op for served in graphs for op in served.graph.ops]
-    if any(has_sequences(op) or is_dynamic(op) for op in ops):
+    configs = [op.pipeline_config for op in ops]
+    if any(has_sequences(each) or traits_of(each.batching).reads_section for each in configs):
         return True
     return any(asking(op) for served in graphs for op in served.graph.all_ops)
 

@@ -18,7 +18,7 @@ from pipeline.engine.op.cache import ModelCache
 from pipeline.engine.op.elastic import Elasticity
 from pipeline.engine.op.limiter import open_limits
 from pipeline.engine.op.resizing import resize
-from pipeline.engine.sequences.dispatcher import turnstiles_of
+from pipeline.engine.sequences.filter import turnstiles_of
 from pipeline.engine.stored_inputs import StoredInputs, check_has_no_schema
 from pipeline.engine.worker_api import (
     Owner,

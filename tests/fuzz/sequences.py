@@ -280,10 +280,10 @@ def left_over(engine: Any) -> list[str]:
         if its is not None and (its.live or its.used or its.backlog):
             wrong.append(f"sequences are live after the last one was idle: {op.name} {its}")
     for node in engine.executor.nodes.values():
-        turnstile = getattr(node, "turnstile", None)
+        turnstile = getattr(node.scheduler, "turnstile", None)
         if turnstile is None:
             continue
-        book = node.sequences.book
+        book = node.scheduler.book
         chains = book._chains
         kept = [turnstile.held, turnstile._lines, book.queued, chains._chains, chains._at]
         kept += [book._running, book._held, book._idle, book._backlog.size, *book.ready.values()]

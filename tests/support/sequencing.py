@@ -9,8 +9,7 @@ from pipeline.config.schema import OpConfig, SequenceConfig
 from pipeline.data import RequestInfo
 from pipeline.engine.op.channel import Item
 from pipeline.engine.schedulers.base import Batch, Load
-from pipeline.engine.sequences.direct import DirectScheduler
-from pipeline.engine.sequences.oldest import OldestScheduler
+from pipeline.engine.sequences.scheduler import DirectScheduler, OldestScheduler
 
 STRATEGIES = {"direct": DirectScheduler, "oldest": OldestScheduler}
 

@@ -1,4 +1,4 @@
-"""CachedDispatcher: the dispatcher of an Op whose answers are kept. CachedGraph: a whole graph's.
+"""KeptAnswers: the cache around an Op. CachedGraph: that around a whole graph.
 
 A request is looked for before it waits for anything; one that is found comes to no worker.
 """
@@ -15,16 +15,11 @@ from pipeline.engine.filters import Filter
 from pipeline.engine.journal.journal import NO_WORKER, EngineObservers, Outcome
 from pipeline.engine.op.answer_cache import AnswerCache, CacheTeller, Found, ServerCache
 from pipeline.engine.op.channel import Item
-from pipeline.engine.op.dispatcher import OpDispatcher
-from pipeline.engine.op.limiter import limited
-from pipeline.engine.op.order import DynamicDispatcher, is_dynamic
-from pipeline.engine.op.shortcut import Shortcut
-from pipeline.engine.ports import Router
+from pipeline.engine.op.filter import OpFilter
+from pipeline.engine.ports import OpNode, Router
 from pipeline.engine.request import ACTIVE, RequestState
 from pipeline.engine.run.hooks import asking
-from pipeline.engine.sequences.dispatcher import SequenceDispatcher, has_sequences
 from pipeline.errors import GraphError
-from pipeline.op import Op
 
 Complete = Callable[[RequestState, Any], None]
 
@@ -53,53 +48,48 @@ class ModelCache(msgspec.Struct, frozen=True):
             graph.send = executor.start
             graph.open_cache(AnswerCache(self.server, model, teller))
         for node in nodes:
-            if isinstance(node, CachedDispatcher):
+            if node.op.pipeline_config.response_cache:
                 of_op = b"%b %b" % (model, node.name.encode())
                 reads = bool(asking(node.op))
-                node.open_cache(AnswerCache(self.server, of_op, teller, node.spans.index, reads))
+                kept = AnswerCache(self.server, of_op, teller, node.spans.index, reads)
+                node.surround(KeptAnswers(node, kept))
 
 
-class CachedDispatcher(OpDispatcher):
-    """Has an Op's requests looked for, once it has a cache, and its answers kept.
+class KeptAnswers(OpFilter):
+    """Has an Op's requests looked for, and its answers kept.
 
     What is found overtakes whoever waits here, also where answers leave in order.
     """
 
-    _kept: AnswerCache | None = None
+    goes_alone: str = "its answers are kept"
 
-    def open_cache(self, answers: AnswerCache) -> None:
-        """Keep answers from now on."""
+    def __init__(self, node: OpNode, answers: AnswerCache) -> None:
+        self._node = node
         self._kept = answers
-        self.may_spare: bool = True
-        self.goes_alone: str = "its answers are kept"
-        self.shortcut: Shortcut | None = None  # which leads past the cache
+        node.may_spare = True
 
-    def add(self, item: Item) -> None:
-        if self._kept is None:
-            super().add(item)
-        else:
-            self._kept.find(item.inputs, item.info, functools.partial(self._found, item))
+    def add(self, go_on: Callable[[Item], None], item: Item) -> None:
+        self._kept.find(item.inputs, item.info, functools.partial(self._found, go_on, item))
 
-    def _found(self, item: Item, found: Found) -> None:
+    def _found(self, go_on: Callable[[Item], None], item: Item, found: Found) -> None:
         """Answer a request, or have it wait for its turn, unless it is over meanwhile."""
-        request = item.request
+        request, node = item.request, self._node
         if item.generation != request.generation:
             return
-        if request.laps is not None and item.lap != request.laps.get(self, 0):
-            self._router.gone(item)
+        if request.laps is not None and item.lap != request.laps.get(node, 0):
+            node.pass_on(item, None)  # which counts no more
         elif found.answer is None:
             item.found = found
-            super().add(item)
+            go_on(item)
         else:
+            self._kept.hit(item.data_id, found)
             self._take_down(item, found)
-            self.links.answered += 1
-            super().pass_on(item, found.answer)
+            node.links.answered += 1
+            node.pass_on(item, found.answer)
 
     def _take_down(self, item: Item, found: Found) -> None:
         """Take down the span of a request that came to no worker."""
-        assert self._kept is not None, "it was found there"
-        self._kept.hit(item.data_id, found)
-        spans, request = self.spans, item.request
+        spans, request = self._node.spans, item.request
         if not spans.is_wanted:
             return
         start_ns, end_ns = found.start_ns, found.start_ns + found.took_ns
@@ -108,17 +98,14 @@ class CachedDispatcher(OpDispatcher):
         if spans.journal is not None:
             spans.journal.flush_if_long()
 
-    def pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
+    def pass_on(
+        self, go_on: Callable[..., None], item: Item, outcome: Any, jumped: bool = False
+    ) -> None:
         found, item.found = item.found, None  # it may come here again
-        go_on = functools.partial(super().pass_on, item, outcome, jumped)
-        if found is None or jumped or self._kept is None or item.is_over:
-            go_on()
+        if found is None or jumped or item.is_over:
+            go_on(item, outcome, jumped)
         else:
-            self._kept.keep(found, outcome, go_on)
-
-
-class CachedDynamicDispatcher(CachedDispatcher, DynamicDispatcher):
-    """The same for an Op with `batching: dynamic`."""
+            self._kept.keep(found, outcome, functools.partial(go_on, item, outcome))
 
 
 class CachedGraph(Filter):
@@ -191,17 +178,3 @@ class CachedGraph(Filter):
 def _nowhere(request: RequestState, payload: Any) -> None:
     """Refuse what comes before there is a graph."""
     raise NotImplementedError
-
-
-def kind_of(op: Op) -> type[OpDispatcher]:
-    """Return the dispatcher of an Op that neither makes nor reads a stream."""
-    kind = _kind_of(op)
-    return limited(kind) if op.pipeline_config.rate_limiter else kind
-
-
-def _kind_of(op: Op) -> type[OpDispatcher]:
-    if has_sequences(op):
-        return SequenceDispatcher
-    if op.pipeline_config.response_cache:
-        return CachedDynamicDispatcher if is_dynamic(op) else CachedDispatcher
-    return DynamicDispatcher if is_dynamic(op) else OpDispatcher

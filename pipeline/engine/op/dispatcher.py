@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from functools import partial
 from typing import Any
 
-from pipeline.config import registry
 from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.journal.journal import EngineObservers, Outcome, outcome_of
 from pipeline.engine.journal.spans import SpanRecorder
 from pipeline.engine.op.channel import Channel, Item, Room, first_error
+from pipeline.engine.op.filter import STEPS, OpFilter
 from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.op.passage import shortcut_of
 from pipeline.engine.op.shortcut import Shortcut
@@ -19,7 +20,7 @@ from pipeline.engine.request import Recipient, RequestState, RequestTarget
 from pipeline.engine.run.payload import Absent, opened
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.base import Batch, Load, Refusal, Scheduler
-from pipeline.engine.schedulers.guarded import SchedulerError, guarded
+from pipeline.engine.schedulers.guarded import SchedulerError, scheduler_for
 from pipeline.engine.shedding import Shedder
 from pipeline.engine.state import OpState
 from pipeline.engine.trips.pace import Pace
@@ -43,6 +44,7 @@ class OpDispatcher:
         run_type: what its batches are.
         may_spare: whether who comes here need not wait, for its answer may be kept.
         convoy_rows: samples that a convoy may have which its scheduler batches; 0: none does.
+        filters: what stands around its scheduler, the outermost first; see `op.filter`.
     """
 
     streams: bool = False
@@ -50,6 +52,7 @@ class OpDispatcher:
     run_type: type[BatchRun] = BatchRun
     may_spare: bool = False
     convoy_rows: int = 0
+    filters: tuple[OpFilter, ...] = ()
 
     def __init__(
         self,
@@ -66,7 +69,7 @@ class OpDispatcher:
         self.op = op
         self.name: str = op.name
         self.channel: Channel = Channel(producers, bool(config.channel_recv_first_arrive))
-        self.scheduler: Scheduler = self._make_scheduler()
+        self.scheduler: Scheduler = scheduler_for(op)
         self.workers: Workers = make_workers(op, self)
         most = max_batch_size_of(op)
         # Samples that one execution may get: before the model is loaded, and after.
@@ -85,12 +88,20 @@ class OpDispatcher:
         self._router = router
         self.shortcut: Shortcut | None = shortcut_of(self, router, loop)
 
-    def _make_scheduler(self) -> Scheduler:
-        config = self.op.pipeline_config
-        options = registry.options_of("schedulers", config.batching)
-        make = registry.find("schedulers", config.batching)
-        given = options and options(**config.scheduler_options)
-        return guarded(make(config, given), self.name)
+    def surround(self, *filters: OpFilter, within: bool = False) -> None:
+        """Put filters around all that the Op has already; or within, around the Op itself.
+
+        Each step that one of them overrides is bound in the place of the method of that name.
+        """
+        self.filters = (*self.filters, *filters) if within else (*filters, *self.filters)
+        self.shortcut = None  # which leads past them
+        for each in filters:
+            self.goes_alone = self.goes_alone or each.goes_alone
+        for step in STEPS:
+            vars(self).pop(step, None)
+            for each in reversed(self.filters):
+                if getattr(type(each), step) is not getattr(OpFilter, step):
+                    setattr(self, step, partial(getattr(each, step), getattr(self, step)))
 
     # In ---------------------------------------------------------------------------------
 
@@ -126,6 +137,8 @@ class OpDispatcher:
 
     def _pass_by(self, request: RequestState, error: PipelineError | Absent) -> None:
         """Pass on that there is nothing for this Op to do."""
+        for each in self.filters:
+            each.passed_by(request, error)
         if type(error) is Absent:
             self.links.skipped += 1
         self._router.route(self, request, error)
@@ -193,11 +206,11 @@ class OpDispatcher:
     @property
     def waiting(self) -> int:
         """Return how many requests wait here."""
-        return len(self.scheduler)
+        return len(self.scheduler) + sum(each.parked for each in self.filters)
 
     def state(self, group: tuple[str, ...] = ()) -> OpState:
         """Return how it stands."""
-        return OpState(
+        state = OpState(
             name=self.name,
             joining=self.channel.waiting_for_parts,
             queued=self.waiting,
@@ -207,6 +220,9 @@ class OpDispatcher:
             skipped=self.links.skipped,
             edges=self.links.edges,
         )
+        for each in self.filters:
+            state = each.seen(state)
+        return state
 
     # Batches ----------------------------------------------------------------------------
 
@@ -312,7 +328,9 @@ class OpDispatcher:
             self.start_over(job, error)
 
     def close(self) -> None:
-        """Cancel the timers."""
+        """Cancel the timers, and whatever the filters have begun."""
+        for each in self.filters:
+            each.close()
         self.watch.close()
         self._router.cycle.wake_at(self, None)
 
@@ -322,7 +340,8 @@ class OpDispatcher:
             run = run.taken_out()
         self._router.trips.hung(self)
         run.is_superseded = True
-        if not (self.workers.keeps_progress and run.is_prepared):  # nothing to go on with
+        may_go_on = self.workers.keeps_progress and run.is_prepared and run.places is None
+        if not may_go_on:  # there is nothing to go on with, or it would be a second step
             self.workers.replace(worker, None)
             self.start_over(run, run.timed_out(self.name, worker.number))
             return
@@ -363,7 +382,8 @@ class OpDispatcher:
     def fail(self, items: Sequence[Item], error: PipelineError, outcome: Outcome) -> None:
         """End items that no worker has an answer for; a mistake of its caller's is not counted."""
         if not error.is_callers:
-            self.spans.unfinished(items, outcome)
+            counted = (item for item in items if not item.comes_again(error))
+            self.spans.unfinished(counted, outcome)
         for item in items:
             self.pass_on(item, error)
 

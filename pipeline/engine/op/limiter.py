@@ -1,69 +1,68 @@
-"""Dispatchers of Ops whose workers share resources with others: batches wait for their turn."""
+"""WorkerLimit: batches of an Op wait for their turn, as its workers share resources with others."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.config.schema import OpConfig
 from pipeline.engine.op.dispatcher import OpDispatcher
+from pipeline.engine.op.filter import OpFilter
 from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.op.rate_limiter import SHARED, LimitedModel, Needs, RateLimiter
-from pipeline.engine.op.shortcut import Shortcut
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.worker_api import Loop
 
-if TYPE_CHECKING:
-    from pipeline.engine.trips.trip import Trip
 
+class WorkerLimit(OpFilter):
+    """Has each batch wait until the rate limiter lets it begin.
 
-class LimitedDispatcher(OpDispatcher):
-    """Has each batch wait until the rate limiter lets it begin, once there is one."""
+    Raises ConfigError: there is not enough for a worker.
 
-    _limits: LimitedModel | None = None
+    Attributes:
+        model: the Op at the limiter; None: the Op is closed.
+    """
 
-    def open_limits(self, limiter: RateLimiter) -> None:
-        """Ask the limiter from now on. Raises ConfigError: there is not enough for a worker."""
-        self._limits = limiter.add(needs_of(self.op.pipeline_config), self._begin)
-        self.goes_alone: str = "its workers share resources with others"
-        self.shortcut: Shortcut | None = None  # which leads past the limiter
+    goes_alone: str = "its workers share resources with others"
 
-    def schedule(self) -> None:
-        if self._limits is not None:
-            self.load.most_workers = self._limits.at_once
-        super().schedule()
+    def __init__(self, node: OpDispatcher, limiter: RateLimiter) -> None:
+        self.model: LimitedModel | None = limiter.add(
+            needs_of(node.op.pipeline_config), self._begin
+        )
+        self._load = node.load
+        self._go_on: Callable[[Sequence[Any]], None]
 
-    def submit(self, runs: Sequence[BatchRun | Trip]) -> None:
-        if self._limits is None:
-            super().submit(runs)
+    def schedule(self, go_on: Callable[[], None]) -> None:
+        if self.model is not None:
+            self._load.most_workers = self.model.at_once
+        go_on()
+
+    def submit(self, go_on: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
+        if self.model is None:
+            go_on(runs)
             return
+        self._go_on = go_on
         for run in runs:
-            self._limits.ask(run)
+            self.model.ask(run)
 
     def _begin(self, run: Any) -> None:
-        super().submit([run])
+        self._go_on([run])
 
-    def release(self, run: BatchRun | LoneRun) -> None:
-        super().release(run)
-        if self._limits is not None:
-            self._limits.release(run)
+    def release(self, go_on: Callable[[Any], None], run: BatchRun | LoneRun) -> None:
+        go_on(run)
+        if self.model is not None:
+            self.model.release(run)
 
     def close(self) -> None:
-        super().close()
-        if self._limits is not None:
-            self._limits.close()
-            self._limits = None
-
-
-def limited(kind: type[OpDispatcher]) -> type[OpDispatcher]:
-    """Return the same kind of dispatcher for Ops whose workers share resources."""
-    return type(f"Limited{kind.__name__}", (LimitedDispatcher, kind), {})
+        if self.model is not None:
+            self.model.close()
+            self.model = None
 
 
 def open_limits(limiter: RateLimiter | None, nodes: Iterable[OpDispatcher], loop: Loop) -> None:
     """Have those ask a limiter whose workers share resources. Raises ConfigError; none does."""
-    opened: list[LimitedDispatcher] = []
+    opened: list[WorkerLimit] = []
     if limiter is None:
         return
 
@@ -72,15 +71,15 @@ def open_limits(limiter: RateLimiter | None, nodes: Iterable[OpDispatcher], loop
         loop.call_soon(functools.partial(_later, loop, work))
 
     limiter.soon = soon
-    for node in nodes:
-        if isinstance(node, LimitedDispatcher):
-            try:
-                node.open_limits(limiter)
-            except BaseException:
-                for each in opened:
-                    each.close()
-                raise
-            opened.append(node)
+    limited = [node for node in nodes if node.op.pipeline_config.rate_limiter and not node.streams]
+    try:
+        opened.extend(WorkerLimit(node, limiter) for node in limited)
+    except BaseException:
+        for each in opened:
+            each.close()
+        raise
+    for node, limit in zip(limited, opened, strict=True):
+        node.surround(limit, within=True)
 
 
 def _later(loop: Loop, work: Callable[[], None]) -> None:

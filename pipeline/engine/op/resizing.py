@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from pipeline.config.batching import traits_of
 from pipeline.engine.op.dispatcher import OpDispatcher
-from pipeline.engine.op.order import is_dynamic
-from pipeline.engine.sequences.dispatcher import SequenceDispatcher
-from pipeline.engine.streams.plan import ITERATIVE
 from pipeline.engine.worker_api import Resizable
 from pipeline.errors import GraphError
 from pipeline.op import Op
@@ -21,9 +19,9 @@ def can_be_resized(op: Op, count: int) -> bool:
     Schedulers that have planned with the number that there was cannot.
     """
     config = op.pipeline_config
-    if config.batching == ITERATIVE or config.rate_limiter:
+    if traits_of(config.batching).steps or config.rate_limiter:
         return False
-    keeps_order = is_dynamic(op) and config.dynamic_batching.preserve_ordering
+    keeps_order = config.dynamic_batching.preserve_ordering
     return not (keeps_order and config.concurrency == 1 and count > 1)
 
 
@@ -44,9 +42,7 @@ async def resize(node: OpDispatcher, count: int, timeout_s: float = _LEAVING_S) 
     if new:
         await workers.add(new)
     gone = [number for number in workers.numbers if number >= count]
-    if isinstance(node, SequenceDispatcher):
-        node.leave(gone)
-    elif gone:
+    if not any(each.leave(gone) for each in node.filters) and gone:
         workers.dismiss(gone)
     op = node.op
     op.concurrency = count

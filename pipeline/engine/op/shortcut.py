@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.config.batching import traits_of
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.journal.spans import WayRows
 from pipeline.engine.op.channel import Item
@@ -149,6 +150,6 @@ class Shortcut:
 
 def lets_each_pass(node: OpNode) -> bool:
     """Return whether each request is a batch at an Op, and its scheduler lets that go at once."""
-    lets_pass = vars(type(node.scheduler)).get("lets_pass", False)
-    is_lone = node.op.pipeline_config.batch_size == 1 and not node.room.size
-    return lets_pass and is_lone
+    config = node.op.pipeline_config
+    is_lone = config.batch_size == 1 and not node.room.size
+    return is_lone and traits_of(config.batching).lets_pass

@@ -1,7 +1,8 @@
 """The seam between an Op's dispatcher and what cuts its batches; and the queue of what is ready.
 
 A scheduler is plain code of (state, now): it neither waits nor sets timers, and is called on the
-event loop only. The registry finds it by the key `batching`, and makes one an Op.
+event loop only. The registry finds it by the key `batching`, and makes one an Op. What the engine
+has to know of it before says its attribute `traits`, a SchedulerTraits.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+from pipeline.config.batching import SchedulerTraits
 from pipeline.config.schema import OpConfig
 from pipeline.engine.op.channel import Item
 from pipeline.engine.schedulers.base import Batch, Load, ReadyQueue
@@ -21,12 +22,9 @@ class FullScheduler(ReadyQueue):
 
     Without a timeout nobody waits: an idle worker takes what is ready. With one, the first
     request of a batch waits for a full one that long at most.
-
-    Attributes:
-        lets_pass: whether requests may run in a trip without having been here.
     """
 
-    lets_pass: ClassVar[bool] = True
+    traits: ClassVar[SchedulerTraits] = SchedulerTraits(lets_pass=True)
 
     def __init__(self, config: OpConfig, options: None = None) -> None:
         super().__init__()
@@ -63,7 +61,7 @@ class FullScheduler(ReadyQueue):
 class AdaptiveScheduler(FullScheduler):
     """Waits only for the batch that keeps up with the arrivals."""
 
-    lets_pass: ClassVar[bool] = True
+    traits: ClassVar[SchedulerTraits] = SchedulerTraits(lets_pass=True)
 
     def __init__(self, config: OpConfig, options: None = None) -> None:
         super().__init__(config)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from typing import Any, ClassVar
 
+import numpy as np
+
+from pipeline.config.batching import SchedulerTraits
 from pipeline.config.schema import OpConfig
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
+from pipeline.engine.run.collate import form_of
 from pipeline.engine.schedulers.base import Batch, Load, Refusal
 from pipeline.engine.schedulers.draft import Draft, Form
 from pipeline.engine.schedulers.dynamic import batches_ahead
-from pipeline.engine.schedulers.held_start import HeldStart
+from pipeline.engine.schedulers.held_start import HeldStart, held_start
 from pipeline.engine.schedulers.policy_queue import PolicyQueue
 from pipeline.errors import QueueLimitError
+from pipeline.op import Op, overrides
 from pipeline.proto.v2.raw import about_request
 
 FULL = "Exceeds maximum queue size"
@@ -32,6 +40,19 @@ class DynamicBatcher:
         form: what items have in common that may share an execution; None: any may.
         start: what it waits for before its first batch, for tests; None: nothing.
     """
+
+    traits: ClassVar[SchedulerTraits] = SchedulerTraits(
+        reads_section=True, sees_op=True, takes_convoys=True
+    )
+
+    @classmethod
+    def for_op(cls, op: Op, options: None = None) -> DynamicBatcher:
+        """Return one that tells by what an Op is fed which requests may share an execution."""
+        batcher = cls(op.pipeline_config)
+        batcher.start = held_start(os.environ)
+        form = _form_of_fed if overrides(op, "preprocess") else _form_of_inputs
+        batcher.form = partial(form, ragged=op.pipeline_ragged)
+        return batcher
 
     def __init__(self, config: OpConfig, options: None = None) -> None:
         self._batching = batching = config.dynamic_batching
@@ -190,3 +211,28 @@ class DynamicBatcher:
         """Count one no more; return its level."""
         self._rows -= item.request.rows
         return self._at.pop(item)
+
+
+def _form_of_fed(item: Item, ragged: Collection[str]) -> object:
+    """Return the form of what `process` is fed; None: not known before `preprocess`."""
+    return _form_of_inputs(item, ragged) if item.is_feed else None
+
+
+def _form_of_inputs(item: Item, ragged: Collection[str]) -> object:
+    """Return what plain arrays have in common that can be merged, whatever their order.
+
+    The shapes of `ragged` ones may differ.
+    """
+    if item.is_feed:
+        return frozenset(_form_of_feed(*pair, ragged) for pair in item.inputs.items())
+    if ragged:
+        parts = [part for part in item.inputs.values() if isinstance(part, dict)]
+        return [frozenset(_form_of_feed(*pair, ragged) for pair in part.items()) for part in parts]
+    forms = [form_of(part)[0] if isinstance(part, dict) else None for part in item.inputs.values()]
+    return [form and frozenset(form) for form in forms]
+
+
+def _form_of_feed(name: str, value: Any, ragged: Collection[str]) -> tuple[Any, ...]:
+    if name in ragged or not isinstance(value, np.ndarray):
+        return (name,)
+    return name, value.dtype.str, value.shape[1:]

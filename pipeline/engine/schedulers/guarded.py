@@ -6,10 +6,13 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.config import registry
+from pipeline.config.batching import has_sequences, traits_of
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Batch, Load, Refusal, Scheduler
 from pipeline.errors import PipelineError, UserCodeError, described, printable
+from pipeline.op import Op
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -112,7 +115,19 @@ class GuardedScheduler:
             return None
 
 
-def guarded(scheduler: Scheduler, op_name: str) -> Scheduler:
-    """Return one of ours as it is, any other with a guard."""
+def scheduler_for(op: Op) -> Scheduler:
+    """Return the scheduler that an Op's configuration names.
+
+    One of a user's has a guard, but for a strategy, of which more is asked than a guard knows.
+    """
+    config = op.pipeline_config
+    kind: registry.Kind = "schedulers"
+    name = config.batching
+    if is_strategy := has_sequences(config):
+        kind, name = "strategies", config.sequence.strategy or ""
+    make, options = registry.find(kind, name), registry.options_of(kind, name)
+    sees_op = traits_of(name, kind).sees_op
+    given = options and options(**config.scheduler_options)
+    scheduler: Scheduler = make.for_op(op, given) if sees_op else make(config, given)
     is_ours = type(scheduler).__module__.startswith("pipeline.engine.")
-    return scheduler if is_ours else GuardedScheduler(scheduler, op_name)
+    return scheduler if is_ours or is_strategy else GuardedScheduler(scheduler, op.name)

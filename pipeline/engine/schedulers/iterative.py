@@ -6,8 +6,11 @@ the worker makes its steps by itself, see `engine.streams.stepped`.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
+from pipeline.config.batching import SchedulerTraits
 from pipeline.config.schema import OpConfig
 from pipeline.engine.op.channel import Item
 from pipeline.engine.schedulers.base import Batch, Load, ReadyQueue
@@ -19,6 +22,8 @@ class IterativeScheduler(ReadyQueue):
     Nobody waits for company: a step takes all who are there, `auto_batching_timeout` says nothing
     here. Who begins does so at the worker with the fewest seats taken.
     """
+
+    traits: ClassVar[SchedulerTraits] = SchedulerTraits(steps=True)
 
     def __init__(self, config: OpConfig, options: None = None) -> None:
         super().__init__()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.config.batching import has_sequences, traits_of
 from pipeline.config.controls import Control, Kind, controls_of
 from pipeline.data import SequenceStep
 from pipeline.engine.run.call import Call
@@ -209,9 +210,10 @@ def has_fillers(op: Op) -> bool:
     """Return whether each slot of an Op's workers has a row of its own in their batches."""
     config = op.pipeline_config
     tells = any(each.kind is Kind.READY for each in controls_at(op))
-    is_direct = config.sequence.strategy == "direct" and config.batching != "iterative"
+    strategy = config.sequence.strategy if has_sequences(config) else None
+    has_places = strategy is not None and traits_of(strategy, "strategies").keeps_places
     has_axes = all(state.batch_axis != -1 for state in config.sequence.state)
-    return tells and is_direct and config.batch_size > 1 and has_axes
+    return tells and has_places and config.batch_size > 1 and has_axes
 
 
 def hidden_inputs(op: Op) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """The order of sequences: requests of one id come to each Op with sequences as they were asked.
 
 On the way they may overtake each other: at an Op with several workers, unpacked in a thread, in
-other batches. So each such Op has a Turnstile before its scheduler, and the engine a SequenceOrder,
+other batches. So each such Op has a Turnstile before its book, and the engine a SequenceOrder,
 which tells the turnstiles who will come and who will not. Of two requests the older one never waits
 for the younger: it is admitted first, and what is held takes nobody's place in a scheduler. Nothing
 of this is there in a graph without sequences.
@@ -18,10 +18,7 @@ from pipeline.engine.journal.journal import FROM_OUTSIDE
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.run.payload import Absent
-from pipeline.engine.schedulers.base import Batch, Load
-from pipeline.engine.sequences.arrivals import Arrivals
-from pipeline.engine.sequences.book import SequenceId
-from pipeline.engine.sequences.scheduler import SequenceScheduler
+from pipeline.engine.sequences.book import Arrivals, SequenceBook, SequenceId
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -35,33 +32,35 @@ _STOPPING = "Server is stopping, scheduler for model has stopped accepting new i
 _LOSSES = (WorkerDiedError, DeadlineError, PredictorUnavailableError)
 _COMES, _MISSED, _ENDS = "comes", "missed", "ends"
 
+Enter = Callable[[Item, float], PipelineError | None]
+
 
 class Turnstile(Arrivals):
-    """Scheduler that holds what has overtaken others, in front of an Op's scheduler.
+    """Holds what has overtaken others, in front of an Op's book of sequences.
 
     Args:
-        behind: the Op's; what is held does not count as ready there.
-        clock: seconds, as the schedulers have them.
-        wake: called when requests went on by themselves, or may have.
+        book: what is held does not count there.
+        enter: takes a request whose turn it is, or returns why not.
 
     Attributes:
         held: requests that are here before their turn.
         is_stopping: whether no sequence may begin any more, while those that there are go on.
+        clock: seconds, as the schedulers have them.
+        wake: called when requests went on by themselves, or may have.
     """
 
-    def __init__(
-        self, behind: SequenceScheduler, clock: Callable[[], float], wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, book: SequenceBook, enter: Enter) -> None:
         self.held: int = 0
         self.is_stopping: bool = False
-        self._behind = behind
-        self._clock = clock
-        self._wake = wake
+        self.clock: Callable[[], float] = lambda: 0.0
+        self.wake: Callable[[], None] = lambda: None
+        self._book = book
+        self._go_in = enter
         # Of each id who has not come through, in order; with the item of who is held.
         self._lines: dict[SequenceId, OrderedDict[RequestState, Item | str]] = {}
         # What those are told who are on their way to a sequence that has ended.
         self._endings: dict[SequenceId, PipelineError] = {}
-        behind.book.arrivals = self
+        book.arrivals = self
 
     # Who will come ------------------------------------------------------------------------------
 
@@ -92,20 +91,20 @@ class Turnstile(Arrivals):
             line[request] = _MISSED
         else:
             del line[request]
-        self._let_in(line, request.info.sequence_id, self._clock())
-        self._wake()
+        self._let_in(line, request.info.sequence_id, self.clock())
+        self.wake()
 
     def end(self, request: RequestState) -> None:
         """Take note of a request that is nothing but the end of its sequence, behind the others."""
         self.expect(request)
         id = request.info.sequence_id
         self._lines[id][request] = _ENDS
-        self._let_in(self._lines[id], id, self._clock())
-        self._wake()
+        self._let_in(self._lines[id], id, self.clock())
+        self.wake()
 
     def _let_in(self, line: OrderedDict[RequestState, Any], id: SequenceId, now: float) -> None:
         """Let in who is first of its id and here, and so on."""
-        book = self._behind.book
+        book = self._book
         while line:
             request, item = next(iter(line.items()))
             if item is _COMES:
@@ -138,25 +137,22 @@ class Turnstile(Arrivals):
             if not item.info.sequence_start:
                 return self._endings[item.info.sequence_id]
             del self._endings[item.info.sequence_id]
-        return self._behind.add(item, now)
+        return self._go_in(item, now)
 
-    # A scheduler --------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Return how many may run: who waits for a slot must not keep out who has one."""
-        return len(self._behind) - self._behind.book.parked
+    # Who is here --------------------------------------------------------------------------------
 
     @property
     def has_live(self) -> bool:
         """Return whether a sequence has begun here and may go on."""
-        return bool(self._lines) or self._behind.book.state().live > 0
+        return bool(self._lines) or self._book.state().live > 0
 
     @property
     def parked(self) -> int:
         """Requests that are here and wait for others, be it for their slots."""
-        return self.held + self._behind.book.parked
+        return self.held + self._book.parked
 
     def add(self, item: Item, now: float) -> PipelineError | None:
+        """Let a request in, or hold it; or return why its sequence cannot be."""
         request, id = item.request, item.info.sequence_id
         line = self._lines.get(id)
         if line is None or request not in line:
@@ -176,29 +172,15 @@ class Turnstile(Arrivals):
         self._let_in(line, id, now)
         return refusal
 
-    def next(self, load: Load, now: float) -> Batch | float | None:
-        return self._behind.next(load, now)
-
-    def done(self, batch: Batch, now: float) -> None:
-        self._behind.done(batch, now)
-
-    def level_of(self, request: RequestState) -> int:
-        return 0
-
-    def levels(self) -> Mapping[int, int]:
-        return {0: len(self)}
-
-    def drop(self, request: RequestState) -> list[Item]:
+    def drop(self, request: RequestState) -> Item | None:
+        """Forget a request, and return it if it is held."""
         line = self._lines.get(request.info.sequence_id)
         held = None if line is None else line.get(request)
         if line is None or not isinstance(held, Item):
-            return self._behind.drop(request)
+            return None
         line[request] = _MISSED
         self.held -= 1
-        return [held]
-
-    def clear(self) -> list[Item]:
-        return self._behind.clear()
+        return held
 
 
 class SequenceOrder(Filter):

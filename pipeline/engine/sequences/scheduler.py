@@ -1,20 +1,28 @@
-"""SequenceScheduler: what the two strategies for sequences have in common."""
+"""Schedulers of sequences: the strategies `direct` and `oldest`, and what they have in common."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
+from msgspec.structs import replace
+
+from pipeline.config.batching import SchedulerTraits
 from pipeline.config.schema import OpConfig
+from pipeline.data import max_batch_size_of
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.schedulers.base import Batch, Load
 from pipeline.engine.schedulers.dynamic import batches_ahead
-from pipeline.engine.schedulers.held_start import HeldStart
+from pipeline.engine.schedulers.held_start import HeldStart, held_start
 from pipeline.engine.sequences.book import LiveSequence, Ready, SequenceBook
 from pipeline.engine.sequences.controls import Controls
+from pipeline.engine.sequences.feeds import controls_at
 from pipeline.engine.sequences.kept_sequences import KeptSequenceBook
+from pipeline.engine.sequences.order import Turnstile
 from pipeline.errors import PipelineError
+from pipeline.op import Op
 
 
 class SequenceScheduler:
@@ -29,16 +37,29 @@ class SequenceScheduler:
 
     Attributes:
         book: of the Op's sequences.
+        turnstile: keeps the requests of each sequence in order.
         controls: that `process` is fed; an id that they cannot hold is refused.
         start: what it waits for before its first batch, for tests; None: nothing.
         given: of batches, by their first items, the states of sequences that their workers do not
             have, by the places of the items. Who reads one takes it out.
     """
 
+    @classmethod
+    def for_op(cls, op: Op, options: None = None) -> Self:
+        """Return that of an Op, whose model may take fewer rows than its configuration says."""
+        config = op.pipeline_config
+        most = max_batch_size_of(op) or config.batch_size
+        config = replace(config, batch_size=min(most, config.batch_size))
+        scheduler = cls(config, op.name, config.sequence.max_candidates or config.batch_size)
+        scheduler.controls = Controls(op.name, controls_at(op))
+        scheduler.start = held_start(os.environ)
+        return scheduler
+
     def __init__(self, config: OpConfig, op_name: str, slots: int) -> None:
         sequence = config.sequence
         book = KeptSequenceBook if sequence.checkpoint else SequenceBook
         self.book: SequenceBook = book(op_name, slots, sequence.max_idle_ms / 1000)
+        self.turnstile: Turnstile = Turnstile(self.book, self._enter)
         self.controls: Controls = Controls(op_name, ())
         self._delay_s = sequence.max_queue_delay_ms / 1000
         self._batch_size = config.batch_size
@@ -48,9 +69,13 @@ class SequenceScheduler:
         self.given: dict[Item, dict[int, Any]] = {}
 
     def __len__(self) -> int:
-        return self.book.queued
+        """Return how many may run: who waits for a slot must not keep out who has one."""
+        return self.book.queued - self.book.parked
 
     def add(self, item: Item, now: float) -> PipelineError | None:
+        return self.turnstile.add(item, now)
+
+    def _enter(self, item: Item, now: float) -> PipelineError | None:
         refusal = self.controls.refusal(item.info.sequence_id) or self.book.add(item, now)
         if refusal is not None:
             refusal.is_callers = True
@@ -138,8 +163,68 @@ class SequenceScheduler:
 
     def drop(self, request: RequestState) -> list[Item]:
         """Forget a request, which ends its sequence; see `SequenceBook.refused` for the others."""
-        return self.book.drop(request)
+        held = self.turnstile.drop(request)
+        dropped = self.book.drop(request) if held is None else [held]
+        if self.book.refused:
+            self.turnstile.wake()
+        return dropped
+
+    def level_of(self, request: RequestState) -> int:
+        return 0
+
+    def levels(self) -> Mapping[int, int]:
+        return {0: len(self)}
 
     def clear(self) -> list[Item]:
         self._at.clear()
         return self.book.clear()
+
+
+class DirectScheduler(SequenceScheduler):
+    """Has a round at a worker take the next request of each of its slots, in their order.
+
+    With a share of slots and a delay, a round waits for that share, or that long.
+    """
+
+    traits: ClassVar[SchedulerTraits] = SchedulerTraits(sees_op=True, keeps_places=True)
+
+    def __init__(self, config: OpConfig, op_name: str, slots: int) -> None:
+        super().__init__(config, op_name, slots)
+        self._least = config.sequence.min_slot_utilization * slots
+
+    def _count(self, ready: Sequence[Ready], load: Load, now: float) -> int:
+        if len(ready) < self._least and self._may_wait(ready, load, now):
+            return 0
+        return len(ready)
+
+    def _order(self, taken: list[LiveSequence]) -> list[LiveSequence]:
+        return sorted(taken, key=lambda sequence: sequence.slot.number if sequence.slot else 0)
+
+    def _is_held(self, start: HeldStart) -> bool:
+        backlog = self.book.in_backlog
+        return self.book.queued - backlog < start.queued or backlog < start.backlog
+
+
+class OldestScheduler(SequenceScheduler):
+    """Fills batches up to `batch_size` out of the candidates of a worker.
+
+    Of what is there a preferred size goes at once. What has none waits for the delay at most, and
+    then all goes.
+    """
+
+    traits: ClassVar[SchedulerTraits] = SchedulerTraits(sees_op=True)
+
+    def __init__(self, config: OpConfig, op_name: str, slots: int) -> None:
+        super().__init__(config, op_name, slots)
+        self._preferred = sorted(config.sequence.preferred_batch_sizes)
+
+    def _count(self, ready: Sequence[Ready], load: Load, now: float) -> int:
+        count = min(len(ready), self._batch_size)
+        is_due = now >= ready[0][0] + self._delay_s
+        fitting = [size for size in self._preferred if size <= count]
+        if fitting and not (is_due and self._delay_s):
+            return fitting[-1]
+        return count if is_due or load.is_full or count >= self._whole else 0
+
+    def _is_held(self, start: HeldStart) -> bool:
+        return all(len(ready) < start.queued for ready in self.book.ready.values())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pipeline.config.batching import traits_of
 from pipeline.engine.graph import Graph, names_of
 from pipeline.engine.run.hooks import yields
 from pipeline.engine.run.op_facts import is_ragged
@@ -18,9 +19,6 @@ from pipeline.op import Op, runs_process
 
 if TYPE_CHECKING:
     from pipeline.engine.streams.dispatcher import StreamDispatcher
-
-ITERATIVE = "iterative"
-"""The `batching` of Ops whose `process` is called step by step; see `streams.iterative`."""
 
 
 class StreamPlan(msgspec.Struct, frozen=True, eq=False):
@@ -52,7 +50,7 @@ def makes_parts(op: Op) -> bool:
 def is_iterative(op: Op) -> bool:
     """Return whether an Op's `process` is called step by step; False before it is configured."""
     config = getattr(op, "pipeline_config", None)
-    return config is not None and config.batching == ITERATIVE
+    return config is not None and traits_of(config.batching).steps
 
 
 def plan_streams(graph: Graph) -> StreamPlan | None:

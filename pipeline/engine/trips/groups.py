@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline.config.batching import traits_of
 from pipeline.config.elastic import bounds_of
 from pipeline.engine.journal.spans import WayRows
 from pipeline.engine.ports import OpNode, Receiver, Router, alone
@@ -187,11 +188,9 @@ def obstacle(node: OpNode, nodes: Iterable[OpNode]) -> str | None:
         return "it makes or reads a stream"
     if bounds_of(config) is not None:
         return "its workers come and go"
-    if config.sequence.strategy is not None:
-        return "its sequences stay with its workers"
     if node.workers.lender is None:
         return f"its workers ({config.workers}) run no Op but their own"
-    if not vars(type(node.scheduler)).get("lets_pass", False):  # not one that is derived from ours
+    if not traits_of(config.batching).lets_pass:
         return f"its scheduler, {config.batching}, has to see each request"
     if config.channel_recv_first_arrive and node.channel.is_join:
         return "it takes the first of several that arrives"

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pipeline.config.batching import has_sequences
 from pipeline.engine.models import FIRST_VERSION, ModelEntry, ModelRegistry, Served
 from pipeline.engine.request import RequestTarget
-from pipeline.engine.sequences.dispatcher import has_sequences
 from pipeline.errors import ClosedError, ConfigError, NoServiceError, PayloadTypeError
 from pipeline.frontends.base import HeaderForwarding
 from pipeline.op import overrides
@@ -95,7 +95,7 @@ class Pipelines:
 
 def takes_sequences(served: Served) -> bool:
     """Return whether an Op of a pipeline has `sequence`, so that requests say theirs."""
-    return any(map(has_sequences, served.graph.ops))
+    return any(has_sequences(op.pipeline_config) for op in served.graph.ops)
 
 
 class _OwnMethods(NamedTuple):

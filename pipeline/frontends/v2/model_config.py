@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.config.batching import QueuePolicyConfig
+from pipeline.config.batching import QueuePolicyConfig, traits_of
 from pipeline.config.controls import Control, controls_of
 from pipeline.config.schema import OpConfig
 from pipeline.config.sequences import StateConfig, datatype
@@ -53,9 +53,9 @@ def config_of_op(
     config["response_cache"] = {"enable": settings.response_cache}
     _tell_ragged(config, settings)
     delay_s = settings.auto_batching_timeout_s or 0.0
-    if settings.sequence.strategy is not None or settings.batching == "iterative":
+    if settings.sequence.strategy is not None or traits_of(settings.batching).steps:
         config["sequence_batching"] = _sequence_batching(settings, interface.max_batch_size)
-    elif settings.batching == "dynamic":
+    elif traits_of(settings.batching).reads_section:
         config["dynamic_batching"] = _dynamic_batching(settings, interface.max_batch_size)
     elif settings.batch_size > 1:
         config["dynamic_batching"] = {
@@ -78,7 +78,9 @@ def _sequence_batching(settings: OpConfig, max_batch_size: int) -> dict[str, Any
     sequence = settings.sequence
     delay_us = sequence.max_queue_delay_ms * 1000
     strategy: dict[str, Any]
-    if sequence.strategy == "direct":
+    name = sequence.strategy
+    keeps_places = name is not None and traits_of(name, "strategies").keeps_places
+    if keeps_places:
         strategy = {
             "max_queue_delay_microseconds": delay_us,
             "minimum_slot_utilization": sequence.min_slot_utilization,
@@ -92,11 +94,11 @@ def _sequence_batching(settings: OpConfig, max_batch_size: int) -> dict[str, Any
             "preserve_ordering": sequence.preserve_ordering,
         }
     return {
-        sequence.strategy or "oldest": strategy,
+        "direct" if keeps_places else "oldest": strategy,
         "max_sequence_idle_microseconds": sequence.max_idle_ms * 1000,
         "control_input": [_control(each) for each in controls_of("", sequence.controls)],
         "state": [_state(each) for each in sequence.state],
-        "iterative_sequence": settings.batching == "iterative",
+        "iterative_sequence": traits_of(settings.batching).steps,
     }
 
 

@@ -163,7 +163,7 @@ def test_who_is_silent_has_left_and_begins_anew(demo, ears, monkeypatch):
     samples, chunks = samples_of(demo, 5000)
     first = [ears.hear("silent", chunk, place == 0) for place, chunk in enumerate(chunks[:3])]
     with monkeypatch.context() as patched:
-        patched.setattr(ears.node.sequences.book, "_max_idle_s", 0.001)
+        patched.setattr(ears.node.scheduler.book, "_max_idle_s", 0.001)
         wait_until(lambda: ears.hear("another", chunks[0], True, True) and ears.sequences.reaped)
     assert ears.sequences.reaped == 1
     assert NO_START in ears.hear("silent", chunks[3])

@@ -17,7 +17,7 @@ from doubles import server_for, wait_until
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.data import RequestInfo
 from pipeline.engine.request import RequestTarget
-from pipeline.engine.sequences.dispatcher import turnstiles_of
+from pipeline.engine.sequences.filter import turnstiles_of
 from pipeline.errors import ConfigError, ErrorCode, GraphError
 from pipeline.proto.pipeline_service_pb2 import Request
 
@@ -322,7 +322,7 @@ def test_who_is_looked_for_at_once_may_be_looked_for_twice():
     async def talk(engine):
         begun = sums([await ask(engine, "1 start")])
         (node,) = engine.executor.nodes.values()
-        node.sequences.book._max_idle_s = -1.0  # it has been idle for too long all the while
+        node.scheduler.book._max_idle_s = -1.0  # it has been idle for too long all the while
         node._watch_idle()
         node._watch_idle()  # behind a timer that uvloop has no time of
         return begun

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from fuzz import batch_cases, batches
 
-from pipeline.engine.op import order as dynamic_dispatcher
-from pipeline.engine.op.order import DynamicDispatcher
+from pipeline.engine.op.order import KeptOrder
 from pipeline.engine.run import ragged
-from pipeline.engine.schedulers import policy_queue
+from pipeline.engine.schedulers import dynamic_batcher, policy_queue
 from pipeline.engine.schedulers.draft import Draft
 from pipeline.engine.schedulers.dynamic_batcher import DynamicBatcher
 from pipeline.engine.schedulers.policy_queue import PolicyQueue
@@ -57,7 +56,7 @@ def _levels_backwards(patch):
 
 
 def _forms_forgotten(patch):
-    patch.setattr(dynamic_dispatcher, "_form_of_feed", lambda name, value, ragged: (name,))
+    patch.setattr(dynamic_batcher, "_form_of_feed", lambda name, value, ragged: (name,))
 
 
 def _no_place_is_missing(patch):
@@ -73,10 +72,10 @@ def _delay_ignored(patch):
 
 
 def _order_lost(patch):
-    def pass_on(self, item, outcome, jumped=False):
-        super(DynamicDispatcher, self).pass_on(item, outcome, jumped)
+    def pass_on(self, go_on, item, outcome, jumped=False):
+        go_on(item, outcome, jumped)
 
-    patch.setattr(DynamicDispatcher, "pass_on", pass_on)
+    patch.setattr(KeptOrder, "pass_on", pass_on)
 
 
 def _counts_of_rows(patch):

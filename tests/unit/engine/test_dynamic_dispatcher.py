@@ -10,7 +10,6 @@ from doubles import Engine, Tag, answers, chain, settle, virtual
 
 from pipeline import Op, RequestOp
 from pipeline.engine.journal.journal import Outcome
-from pipeline.engine.op.order import DynamicDispatcher
 from pipeline.engine.request import RequestTarget, ask
 from pipeline.errors import ConfigError, ErrorCode, WorkerDiedError
 
@@ -161,8 +160,6 @@ class Feeds(Op):
 async def test_requests_that_cannot_be_merged_do_not_share_a_batch():
     op = Feeds("a", [RequestOp()], batch_size=8, dynamic_batching={"preferred_batch_size": [3]})
     async with Engine(op, service_s={"a": None}) as engine:
-        (node,) = engine.nodes.values()
-        assert isinstance(node, DynamicDispatcher)
         pool, begin = engine.pools["a"], engine.executor.begin
         shapes = [(1, 4), (1, 4), (2, 4), (1, 5), (1, 5)]
         asked = [

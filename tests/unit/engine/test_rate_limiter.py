@@ -207,7 +207,7 @@ async def test_a_batch_that_is_lost_gives_back_what_it_had():
         await late
         (node,) = there.nodes.values()
         assert there.executor.inside == 0
-        assert not node._limits._waiting
+        assert not node.filters[-1].model._waiting
 
 
 @virtual

@@ -174,7 +174,7 @@ async def test_who_is_held_and_leaves_ends_the_sequence_and_is_not_missed_twice(
         anew = ask(engine, "7 start end", 2)
         await pool(engine, "pass", 3)
         assert await result(anew) == [2]
-        assert node.turnstile._lines == {}
+        assert node.scheduler.turnstile._lines == {}
 
 
 @virtual
@@ -296,7 +296,7 @@ async def test_a_storm_leaves_no_wrong_answer_and_nobody_waiting(seed, most, cha
         for node in engine.nodes.values():
             state = node.state()
             assert (state.queued, state.joining) == (0, 0)
-            assert not getattr(node, "turnstile", None) or node.turnstile._lines == {}
+            assert not hasattr(node.scheduler, "turnstile") or not node.scheduler.turnstile._lines
 
 
 def _at_random(workers, dice):

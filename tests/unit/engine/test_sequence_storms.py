@@ -66,7 +66,7 @@ def never(*args: object) -> None:
 
 
 def as_it_comes(self, item, now):
-    return self._behind.add(item, now)
+    return self._go_in(item, now)
 
 
 @pytest.mark.parametrize(

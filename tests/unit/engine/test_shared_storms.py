@@ -13,7 +13,7 @@ from doubles import Engine, Tag, run_virtual
 from pipeline import RequestOp
 from pipeline.engine.op.answer_cache import CacheError, ServerCache
 from pipeline.engine.op.cache import ModelCache
-from pipeline.engine.op.limiter import LimitedDispatcher, open_limits
+from pipeline.engine.op.limiter import WorkerLimit, open_limits
 from pipeline.engine.op.rate_limiter import RateLimiter
 from pipeline.errors import OverloadedError
 
@@ -125,8 +125,9 @@ async def storm(rng):
         assert there.executor.inside == 0
         for node in there.nodes.values():
             assert (node.load.running, len(node.scheduler)) == (0, 0)
-            if isinstance(node, LimitedDispatcher):
-                assert (node._limits.running, list(node._limits._waiting)) == ([], [])
+            for limit in node.filters:
+                if isinstance(limit, WorkerLimit):
+                    assert (limit.model.running, list(limit.model._waiting)) == ([], [])
         cached = there.executor.executor.cached
         assert cached is None or not cached._found
 

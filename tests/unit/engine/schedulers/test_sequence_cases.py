@@ -49,7 +49,7 @@ def ask_all(asked, who):
 def run_all(asked, strategy="direct"):
     """Run until nobody is left; how many batches had which size."""
     sizes = Counter()
-    while len(asked.scheduler):
+    while asked.scheduler.book.queued:
         while isinstance(begun := asked.next(), tuple):
             places = begun[1]
             sizes[max(places) + 1 if strategy == "direct" else len(places)] += 1
@@ -87,7 +87,7 @@ def test_oldest_batches(name):
     asked = Sequences("oldest", slots=8, **options)
     ask_all(asked, who)
     found = Counter()
-    while len(asked.scheduler):
+    while asked.scheduler.book.queued:
         begun = asked.next()
         if isinstance(begun, float):
             asked.now = begun  # who is alone waits for others until the delay is over

@@ -1,0 +1,74 @@
+"""OpFilter: an extra of an Op around its scheduler, such as a cache, a limit or an order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.engine.state import OpState
+from pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pipeline.engine.op.channel import Item
+    from pipeline.engine.op.lone_run import LoneRun
+    from pipeline.engine.request import RequestState
+    from pipeline.engine.run.payload import Absent
+    from pipeline.engine.run.stages import BatchRun
+
+STEPS = ("add", "submit", "release", "pass_on", "schedule", "start_over")
+
+
+class OpFilter:
+    """Base of what stands around an Op's scheduler: override the steps that are needed.
+
+    The first six steps are methods of the dispatcher, which are called through the filters, the
+    outermost first; `go_on` is the same step of what is within. What no filter overrides costs
+    nothing. The others are asked after the dispatcher itself.
+
+    Attributes:
+        goes_alone: why the Op of such a filter is in no trip.
+        parked: requests that wait here, and not in the scheduler.
+    """
+
+    goes_alone: str = ""
+    parked: int = 0
+
+    def add(self, go_on: Callable[[Item], None], item: Item) -> None:
+        """Take a request that is to wait for its turn."""
+        go_on(item)
+
+    def submit(self, go_on: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
+        """Take batches that go to the workers."""
+        go_on(runs)
+
+    def release(self, go_on: Callable[[Any], None], run: BatchRun | LoneRun) -> None:
+        """Take note that a batch is no longer at the workers; its answers follow."""
+        go_on(run)
+
+    def pass_on(
+        self, go_on: Callable[..., None], item: Item, outcome: Any, jumped: bool = False
+    ) -> None:
+        """Take what came of a request."""
+        go_on(item, outcome, jumped)
+
+    def schedule(self, go_on: Callable[[], None]) -> None:
+        """Have batches cut, as something has happened."""
+        go_on()
+
+    def start_over(self, go_on: Callable[..., None], job: BatchRun, error: PipelineError) -> None:
+        """Start over a batch that was lost, or end its requests with `error`."""
+        go_on(job, error)
+
+    def passed_by(self, request: RequestState, error: PipelineError | Absent) -> None:
+        """Take note that nothing comes here of a request."""
+
+    def leave(self, numbers: Collection[int]) -> bool:
+        """Have these workers go when they can, and return True; False: they may go at once."""
+        return False
+
+    def seen(self, state: OpState) -> OpState:
+        """Return the state of the Op with what is known here."""
+        return state
+
+    def close(self) -> None:
+        """Give back what is held."""

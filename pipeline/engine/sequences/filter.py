@@ -1,0 +1,235 @@
+"""SequenceFilter: what is around the scheduler of an Op with `sequence`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from pipeline.config.batching import has_sequences
+from pipeline.engine.admission import AdmissionController
+from pipeline.engine.filters import Filter
+from pipeline.engine.journal.journal import Outcome
+from pipeline.engine.op.dispatcher import OpDispatcher
+from pipeline.engine.op.filter import OpFilter
+from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.request import RequestState
+from pipeline.engine.run.payload import Absent
+from pipeline.engine.run.stages import BatchRun
+from pipeline.engine.sequences.feeds import has_fillers
+from pipeline.engine.sequences.kept_sequences import KeptSequenceBook
+from pipeline.engine.sequences.order import SequenceOrder, Turnstile
+from pipeline.engine.sequences.pairs import SequencePairs
+from pipeline.engine.sequences.scheduler import SequenceScheduler
+from pipeline.engine.state import OpState
+from pipeline.engine.worker_api import Lasting, Loop, Resizable
+from pipeline.errors import DeadlineError, GraphError, PipelineError, RequestCancelledError
+from pipeline.op import Op
+
+_LOGGER = logging.getLogger(__name__)
+
+_WARNS_EVERY_S = 60.0  # that sequences wait for slots
+_LOOKS_EVERY_S = 1.0  # whether they do: to tell takes as long as there are sequences
+_MOST_TOLD = 256  # in one turn of the event loop, of those who are refused behind others
+
+
+class SequenceFilter(OpFilter):
+    """Has each sequence run at one worker, which keeps what its Op does.
+
+    A batch is never run twice: that would be a second step of its sequences. What a lost worker
+    had is lost, and so are the sequences there; unless the book has their states, of before the
+    batch: then they go on elsewhere.
+
+    Raises GraphError: the Op's workers cannot keep anything.
+
+    Args:
+        wake: has the Op cut its batches before long.
+    """
+
+    goes_alone: str = "its sequences stay with its workers"
+
+    def __init__(
+        self,
+        node: OpDispatcher,
+        scheduler: SequenceScheduler,
+        loop: Loop,
+        wake: Callable[[OpDispatcher], None],
+    ) -> None:
+        if not isinstance(node.workers, Lasting):
+            kind = node.op.pipeline_config.workers
+            raise GraphError(f"Op {node.name!r} has sequence, which workers: {kind} cannot keep.")
+        self._node = node
+        self._lasting: Lasting = node.workers
+        self._scheduler = scheduler
+        self._loop = loop
+        self._wakes = wake
+        self._idle_timer: asyncio.Handle | None = None
+        self._idle_due = 0.0  # when that goes off: uvloop has no `when` of what is due at once
+        self._warns_at = float("-inf")
+        node.spans.has_fillers = has_fillers(node.op)
+        scheduler.turnstile.clock, scheduler.turnstile.wake = loop.time, self._wake
+
+    def _wake(self) -> None:
+        self._wakes(self._node)
+
+    @property
+    def parked(self) -> int:  # type: ignore[override]  # which changes
+        return self._scheduler.turnstile.parked
+
+    def passed_by(self, request: RequestState, error: PipelineError | Absent) -> None:
+        self._scheduler.turnstile.comes_not(request, error)
+
+    def seen(self, state: OpState) -> OpState:
+        book = self._scheduler.book
+        if not book.slots.lives:  # nothing has come yet
+            self._scheduler.workers_are(self._lasting.lives())
+        return msgspec.structs.replace(state, sequences=book.state())
+
+    # Batches ----------------------------------------------------------------------------
+
+    def schedule(self, go_on: Callable[[], None]) -> None:
+        """Hand out batches; tell those who will not run; set a timer for who is idle."""
+        node, book = self._node, self._scheduler.book
+        self._scheduler.workers_are(self._lasting.lives())
+        go_on()
+        self._dismiss_vacant()
+        if book.queued and (outage := node.workers.outage) is not None:
+            node.fail(self._scheduler.clear(), outage, Outcome.OTHER)
+        if book.refused:
+            for _ in range(min(len(book.refused), _MOST_TOLD)):
+                item, error = book.refused.popleft()
+                is_cancelled = isinstance(error, RequestCancelledError)
+                node.fail([item], error, Outcome.CANCELED if is_cancelled else Outcome.OTHER)
+            if book.refused:  # others have their turn before them
+                self._loop.call_soon(self._wake)
+            if node.room.size:
+                node.places_freed()
+        if book.parked and not book.slots.free and self._loop.time() >= self._warns_at:
+            self._warn()
+        self._watch_idle()
+
+    def _warn(self) -> None:
+        """Say, if sequences wait for slots, when these are free, and which keys give more."""
+        self._warns_at = self._loop.time() + _LOOKS_EVERY_S
+        state = self._scheduler.book.state()
+        if not (state.backlog and state.used):
+            return
+        self._warns_at = self._loop.time() + _WARNS_EVERY_S
+        name, config = self._node.name, self._node.op.pipeline_config
+        key, of_triton = "batch_size", "max_batch_size"
+        if config.sequence.strategy == "oldest":
+            key, of_triton = "sequence.max_candidates", "max_candidate_sequences"
+        _LOGGER.warning(
+            f"Op {name!r}: sequences wait for a slot: {state.backlog}, while {state.used} have all "
+            f"{state.slots} that there are. op.{name}.{key} says how many each of its workers has, "
+            f"op.{name}.concurrency ({config.concurrency}) how many workers there are "
+            f"(config.pbtxt: {of_triton}, instance_group). A slot is free when its sequence ends "
+            f"(sequence_end), or was idle for max_idle_ms ({config.sequence.max_idle_ms:g})"
+        )
+
+    def leave(self, numbers: Collection[int]) -> bool:
+        """Have these workers go when their sequences have ended; see `resizing`."""
+        self._scheduler.workers_are(self._lasting.lives())
+        self._scheduler.book.leave(numbers)
+        self._dismiss_vacant()
+        self._wake()
+        return True
+
+    def _dismiss_vacant(self) -> None:
+        vacant = self._scheduler.book.slots.take_vacant()
+        if vacant and isinstance(workers := self._node.workers, Resizable):
+            workers.dismiss(vacant)
+            self._scheduler.workers_are(self._lasting.lives())
+
+    def submit(self, go_on: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
+        given, spans = self._scheduler.given, self._node.spans
+        for run in runs:
+            if given:
+                run.given = given.pop(run.items[0], None)
+            if (tell := spans.on_step) is not None:
+                for item, place in zip(run.items, run.places or (), strict=False):
+                    if item.trace:
+                        tell(item.data_id, spans.index, item.info.sequence_id, place)
+        go_on(runs)
+
+    def _watch_idle(self) -> None:
+        due, timer = self._scheduler.book.reaps_at, self._idle_timer
+        if due is None or (timer is not None and self._idle_due <= due):
+            return
+        if timer is not None:
+            timer.cancel()
+        self._idle_due = due
+        self._idle_timer = self._loop.call_at(due, self._look_for_idle)
+
+    def _look_for_idle(self) -> None:
+        self._idle_timer = None
+        self._wake()
+
+    def close(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+
+    # Out --------------------------------------------------------------------------------
+
+    def release(self, go_on: Callable[[Any], None], run: BatchRun | LoneRun) -> None:
+        if isinstance(run, BatchRun) and not run.is_superseded:
+            self._take_states(run)
+        go_on(run)
+        self._watch_idle()
+
+    def _take_states(self, run: BatchRun) -> None:
+        book = self._scheduler.book
+        for place in run.unsent or ():
+            book.unsent(run.items[place], (run.given or {}).get(place))
+        if run.kept and isinstance(book, KeptSequenceBook):
+            book.keep(run.items, run.kept)
+
+    def start_over(self, go_on: Callable[..., None], job: BatchRun, error: PipelineError) -> None:
+        """End the requests of a lost batch: nobody else has what it needs, if the book has not."""
+        node, book, failed = self._node, self._scheduler.book, job.items
+        if isinstance(book, KeptSequenceBook):
+            failed = book.again(job.items, error, node.op.pipeline_config.retry)
+        node.release(job)
+        is_timeout = isinstance(error, DeadlineError)
+        node.fail(failed, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
+        self._wake()
+
+
+def orders_of(nodes: Mapping[Op, OpDispatcher], admission: AdmissionController) -> list[Filter]:
+    """Return what knows the requests of sequences, and keeps them in order; no Op has any: []."""
+    turnstiles = turnstiles_of(nodes)
+    if not turnstiles:
+        return []
+    order = SequenceOrder(turnstiles)
+    admission.parked = order.parked
+    return [SequencePairs(order.end), order]
+
+
+def turnstiles_of(nodes: Mapping[Op, OpDispatcher]) -> dict[Op, Turnstile]:
+    """Return the turnstiles of the Ops that have sequences."""
+    kept = ((op, node.scheduler) for op, node in nodes.items())
+    return {op: each.turnstile for op, each in kept if isinstance(each, SequenceScheduler)}
+
+
+def check_sequences(nodes: Iterable[OpDispatcher]) -> None:
+    """Refuse what a sequence cannot go together with: a step of it runs once, and answers once.
+
+    Raises:
+        GraphError: naming the Op.
+    """
+    nodes = list(nodes)
+    for node in nodes:
+        if not has_sequences(node.op.pipeline_config):
+            continue
+        links, wrong = node.links, ""
+        if node.streams:
+            wrong = "makes or reads a stream"
+        elif links.is_in_loop or any(node in other.links.runs_again for other in nodes):
+            wrong = "runs again in a loop, or after a jump back"
+        elif links.targets or links.is_target:
+            wrong = "jumps, or is jumped to"
+        if wrong:
+            raise GraphError(f"Op {node.name!r} has sequence, and {wrong}.")
