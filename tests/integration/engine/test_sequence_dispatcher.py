@@ -323,8 +323,8 @@ def test_who_is_looked_for_at_once_may_be_looked_for_twice():
         begun = sums([await ask(engine, "1 start")])
         (node,) = engine.executor.nodes.values()
         node.scheduler.book._max_idle_s = -1.0  # it has been idle for too long all the while
-        node._watch_idle()
-        node._watch_idle()  # behind a timer that uvloop has no time of
+        node.filters[0]._watch_idle()
+        node.filters[0]._watch_idle()  # behind a timer that uvloop has no time of
         return begun
 
     with served("oldest", "thread") as server:
