@@ -16,6 +16,7 @@ from pipeline.engine.journal.journal import EngineObservers
 from pipeline.engine.op.cache import CachedGraph
 from pipeline.engine.op.channel import Item, own_dict
 from pipeline.engine.op.dispatcher import OpDispatcher
+from pipeline.engine.op.filter import surround
 from pipeline.engine.op.order import KeptOrder
 from pipeline.engine.ports import OpNode, Receiver, alone
 from pipeline.engine.request import Recipient, RequestState
@@ -174,11 +175,11 @@ class Executor:
         """Put around an Op's scheduler what its configuration asks for, and the scheduler needs."""
         config, scheduler = node.op.pipeline_config, node.scheduler
         if isinstance(scheduler, SequenceScheduler):
-            node.surround(SequenceFilter(node, scheduler, self.loop, self.cycle.mark_dirty))
+            surround(node, SequenceFilter(node, scheduler, self.loop, self.cycle.mark_dirty))
         if takes_convoys(node):
-            node.surround(ConvoyCount(node))
+            surround(node, ConvoyCount(node))
         if config.dynamic_batching.preserve_ordering and config.concurrency > 1:
-            node.surround(KeptOrder())
+            surround(node, KeptOrder())
         return node
 
     def is_decoupled(self, op: Op | None = None) -> bool:

@@ -11,7 +11,7 @@ from msgspec import field
 
 from pipeline.engine.journal.spans import SpanRecorder
 from pipeline.engine.op.channel import Channel, Item, Room
-from pipeline.engine.op.filter import OpFilter
+from pipeline.engine.op.filter import Surrounded
 from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.op.worker_watch import WorkerWatch
 from pipeline.engine.request import Recipient, RequestState, RequestTarget
@@ -26,7 +26,7 @@ from pipeline.errors import PipelineError
 from pipeline.op import Op
 
 
-class OpNode(Recipient, Protocol):
+class OpNode(Recipient, Surrounded, Protocol):
     """The dispatcher of one Op."""
 
     op: Op
@@ -41,7 +41,6 @@ class OpNode(Recipient, Protocol):
     spans: SpanRecorder
     watch: WorkerWatch
     streams: bool
-    goes_alone: str
     may_spare: bool
     convoy_rows: int
 
@@ -53,7 +52,6 @@ class OpNode(Recipient, Protocol):
     def count(self, run: BatchRun) -> BatchRun: ...
     def release(self, run: BatchRun | LoneRun) -> None: ...
     def pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None: ...
-    def surround(self, *filters: OpFilter, within: bool = False) -> None: ...
     def lost(self, job: BatchRun | LoneRun | Trip, error: PipelineError) -> None: ...
 
 

@@ -15,7 +15,7 @@ from pipeline.engine.filters import Filter
 from pipeline.engine.journal.journal import NO_WORKER, EngineObservers, Outcome
 from pipeline.engine.op.answer_cache import AnswerCache, CacheTeller, Found, ServerCache
 from pipeline.engine.op.channel import Item
-from pipeline.engine.op.filter import OpFilter
+from pipeline.engine.op.filter import OpFilter, surround
 from pipeline.engine.ports import OpNode, Router
 from pipeline.engine.request import ACTIVE, RequestState
 from pipeline.engine.run.hooks import asking
@@ -52,7 +52,7 @@ class ModelCache(msgspec.Struct, frozen=True):
                 of_op = b"%b %b" % (model, node.name.encode())
                 reads = bool(asking(node.op))
                 kept = AnswerCache(self.server, of_op, teller, node.spans.index, reads)
-                node.surround(KeptAnswers(node, kept))
+                surround(node, KeptAnswers(node, kept))
 
 
 class KeptAnswers(OpFilter):

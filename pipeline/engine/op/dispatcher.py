@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from functools import partial
 from typing import Any
 
 from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.journal.journal import EngineObservers, Outcome, outcome_of
 from pipeline.engine.journal.spans import SpanRecorder
 from pipeline.engine.op.channel import Channel, Item, Room, first_error
-from pipeline.engine.op.filter import STEPS, OpFilter
+from pipeline.engine.op.filter import OpFilter
 from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.op.passage import shortcut_of
 from pipeline.engine.op.shortcut import Shortcut
@@ -87,21 +86,6 @@ class OpDispatcher:
         self.is_dirty: bool = False
         self._router = router
         self.shortcut: Shortcut | None = shortcut_of(self, router, loop)
-
-    def surround(self, *filters: OpFilter, within: bool = False) -> None:
-        """Put filters around all that the Op has already; or within, around the Op itself.
-
-        Each step that one of them overrides is bound in the place of the method of that name.
-        """
-        self.filters = (*self.filters, *filters) if within else (*filters, *self.filters)
-        self.shortcut = None  # which leads past them
-        for each in filters:
-            self.goes_alone = self.goes_alone or each.goes_alone
-        for step in STEPS:
-            vars(self).pop(step, None)
-            for each in reversed(self.filters):
-                if getattr(type(each), step) is not getattr(OpFilter, step):
-                    setattr(self, step, partial(getattr(each, step), getattr(self, step)))
 
     # In ---------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.engine.state import OpState
 from pipeline.errors import PipelineError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.engine.run.payload import Absent
     from pipeline.engine.run.stages import BatchRun
 
-STEPS = ("add", "submit", "release", "pass_on", "schedule", "start_over")
+_STEPS = ("add", "submit", "release", "pass_on", "schedule", "start_over")
 
 
 class OpFilter:
@@ -72,3 +73,33 @@ class OpFilter:
 
     def close(self) -> None:
         """Give back what is held."""
+
+
+class Surrounded(Protocol):
+    """An Op's dispatcher, to its filters.
+
+    Attributes:
+        filters: those that are there, the outermost first.
+        goes_alone: why the Op is in no trip; "": nothing of its own is against it.
+        shortcut: the way past the scheduler; None: there is none.
+    """
+
+    filters: tuple[OpFilter, ...]
+    goes_alone: str
+    shortcut: Any
+
+
+def surround(node: Surrounded, *filters: OpFilter, within: bool = False) -> None:
+    """Put filters around all that an Op has already; or within, around the Op itself.
+
+    Each step that one of them overrides is bound in the place of the dispatcher's method.
+    """
+    node.filters = (*node.filters, *filters) if within else (*filters, *node.filters)
+    node.shortcut = None  # which leads past them
+    for each in filters:
+        node.goes_alone = node.goes_alone or each.goes_alone
+    for step in _STEPS:
+        vars(node).pop(step, None)
+        for each in reversed(node.filters):
+            if getattr(type(each), step) is not getattr(OpFilter, step):
+                setattr(node, step, partial(getattr(each, step), getattr(node, step)))

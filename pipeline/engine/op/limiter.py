@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.config.schema import OpConfig
 from pipeline.engine.op.dispatcher import OpDispatcher
-from pipeline.engine.op.filter import OpFilter
+from pipeline.engine.op.filter import OpFilter, surround
 from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.op.rate_limiter import SHARED, LimitedModel, Needs, RateLimiter
 from pipeline.engine.run.stages import BatchRun
@@ -79,7 +79,7 @@ def open_limits(limiter: RateLimiter | None, nodes: Iterable[OpDispatcher], loop
             each.close()
         raise
     for node, limit in zip(limited, opened, strict=True):
-        node.surround(limit, within=True)
+        surround(node, limit, within=True)
 
 
 def _later(loop: Loop, work: Callable[[], None]) -> None:
