@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,6 +20,8 @@ from pipeline.observe.logs.switches import LogSwitches
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.load_bounds import MAX_INSTANCES
 from pipeline.repository.server import RepositorySettings, serve
+
+Add = Callable[..., argparse.Action]
 
 _FAILED = 1
 _OLDER_TRACES = ("file", "level", "rate", "count", "log-frequency")  # flags before --trace-config
@@ -122,116 +124,90 @@ def repository_parser() -> argparse.ArgumentParser:
         f"{', '.join(f'--{name}' for name in _UNUSED)}. Not here, and refused: {refused}.",
         "pipeline repository --model-repository=models --http-port=8000",
     )
-    add = parser.add_argument
-    add(
-        "--model-repository",
-        "--model-store",
-        action="append",
-        required=True,
-        metavar="DIR",
-        help="folder of models; may be given several times",
-    )
+    for add_flags in (_add_models, _add_ports, _add_observing, _add_limits, _add_logs):
+        add_flags(parser.add_argument)
+    return parser
+
+
+def _add_models(add: Add) -> None:
+    folders = "folder of models; may be given several times"
+    names = "--model-repository", "--model-store"
+    add(*names, action="append", required=True, metavar="DIR", help=folders)
     add("--id", default="triton", metavar="NAME", help="name of the server in its metadata")
     modes = "none", "poll", "explicit"
     add("--model-control-mode", type=str.lower, default="none", choices=modes)
     add(
         "--load-model",
-        action="append",
-        default=[],
+        **_SEVERAL,
         metavar="NAME",
         help="loaded at the start in mode explicit; *: all",
     )
     add("--repository-poll-secs", type=float, default=15, metavar="S")
-    add("--strict-model-config", type=_flag, default=False, metavar="BOOL")
+    add("--strict-model-config", **_NO)
     add("--disable-auto-complete-config", action="store_true")
-    add("--strict-readiness", type=_flag, default=True, metavar="BOOL")
-    add("--exit-on-error", type=_flag, default=True, metavar="BOOL")
+    add("--strict-readiness", **_YES)
+    add("--exit-on-error", **_YES)
     add("--exit-timeout-secs", type=float, default=30, metavar="S")
-    add(
-        "--max-instances",
-        type=int,
-        default=MAX_INSTANCES,
-        metavar="COUNT",
-        help=f"most instances of a model, of all its groups; {MAX_INSTANCES}",
-    )
-    add("--model-namespacing", type=_flag, default=False, metavar="BOOL")
-    add("--allow-http", type=_flag, default=True, metavar="BOOL")
-    add("--http-address", default="0.0.0.0", metavar="HOST")
-    add("--http-port", type=int, default=8000, metavar="PORT", help="0: any free one")
-    add("--reuse-http-port", type=_flag, default=False, metavar="BOOL")
-    add("--http-header-forward-pattern", default="", metavar="REGEX")
-    add("--http-max-input-size", type=int, default=None, metavar="BYTES")
-    add("--allow-grpc", type=_flag, default=True, metavar="BOOL")
-    add("--grpc-address", default="0.0.0.0", metavar="HOST")
-    add("--grpc-port", type=int, default=8001, metavar="PORT", help="0: any free one")
-    add("--reuse-grpc-port", type=_flag, default=False, metavar="BOOL")
-    add("--grpc-header-forward-pattern", default="", metavar="REGEX")
-    add("--allow-metrics", type=_flag, default=True, metavar="BOOL")
+    most = f"most instances of a model, of all its groups; {MAX_INSTANCES}"
+    add("--max-instances", type=int, default=MAX_INSTANCES, metavar="COUNT", help=most)
+    add("--model-namespacing", **_NO)
+
+
+def _add_ports(add: Add) -> None:
+    for api, port in (("http", 8000), ("grpc", 8001)):
+        add(f"--allow-{api}", **_YES)
+        add(f"--{api}-address", default="0.0.0.0", metavar="HOST")
+        add(f"--{api}-port", type=int, default=port, metavar="PORT", help="0: any free one")
+        add(f"--reuse-{api}-port", **_NO)
+        add(f"--{api}-header-forward-pattern", default="", metavar="REGEX")
+        if api == "http":
+            add("--http-max-input-size", type=int, default=None, metavar="BYTES")
+    add("--allow-metrics", **_YES)
     add("--metrics-address", default=None, metavar="HOST")
     add("--metrics-port", type=int, default=8002, metavar="PORT", help="0: any free one")
-    add(
-        "--metrics-config",
-        action="append",
-        default=[],
-        metavar="SETTING=VALUE",
-        help="families of metrics: counter_latencies, histogram_latencies, summary_latencies, "
-        "summary_quantiles",
+
+
+def _add_observing(add: Add) -> None:
+    families = (
+        "families of metrics: counter_latencies, histogram_latencies, summary_latencies, "
+        "summary_quantiles"
     )
-    add(
-        "--trace-config",
-        action="append",
-        default=[],
-        metavar="[MODE,]SETTING=VALUE",
-        help="what of requests is written to a file: level, rate, count; triton,file and "
-        "triton,log-frequency; or mode=opentelemetry",
+    add("--metrics-config", **_SEVERAL, metavar="SETTING=VALUE", help=families)
+    traces = (
+        "what of requests is written to a file: level, rate, count; triton,file and "
+        "triton,log-frequency; or mode=opentelemetry"
     )
+    add("--trace-config", **_SEVERAL, metavar="[MODE,]SETTING=VALUE", help=traces)
     for setting in _OLDER_TRACES:
-        add(f"--trace-{setting}", action="append", default=[], metavar="VALUE")
-    add(
-        "--cache-config",
-        action="append",
-        default=[],
-        metavar="CACHE,KEY=VALUE",
-        help="where answers are kept of models with response_cache: local,size=BYTES, or redis",
-    )
+        add(f"--trace-{setting}", **_SEVERAL, metavar="VALUE")
+
+
+def _add_limits(add: Add) -> None:
+    caches = "where answers are kept of models with response_cache: local,size=BYTES, or redis"
+    add("--cache-config", **_SEVERAL, metavar="CACHE,KEY=VALUE", help=caches)
     add("--rate-limit", type=str.lower, default="off", choices=("off", "execution_count"))
-    add(
-        "--rate-limit-resource",
-        action="append",
-        default=[],
-        metavar="NAME:COUNT[:DEVICE]",
-        help="how much there is of a resource that instances need",
-    )
+    resources = "how much there is of a resource that instances need"
+    form = "NAME:COUNT[:DEVICE]"
+    add("--rate-limit-resource", **_SEVERAL, metavar=form, help=resources)
     add("--response-cache-byte-size", type=int, default=None, metavar="BYTES")
+    restricted = "parts of v2, with commas between, for those whose header KEY is VALUE"
     for flag in ("--http-restricted-api", "--grpc-restricted-protocol"):
-        add(
-            flag,
-            action="append",
-            default=[],
-            metavar="APIS:KEY=VALUE",
-            help="parts of v2, with commas between, for those whose header KEY is VALUE",
-        )
-    add(
-        "--allow-client-shm",
-        type=_flag,
-        default=None,
-        metavar="BOOL",
-        help="callers may have tensors in shared memory; else if --http-address is a loopback one",
+        add(flag, **_SEVERAL, metavar="APIS:KEY=VALUE", help=restricted)
+    shared = "callers may have tensors in shared memory; else if --http-address is a loopback one"
+    add("--allow-client-shm", type=_flag, default=None, metavar="BOOL", help=shared)
+    edge = (
+        "who takes gRPC and HTTP: auto: gRPC the gateway, where it is, as a child of this "
+        "process; embedded: this process both; gateway: the gateway both"
     )
-    add(
-        "--edge",
-        default="auto",
-        choices=get_args(Edge),
-        help="who takes gRPC and HTTP: auto: gRPC the gateway, where it is, as a child of this "
-        "process; embedded: this process both; gateway: the gateway both",
-    )
+    add("--edge", default="auto", choices=get_args(Edge), help=edge)
+
+
+def _add_logs(add: Add) -> None:
     add("--log-verbose", type=int, default=0, metavar="LEVEL")
-    add("--log-info", type=_flag, default=True, metavar="BOOL")
-    add("--log-warning", type=_flag, default=True, metavar="BOOL")
-    add("--log-error", type=_flag, default=True, metavar="BOOL")
+    for kind in ("info", "warning", "error"):
+        add(f"--log-{kind}", **_YES)
     add("--log-format", default="default", metavar="FORM")
     add("--log-file", default="", metavar="FILE")
-    return parser
 
 
 def _flag(text: str) -> bool:
@@ -246,6 +222,11 @@ def _is_unused(argument: str) -> bool:
 
 def _name(argument: str) -> str:
     return argument.removeprefix("--").partition("=")[0]
+
+
+_NO: dict[str, Any] = {"type": _flag, "default": False, "metavar": "BOOL"}
+_YES: dict[str, Any] = {**_NO, "default": True}
+_SEVERAL: dict[str, Any] = {"action": "append", "default": []}
 
 
 def settings_of(given: argparse.Namespace) -> RepositorySettings:

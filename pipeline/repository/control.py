@@ -25,7 +25,7 @@ from pipeline.repository.dependents import (
     only_needed_by,
 )
 from pipeline.repository.load_bounds import MAX_INSTANCES, check_bounds, check_sent
-from pipeline.repository.model_folders import model_folders, names_in
+from pipeline.repository.model_folders import ModelFolder, model_folders, names_in
 from pipeline.repository.namespaces import name_of, named
 from pipeline.repository.override_files import OverrideFiles
 from pipeline.repository.polled_model import PolledModel, find_models, poll_model, without_instances
@@ -70,6 +70,65 @@ class ControlSettings(msgspec.Struct, frozen=True):
     max_instances: int = MAX_INSTANCES
 
 
+class ModelPoller:
+    """Looks at models: in the folders of the repositories, or at what callers have sent."""
+
+    def __init__(self, settings: ControlSettings) -> None:
+        self._settings = settings
+        self._files = OverrideFiles()
+
+    def folders(self) -> dict[str, ModelFolder]:
+        """Return the folders of all models. Raises ConfigError: a repository is no folder."""
+        return model_folders(self._settings.repositories, self._settings.is_namespaced)
+
+    def close(self) -> None:
+        """Remove the files that callers have sent."""
+        self._files.close()
+
+    def look_at(
+        self, wanted: Mapping[str, Overrides], failures: dict[str, V2Error]
+    ) -> list[PolledModel]:
+        """Return the models that are there; `failures` gets what cannot be read."""
+        found = []
+        for name, overrides in wanted.items():
+            try:
+                check_sent(name_of(name) if self._settings.is_namespaced else name, overrides)
+                models = [
+                    self._polled_at(name, folder, overrides)
+                    for folder in self._folders(name, overrides)
+                ]
+            except V2Error as error:
+                _LOGGER.error("Poll failed for model directory '%s': %s", name, error)
+                failures[name] = error
+                continue
+            except ConfigError as error:
+                _LOGGER.error("Poll failed for model directory '%s': %s", name, error)
+                models = []
+            except OSError as error:
+                _LOGGER.error("Poll failed for model directory '%s': %s", name, described(error))
+                models = []
+            found += models
+            if not models:
+                text = f"failed to load '{name}', failed to poll from model repository"
+                failures[name] = V2Error(V2Status.INTERNAL, text)
+        return found
+
+    def _folders(self, name: str, overrides: Overrides) -> list[Path]:
+        if overrides.files:
+            return [self._files.write(name, overrides)]
+        return find_models(name, self._settings.repositories, self._settings.is_namespaced)
+
+    def _polled_at(self, name: str, folder: Path, overrides: Overrides) -> PolledModel:
+        settings, namespace = self._settings, ""
+        if settings.is_namespaced:
+            name = name_of(name)
+            if not overrides.files:
+                namespace = str(folder.parent)
+        model = poll_model(name, folder, overrides, settings.cards, settings.completes, namespace)
+        check_bounds(name, model.config, settings.max_instances)
+        return model
+
+
 class ModelControl:
     """The models of a server's repositories; on the event loop. See `frontends.v2.control`.
 
@@ -89,7 +148,7 @@ class ModelControl:
         self._made_of: dict[str, list[tuple[str, ModelConfig]]] = {}
         self._changed = asyncio.Condition()
         self._turns = asyncio.Semaphore(_AT_ONCE)
-        self._files = OverrideFiles()
+        self._poller = ModelPoller(settings)
         self._polling: asyncio.Task[None] | None = None
         self._is_started = False
         self.server_name: str = settings.server_name
@@ -140,7 +199,7 @@ class ModelControl:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
         await self._versions.close()
-        await asyncio.to_thread(self._files.close)
+        await asyncio.to_thread(self._poller.close)
 
     async def _poll_again(self) -> None:
         while True:
@@ -155,9 +214,7 @@ class ModelControl:
 
         Returns whether all that is there could be loaded.
         """
-        folders = await asyncio.to_thread(
-            model_folders, self._settings.repositories, self._settings.is_namespaced
-        )
+        folders = await asyncio.to_thread(self._poller.folders)
         gone = self._known.keys() - folders.keys()
         wanted = {
             name: Overrides()
@@ -282,7 +339,7 @@ class ModelControl:
         polled: dict[str, PolledModel] = {}
         left, seen = dict(wanted), set(wanted)
         while left:
-            found = await asyncio.to_thread(self._look_at, left, failures)
+            found = await asyncio.to_thread(self._poller.look_at, left, failures)
             left = {}
             for model in found:
                 polled[model.key] = model
@@ -301,48 +358,6 @@ class ModelControl:
             return True
         is_elsewhere = known.folder.path != model.folder.path
         return is_elsewhere or known.is_older_than(model.folder)
-
-    def _look_at(
-        self, wanted: Mapping[str, Overrides], failures: dict[str, V2Error]
-    ) -> list[PolledModel]:
-        found = []
-        for name, overrides in wanted.items():
-            try:
-                check_sent(name_of(name) if self._settings.is_namespaced else name, overrides)
-                models = [
-                    self._polled_at(name, folder, overrides)
-                    for folder in self._folders(name, overrides)
-                ]
-            except V2Error as error:
-                _LOGGER.error("Poll failed for model directory '%s': %s", name, error)
-                failures[name] = error
-                continue
-            except ConfigError as error:
-                _LOGGER.error("Poll failed for model directory '%s': %s", name, error)
-                models = []
-            except OSError as error:
-                _LOGGER.error("Poll failed for model directory '%s': %s", name, described(error))
-                models = []
-            found += models
-            if not models:
-                text = f"failed to load '{name}', failed to poll from model repository"
-                failures[name] = V2Error(V2Status.INTERNAL, text)
-        return found
-
-    def _folders(self, name: str, overrides: Overrides) -> list[Path]:
-        if overrides.files:
-            return [self._files.write(name, overrides)]
-        return find_models(name, self._settings.repositories, self._settings.is_namespaced)
-
-    def _polled_at(self, name: str, folder: Path, overrides: Overrides) -> PolledModel:
-        settings, namespace = self._settings, ""
-        if settings.is_namespaced:
-            name = name_of(name)
-            if not overrides.files:
-                namespace = str(folder.parent)
-        model = poll_model(name, folder, overrides, settings.cards, settings.completes, namespace)
-        check_bounds(name, model.config, settings.max_instances)
-        return model
 
     async def _load_in_turn(
         self, model: PolledModel, failures: dict[str, V2Error], is_inner: bool
