@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import msgspec
@@ -12,10 +11,8 @@ from pipeline.data import ChannelData, RequestInfo
 from pipeline.engine.convoy import Each, each_of, together
 from pipeline.engine.request import Members, RequestState, UnarySink
 from pipeline.engine.run.payload import opened
-from pipeline.errors import PipelineError, UserCodeError, described
-from pipeline.workers.model_step import ModelStep
-
-_LOGGER = logging.getLogger(__name__)
+from pipeline.errors import PipelineError
+from pipeline.workers.model_step import ModelStep, answer_of, ask, failure_of
 
 
 class _Asking(msgspec.Struct, eq=False):
@@ -71,38 +68,20 @@ class AskedEach:
             if place in convoy.left or failure is not None:
                 self._take(place, None if place in convoy.left else failure)
                 continue
+            item: Any = _Asking(inputs, infos[place])
+            step, sink = self._step, _MemberSink(self, place, item)
             try:
-                self._ask_one(place, _Asking(inputs, infos[place]))
-            except PipelineError as error:
-                self._take(place, self._step.failed(error))
-            except Exception as error:  # ours, on data of any type
-                _LOGGER.exception("a model could not be asked")
-                self._take(place, self._step.failed(UserCodeError(described(error))))
-
-    def _ask_one(self, place: int, item: Any) -> None:
-        step, request = self._step, self._run.request
-        feeds = step.feeds(item)
-        if feeds is None:
-            self._take(place, step.answer(item, {}))
-            return
-        sink = _MemberSink(self, place, item)
-        handle = step.models.begin(
-            step.name, step.version, feeds, step.info(item), request.trace, sink
-        )
-        self._handles[place] = handle
+                handle = ask(step, item, run.request.trace, sink)
+            except Exception as error:  # the model's, or ours on data of any type
+                self._take(place, failure_of(step, error))
+                continue
+            self._handles[place] = handle
+            if handle is None:
+                self._take(place, answer_of(step, item, {}))
 
     def answered(self, place: int, item: Any, answer: ChannelData) -> None:
         """Take a model's answer."""
-        if answer.error is not None:
-            self._take(place, self._step.failed(answer.error))
-            return
-        try:
-            outcome = self._step.answer(item, answer.payload)
-        except Exception as error:  # ours, on data of any type
-            _LOGGER.exception("a model's answer could not be passed on")
-            self._take(place, self._step.failed(UserCodeError(described(error))))
-        else:
-            self._take(place, outcome)
+        self._take(place, _mapped(self._step, item, answer.error or answer.payload))
 
     def _take(self, place: int, outcome: Any) -> None:
         if place in self._open:
@@ -159,11 +138,5 @@ def mapped(step: ModelStep, item: Any, each: Each) -> Each:
 def _mapped(step: ModelStep, item: Any, outcome: Any) -> Any:
     if outcome is None:
         return None
-    return (
-        step.failed(outcome) if isinstance(outcome, PipelineError) else step.answer(item, outcome)
-    )
-
-
-def goes_together(parts: Sequence[Any]) -> bool:
-    """Return whether what an Op reads of a convoy is of all its members."""
-    return not any(type(part) is Each for part in parts)
+    is_failed = isinstance(outcome, PipelineError)
+    return step.failed(outcome) if is_failed else answer_of(step, item, outcome)

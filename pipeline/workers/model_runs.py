@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pipeline.data import ChannelData
+from pipeline.engine.convoy import Each
+from pipeline.engine.model_answers import error_in
 from pipeline.engine.op.passage import PassingRun
 from pipeline.engine.request import RequestState, StreamSink, UnarySink
-from pipeline.engine.run.stages import BatchRun
-from pipeline.engine.streams.run import StreamRun
+from pipeline.engine.streams.flow import ENDED
+from pipeline.engine.streams.run import Entry, StreamRun
+from pipeline.errors import PipelineError
+from pipeline.workers.model_convoys import mapped
+from pipeline.workers.model_step import answer_of
 
 
 class ModelRun(UnarySink, PassingRun, eq=False):
@@ -18,7 +24,7 @@ class ModelRun(UnarySink, PassingRun, eq=False):
     Attributes:
         workers: of the Op.
         handle: the model's request; None: it has not begun.
-        early: the answer, where that was there before the model's request was.
+        early: (the answer,) where that was there before the model's request was.
     """
 
     is_ours: ClassVar[bool] = True
@@ -30,31 +36,43 @@ class ModelRun(UnarySink, PassingRun, eq=False):
     def end(self, answer: ChannelData) -> None:
         """Take the model's answer."""
         if self.handle is None:
-            self.early = answer
+            self.early = (answer,)
+            return
+        step, error, convoy = self.workers.step, answer.error, self.request.convoy
+        if error is None:
+            payload = answer.payload
+            make = mapped if type(payload) is Each else answer_of
+            self.over(make(step, self, payload))
+        elif convoy is not None and convoy.comes_again(error):
+            self.workers.ask_each(self, convoy)
         else:
-            self.workers.ended(self, answer)
+            self.over(step.failed(error))
 
     def let_go(self) -> None:
         """Have the model drop the request, of which nobody waits for an answer."""
         if self.handle is not None:
             self.handle.cancel()
-        self.workers.tell(self, None)
+        self.over(None)
 
-    def take_times(self) -> None:
-        """Let its stages take as long as the model's have."""
-        handle, at_ns = self.handle, self.start_ns
+    def over(self, outcome: Any) -> None:
+        """Report what came of the request; None: nothing, for it is over."""
+        workers, handle, at_ns = self.workers, self.handle, self.start_ns
+        workers.remove(self)
+        self.outcome = outcome
+        # Its stages take as long as the model's have.
         input_ns, infer_ns, output_ns = 0, 0, 0
         if handle is not None:
             input_ns, infer_ns, output_ns = handle.input_ns, handle.infer_ns, handle.output_ns
         self.preprocess_end_ns: int = at_ns + input_ns
         self.process_end_ns: int = self.preprocess_end_ns + infer_ns
         self.end_ns: int = self.process_end_ns + output_ns
-
-    def copy_to(self, batch: BatchRun) -> None:
-        """Have the batch know what came of its only request."""
-        batch.outcomes, batch.is_models = [self.outcome], True
-        batch.start_ns, batch.preprocess_end_ns = self.start_ns, self.preprocess_end_ns
-        batch.process_end_ns, batch.end_ns = self.process_end_ns, self.end_ns
+        batch = self.apart
+        if batch is not None:
+            batch.outcomes, batch.is_models = [outcome], True
+            batch.start_ns, batch.preprocess_end_ns = at_ns, self.preprocess_end_ns
+            batch.process_end_ns, batch.end_ns = self.process_end_ns, self.end_ns
+        workers.owner.done(workers.place, batch or self)
+        workers.next()
 
 
 class ModelStream(StreamSink, StreamRun, eq=False):
@@ -82,20 +100,89 @@ class ModelStream(StreamSink, StreamRun, eq=False):
             return False
         return min(self.made[0], self.allowed[0]) > self.taken or not self._is_live(0)
 
+    def go_on(self, workers: Any) -> None:
+        """Begin, or go on: there is room for parts, or nobody takes any more."""
+        if self.groups is None:
+            self.groups, self.made, self.ended = [[0]], [0], [False]
+            self.start_ns = self.preprocess_end_ns = self.end_ns = time.monotonic_ns()
+            workers.pass_on(self)
+        elif self.items[0].is_over or not self.has_work:
+            if not self.is_finished:
+                self.let_go()
+        else:
+            self._let_more_come()
+        workers.loop.call_soon(self._slice_is_over)
+
+    def _slice_is_over(self) -> None:
+        if self.is_out:
+            self.workers.owner.done(self.workers.place, self)
+
+    def _let_more_come(self) -> None:
+        """Tell the model that parts were taken for which there is room."""
+        more = min(self.made[0], self.allowed[0]) - self.taken
+        if more > 0 and self.handle is not None:
+            self.taken += more
+            self.handle.took_part(more)
+
     def add(self, answers: Sequence[ChannelData]) -> None:
         """Take parts of the model's answer."""
         for answer in answers:
-            self.workers.took(self, answer)
+            self._take(answer.payload)
+
+    def _take(self, fetched: Any) -> None:
+        if self.is_finished:
+            return
+        step, failure = self.workers.step, error_in(fetched)
+        part = answer_of(step, self.items[0], fetched) if failure is None else step.failed(failure)
+        if isinstance(part, PipelineError):
+            if self.handle is not None:
+                self.handle.cancel()
+            self._give([(0, part)], is_last=True)
+            return
+        self.made[0] += 1
+        self._give([(0, part)])
+        if not self.is_finished:
+            self._let_more_come()
+
+    def _give(self, entries: Sequence[Entry], is_last: bool = False) -> None:
+        if is_last:
+            self.ended[0] = True
+            self._finish()
+        self.workers.owner.parts(self, entries)
 
     def end(self, answer: ChannelData | None) -> None:
         """Take the end of the model's answer: all of it, or an error; None: that was all."""
         if self.handle is None:
             self.early = (answer,)
+        elif self.is_finished:
+            pass
+        elif answer is None or (answer.error is None and not answer.payload):
+            self._give([(0, ENDED)], is_last=True)
+        elif answer.error is not None:
+            self.over(self.workers.step.failed(answer.error))
+        else:  # it answered at once
+            self.over(answer_of(self.workers.step, self.items[0], answer.payload))
+
+    def over(self, outcome: Any) -> None:
+        """Report the only part that comes of the request, or the error in its place.
+
+        Where the model was not asked there is nobody who wants it.
+        """
+        if isinstance(outcome, PipelineError):
+            self._give([(0, outcome)], is_last=True)
         else:
-            self.workers.stream_ended(self, answer)
+            parts = [] if self.handle is None else [(0, outcome)]
+            self._give([*parts, (0, ENDED)], is_last=True)
 
     def let_go(self) -> None:
         """Have the model drop the request, of which nobody takes any more."""
         if self.handle is not None:
             self.handle.cancel()
-        self.workers.stream_over(self)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Take note that no more parts will come."""
+        if not self.is_finished:
+            self.is_finished, self.groups = True, []
+            self.workers.remove(self)
+            self.workers.next()

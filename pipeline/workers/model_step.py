@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Protocol
 
 from pipeline.data import RequestInfo
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import Members, RequestState, ResponseSink, TraceCollector
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import ConfigError, PipelineError, UserCodeError, described
 from pipeline.op import Op
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class ServerModels(Protocol):
@@ -51,8 +54,6 @@ class ServerModels(Protocol):
 class ModelStep(Protocol):
     """Question of an Op to a model; `pipeline_step` of the Op is one.
 
-    Of those that convoys go to, `convoy_rows()` says how many samples one may have.
-
     Attributes:
         models: has the model.
         name: of the model.
@@ -74,6 +75,9 @@ class ModelStep(Protocol):
     def told(self, info: RequestInfo) -> RequestInfo:
         """Return the same, of what a caller says."""
 
+    def convoy_rows(self) -> int:
+        """Return how many samples a convoy may have that goes to the model; 0: none does."""
+
     def has_room(self, count: int) -> bool:
         """Return whether the model takes so many more requests at once."""
 
@@ -82,6 +86,38 @@ class ModelStep(Protocol):
 
     def failed(self, error: PipelineError) -> PipelineError:
         """Return what the request is told that the model has failed with `error`."""
+
+
+def ask(
+    step: ModelStep,
+    item: Any,
+    trace: str,
+    sink: ResponseSink,
+    collector: TraceCollector | None = None,
+    convoy: Members | None = None,
+) -> RequestState | None:
+    """Ask the model of a step, see `ServerModels.begin`; None: it is not to be asked."""
+    feeds = step.feeds(item)
+    if feeds is None:
+        return None
+    told = step.name, step.version, feeds, step.info(item), trace, sink
+    return step.models.begin(*told, collector=collector, convoy=convoy)
+
+
+def answer_of(step: ModelStep, item: Any, fetched: Any) -> Any:
+    """Return the Op's answer, of the model's, or the error in its place."""
+    try:
+        return step.answer(item, fetched)
+    except Exception as error:  # ours, on data of any type
+        return failure_of(step, error)
+
+
+def failure_of(step: ModelStep, error: Exception) -> PipelineError:
+    """Return what a request is told of an error of the model's, or of ours, which is logged."""
+    if not isinstance(error, PipelineError):
+        _LOGGER.error("asking the model '%s' went wrong", step.name, exc_info=error)
+        error = UserCodeError(described(error))
+    return step.failed(error)
 
 
 def step_of(op: Op) -> ModelStep:
