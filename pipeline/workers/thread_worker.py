@@ -20,6 +20,7 @@ from typing import Any, Protocol, cast
 
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.stages import BatchRun
+from pipeline.engine.streams.flow import together
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.stepped import Made
 from pipeline.engine.trips.trip import Trip
@@ -138,6 +139,13 @@ class ThreadPool:
     def on_parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         cast(StreamOwner, self._owner).parts(run, entries)
 
+    def on_outbox(self, run: StreamRun, _: None) -> None:
+        """Pass on what a run has made; what is added to it from now on is told anew."""
+        run.is_told = False
+        outbox = run.outbox
+        entries = [outbox.popleft() for _ in range(len(outbox))]
+        cast(StreamOwner, self._owner).parts(run, together(entries))
+
     def on_done_busy(self, worker: ThreadWorker, job: Job | Trip) -> None:
         """`worker` is done with `job`; it has taken another, or was looked after already."""
         self._usual_ns += (worker.took_ns - self._usual_ns) / 16
@@ -245,9 +253,15 @@ class ThreadWorker:
         self.call_started = None
 
     def yielded(self, run: StreamRun, entries: Sequence[Entry]) -> None:
-        may_wait = isinstance(entries, Made) and entries.may_wait
-        post = self.pool.post_soon if may_wait else self.pool.post
-        post(self.pool.on_parts, run, entries)
+        pool = self.pool
+        if isinstance(entries, Made):
+            post = pool.post_soon if entries.may_wait else pool.post
+            post(pool.on_parts, run, entries)
+            return
+        run.outbox += entries
+        if not run.is_told:
+            run.is_told = True
+            pool.post(pool.on_outbox, run, None)
 
     def perform(self, run: Any, clock_ns: Callable[[], int]) -> None:
         """Run a step, in whatever thread; `job` is set, and may have become another one."""

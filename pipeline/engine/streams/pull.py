@@ -5,12 +5,11 @@ Plain code for any worker, as `engine.batch_run`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.call import Call
 from pipeline.engine.run.collate import slices, split_result
 from pipeline.errors import PayloadTypeError
@@ -38,6 +37,7 @@ class Pull:
     Args:
         generator: of `process` or `postprocess`.
         call: of the batch: its items, and how many rows each of them brought.
+        wait_for: has what an asynchronous one yields.
         is_batched: whether None in the place of a row, or `done`, ends a request.
         skips_process: it is no generator of the user's, but has what `preprocess` returned.
 
@@ -45,30 +45,37 @@ class Pull:
         items: indexes, in the batch, of the requests that have rows.
         turns: how often it has yielded.
         is_over: whether it has ended, or was closed.
+        advance: returns what the generator yields next; raises StopIteration at its end.
+        trace, deadline: of the call, the same at each turn.
     """
 
     def __init__(
-        self, generator: Any, call: Call, is_batched: bool = False, skips_process: bool = False
+        self,
+        generator: Any,
+        call: Call,
+        wait_for: Callable[[Awaitable[Any], str], Any],
+        is_batched: bool = False,
+        skips_process: bool = False,
     ) -> None:
         self.call: Call = call
+        self.is_batched: bool = is_batched
         self.skips_process: bool = skips_process
         self.items: list[int] = list(call.items)
         self.turns: int = 0
         self.is_over: bool = False
+        self.trace: str = ""
+        self.deadline: float | None = None
         self._generator = generator
+        self._wait_for = wait_for
         self._spans = call.spans
-        self._is_batched = is_batched
+        is_async = isinstance(generator, AsyncGenerator)
+        self.advance: Callable[[], Any] = self._awaited if is_async else iter(generator).__next__
 
-    def advance(self, op: BoundOp) -> Any:
-        """Return what the generator yields next; raises StopIteration at its end."""
-        generator = self._generator
-        if isinstance(generator, AsyncGenerator):
-            is_there, value = op.wait_for(_next_of(generator), "a part")
-            if not is_there:
-                raise StopIteration
-        else:
-            value = next(generator)
-        self.turns += 1
+    def _awaited(self) -> Any:
+        """Return what an asynchronous generator yields next; raises StopIteration at its end."""
+        is_there, value = self._wait_for(_next_of(self._generator), "a part")
+        if not is_there:
+            raise StopIteration
         return value
 
     def pieces(self, result: Any) -> list[Piece]:
@@ -77,8 +84,6 @@ class Pull:
         Raises:
             PayloadTypeError: there is not a row for each row that goes on.
         """
-        if not self._is_batched:
-            return [Piece(self.items[0], result)]
         parts, ends = cut(result, len(self.items), self._spans)
         pieces = [
             Piece(item, part, end, part is not NO_PART)
@@ -87,11 +92,11 @@ class Pull:
         self._keep([place for place, piece in enumerate(pieces) if _goes_on(piece)])
         return pieces
 
-    def close(self, op: BoundOp) -> None:
+    def close(self) -> None:
         """End the generator, wherever it stands; raises what it raises."""
         self.is_over = True
         if isinstance(self._generator, AsyncGenerator):
-            op.wait_for(self._generator.aclose(), "aclose")
+            self._wait_for(self._generator.aclose(), "aclose")
         elif hasattr(self._generator, "close"):
             self._generator.close()
 

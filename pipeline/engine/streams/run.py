@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, cast
 
@@ -35,6 +36,9 @@ from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
 _LOGGER = logging.getLogger(__name__)
 
 SLICE_NS = 20_000_000  # after which others have their turn
+
+NOBODY = sys.maxsize
+"""Room of a generator whose parts nobody waits for."""
 
 UNWANTED = -1
 """Stands in `StreamRun.allowed` for an item whose stream has failed elsewhere."""
@@ -69,6 +73,8 @@ class StreamRun(BatchRun, eq=False):
         is_out: whether it is at a worker, or on its way to one. The loop's, as the next one.
         is_counted: whether it counts as a batch that runs; until its first slice is over.
         busy_ns: time that its last slice took.
+        latest: the generator whose trace is set. The worker's.
+        outbox: what a thread has made and the loop did not take yet; `is_told`: it knows of that.
     """
 
     tells_steps: ClassVar[bool] = False
@@ -84,6 +90,9 @@ class StreamRun(BatchRun, eq=False):
     is_counted: bool = False
     busy_ns: int = 0
     pulls: list[Pull] = field(default_factory=list)
+    latest: Pull | None = None
+    outbox: deque[Entry] = field(default_factory=deque)
+    is_told: bool = False
 
     # On the loop, between slices ----------------------------------------------------------------
 
@@ -107,9 +116,13 @@ class StreamRun(BatchRun, eq=False):
         return [] if any(self.made) else super().again(error, attempts)
 
     def _room(self, group: Sequence[int]) -> int:
-        """Return how many turns a generator may have; any number if it is to be closed."""
-        rooms = [self.allowed[i] - self.made[i] for i in group if self._is_live(i)]
-        return min(rooms) if rooms else sys.maxsize
+        """Return how many turns a generator may have; NOBODY if it is to be closed."""
+        room = NOBODY
+        for place in group:
+            allowed = self.allowed[place]
+            if not (self.ended[place] or allowed == UNWANTED or self.items[place].is_over):
+                room = min(room, allowed - self.made[place])
+        return room
 
     def _is_live(self, place: int) -> bool:
         """Return whether an item waits for more."""
@@ -130,6 +143,7 @@ class StreamRun(BatchRun, eq=False):
         """
         began_ns = clock_ns()
         teller = cast(StreamWatch, watch)
+        self.latest = None
         try:
             if self.groups is None:
                 self._begin(op, teller, clock_ns)
@@ -154,6 +168,7 @@ class StreamRun(BatchRun, eq=False):
         if not self.states and count == 1:  # others may have their turns in between
             self.states[0] = dict(op.state)
             keep_changes(before, self.states, op.state)
+            self.states = {place: kept for place, kept in self.states.items() if kept}
         if op.streams == "postprocess":
             self._begin_behind_process(op, watch, clock_ns)
         else:
@@ -178,10 +193,11 @@ class StreamRun(BatchRun, eq=False):
                 for place in call.items:
                     self.outcomes[place] = error
             else:
-                self.pulls.append(self._pull(op, call))
+                self.pulls.append(self._called(op, call))
         for place, data in self.prepared.items():
             if place not in called and self.outcomes[place] is None:  # `process` is skipped
-                self.pulls.append(Pull(iter([data]), Call(data, [place]), skips_process=True))
+                alone = Call(data, [place])
+                self.pulls.append(self._pull(op, alone, iter([data]), skips_process=True))
 
     def _begin_behind_process(
         self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int]
@@ -203,13 +219,13 @@ class StreamRun(BatchRun, eq=False):
                     if item.is_feed
                     else op.users_postprocess(item.inputs, data, item.data_id, item.log_id)
                 )
-                self.pulls.append(Pull(made, Call(data, [place])))
+                self.pulls.append(self._pull(op, Call(data, [place]), made))
             except BaseException as error:  # user code; a worker survives even SystemExit
                 self.outcomes[place] = stage_error(
                     error, op, "postprocess", item.log_id, item.data_id
                 )
 
-    def _pull(self, op: BoundOp, call: Call) -> Pull:
+    def _called(self, op: BoundOp, call: Call) -> Pull:
         """Call `process`, which runs nothing of a generator yet."""
         call.attempts += 1
         if self.contexts:
@@ -218,7 +234,15 @@ class StreamRun(BatchRun, eq=False):
             made = op.users_process([call.feed], self.items[call.items[0]].log_id)
         except BaseException as error:  # user code around the generator
             made = _raises(error)
-        return Pull(made, call, op.op.pipeline_config.batch_size > 1)
+        return self._pull(op, call, made, is_batched=op.op.pipeline_config.batch_size > 1)
+
+    def _pull(self, op: BoundOp, call: Call, made: Any, **kind: bool) -> Pull:
+        """Return what asks a generator."""
+        pull = Pull(made, call, op.wait_for, **kind)
+        pull.trace = first_of(self.items[place].trace for place in call.items)
+        if op.timeout_s is None:
+            pull.deadline = self._deadline(op, call)
+        return pull
 
     def _go_on(
         self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int], until_ns: int
@@ -229,10 +253,11 @@ class StreamRun(BatchRun, eq=False):
             for pull in self.pulls[:]:
                 if pull.is_over:
                     continue
-                if not any(map(self._is_live, pull.items)):
+                room = self._room(pull.items)
+                if room == NOBODY:
                     self._close(pull, op, watch)
                     continue
-                if self._room(pull.items) <= 0:
+                if room <= 0:
                     continue
                 self._turn(pull, op, watch)
                 goes_on = True
@@ -244,18 +269,21 @@ class StreamRun(BatchRun, eq=False):
 
     def _turn(self, pull: Pull, op: BoundOp, watch: StreamWatch) -> None:
         """Have a generator make its next parts."""
-        call = pull.call
-        if len(pull.items) == 1:
+        if (self.states or self.contexts) and len(pull.items) == 1:
             self._enter(op, pull.items[0])
-        set_call_deadline(self._deadline(op, call))
-        trace = first_of(self.items[place].trace for place in call.items)
-        if trace or call_trace():
-            set_call_trace(child(trace, op.name, "process") if trace else "")
+        deadline = pull.deadline
+        if op.timeout_s is not None:
+            deadline = self._deadline(op, pull.call)
+        if deadline is not None:
+            set_call_deadline(deadline)
+        if pull.trace or pull is not self.latest:
+            self._set_trace(op, pull)
         if op.notes is not None:
-            op.notes.begin_call(op.name, op.streams, (self.items[i] for i in call.items))
+            op.notes.begin_call(op.name, op.streams, (self.items[i] for i in pull.call.items))
         watch.call_begins()
         try:
-            value = pull.advance(op)
+            value = pull.advance()
+            pull.turns += 1
         except StopIteration:
             pull.is_over = True
             self._tell(watch, [(place, ENDED) for place in self._waiting(pull)])
@@ -266,11 +294,16 @@ class StreamRun(BatchRun, eq=False):
             return
         finally:
             watch.call_ends()
-            set_call_deadline(None)
+            if deadline is not None:
+                set_call_deadline(None)
         if self.is_superseded:
             return
         try:
-            entries = self._entries(pull, op, value)
+            if pull.is_batched:
+                entries = self._entries(pull, op, value)
+            else:
+                place = pull.items[0]
+                entries = [(place, self._answered(op, pull, place, value))]
         except BaseException as error:  # it is no answer, or not of that many rows
             self._close(pull, op, watch)
             self._failed_turn(pull, op, watch, error)
@@ -278,26 +311,33 @@ class StreamRun(BatchRun, eq=False):
         self._tell(watch, entries)
 
     def _entries(self, pull: Pull, op: BoundOp, value: Any) -> list[Entry]:
-        """Return what one turn has for the items that still wait."""
-        if op.streams == "postprocess":
-            place = pull.items[0]
-            is_ours = self.items[place].is_feed
-            return [(place, op.answer(value) if is_ours else op.answered(value))]
+        """Return what one turn of a batch has for the items that still wait."""
         entries: list[Entry] = []
         has_waited = self._waiting(pull)
-        for piece in pull.pieces(value if pull.skips_process else op.processed(value)):
+        for piece in pull.pieces(op.processed(value)):
             if piece.item not in has_waited:
                 continue
             if piece.has_part:
-                entries.append((piece.item, self._answered(op, piece.item, piece.data)))
+                entries.append((piece.item, self._posted(op, piece.item, piece.data)))
             if piece.is_last or not piece.has_part:
                 entries.append((piece.item, ENDED))
         return entries
 
-    def _answered(self, op: BoundOp, place: int, data: Any) -> Any:
+    def _answered(self, op: BoundOp, pull: Pull, place: int, value: Any) -> Any:
+        """Return the part that a turn has made for the one item of a generator."""
+        if op.streams == "postprocess":
+            if type(value) is dict:  # as nearly always
+                return value
+            return op.answer(value) if self.items[place].is_feed else op.answered(value)
+        if type(value) is not dict and not pull.skips_process:
+            value = op.processed(value)
+        return self._posted(op, place, value)
+
+    def _posted(self, op: BoundOp, place: int, data: Any) -> Any:
         """Return what `postprocess` makes of a part."""
         item = self.items[place]
-        self._enter(op, place)
+        if self.states or self.contexts:
+            self._enter(op, place)
         try:
             if item.is_feed:
                 return op.answer(data)
@@ -320,12 +360,12 @@ class StreamRun(BatchRun, eq=False):
         if not pull.turns and not self.is_superseded:
             is_retryable = isinstance(error, PredictorError) and error.retryable
             if is_retryable and call.attempts < op.attempts:
-                self.pulls.append(self._pull(op, call))
+                self.pulls.append(self._called(op, call))
                 return
             if len(call.items) > 1 and not isinstance(
                 failed, DeadlineError | PredictorUnavailableError
             ):
-                self.pulls += [self._pull(op, single) for single in call.alone(self.prepared)]
+                self.pulls += [self._called(op, single) for single in call.alone(self.prepared)]
                 return
         self._tell(watch, [(place, failed) for place in self._waiting(pull)])
 
@@ -333,7 +373,7 @@ class StreamRun(BatchRun, eq=False):
         """End a generator whose parts nobody waits for."""
         watch.call_begins()
         try:
-            pull.close(op)
+            pull.close()
         except BaseException as error:  # user code; nobody waits for it
             what = printable(described(error))
             _LOGGER.warning("[%s] a generator raised %s when it was closed", op.name, what)
@@ -347,6 +387,12 @@ class StreamRun(BatchRun, eq=False):
         if self.contexts:
             op.context = self.contexts[place]
 
+    def _set_trace(self, op: BoundOp, pull: Pull) -> None:
+        """Have what a turn asks for belong to the trace of its first traced item."""
+        self.latest = pull
+        if pull.trace or call_trace():
+            set_call_trace(child(pull.trace, op.name, "process") if pull.trace else "")
+
     def _waiting(self, pull: Pull) -> list[int]:
         return [place for place in pull.items if not self.ended[place]]
 
@@ -356,11 +402,13 @@ class StreamRun(BatchRun, eq=False):
         for place, outcome in entries:
             if self.ended[place]:
                 continue
-            if outcome is ENDED or isinstance(outcome, PipelineError | Answer):
+            if type(outcome) is dict:  # as nearly always
+                self.made[place] += 1
+            elif outcome is ENDED or isinstance(outcome, PipelineError | Answer):
                 self.ended[place] = True
             else:
                 self.made[place] += 1
-            if not self.items[place].is_over and self.allowed[place] != UNWANTED:
+            if self.allowed[place] != UNWANTED:
                 told.append((place, outcome))
         if told and not self.is_superseded:
             watch.yielded(self, told)

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
-from benchmarks.bytecodes import BUDGETS, TOLERANCE
+from benchmarks.bytecodes import BUDGETS, STEPS, TOLERANCE, Count
 
 IS_COUNTED = sys.version_info[:2] == (3, 11)
 
 
 @pytest.fixture(scope="module")
-def counts(gateway_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Bytecodes by case, of one run in a process of its own."""
+def counts(gateway_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Count]:
+    """Counts by case, of one run in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.bytecodes", "--json"]
     folder = tmp_path_factory.mktemp("counted")
     done = subprocess.run(
@@ -26,13 +26,20 @@ def counts(gateway_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> di
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return {name: count[0] for name, count in json.loads(done.stdout).items()}
+    return {name: Count(*count) for name, count in json.loads(done.stdout).items()}
 
 
 @pytest.mark.skipif(not IS_COUNTED, reason="the budgets are bytecodes of CPython 3.11")
 @pytest.mark.parametrize("name", BUDGETS)
 def test_a_request_takes_no_more_bytecodes_than_its_budget(counts, name):
-    assert counts[name] <= BUDGETS[name] * (1 + TOLERANCE)
+    assert counts[name].bytecodes <= BUDGETS[name] * (1 + TOLERANCE)
+
+
+@pytest.mark.skipif(not IS_COUNTED, reason="comprehensions are calls of CPython 3.11")
+@pytest.mark.parametrize("name", STEPS)
+def test_a_part_takes_few_calls_and_moves(counts, name):
+    calls, moves = STEPS[name]
+    assert (counts[name].calls <= calls, counts[name].moves <= moves) == (True, True)
 
 
 def test_each_case_has_a_budget(counts):

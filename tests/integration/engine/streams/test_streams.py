@@ -226,6 +226,19 @@ class Rows(Op):
         return {"text": str(int(fetch_data["n"][0]))}
 
 
+@on_loop
+async def test_without_batches_what_is_yielded_is_the_part():
+    class Done(Op):
+        def process(self, feed_batch):
+            yield {"text": "a", "done": np.array([True])}
+            yield {"text": "b", "done": [None]}
+
+    async with serving(Done("done", RequestOp())) as streams:
+        sink = streams.begin(PartsSink())
+        assert await sink.ended() is None
+        assert sink.texts == ["a", "b"]
+
+
 @pytest.mark.parametrize("how", ["done", "none"])
 @on_loop
 async def test_a_batch_goes_on_for_those_that_have_not_ended(how):
