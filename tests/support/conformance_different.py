@@ -66,12 +66,20 @@ HTTP_IN_OTHER_WORDS = (
     _no_http("line ends without CR", b"POST /conf/echo HTTP/1.1\nHost: x\n\n"),
     _no_http("the length twice", ask(ECHO, f"Content-Length: {len(ECHO)}")),
     _no_http("a length and chunks", ask(chunked(ECHO), CHUNKS, f"Content-Length: {len(ECHO)}")),
+    _no_http("chunks and a length", ask(chunked(ECHO), f"Content-Length: {len(ECHO)}", CHUNKS)),
+    _no_http("a request inside of one with two ends",
+             ask(b"0\r\n\r\n" + line("GET /health/live HTTP/1.1", "Host: x"), CHUNKS,
+                 "Content-Length: 5")),
     _no_http("a header in two lines", ask(ECHO, "A: b\r\n c")),
+    _no_http("a header in two lines, by a tab", ask(ECHO, "A: b\r\n\tc")),
+    _no_http("a coding in two lines", ask(chunked(ECHO), "Transfer-Encoding:\r\n chunked")),
+    _no_http("a length in two lines", line("POST /conf/echo HTTP/1.1", "Content-Length:\r\n 0")),
     *(
         _no_http(f"the header {header!r}", ask(b"{}", header))
         for header in (
             "A\x00: b", "A(: b", "\xe9: b", "A: b\x01", "A: b\x7f", "A: b\x00", "Abc", ": b",
-            "A: b\rc", "A : b",
+            "A: b\rc", "A : b", "Transfer-Encoding : chunked", "Content-Length : 2",
+            "A: b\nTransfer-Encoding: chunked", "A: b\rTransfer-Encoding: chunked",
         )
     ),
     *(
@@ -85,6 +93,8 @@ HTTP_IN_OTHER_WORDS = (
     *map(_in_chunks, (
         b"z\r\n{}\r\n", b"2\r\n{}\r\nz\r\n", b"-2\r\n{}\r\n0\r\n\r\n", b"0x2\r\n{}\r\n0\r\n\r\n",
         b"2\r\n{}0\r\n\r\n", b"2\n{}\n0\n\n", b"ffffffffffffffffff\r\n{}\r\n0\r\n\r\n",
+        b"2\n{}\r\n0\r\n\r\n", b"2\r\n{}\n0\r\n\r\n", b"2;a\n{}\r\n0\r\n\r\n",
+        b"2;a\rb\r\n{}\r\n0\r\n\r\n", b"1_0\r\n{}\r\n0\r\n\r\n",
     )),
 )  # fmt: skip
 
