@@ -40,16 +40,16 @@ from pipeline.system.event_loop import LoopThread
 Ask = Callable[[], None]
 
 BUDGETS = {
-    "E": 1944,
-    "E5": 3375,
-    "D": 2970,
+    "E": 1931,
+    "E5": 3363,
+    "D": 2958,
     "chain of 20": 7075,
     "own unpack and pack": 3766,
     "three with process": 5831,
     "the same in batches of 8": 7170,
-    "v2 JSON": 2573,
+    "v2 JSON": 2563,
     "v2 binary": 2484,
-    "/api": 1884,
+    "/api": 1869,
     "gRPC": 2342,
     "the link": 2196,
     "a step of a sequence": 4796,

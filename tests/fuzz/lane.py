@@ -34,8 +34,6 @@ _LIMIT = 4000  # of a body
 _END_S = 200  # more than any timeout
 _DATE = re.compile(rb"date: [^\r]*\r\n")
 _FIRST_LINE = re.compile(rb"(?=HTTP/1\.1 [1-5]\d\d )")
-_NO_HTTP = b"this is no valid HTTP/1.1 request"
-_CLOSE = b"connection: close\r\n"
 
 
 # What is sent -------------------------------------------------------------------------------
@@ -238,35 +236,8 @@ def _answers(said: bytes) -> tuple[bytes, ...]:
 
 
 def difference(lane: Heard, other: Heard) -> str:
-    """Return what is not alike; empty if all is.
-
-    Two things depend on the packets, with and without lane. What is no request may be seen before
-    the one before it is answered, and then its answer ends the connection, or afterwards, and then
-    that is told. And an error that is answered before the body has come ends the connection, too.
-    """
-    ours, theirs = _to_requests(lane.answers), _to_requests(other.answers)
-    shorter, longer = sorted((ours, theirs), key=len)
-    most = len(shorter)
-    if most < len(longer) and shorter and _ends_early(shorter[-1]):
-        is_alike = list(map(_unclosed, shorter)) == list(map(_unclosed, longer[:most]))
-    else:
-        is_alike = list(map(_unclosed, ours)) == list(map(_unclosed, theirs))
-        is_alike &= (lane.has_ended, lane.begun) == (other.has_ended, other.begun)
-    return "" if is_alike else f"{lane}\n is not\n{other}"
-
-
-def _to_requests(answers: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Leave out the refusal of what is no request."""
-    is_refused = answers and (_NO_HTTP in answers[-1] or answers[-1].startswith(b"HTTP/1.1 431 "))
-    return answers[:-1] if is_refused else answers
-
-
-def _ends_early(answer: bytes) -> bool:
-    return _CLOSE in answer and not answer.startswith(b"HTTP/1.1 200 ")
-
-
-def _unclosed(answer: bytes) -> bytes:
-    return answer.replace(_CLOSE, b"")
+    """Return what is not alike; empty if all is."""
+    return "" if lane == other else f"{lane}\n is not\n{other}"
 
 
 async def run(
