@@ -44,7 +44,6 @@ from pipeline.engine.request import (
 from pipeline.engine.run.payload import opened
 from pipeline.engine.schema_checks import completing, delivery_of, unpacker_of
 from pipeline.engine.sequences.filter import orders_of
-from pipeline.engine.startup_log import told_if_any_is_slow
 from pipeline.engine.state import EngineState
 from pipeline.engine.stored_inputs import StoredInputs
 from pipeline.engine.streams.delivery import Ways
@@ -64,6 +63,7 @@ from pipeline.predictors.metadata import ModelMetadata
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline.plain import PlainResponse
 from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.system.startup_log import told_if_any_is_slow
 
 _LOGGER = logging.getLogger(__name__)
 _JOIN_TIMEOUT_S = 5.0

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.engine.op.answer_form import packed
-from pipeline.engine.run.warm_up import WarmUpSample
 from pipeline.errors import ConfigError, PackageError
 from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig, ModelWarmup
 from pipeline.proto.v2.raw import BYTES, DATATYPES, about_request, object_array, raw_to_array
 from pipeline.repository.backends.base import ModelSource
+from pipeline.workers.warm_up import WarmUpSample
 
 FOLDER = "warmup"
 """The folder of a model that has the files of its samples."""

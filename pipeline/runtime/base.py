@@ -16,12 +16,12 @@ from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.run.hooks import doubtful_names
-from pipeline.engine.startup_log import told_if_slow
 from pipeline.frontends.base import OpenFrontends
 from pipeline.frontends.registry import pipeline_frontends
 from pipeline.observe.logs.setup import open_logs, open_otel_logs
 from pipeline.observe.logs.terminal import TOLD
 from pipeline.runtime.model_services import ModelServices
+from pipeline.system.startup_log import told_if_slow
 
 _LOGGER = logging.getLogger(__name__)
 

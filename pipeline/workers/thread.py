@@ -14,7 +14,6 @@ from typing import Any, cast
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.init_op import end_op, run_init_op
 from pipeline.engine.run.stages import BatchRun
-from pipeline.engine.run.warm_up import warm_up
 from pipeline.engine.state import WorkersState
 from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import (
@@ -32,6 +31,7 @@ from pipeline.predictors.metadata import metadata_of
 from pipeline.workers.inbox import LoopInbox
 from pipeline.workers.peer_calls import LoopCaller
 from pipeline.workers.thread_worker import ThreadPool, ThreadWorker
+from pipeline.workers.warm_up import warm_up
 
 _LOGGER = logging.getLogger(__name__)
 

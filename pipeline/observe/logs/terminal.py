@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pipeline.engine.startup_log import PATIENCE_S, STARTUP, who_ended, who_loads
 from pipeline.errors import printable
 from pipeline.observe.logs.lines import LineFormatter, traceback_of
 from pipeline.observe.logs.sinks import LogSink
+from pipeline.system.startup_log import PATIENCE_S, STARTUP, who_ended, who_loads
 from pipeline.system.stdio import say_on_stderr
 
 _FIRST_S, _NEXT_S = 10.0, 60.0  # what repeats is summed up after so long

@@ -20,7 +20,6 @@ from pipeline.engine.convoy import Each, close_ranks, members_of
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.init_op import end_op, run_init_op
 from pipeline.engine.run.stages import BatchRun
-from pipeline.engine.run.warm_up import warm_up
 from pipeline.engine.streams.plan import is_iterative
 from pipeline.engine.worker_api import SetUp
 from pipeline.errors import (
@@ -50,6 +49,7 @@ from pipeline.workers.process.wire import (
 )
 from pipeline.workers.shm.arena import Arena, RegionAllocator
 from pipeline.workers.shm.payload import BlockReader, PayloadMemory, deserialize
+from pipeline.workers.warm_up import warm_up
 
 SendRecord = Callable[[bytes], None]
 

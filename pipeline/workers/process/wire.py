@@ -21,12 +21,12 @@ import msgspec
 from pipeline.answer_head import AnswerHead
 from pipeline.config.schema import OpConfig
 from pipeline.data import RequestInfo
-from pipeline.engine.run.warm_up import WarmUpSample
 from pipeline.metrics import SeriesChange
 from pipeline.op import WorkerSpec
 from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.shm.arena import Block
 from pipeline.workers.shm.payload import SerializedPayload
+from pipeline.workers.warm_up import WarmUpSample
 
 _LENGTH = struct.Struct("<Q")
 # Python allocates as much for each read, if it gets one byte. From 128 KiB on the C library may

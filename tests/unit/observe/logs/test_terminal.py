@@ -10,9 +10,9 @@ import sys
 import pytest
 from doubles import logs_in
 
-from pipeline.engine.startup_log import STARTUP
 from pipeline.observe.logs.terminal import TOLD, StderrSink, is_shown, is_wanted
 from pipeline.observe.logs.writer import LogWriter
+from pipeline.system.startup_log import STARTUP
 
 PIPELINE = logging.getLogger("pipeline")
 WHERE = "PipelineServingLogs/pipeline.log"

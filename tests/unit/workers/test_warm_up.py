@@ -11,9 +11,9 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.engine.op.answer_form import packed
 from pipeline.engine.run.bound_op import BoundOp
-from pipeline.engine.run.warm_up import WarmUpSample, warm_up
 from pipeline.errors import InitError
 from pipeline.op import configure_op
+from pipeline.workers.warm_up import WarmUpSample, warm_up
 
 FEED = packed({"x": np.array([[1.0, 2.0]], np.float32), "START": np.ones((1, 1), np.int32)})
 

@@ -8,7 +8,7 @@ import re
 import pytest
 from doubles import Engine, ScriptedWorkers, chain, run_virtual, virtual
 
-from pipeline.engine.startup_log import STARTUP, told_if_slow, who_ended, who_loads
+from pipeline.system.startup_log import STARTUP, told_if_slow, who_ended, who_loads
 
 
 @pytest.fixture
