@@ -128,6 +128,7 @@ class Op:
     pipeline_interpreter: Any = None  # an Interpreter that its process runs; None: the server's
     pipeline_warm_up: Sequence[Any] = ()  # WarmUpSamples, which each worker runs at its start
     pipeline_models: Any = None  # a ModelCaller, in a worker that may ask models of its server
+    pipeline_step: Any = None  # a ModelStep: what an Op asks whose workers are models
     pipeline_is_quick: bool = False  # for Ops of our own, see `runs_on_the_loop`
     pipeline_patience_s: float = 1.0  # of whoever waits for a worker that nobody else waits for
     pipeline_ragged: frozenset[str] = frozenset()  # inputs whose shapes may differ in a batch

@@ -40,7 +40,7 @@ class ModelMetadata(msgspec.Struct, frozen=True, array_like=True):
 
 def metadata_of(predictor: Any) -> ModelMetadata | None:
     """Return what a predictor can tell; None if it has no signature, as remote ones may not."""
-    signature = getattr(predictor, "signature", None)
+    signature = getattr(predictor, "signature", None)  # `Op.client` may be anything of a script's
     if signature is None:
         return None
     outputs = [spec for spec in signature.outputs if spec.name in signature.fetch_names]

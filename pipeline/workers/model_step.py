@@ -122,7 +122,7 @@ def failure_of(step: ModelStep, error: Exception) -> PipelineError:
 
 def step_of(op: Op) -> ModelStep:
     """Return what an Op asks. Raises ConfigError: it asks no model."""
-    step: ModelStep | None = getattr(op, "pipeline_step", None)
+    step: ModelStep | None = op.pipeline_step
     if step is None:
         raise ConfigError(f"op.{op.name}.workers: model: the Op asks no model of the server")
     return step

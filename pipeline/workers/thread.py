@@ -181,7 +181,7 @@ class ThreadWorkers(WorkersBase):
             self._set_up(op, 0)
             if op.client is not client:
                 self._model = predictor_of(op)
-            if getattr(predictor_of(op), "holds_gil", False):
+            if getattr(predictor_of(op), "holds_gil", False):  # a plug-in's need not say so
                 _LOGGER.warning(
                     "op.%s: its model keeps all other Python code of this process waiting while "
                     "it runs: set op.%s.workers: process",
@@ -297,7 +297,7 @@ class ThreadWorkers(WorkersBase):
                     thread.join(max(0.0, deadline - time.monotonic()))
             if threads and not any(thread.is_alive() for thread in threads):
                 end_op(self._op)
-                close = getattr(self._model, "close", None)
+                close = getattr(self._model, "close", None)  # a script's own may have none
                 if close is not None:  # else the collector frees it, and all wait for that
                     close()
 

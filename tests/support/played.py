@@ -8,6 +8,7 @@ import inspect
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -48,6 +49,7 @@ class Sample:
     trace: str = ""
     is_feed: bool = False
     convoy: None = None
+    request: Any = field(default_factory=lambda: SimpleNamespace(target=None))
 
 
 def run_of(*data_ids: int, **inputs: Any) -> BatchRun:

@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -176,11 +176,20 @@ class Sink(Protocol):
         """
 
 
+@runtime_checkable
 class PartSink(Sink, Protocol):
     """A sink that reads parts of streams, too; `notify` may come before or after it."""
 
     def notify_parts(self, parts: Rows) -> None:
         """Take in the parts since the last call: a row of PART for each; at least one."""
+
+
+@runtime_checkable
+class FillerSink(Sink, Protocol):
+    """A sink that counts what fills the places of batches that no request has, too."""
+
+    def notify_fillers(self, op: int, batch: int, rows: int) -> None:
+        """Take note of how many rows of a batch nobody has sent."""
 
 
 class WayForm(Protocol):
@@ -244,10 +253,9 @@ class Journal:
         parts = np.frombuffer(b"".join(self.parts), PART)
         self.parts.clear()
         for sink in self.sinks:
-            take: Callable[[Rows], None] | None = getattr(sink, "notify_parts", None)
             try:
-                if take is not None:
-                    take(parts)
+                if isinstance(sink, PartSink):
+                    sink.notify_parts(parts)
             except Exception:  # who only looks on must not harm those who work
                 _LOGGER.exception("%s failed to take in parts", type(sink).__name__)
 

@@ -19,6 +19,7 @@ from pipeline.engine.journal.journal import (
     REQUEST,
     SPAN,
     EngineObservers,
+    FillerSink,
     Journal,
     OpSpan,
     Outcome,
@@ -171,9 +172,8 @@ class SpanRecorder:
         """Tell sinks that want to know how many rows of an execution nobody has sent."""
         places = [run.places[index] for index in indexes] if run.places else []
         for sink in self.journal.sinks if self.journal is not None and places else ():
-            notify = getattr(sink, "notify_fillers", None)
-            if notify is not None:
-                notify(self.index, self.batches, max(places) + 1 - len(places))
+            if isinstance(sink, FillerSink):
+                sink.notify_fillers(self.index, self.batches, max(places) + 1 - len(places))
 
 
 def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, int]]]:

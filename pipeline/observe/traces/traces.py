@@ -67,7 +67,7 @@ class Asked(msgspec.Struct, frozen=True):
         """Names of its Ops, see `Seen.parts`; of those that ask models, "": these have spans."""
         if (ops := self.entry.ops) is None:
             return None
-        return ["" if hasattr(op, "pipeline_step") else op.name for op in ops]
+        return [op.name if op.pipeline_step is None else "" for op in ops]
 
 
 class RequestTraces:

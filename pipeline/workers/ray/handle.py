@@ -156,9 +156,10 @@ class RayWorker(ProcessWorker):
         payload = outcome.payload
         if payload is None or not payload.buffers:
             return ()
-        target = getattr(getattr(item, "request", None), "target", None)
+        target = item.request.target if item is not None else None
         is_routed = jumped or outcome.to is not None or outcome.is_final
-        if self._actors.passes_on and not is_routed and getattr(target, "op", None) is None:
+        is_for_one = target is not None and target.op is not None
+        if self._actors.passes_on and not is_routed and not is_for_one:
             return ()
         return [block.region for block in payload.buffers]
 

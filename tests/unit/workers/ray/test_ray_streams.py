@@ -10,7 +10,7 @@ from played_ray import RayPool
 
 from pipeline import Op
 from pipeline.data import RequestInfo
-from pipeline.engine.streams.flow import ENDED
+from pipeline.engine.streams.flow import ENDED, apart
 from pipeline.engine.streams.run import UNWANTED, StreamRun
 from pipeline.errors import WorkerDiedError
 
@@ -46,7 +46,7 @@ def made(pool):
     return [
         (place, part if part is ENDED else part.open()["part"])
         for _, entries in pool.owner.made
-        for place, part in entries
+        for place, part in apart(entries)
     ]
 
 
