@@ -148,6 +148,10 @@ class Caller:
         target = RequestTarget(payload={"x": _INPUT}, wants_response=False, info=info)
         self._begin(_RAW, None, target, sink)
 
+    def make_next_the_last(self) -> None:
+        """Have the next step end the sequence."""
+        self._length = self.number + 1
+
 
 class Asked:
     """One step that a caller asked for: its sink. `expected`: its number in its sequence, or 0."""
@@ -269,6 +273,13 @@ class Flow:
             self._ask(self._short.popleft(), time.perf_counter())
         await asyncio.wait_for(self._all.wait(), LIMIT_S)
         return self.steps
+
+    async def end_all(self) -> None:
+        """End the sequences that go on: a server that stops waits for them."""
+        for caller in self._live:
+            caller.make_next_the_last()
+            self._ask(caller, time.perf_counter())
+        await asyncio.wait_for(self._all.wait(), LIMIT_S)
 
     def _ask(self, caller: Caller, due: float) -> None:
         self._asked += 1

@@ -121,6 +121,8 @@ async def _steady(said: argparse.Namespace) -> None:
                 if found[kind][-1].errors:
                     raise NotMeasuredError(f"{kind}: {found[kind][-1].errors}")
             rss_mib.append(usage_of(os.getpid()).rss_bytes / 2**20)
+        for flow in flows.values():
+            await flow.end_all()
     print(
         _report_steady(found, said),
         f"RSS MiB after each round: {', '.join(f'{each:.1f}' for each in rss_mib)}",

@@ -26,9 +26,13 @@ hypothesis.settings.load_profile("pipeline")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with the folder that it is in: unit, integration, conformance or e2e."""
+    """Mark each test with its folder (unit, integration, conformance, e2e); quick ones come last.
+
+    So no process of pytest-xdist is left alone with a long file at the end.
+    """
     for item in items:
         item.add_marker(item.path.relative_to(TESTS).parts[0])
+    items.sort(key=lambda item: "unit" in item.keywords)
 
 
 def pytest_collection_finish() -> None:
