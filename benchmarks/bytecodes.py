@@ -40,13 +40,13 @@ from pipeline.system.event_loop import LoopThread
 Ask = Callable[[], None]
 
 BUDGETS = {
-    "E": 1931,
-    "E5": 3363,
+    "E": 1922,
+    "E5": 3361,
     "D": 2958,
-    "chain of 20": 7075,
-    "own unpack and pack": 3766,
-    "three with process": 5831,
-    "the same in batches of 8": 7170,
+    "chain of 20": 7051,
+    "own unpack and pack": 3755,
+    "three with process": 5720,
+    "the same in batches of 8": 7058,
     "v2 JSON": 2563,
     "v2 binary": 2484,
     "/api": 1869,

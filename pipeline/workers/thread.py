@@ -190,8 +190,9 @@ class ThreadWorkers(WorkersBase):
                 )
             run_init_op(op, self._loop)
             self.pool.context = contextvars.copy_context()  # with what `init_op` set
-            worker.op = BoundOp(op, 0, self._loop)
-            warm_up(worker.op, 0)
+            bound = BoundOp(op, 0, self._loop)
+            worker.bind(bound)
+            warm_up(bound, 0)
         except BaseException as error:  # user code; the start of the server fails with it
             detail = "".join(traceback.format_exception(error))
             failure = InitError(f"Op {op.name!r} failed to start: {described(error)}\n{detail}")

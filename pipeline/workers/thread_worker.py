@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, cast
 
@@ -223,7 +224,6 @@ class ThreadWorker:
 
     def __init__(self, pool: ThreadPool, op: BoundOp | None, number: int) -> None:
         self.pool: ThreadPool = pool
-        self.op: BoundOp | None = op
         self.number: int = number
         self.addressed: deque[Job | Trip] = deque()  # for this worker alone, which is busy
         self.ran_addressed: bool = False
@@ -235,8 +235,16 @@ class ThreadWorker:
         self.took_ns: int = 0
         # What its Op sets in it, such as numpy's print options, no other Op sees.
         self.context: contextvars.Context = pool.context.copy()
-        self.enter: Callable[..., Any] = self.context.run
+        self.op: BoundOp | None = None
+        self.visit: Callable[..., Any]
+        if op is not None:
+            self.bind(op)
         self.thread: WorkerThread = WorkerThread(self)
+
+    def bind(self, op: BoundOp) -> None:
+        """Work with this copy from now on; `visit` is `op.plain` as all its code is to run."""
+        run: Callable[..., Any] = self.context.run
+        self.op, self.visit = op, partial(run, op.plain)
 
     @property
     def job_started(self) -> float | None:

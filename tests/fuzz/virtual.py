@@ -61,10 +61,9 @@ class VirtualWorker:
         """Run a batch in the strand that is at work."""
         run.run(self.op, self, clock_ns)
 
-    @staticmethod
-    def enter(hook: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a hook of the Op in the strand that is at work."""
-        return hook(*arguments)
+    @property
+    def visit(self) -> Callable[..., Any]:
+        return self.op.plain
 
     def call_begins(self) -> None:
         self.call_started = self.pool.loop.time()

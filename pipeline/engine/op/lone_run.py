@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from pipeline.engine.op.channel import Item
 from pipeline.engine.run.bound_op import BoundOp
-from pipeline.engine.run.plain_step import PlainStep
 from pipeline.engine.run.stages import BatchRun
 
 
@@ -30,7 +29,9 @@ class LoneRun(Item, eq=False):
         """Run both stages, unless its request is over."""
         if self.generation == self.request.generation:
             self.start_ns = clock_ns()
-            PlainStep.run(self, op, watch, clock_ns)  # type: ignore[arg-type]  # it has all of it
+            told = self.inputs, self.data_id, self.log_id
+            self.outcome, self.preprocess_end_ns = op.plain(*told, clock_ns, self)
+            self.end_ns = clock_ns()
 
     @property
     def items(self) -> tuple[Item]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.product_errors import code_of, product_error
-from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.collate import LOD
 from pipeline.errors import (
     FeedError,
@@ -24,6 +23,9 @@ from pipeline.errors import (
     described,
     printable,
 )
+
+if TYPE_CHECKING:
+    from pipeline.engine.run.bound_op import BoundOp
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_RETRY_AFTER_S = 2**31 - 1

@@ -6,20 +6,19 @@ Plain code for any worker: it knows neither threads nor the event loop.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
+from operator import is_
 from typing import Any, Protocol
 
 from msgspec import field
 
-from pipeline.data import RequestContext, SequenceStep, contexts_of, steps_of
+from pipeline.data import ChannelData, RequestContext, SequenceStep, contexts_of, steps_of
 from pipeline.engine.product_errors import product_error
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.call import Call
 from pipeline.engine.run.collate import distribute, executions_of, has_more_rows, rows_brought
-from pipeline.engine.run.jumping import check_jumping
-from pipeline.engine.run.op_state import is_as_before, keep_changes, restore
-from pipeline.engine.run.plain_step import PlainStep
 from pipeline.engine.run.stage_errors import (
     ids_of,
     log_raised,
@@ -43,6 +42,7 @@ from pipeline.system.deadline import set_call_deadline
 from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
 
 _WHOLE = (PipelineError, Routed)  # what one part of a mini-batch says for all of it
+_UNSET = object()
 _EXCEEDED = "exceeded retry count"
 _ADVICE = (
     "Please check the input dict and checkout PipelineServingLogs/pipeline.log for more details."
@@ -99,41 +99,30 @@ class BatchRun(Batch, eq=False):
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """Run all stages, or those that are left. Raises nothing."""
         try:
-            if op.is_plain and len(self.items) == 1 and self.calls is None:
-                item = self.items[0]
-                if not (item.is_over or item.is_feed):
-                    self._run_one(op, item, clock_ns)
-                    return
-            self._run(op, watch, clock_ns)
+            if self.calls is None:
+                self.prepare(op, clock_ns)
+            if self.calls:
+                self._process(op, watch, self.calls, clock_ns)
+                if len(self.calls) > 1 or len(self.calls[0].items) < len(self.items):
+                    told = executions_of(self.calls, len(self.items))
+                    self.executions, self.execution_ends_ns = told
+            if self.is_superseded:  # another worker has it: what follows is for that one to do
+                return
+            self.kept = op.feeds.kept(self.sequence_steps) if op.feeds else None
+            self.process_end_ns = clock_ns()
+            self._postprocess(op)
+            if op.jumps:
+                self.jumped = _check_jumping(op, self.items, self.outcomes)
         except BaseException as error:  # ours, on data of any type: the worker must survive it
             failed = stage_error(error, op, "process", 0, *ids_of(self.items))
             self.outcomes = [failed if outcome is None else outcome for outcome in self.outcomes]
-            self.end_ns = clock_ns()
-
-    def _run_one(self, op: BoundOp, item: Any, clock_ns: Callable[[], int]) -> None:
-        """Run the stages of a lone item at an Op without `process`: what `_run` does, quicker."""
-        self.outcomes = [None]
-        step = PlainStep(item.data_id, item.log_id)
-        step.inputs, step.apart, step.start_ns = item.inputs, self, clock_ns()
-        step.run(op, None, clock_ns)
-        step.tell()
-
-    def _run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
-        if self.calls is None:
-            self.prepare(op, clock_ns)
-        if self.calls:
-            self._process(op, watch, self.calls, clock_ns)
-            if len(self.calls) > 1 or len(self.calls[0].items) < len(self.items):
-                told = executions_of(self.calls, len(self.items))
-                self.executions, self.execution_ends_ns = told
-        if self.is_superseded:  # another worker has it: what follows is for that one to do
-            return
-        self.kept = op.feeds.kept(self.sequence_steps) if op.feeds else None
-        self.process_end_ns = clock_ns()
-        self._postprocess(op)
-        if op.jumps:
-            self.jumped = check_jumping(op, self.items, self.outcomes)
         self.end_ns: int = clock_ns()
+
+    def take(self, visit: Any) -> None:
+        """Have the outcome and the times of its only item, which ran by itself."""
+        self.outcomes, self.start_ns = [visit.outcome], visit.start_ns
+        self.preprocess_end_ns, self.process_end_ns = visit.preprocess_end_ns, visit.process_end_ns
+        self.end_ns = visit.end_ns
 
     @property
     def is_prepared(self) -> bool:
@@ -407,3 +396,57 @@ class BatchRun(Batch, eq=False):
                 elif not isinstance(fetched[index], _WHOLE):
                     fetched[index].append(piece)
         return fetched
+
+
+# Between the stages of several requests -----------------------------------------------------------
+
+
+def is_as_before(state: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Return whether an Op has the same attributes with the same values, none set again."""
+    return (
+        len(state) == len(before)
+        and all(map(is_, state.values(), before.values()))
+        and all(map(is_, state, before))
+    )
+
+
+def keep_changes(
+    before: dict[str, Any], states: dict[int, dict[str, Any]], after: dict[str, Any]
+) -> None:
+    """Leave of each state, in place, the attributes that any item has changed.
+
+    Also those that an item found as it wanted them: another one may have changed them since, be
+    it one that failed then.
+    """
+    changed = set()
+    for state in (*states.values(), after):
+        changed |= {name for name, value in state.items() if before.get(name, _UNSET) is not value}
+        before = state
+    for index, state in states.items():
+        states[index] = {name: state.get(name, _UNSET) for name in changed}
+
+
+def restore(state: dict[str, Any], kept: dict[str, Any]) -> None:
+    """Set the attributes as they were; those that were not there are not there again."""
+    for name, value in kept.items():
+        if value is _UNSET:
+            state.pop(name, None)
+        else:
+            state[name] = value
+
+
+def _check_jumping(op: BoundOp, items: Sequence[Any], outcomes: list[Any]) -> bool:
+    """Return whether the answers among a batch's outcomes jump; an error takes their places."""
+    answers = OrderedDict(
+        (item.data_id, ChannelData(item.data_id, item.log_id, outcome))
+        for item, outcome in zip(items, outcomes, strict=True)
+        if isinstance(outcome, dict)
+    )
+    if not answers:
+        return False
+    try:
+        return bool(op.op.check_jumping(answers))
+    except BaseException as error:  # user code; a worker survives even SystemExit
+        failed = stage_error(error, op, "check_jumping", 0, *answers)
+        outcomes[:] = [failed if isinstance(each, dict) else each for each in outcomes]
+        return False

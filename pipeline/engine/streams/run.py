@@ -15,9 +15,8 @@ from msgspec import field
 
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.call import Call
-from pipeline.engine.run.op_state import keep_changes, restore
 from pipeline.engine.run.stage_errors import ids_of, stage_error
-from pipeline.engine.run.stages import BatchRun, CallWatch
+from pipeline.engine.run.stages import BatchRun, CallWatch, keep_changes, restore
 from pipeline.engine.streams.flow import ALL, ENDED, Flow
 from pipeline.engine.streams.pull import Pull
 from pipeline.errors import (

@@ -17,9 +17,8 @@ from pipeline.data import RequestContext, SequenceStep, context_of
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.call import Call
 from pipeline.engine.run.collate import Form, form_of, rows_brought
-from pipeline.engine.run.op_state import keep_changes
 from pipeline.engine.run.stage_errors import stage_error
-from pipeline.engine.run.stages import BatchRun, CallWatch
+from pipeline.engine.run.stages import BatchRun, CallWatch, keep_changes
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.pull import NO_PART, cut
 from pipeline.errors import PayloadTypeError

@@ -91,9 +91,10 @@ class OpGroups:
         if len(inside) == 1 or not all(node in inside for node in entered):
             return None
         places = {node: place for place, node in enumerate(inside)}
-        with_process = (at for node, at in places.items() if not OpFacts(node.op).is_plain)
+        steps = tuple(self._step(node, places) for node in inside)
+        with_process = (place for place, step in enumerate(steps) if not step.is_plain)
         plan = TripPlan(
-            tuple(self._step(node, places) for node in inside),
+            steps,
             tuple(places[node] for node in entered),
             entered,
             next(with_process, len(inside)),
@@ -148,6 +149,7 @@ class OpGroups:
                 (at for other, at in places.items() if other.name in node.channel.producers),
                 default=-1,
             ),
+            is_plain=OpFacts(node.op).is_plain,
         )
 
     def has_trips(self, node: OpNode) -> bool:

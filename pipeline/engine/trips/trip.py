@@ -15,8 +15,6 @@ import msgspec
 from pipeline.engine.journal.spans import OF_STEP, SpanRecorder, WayRows
 from pipeline.engine.op.channel import Item, own_dict
 from pipeline.engine.op.lone_run import LoneRun
-from pipeline.engine.run.plain_step import PlainStep
-from pipeline.engine.run.stage_errors import stage_error
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.worker_api import Lender
 
@@ -42,6 +40,7 @@ class Step(msgspec.Struct, frozen=True, eq=False):
         only_reader: the place of the one step that reads its answer, where nobody else does; -1
             where it is read outside alone; else 0.
         last_read: the place of the last step that it reads; -1: of none in the plan.
+        is_plain: whether its Op is, see OpFacts.
     """
 
     node: OpNode
@@ -54,6 +53,7 @@ class Step(msgspec.Struct, frozen=True, eq=False):
     outside: tuple[Receiver, ...] = ()
     only_reader: int = 0
     last_read: int = -1
+    is_plain: bool = True
 
 
 class TripPlan(msgspec.Struct, eq=False):
@@ -65,7 +65,7 @@ class TripPlan(msgspec.Struct, eq=False):
         entered: their dispatchers.
         short: how many of the first steps have no `process`: a busy server's trips end there.
         nodes: the dispatchers of all steps.
-        ways: of each step its place, name, only reader, idle workers and backlog.
+        ways: of each step its place, name, only reader, whether it is plain, idle workers, backlog.
         blank: what came for each step, and for what is read outside, while nothing has. Who reads
             several has their names in it, with None, so that they come in the Op's own order.
         led: the places whose inputs come with the request.
@@ -83,7 +83,7 @@ class TripPlan(msgspec.Struct, eq=False):
     short: int = 0
     nodes: frozenset[OpNode] = frozenset()
     trips: int = 0
-    ways: tuple[tuple[int, str, int, list[Any], deque[Any]], ...] = ()
+    ways: tuple[tuple[int, str, int, bool, list[Any], deque[Any]], ...] = ()
     blank: tuple[dict[str, Any], ...] = ()
     led: tuple[int, ...] = ()
     outlets: tuple[Step, ...] = ()
@@ -97,7 +97,10 @@ class TripPlan(msgspec.Struct, eq=False):
         self.nodes = frozenset(step.node for step in self.steps)
         self.led = (0, *self.entries)
         self.ways = tuple(
-            (place, step.name, step.only_reader, step.lender.idle, step.lender.backlog)
+            (
+                *(place, step.name, step.only_reader, step.is_plain),
+                *(step.lender.idle, step.lender.backlog),
+            )
             for place, step in enumerate(self.steps)
         )
         self.outlets = tuple(step for step in self.steps if step.is_read_outside)
@@ -146,10 +149,11 @@ class Trip:
     answer: Any = None
     failure: BaseException | None = None
     is_void: bool = False
-    apart: BatchRun = field(init=False)
+    apart: BatchRun | None = None
     outcome: Any = field(init=False)
     start_ns: int = field(init=False)
     preprocess_end_ns: int = field(init=False)
+    process_end_ns: int = field(init=False)
     end_ns: int = field(init=False)
 
     @property
@@ -194,7 +198,7 @@ class Trip:
             self.is_void = True
             return True
         latest_ns, worker = now_ns + _LONGEST_NS, walker
-        for place, name, reader, idle, backlog in plan.ways[: self.until]:
+        for place, name, reader, is_plain, idle, backlog in plan.ways[: self.until]:
             if place:
                 if backlog or now_ns > latest_ns or generation != request.generation:
                     return True
@@ -202,47 +206,24 @@ class Trip:
                     worker = idle.pop()
                 except IndexError:
                     return True
-            op, enter, inputs = worker.op, worker.enter, came[place]
-            middle_ns, answer, batch = 0, None, None
-            if not op.is_plain:
+            if is_plain:
+                held.append(worker)  # from now on others may take the step out
+                answer, middle_ns = worker.visit(came[place], data_id, log_id, clock_ns, self)
+                later_ns = middle_ns
+                end_ns = clock_ns()
+            else:
                 batch = self._as_batch(place)
                 self.batch = place, batch
-            held.append(worker)  # from now on others may take the step out
-            try:
-                if batch is not None:
-                    answer, middle_ns, later_ns, end_ns = self._whole(batch, worker, clock_ns)
-                else:
-                    data = returned = enter(op.users_preprocess, inputs, data_id, log_id)
-                    if type(returned) is tuple and len(returned) == 4:
-                        data, skip, code, _ = returned
-                        if code is not None or type(skip) is not bool:
-                            data = None
-                    if type(data) is dict:
-                        middle_ns = later_ns = clock_ns()
-                        if held or self._is_ours():
-                            answer = enter(op.users_postprocess, inputs, data, data_id, log_id)
-                            if type(answer) is tuple and len(answer) == 3 and answer[1] is None:
-                                answer = answer[0]
-                            if type(answer) is not dict:
-                                answer = enter(op.answered, answer)
-                    else:
-                        data, _ = enter(op.prepared, returned)
-                        middle_ns = later_ns = clock_ns()
-                        if held or self._is_ours():
-                            answer = enter(op.postprocess, inputs, data, data_id, log_id)
-                    end_ns = clock_ns()
-            except BaseException as error:  # user code; a worker survives even SystemExit
-                stage = "postprocess" if middle_ns else "preprocess"
-                answer = enter(stage_error, error, op, stage, log_id, data_id)
-                end_ns = clock_ns()
-                middle_ns = later_ns = middle_ns or end_ns
+                held.append(worker)
+                answer, middle_ns, later_ns, end_ns = self._whole(batch, worker, clock_ns)
             try:
                 held.pop()
             except IndexError:
-                if batch is None:
+                if is_plain:
                     self.outcome, self.start_ns, self.end_ns = answer, now_ns, end_ns
-                    self.preprocess_end_ns = middle_ns
-                    PlainStep.tell(self)  # type: ignore[arg-type]  # it has all that is told
+                    self.preprocess_end_ns = self.process_end_ns = middle_ns
+                    assert self.apart is not None, "it was taken out"
+                    self.apart.take(self)
                 return False
             marks += (worker.number, middle_ns, later_ns, end_ns)
             self.step_ns = now_ns = end_ns
@@ -268,10 +249,6 @@ class Trip:
         if self.held and (type(answer) is not dict or run.rows or run.executions):
             self.runs[self.done] = worker, run
         return answer, run.preprocess_end_ns, run.process_end_ns, run.end_ns
-
-    def _is_ours(self) -> bool:
-        """Return whether the step that was taken out is still to be ended here."""
-        return not self.apart.is_superseded
 
     def _hand_on(self, step: Step, answer: dict[str, Any]) -> None:
         """Pass on the answer of a step that several read."""

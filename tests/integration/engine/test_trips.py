@@ -430,16 +430,16 @@ async def test_a_step_may_be_taken_out_as_it_begins_and_as_it_ends(monkeypatch, 
         if is_ours and when == "ends":
             assert was_taken.wait(PATIENCE_S)
 
-    def entering(worker):
-        """Return what a trip calls a worker's hooks by."""
-        enter = worker.enter
+    def visiting(worker):
+        """Return what a trip calls for a step without `process`."""
+        visit = worker.visit
 
-        def call(function, *arguments):
+        def call(*arguments):
             is_ours = worker.pool.name == name and not was_taken.is_set()
             if is_ours and when == "begins":
                 assert was_taken.wait(PATIENCE_S)
-            answer = enter(function, *arguments)
-            if is_ours and when == "ends" and function == worker.op.users_postprocess:
+            answer = visit(*arguments)
+            if is_ours and when == "ends":
                 assert was_taken.wait(PATIENCE_S)
             return answer
 
@@ -458,7 +458,7 @@ async def test_a_step_may_be_taken_out_as_it_begins_and_as_it_ends(monkeypatch, 
         monkeypatch.setattr(threads.ThreadPool, "part", parted)
         for node in server.executor.executor.nodes.values():
             for worker in node.workers.pool.workers:
-                worker.enter = entering(worker)
+                worker.visit = visiting(worker)
         assert value_of(await asyncio.wait_for(ask(server), PATIENCE_S)) == "1"
         assert found
         assert value_of(await asyncio.wait_for(ask(server, "2"), PATIENCE_S)) == "2"

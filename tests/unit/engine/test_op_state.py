@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.engine.run.op_state import is_as_before, keep_changes, restore
+from pipeline.engine.run.stages import is_as_before, keep_changes, restore
 
 
-def test_an_op_that_nobody_changes_is_as_before():
+def test_an_op_that_nobody_changesis_as_before():
     state = {"a": 1, "b": np.arange(3)}
     assert is_as_before(state, dict(state))
 

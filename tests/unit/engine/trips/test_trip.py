@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -51,7 +52,7 @@ class Worker:
         self.number = 0
         self.idle, self.backlog, self.addressed = [self], [], []
         self.is_leaving = False
-        self.enter = contextvars.copy_context().run
+        self.visit = partial(contextvars.copy_context().run, self.op.plain)
         self.employed = 0
 
     def perform(self, run, clock_ns):
@@ -93,6 +94,7 @@ def diamond(order="bc", during=None, **kinds):
                 readers=tuple((names.index(r), at > 0) for at, r in enumerate(readers)),
                 is_read_outside=name == "d",
                 only_reader={"a": 0, "d": -1}.get(name, 3),
+                is_plain=workers[name].op.is_plain,
                 last_read=max((names.index(r) for r in edges[name] if r in names), default=-1),
             )
         )  # fmt: skip
