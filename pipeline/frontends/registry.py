@@ -33,7 +33,6 @@ from pipeline.frontends.listen import UNIX, is_loopback
 from pipeline.frontends.v2 import ModelRepository
 from pipeline.frontends.v2.grpc import inference_service
 from pipeline.frontends.v2.http import InferenceRoutes
-from pipeline.frontends.v2.lane import InferLane
 from pipeline.frontends.v2.restrictions import (
     RestrictedLane,
     RestrictedRoutes,
@@ -87,9 +86,10 @@ def v2(context: FrontendContext, options: None) -> None:
         config.limits,
         traces=context.traces,
     )
-    routes: Routes = InferenceRoutes(models, context.offload, config.limits)
+    found = InferenceRoutes(models, context.offload, config.limits)
+    routes: Routes = found
+    lane: LaneService = found
     service = inference_service(models, context.offload, config.limits, config.sends_traces)
-    lane: LaneService = InferLane(models, context.offload, config.limits)
     if over_http := secrets_of(config.restricted_apis.http):
         routes, lane = RestrictedRoutes(routes, over_http), RestrictedLane(lane, over_http)
     if over_grpc := secrets_of(config.restricted_apis.grpc):

@@ -24,16 +24,11 @@ from pipeline.errors import PipelineError
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, Stream, Unary
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
 from pipeline.frontends.v2.control import overrides_of, with_dependents_of
-from pipeline.frontends.v2.forms import (
-    InferCall,
-    MessageForms,
-    Told,
-    UnknownFormError,
-    read_message,
-)
+from pipeline.frontends.v2.forms import InferCall, RequestForms
+from pipeline.frontends.v2.inference import Inference, Told, is_short_answer
 from pipeline.frontends.v2.log_settings import settings_of_message
+from pipeline.frontends.v2.model_views import number_of
 from pipeline.frontends.v2.region_requests import no_cuda, no_cuda_region
-from pipeline.frontends.v2.repository import is_short_answer, number_of
 from pipeline.frontends.v2.shared_regions import Region
 from pipeline.frontends.v2.side_by_side import Place, side_by_side
 from pipeline.frontends.v2.trace_settings import changes_of, shown
@@ -47,9 +42,12 @@ from pipeline.proto.v2.codec import (
     SERVICE,
     InferRequest,
     InferResponse,
-    large_request_from_message,
+    read_large_message,
+    read_message,
     response_pieces,
 )
+from pipeline.proto.v2.forms import UnknownFormError
+from pipeline.proto.v2.message_forms import MessageCodec
 
 _CLOCKS_DIFFER_S = 0.01  # gRPC's own and the engine's, at most
 _FINAL = "triton_final_response"
@@ -73,7 +71,8 @@ def inference_service(
 
     With `takes_trace` the engine is told the caller's traceparent.
     """
-    calls = _Calls(models, offload or Offload(threads=0), limits or Limits(), takes_trace)
+    how = (offload or Offload(threads=0), limits or Limits(), takes_trace)
+    calls, inference = _Calls(models), _InferenceCalls(models.inference, *how)
     methods: Mapping[str, Unary] = {
         "ServerLive": _unary(pb.ServerLiveRequest, calls.server_live),
         "ServerReady": _unary(pb.ServerReadyRequest, calls.server_ready),
@@ -97,23 +96,17 @@ def inference_service(
         "RepositoryIndex": _unary(pb.RepositoryIndexRequest, calls.repository_index),
         "RepositoryModelLoad": _unary(pb.RepositoryModelLoadRequest, calls.load),
         "RepositoryModelUnload": _unary(pb.RepositoryModelUnloadRequest, calls.unload),
-        "ModelInfer": calls.model_infer,
+        "ModelInfer": inference.model_infer,
     }
-    streams: Mapping[str, Stream] = {"ModelStreamInfer": calls.model_stream_infer}
-    return GrpcService(SERVICE, methods, streams, {"ModelInfer": calls})
+    streams: Mapping[str, Stream] = {"ModelStreamInfer": inference.model_stream_infer}
+    return GrpcService(SERVICE, methods, streams, {"ModelInfer": inference})
 
 
 class _Calls:
     """The methods, message in and message out. They raise V2Error and PipelineError."""
 
-    def __init__(
-        self, models: ModelRepository, offload: Offload, limits: Limits, takes_trace: bool
-    ) -> None:
+    def __init__(self, models: ModelRepository) -> None:
         self._models = models
-        self._forms = MessageForms(models, limits)
-        self._takes_trace = takes_trace
-        self._offload = offload
-        self._limits = limits
 
     async def server_live(self, request: Any, call: GrpcCall) -> Message:
         return pb.ServerLiveResponse(live=self._models.is_live)
@@ -222,6 +215,20 @@ class _Calls:
         await self._models.unload(request.model_name, with_dependents)
         return pb.RepositoryModelUnloadResponse()
 
+
+class _InferenceCalls:
+    """ModelInfer and ModelStreamInfer."""
+
+    def __init__(
+        self, inference: Inference, offload: Offload, limits: Limits, takes_trace: bool
+    ) -> None:
+        self._inference = inference
+        self._views = inference.views
+        self._forms = RequestForms(inference, MessageCodec(limits), limits)
+        self._takes_trace = takes_trace
+        self._offload = offload
+        self._limits = limits
+
     async def model_infer(self, message: bytes, call: GrpcCall) -> bytes:
         future = AnswerFuture()
         future.request = self.begin(message, call, future)
@@ -237,9 +244,8 @@ class _Calls:
         """Begin a short request; see `DirectMethod`."""
         if len(message) > SHORT_BYTES:
             return None
-        told = Told(call.time_left(), self._trace(call), call.headers)
         try:
-            return self._forms.begin(message, told, sink)
+            return self._forms.begin(message, None, self._told(call, call.time_left()), sink)
         except UnknownFormError:
             return None
         except (V2Error, PipelineError) as error:
@@ -248,34 +254,32 @@ class _Calls:
     def reply(self, answer: Any, call: GrpcCall) -> bytes | Awaitable[bytes]:
         """Return the answer, written; see `DirectMethod`."""
         asked, found = answer
-        written: bytes | None = asked.form.written(found, asked.id)
+        written: bytes | None = asked.written(found)
         return self._finish(asked, found, call) if written is None else written
 
     async def _finish(self, asked: InferCall, answer: Any, call: GrpcCall) -> bytes:
         """Write an answer of a kind that is not known yet."""
-        form = asked.form
         try:
             if is_short_answer(answer):
-                outputs = form.fitted.outputs(answer)
+                response = asked.response(answer)
             else:
-                read = partial(form.fitted.outputs, answer)
-                outputs, _ = await self._offload.run(read, call.time_left())
-            response = form.response(asked.id, outputs)
-            form.learn(answer, response)
+                read = partial(asked.response, answer)
+                response, _ = await self._offload.run(read, call.time_left())
+            asked.learn(answer, response)
             return await self._write(response, call, _written)
         except (V2Error, PipelineError) as error:
             raise _ended(error, call) from error
 
-    def _trace(self, call: GrpcCall) -> str:
-        return call.header("traceparent") if self._takes_trace else ""
+    def _told(self, call: GrpcCall, left_s: float | None) -> Told:
+        trace = call.header("traceparent") if self._takes_trace else ""
+        return Told(left_s, trace, call.headers, GRPC)
 
     async def _infer(self, message: bytes, call: GrpcCall) -> bytes:
         request, left_s = await self._read(message, call.time_left())
         del message
-        self._models.check_unary(request.model_name, request.model_version, "ModelInfer RPC")
-        trace = self._trace(call)
+        self._views.check_unary(request.model_name, request.model_version, "ModelInfer RPC")
         try:
-            response = await self._models.infer(request, left_s, trace, call.headers, GRPC)
+            response = await self._inference.infer(request, self._told(call, left_s))
         except V2Error as error:
             raise _told(error, call) from error
         return await self._write(response, call, _written)
@@ -292,7 +296,7 @@ class _Calls:
     ) -> tuple[InferRequest, float | None]:
         if len(message) <= SHORT_BYTES:
             return read_message(message, self._limits), left_s
-        read = partial(_read_large, [message], self._limits)
+        read = partial(read_large_message, [message], self._limits)
         del message
         return await self._offload.run(read, left_s)
 
@@ -316,13 +320,12 @@ class _Calls:
         try:
             request, left_s = await self._read(message, call.time_left())
             model, version = request.model_name, request.model_version
-            if is_decoupled := self._models.is_decoupled(model, version):
+            if is_decoupled := self._views.is_decoupled(model, version):
                 place.leave()
             wants_empty = request.parameters.get(_WANTS_EMPTY_FINAL) is True
             empty = InferResponse(model, "", request.id, {}, {})
-            trace = self._trace(call)
-            said = trace, call.headers, place.entrance
-            found = self._models.answers(request, left_s, *said, door=GRPC)
+            told = self._told(call, left_s)
+            found = self._inference.answers(request, told, place.entrance)
             del request
             has_ended = not is_decoupled
             async with aclosing(found):
@@ -337,13 +340,13 @@ class _Calls:
             if wants_empty and not has_ended:
                 yield _written_of_stream(empty, is_final=True)
         except (V2Error, PipelineError) as error:
-            told = _told(error, call)
-            if isinstance(told, GrpcError):
-                raise told from error
+            failed = _told(error, call)
+            if isinstance(failed, GrpcError):
+                raise failed from error
             if errors_end:
-                raise _failure(told) from error
+                raise _failure(failed) from error
             await place.come()
-            yield _failed_of_stream(str(told), _id_of(message), is_final=True)
+            yield _failed_of_stream(str(failed), _id_of(message), is_final=True)
 
 
 def _told(error: V2Error | PipelineError, call: GrpcCall) -> V2Error | GrpcError:
@@ -360,13 +363,6 @@ def _told(error: V2Error | PipelineError, call: GrpcCall) -> V2Error | GrpcError
 def _ended(error: V2Error | PipelineError, call: GrpcCall) -> GrpcError:
     told = _told(error, call)
     return told if isinstance(told, GrpcError) else _failure(told)
-
-
-def _read_large(messages: list[bytes], limits: Limits) -> InferRequest:
-    try:
-        return large_request_from_message(messages.pop(), limits)
-    except DecodeError as error:
-        raise V2Error(V2Status.INVALID, f"the message is no ModelInferRequest: {error}") from error
 
 
 def _id_of(message: bytes) -> str:

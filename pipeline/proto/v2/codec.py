@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
 from pipeline.proto.inference_v2_pb2 import (
@@ -224,6 +225,23 @@ def _inputs_of(
     if shared:  # nothing of them is in the message
         tensors = [tensor for tensor in tensors if tensor.name not in shared]
     return tensors_to_arrays(tensors, raw, asked, limits)
+
+
+def read_message(message: bytes, limits: Limits) -> InferRequest:
+    """Return the request in a message. Raises PackageError, also for what is none."""
+    try:
+        found = ModelInferRequest.FromString(message)
+    except DecodeError as error:
+        raise PackageError(f"the message is no ModelInferRequest: {error}") from error
+    return request_from_message(found, limits)
+
+
+def read_large_message(messages: list[bytes], limits: Limits) -> InferRequest:
+    """Return the request in the only one of `messages`, which is taken out. Raises PackageError."""
+    try:
+        return large_request_from_message(messages.pop(), limits)
+    except DecodeError as error:
+        raise PackageError(f"the message is no ModelInferRequest: {error}") from error
 
 
 def large_request_from_message(message: bytes, limits: Limits) -> InferRequest:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 import orjson
 
 from pipeline.errors import PackageError
-from pipeline.proto.slices import SLICE, Limits
+from pipeline.proto.slices import SLICE, Limits, is_short
 from pipeline.proto.v2.codec import InferRequest, InferResponse
-from pipeline.proto.v2.json import output_fields, response_fields
+from pipeline.proto.v2.json import output_fields, read_request, response_fields
 from pipeline.proto.v2.json_data import BINARY_ONLY, data_to_array, list_to_array
 from pipeline.proto.v2.raw import BYTES, Array, datatype_of, known_dtype, raw_to_array
 
@@ -28,44 +28,62 @@ _IDS = (b'{"id":"', b'{"id": "')  # as Triton's clients, and Python's json, begi
 _PLAIN_ID = re.compile(rb"[ !#-\[\]-~]*")  # characters that stand for themselves
 _DATA = b'"data":'
 _MOST_INPUTS = 16
+_MOST_FORMS = 256  # that are known
+_MOST_KEY_BYTES = 2048  # of the key of one
+_MOST_SEEN = 1024
+_MOST_LAYOUTS = 16  # of the answers to requests of one form
 _MARK = b"\0"  # stands in no JSON
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
+
+class UnknownFormError(Exception):
+    """A request that forms are not for: the usual ways find out what it is."""
 
 
 class Cut(NamedTuple):
     """A body's JSON, cut at what differs: `key` is the rest, the texts of the lists are `lists`.
 
     `id` is None where it does not begin with one: then it stands in the `key`, if there is any.
+    Behind the JSON, at `end`, `body` has what is binary.
     """
 
     key: bytes
     id: str | None
     lists: Sequence[bytes]
+    body: bytes
+    end: int
 
 
-def cut_json(text: bytes, has_lists: bool) -> Cut | None:
-    """Cut the JSON of a request; None if its id is not plain, or a list is not.
+def cut_json(body: bytes, length: int | None) -> Cut | None:
+    """Cut a request whose JSON has this length, None: all of it.
 
-    The cut is a guess that `InputsForm.of` proves, once for each key. With `has_lists` it is cut
-    at the data, too.
+    None: its id is not plain, or a list is not. The cut is a guess that `InputsForm.of` proves,
+    once for each key. Where all of it is JSON it is cut at the data, too.
     """
-    name = None
+    name, text = None, body if length is None else body[:length]
+    end = len(text)
     if _MARK in text:
         return None
     for start in _IDS:
         if text.startswith(start):
-            end = text.find(b'"', len(start))
-            plain = text[len(start) : end]
-            if end < 0 or _PLAIN_ID.fullmatch(plain) is None:
+            stop = text.find(b'"', len(start))
+            plain = text[len(start) : stop]
+            if stop < 0 or _PLAIN_ID.fullmatch(plain) is None:
                 return None
             # No whole JSON begins with the quote that is left.
-            name, text = plain.decode("ascii"), text[end:]
+            name, text = plain.decode("ascii"), text[stop:]
             break
-    return _cut_lists(text, name) if has_lists else Cut(text, name, ())
+    if length is not None:
+        return Cut(text, name, (), body, end)
+    cut = _cut_lists(text)
+    return None if cut is None else Cut(cut[0], name, cut[1], body, end)
 
 
-def _cut_lists(text: bytes, name: str | None) -> Cut | None:
-    """Cut at each list of data; None for data that are no list without lists and text in it."""
+def _cut_lists(text: bytes) -> tuple[bytes, Sequence[bytes]] | None:
+    """Return the rest, and the texts of the lists of data.
+
+    None for data that are no list without lists and text in it.
+    """
     pieces: list[bytes] = []
     lists: list[bytes] = []
     at = 0
@@ -79,7 +97,7 @@ def _cut_lists(text: bytes, name: str | None) -> Cut | None:
         lists.append(text[begin:end])
         at = end
     pieces.append(text[at:])
-    return Cut(_MARK.join(pieces), name, lists)
+    return _MARK.join(pieces), lists
 
 
 class InputForm(NamedTuple):
@@ -140,8 +158,8 @@ class InputsForm(msgspec.Struct, frozen=True):
                 ends.append(size + (ends[-1] if ends else 0))
         return cls(tuple(tensors), tuple(ends))
 
-    def read(self, cut: Cut, body: bytes, at: int, limits: Limits) -> dict[str, Array] | None:
-        """Return the arrays of a body whose data begin at `at`; they can be written to.
+    def read(self, cut: Cut, limits: Limits) -> dict[str, Array] | None:
+        """Return the arrays of a body; they can be written to.
 
         None for data that are wrong: `read_request` says what is.
         """
@@ -150,6 +168,7 @@ class InputsForm(msgspec.Struct, frozen=True):
             if not ends:
                 lists = zip(tensors, cut.lists, strict=True)
                 return {tensor.name: _of_list(tensor, text, limits) for tensor, text in lists}
+            body, at = cut.body, cut.end
             if len(body) - at != ends[-1]:
                 return None
             arrays: dict[str, Array] = {}
@@ -252,8 +271,131 @@ class OutputsForm(msgspec.Struct, frozen=True):
         return b"".join((*parts, *tail)), length
 
 
-def layout(values: Mapping[str, Any], names: Sequence[str]) -> tuple[list[Any], Any] | None:
-    """Return the values of these names, and the key of their OutputsForm.
+class FormCodec(Protocol):
+    """Reader of the requests of one protocol: by their forms, or as they come."""
+
+    def cut(self, body: bytes, length: int | None) -> Any:
+        """Return a request cut at what differs, with its `key` and `id`; None: it cannot be cut.
+
+        Raises UnknownFormError.
+        """
+
+    def read(self, body: bytes, length: int | None) -> InferRequest:
+        """Return a request of any form. Raises PackageError."""
+
+    def inputs_of(self, cut: Any, request: InferRequest) -> Any:
+        """Return the form of a request's inputs, whose `read` takes a cut; None: none is known."""
+
+    def outputs_of(self, response: InferResponse, binary: Collection[str]) -> Any:
+        """Return the form of an answer; None: none is known."""
+
+
+class JsonCodec:
+    """Codec of what is posted to one model.
+
+    Args:
+        name, version: of the model, as a caller gives them; the version may be "".
+        limits: of text in requests.
+    """
+
+    inputs_of = staticmethod(InputsForm.of)
+    outputs_of = staticmethod(OutputsForm.of)
+
+    def __init__(self, name: str, version: str, limits: Limits) -> None:
+        self._name, self._version = name, version
+        self._limits = limits
+
+    def cut(self, body: bytes, length: int | None) -> Cut | None:
+        """Cut a request, see `cut_json`. Raises UnknownFormError: its JSON is too long."""
+        if (len(body) if length is None else length) > self._limits.json_bytes:
+            raise UnknownFormError
+        return cut_json(body, length)
+
+    def read(self, body: bytes, length: int | None) -> InferRequest:
+        """Return a request of any form. Raises PackageError."""
+        return read_request(
+            body,
+            length,
+            model_name=self._name,
+            model_version=self._version,
+            limits=self._limits,
+        )
+
+
+_Form = TypeVar("_Form")
+
+
+class FormMemory(Generic[_Form]):
+    """The forms that came last, by the keys of their cuts."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, _Form] = {}
+        self._seen: set[int] = set()
+
+    def is_seen(self, key: bytes) -> bool:
+        """Return whether this has come before, so that it is worth being known."""
+        if len(key) > _MOST_KEY_BYTES:
+            return False
+        if hash(key) in self._seen:
+            return True
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen.add(hash(key))
+        return False
+
+    def keep(self, key: bytes, form: _Form) -> None:
+        """Remember a form."""
+        if len(self.known) >= _MOST_FORMS:
+            self.known.clear()
+        self.known[key] = form
+
+
+class AnswerForms:
+    """The answers to requests of one form, by the dtypes and shapes of their arrays.
+
+    Args:
+        names: of the outputs; (): all that there are.
+        form_of: see `FormCodec.outputs_of`.
+    """
+
+    def __init__(
+        self, names: tuple[str, ...], form_of: Callable[[InferResponse, Collection[str]], Any]
+    ) -> None:
+        self._names = names
+        self._form_of = form_of
+        self._known: dict[Any, Any] = {}
+
+    def write(self, payload: Mapping[str, Any], request_id: str) -> Any:
+        """Return what the form of an answer writes; None: none was learnt that has such arrays."""
+        if not self._known:
+            return None
+        names = self._names or tuple(payload)
+        found = _layout(payload, names)
+        form = None if found is None else self._known.get((names, found[1]))
+        return None if form is None or found is None else form.write(request_id, found[0])
+
+    def learn(
+        self, payload: Mapping[Any, Any], response: InferResponse, binary: Collection[str]
+    ) -> None:
+        """Remember how a response looks, if it shows the very arrays of its payload."""
+        names = self._names or tuple(payload)
+        if tuple(response.outputs) != names or not is_short(response.outputs):
+            return
+        found = _layout(payload, names)
+        if found is None or any(type(name) is not str for name in payload):
+            return
+        for value, array in zip(found[0], response.outputs.values(), strict=True):
+            if value.dtype != array.dtype or value.size != array.size:
+                return
+        form = self._form_of(response, binary)
+        if form is not None:
+            if len(self._known) >= _MOST_LAYOUTS:
+                self._known.clear()
+            self._known[names, found[1]] = form
+
+
+def _layout(values: Mapping[str, Any], names: Sequence[str]) -> tuple[list[Any], Any] | None:
+    """Return the values of these names, and the key of their form.
 
     None: one is not there, or neither an array nor one of numpy's numbers.
     """

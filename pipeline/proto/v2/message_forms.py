@@ -12,8 +12,13 @@ from pipeline.errors import PackageError
 from pipeline.proto.inference_v2_pb2 import ModelInferRequest, ModelInferResponse
 from pipeline.proto.pipeline.blocks import field_head
 from pipeline.proto.slices import Limits
-from pipeline.proto.v2.codec import InferRequest, InferResponse, set_parameter
-from pipeline.proto.v2.forms import InputForm
+from pipeline.proto.v2.codec import (
+    InferRequest,
+    InferResponse,
+    read_message,
+    set_parameter,
+)
+from pipeline.proto.v2.forms import InputForm, UnknownFormError
 from pipeline.proto.v2.raw import BYTES, Array, datatype_of
 
 
@@ -36,12 +41,13 @@ _RAW_OF_ANSWER = ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 class MessageCut(NamedTuple):
     """A ModelInferRequest, cut at what differs: `key` is the rest.
 
-    `raws`: where each of its raw contents begins and ends.
+    `raws`: where each of its raw contents begins and ends, in `data`.
     """
 
     key: bytes
     id: str
     raws: Sequence[tuple[int, int]]
+    data: bytes
 
 
 def cut_message(data: bytes) -> MessageCut | None:
@@ -71,7 +77,7 @@ def _cut(data: bytes) -> MessageCut | None:
         if tag != _RAW:
             return None
         raws.append((start, at))
-    return MessageCut(key, request_id, raws) if at == end else None
+    return MessageCut(key, request_id, raws, data) if at == end else None
 
 
 def _field(data: bytes, at: int) -> tuple[int, int, int]:
@@ -107,7 +113,7 @@ class MessageInputs(msgspec.Struct, frozen=True):
             tensors.append(InputForm.of(name, entry.datatype, array))
         return cls(tuple(tensors))
 
-    def read(self, cut: MessageCut, data: bytes, limits: Limits) -> dict[str, Array] | None:
+    def read(self, cut: MessageCut, limits: Limits) -> dict[str, Array] | None:
         """Return the arrays; they can be written to.
 
         None for data that are wrong: `request_from_message` says what is.
@@ -115,7 +121,7 @@ class MessageInputs(msgspec.Struct, frozen=True):
         arrays: dict[str, Array] = {}
         try:
             for tensor, (start, end) in zip(self.tensors, cut.raws, strict=True):
-                arrays[tensor.name] = tensor.read(data, start, end, limits)
+                arrays[tensor.name] = tensor.read(cut.data, start, end, limits)
         except (ValueError, PackageError):
             return None
         return arrays
@@ -161,3 +167,28 @@ class MessageOutputs(msgspec.Struct, frozen=True):
         for head, value in zip(self.heads, values, strict=True):
             parts += (head, value.tobytes())
         return b"".join(parts)
+
+
+class MessageCodec:
+    """Codec of ModelInferRequests.
+
+    Args:
+        limits: of text in requests.
+    """
+
+    inputs_of = staticmethod(MessageInputs.of)
+    outputs_of = staticmethod(MessageOutputs.of)
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def cut(self, body: bytes, length: int | None) -> MessageCut:
+        """Cut a request, see `cut_message`. Raises UnknownFormError: its tensors are not raw."""
+        cut = cut_message(body)
+        if cut is None:
+            raise UnknownFormError
+        return cut
+
+    def read(self, body: bytes, length: int | None) -> InferRequest:
+        """Return a request of any form. Raises PackageError."""
+        return read_message(body, self._limits)

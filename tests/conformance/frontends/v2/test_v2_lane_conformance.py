@@ -16,7 +16,7 @@ from raw_http import Answer, Connection, request
 
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.data import Tensor
-from pipeline.frontends.v2.lane import InferEndpoint
+from pipeline.frontends.v2.http_inference import InferEndpoint
 
 LENGTH = "Inference-Header-Content-Length"
 BESIDE = "TE: trailers"  # has a request leave the lane, and means nothing

@@ -358,7 +358,8 @@ def test_an_op_that_tells_nothing_of_itself_cannot_be_asked_alone():
 def test_who_is_not_there_is_refused_alike_everywhere(name, version, kind, reason):
     async def ask(server):
         found = [await server.refused(name, version=version)]
-        for describe in (server.models.metadata, server.models.config, server.models.raw_inputs):
+        models = server.models
+        for describe in (models.metadata, models.config, models.views.raw_inputs):
             with pytest.raises(V2Error) as caught:
                 describe(name, version)
             found.append((caught.value.kind, str(caught.value)))
@@ -451,8 +452,8 @@ def test_a_raw_request_is_for_models_with_one_input(datatype, shape, most, expec
     read = type("R", (RequestOp,), {"input_tensors": tensors, "max_batch_size": most})
 
     async def ask(server):
-        (raw,) = server.models.raw_inputs("svc")
+        (raw,) = server.models.views.raw_inputs("svc")
         assert (raw.name, raw.datatype, raw.shape) == ("x", datatype, expected)
-        assert server.models.raw_inputs("echo") is None
+        assert server.models.views.raw_inputs("echo") is None
 
     served(Op("echo", read()), ask)

@@ -19,10 +19,9 @@ from pipeline.engine.models import ModelState
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import UnarySink
 from pipeline.frontends.http.routes import HandOverError, WebRequest, WebResponse
-from pipeline.frontends.v2 import forms
 from pipeline.frontends.v2.http import InferenceRoutes
-from pipeline.frontends.v2.lane import InferLane
 from pipeline.proto.slices import Limits
+from pipeline.proto.v2 import forms
 
 LENGTH = b"inference-header-content-length"
 PATH = "/v2/models/svc/infer"
@@ -43,7 +42,6 @@ class Both:
         self.server = server
         limits = Limits()
         self.routes = InferenceRoutes(server.models, Offload(threads=0), limits)
-        self.lane = InferLane(server.models, Offload(threads=0), limits)
         self.in_lane = 0
 
     async def by_routes(self, body, path, headers):
@@ -54,7 +52,7 @@ class Both:
         return await self.routes.endpoint(request)(request)
 
     def in_line(self, path, headers):
-        return self.lane.in_line(WebRequest("POST", path, path, "", headers, None))
+        return self.routes.in_line(WebRequest("POST", path, path, "", headers, None))
 
     async def by_lane(self, body, path, headers):
         """None: it is left to the routes."""
@@ -259,13 +257,13 @@ async def test_ever_new_forms_do_not_make_it_grow(both, body_of):
     for number in range(1500):
         for _ in range(2 if number % 3 else 1):
             await both.by_lane(*sent(body_of([1], parameters={"mine": number})))
-    (known,) = both.lane._forms.values()
-    assert 0 < len(known._known) <= forms._MOST_FORMS
-    assert len(known._seen) <= forms._MOST_SEEN
+    (known,) = both.routes._inference._forms.values()
+    assert 0 < len(known._memory.known) <= forms._MOST_FORMS
+    assert len(known._memory._seen) <= forms._MOST_SEEN
     body = body_of([1], parameters={"mine": "x" * 5000})
     for _ in range(4):
         assert await both.same(*body)
-    assert all(len(key) < 5000 for key in known._known)
+    assert all(len(key) < 5000 for key in known._memory.known)
 
 
 def sent(body):

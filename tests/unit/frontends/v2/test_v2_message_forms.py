@@ -14,12 +14,12 @@ from v2_doubles import Adds, Double, shown
 from pipeline import Op, RequestOp
 from pipeline.errors import PipelineError
 from pipeline.frontends.grpc.server import GrpcError
-from pipeline.frontends.v2 import V2Error, forms, v2_error
-from pipeline.frontends.v2.forms import read_message
+from pipeline.frontends.v2 import V2Error, v2_error
 from pipeline.frontends.v2.grpc import inference_service
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.slices import Limits, joined
-from pipeline.proto.v2.codec import add_tensor, response_pieces
+from pipeline.proto.v2 import codec
+from pipeline.proto.v2.codec import add_tensor, read_message, response_pieces
 from pipeline.proto.v2.message_forms import cut_message
 
 
@@ -52,7 +52,7 @@ class Both:
     async def by_fields(self, message):
         try:
             request = read_message(message, Limits())
-            return joined(response_pieces(await self.server.models.infer(request)))
+            return joined(response_pieces(await self.server.models.inference.infer(request)))
         except (PipelineError, V2Error) as error:
             failure = v2_error(error)
             return grpc.StatusCode[failure.kind.grpc_status], str(failure)
@@ -94,7 +94,7 @@ def message_of(*arrays, **more):
 async def test_requests_of_one_form_are_answered_each_with_its_own(both, monkeypatch):
     for number in range(6):
         if number == 2:
-            monkeypatch.setattr(forms, "request_from_message", None)
+            monkeypatch.setattr(codec, "request_from_message", None)
         x = np.array([number, 0.5], np.float32)
         answer = pb.ModelInferResponse.FromString(
             await both.by_forms(message_of(x, id=f"é{number}"))

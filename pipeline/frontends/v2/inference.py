@@ -1,0 +1,371 @@
+"""Inference: requests of the v2 protocol, from arrays to an engine and back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pipeline.data import ChannelData, RequestInfo
+from pipeline.engine.convoy import Arrays
+from pipeline.engine.model_answers import PARAMETERS, error_in, is_last_part
+from pipeline.engine.models import ModelEntry
+from pipeline.engine.offload import Offload
+from pipeline.engine.request import Begin, RequestTarget, ask
+from pipeline.errors import PipelineError
+from pipeline.frontends.base import HeaderForwarding, takes_info
+from pipeline.frontends.parts import answers_to
+from pipeline.frontends.v2.classification import classes_of, classes_wanted
+from pipeline.frontends.v2.convert import arrays_of, payload_of
+from pipeline.frontends.v2.convoys import Muster, Routed
+from pipeline.frontends.v2.errors import V2Error, v2_error
+from pipeline.frontends.v2.interface import ModelInterface
+from pipeline.frontends.v2.model import ConfiguredModel, Model, PipelineModel
+from pipeline.frontends.v2.model_views import ModelViews
+from pipeline.frontends.v2.parameters import OF_SEQUENCES, info_of, timeout_of
+from pipeline.frontends.v2.shared_memory import opened, stored
+from pipeline.frontends.v2.shared_regions import SharedRegions
+from pipeline.frontends.v2.side_by_side import Place
+from pipeline.observe.traces.traces import HTTP, Asked, FrontendStages, RequestTraces
+from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.proto.slices import SHORT_BYTES, Limits, is_short, weight
+from pipeline.proto.v2.codec import InferRequest, InferResponse, Parameters, SharedPlace
+from pipeline.proto.v2.raw import Array, about_request
+
+Headers = Callable[[], Iterable[tuple[str | bytes, str | bytes]]]
+
+
+class Told(NamedTuple):
+    """Words of a caller beside a request.
+
+    Args:
+        timeout_s: the caller's deadline, from now; where the server has one, too, a `timeout`
+            among the request's parameters, in microseconds, applies as well.
+        traceparent: the caller's, see `tracing`; "" for none.
+        headers: gives the caller's, if they are asked for.
+        door: where it came in, for its trace.
+    """
+
+    timeout_s: float | None = None
+    traceparent: str = ""
+    headers: Headers = tuple
+    door: FrontendStages = HTTP
+
+
+class OutputsAndParameters(dict[str, Array]):
+    """Outputs of a model that says more in its answer."""
+
+    def __init__(self, outputs: dict[str, Array], parameters: Parameters) -> None:
+        super().__init__(outputs)
+        self.parameters: Parameters = parameters
+
+
+class FittedRequest(msgspec.Struct, frozen=True):
+    """A request that fits its model.
+
+    Args:
+        wanted: the outputs that it asks for; empty: all.
+        rows: samples that it brings.
+        limit_s: the `timeout` among its parameters, where it counts.
+        changes: those of the registry when it was found to fit.
+        classes: how many are wanted of an output, of those that are wanted as classes.
+    """
+
+    entry: ModelEntry
+    model: Model
+    interface: ModelInterface
+    wanted: list[str]
+    rows: int
+    limit_s: float | None
+    changes: int = 0
+    classes: Mapping[str, int] = {}
+
+    def left_of(self, timeout_s: float | None) -> float | None:
+        """Return the time that it has, of its caller's and its own."""
+        if timeout_s is None or self.limit_s is None:
+            return self.limit_s if timeout_s is None else timeout_s
+        return min(timeout_s, self.limit_s)
+
+    def outputs(self, answer: Any) -> dict[str, Array]:
+        """Return the outputs in an engine's answer, maybe with parameters. Raises V2Error."""
+        message = answer.message if isinstance(answer, LargeResponse) else answer
+        model, interface = self.model, self.interface
+        ensemble = model.name if isinstance(model, PipelineModel) else ""
+        payload = payload_of(message, interface, ensemble)
+        may_lack = isinstance(model, ConfiguredModel)
+        outputs = arrays_of(payload, interface, model.name, self.wanted, may_lack)
+        for name in self.classes.keys() & outputs.keys():
+            labels = model.labels.get(name, ()) if isinstance(model, ConfiguredModel) else ()
+            count = self.classes[name]
+            outputs[name] = classes_of(outputs[name], count, labels, interface.batches)
+        told = payload.get(PARAMETERS) if may_lack else None
+        return OutputsAndParameters(outputs, told) if told else outputs
+
+    def failed(self, request_id: str, error: V2Error) -> InferResponse:
+        """Return an answer that is an error, of several."""
+        response = InferResponse(self.entry.name, self.entry.version, request_id)
+        return msgspec.structs.replace(response, error=error)
+
+    def response(
+        self, request_id: str, asked: Parameters, outputs: dict[str, Array]
+    ) -> InferResponse:
+        """Return what a caller gets, who has `asked` so; an ensemble repeats its sequence."""
+        entry = self.entry
+        told: Parameters = {}
+        if entry.op is None and isinstance(self.model, ConfiguredModel):
+            told = {name: asked.get(name, default) for name, default in OF_SEQUENCES.items()}
+        if isinstance(outputs, OutputsAndParameters):
+            told |= outputs.parameters
+        return InferResponse(entry.name, entry.version, request_id, told, outputs)
+
+
+class Inference:
+    """The way to ask the models of a server.
+
+    Args:
+        views: those that are asked.
+        offload: where large requests and answers are looked into; its owner stops it.
+        forwarding: the headers that hooks and filters get; None: none.
+        regions: shared memory of callers.
+        limits: of text in it.
+        traces: of requests whose turn it is.
+    """
+
+    def __init__(
+        self,
+        views: ModelViews,
+        offload: Offload,
+        forwarding: HeaderForwarding | None,
+        regions: SharedRegions,
+        limits: Limits,
+        traces: RequestTraces,
+    ) -> None:
+        self.views: ModelViews = views
+        self._registry = views.registry
+        self._offload = offload
+        self._forwarding = forwarding
+        self._regions = regions
+        self._limits = limits
+        self._traces = traces
+        self._takes_info = self._registry.is_repository or takes_info(self._registry)
+
+    async def infer(
+        self,
+        request: InferRequest,
+        told: Told = Told(),  # noqa: B008 - it cannot be changed
+    ) -> InferResponse:
+        """Run the pipeline, or one Op alone.
+
+        Raises V2Error: with Triton's texts, for what does not fit the model; and for whatever the
+        request ended in.
+        """
+        try:
+            async with self._opened(request, told.timeout_s) as (request, left_s):
+                fitted = self.fit(request)
+                asked = await self._asked(fitted, request, told, left_s)
+                begin = self.begin_of(fitted.entry, request.id, request.inputs, told.door)
+                answer = await ask(begin, *asked)
+                said = request.id, request.parameters
+                response = await self._response(fitted, said, answer, asked[1])
+                return await self._stored(response, request.places)
+        except PipelineError as error:
+            raise v2_error(error) from error
+
+    async def answers(
+        self,
+        request: InferRequest,
+        told: Told,
+        entrance: Place | None = None,
+    ) -> AsyncGenerator[tuple[InferResponse, bool], None]:
+        """Run as `infer` does; yield each answer, and whether others follow it, or may.
+
+        See `answers_to`; a part may say that it is the last. An error, also one behind some parts,
+        is raised; one that is a part is in its answer. With an `entrance` the engine is asked when
+        those before have asked it.
+        """
+        try:
+            async with self._opened(request, told.timeout_s) as (request, left_s):
+                fitted, said = self.fit(request), (request.id, request.parameters)
+                request_id, places = request.id, request.places
+                asked = await self._asked(fitted, request, told, left_s)
+                begin = self.begin_of(fitted.entry, request_id, request.inputs, told.door)
+                del request
+                if entrance is not None:
+                    await entrance.come()
+                    begin = entrance.leaving(begin)
+                found = answers_to(begin, *asked)
+                async with aclosing(found):
+                    async for answer, is_part in found:
+                        payload = answer.payload if type(answer) is ChannelData else None
+                        failure = error_in(payload)
+                        if failure is not None:
+                            yield fitted.failed(request_id, v2_error(failure)), is_part
+                            continue
+                        goes_on = is_part and not is_last_part(payload)
+                        response = await self._response(fitted, said, answer)
+                        yield await self._stored(response, places), goes_on
+        except PipelineError as error:
+            raise v2_error(error) from error
+
+    def begin_of(
+        self, entry: ModelEntry, request_id: str, inputs: Mapping[str, Array], door: FrontendStages
+    ) -> Begin:
+        """Return what begins a request at a model, and has it traced, if it is its turn."""
+        if self._traces.is_off:
+            return entry.served.engine.begin
+        return self._traces.begin_of(Asked(entry, request_id, inputs), door)
+
+    @asynccontextmanager
+    async def _opened(
+        self, request: InferRequest, left_s: float | None
+    ) -> AsyncIterator[tuple[InferRequest, float | None]]:
+        """Give a request with what is in shared memory, which is kept, and the time left."""
+        names = request.regions if request.shared or request.outputs else ()
+        if not names:
+            yield request, left_s
+            return
+        with self._regions.held(names):
+            read = partial(opened, request, self._regions, self._limits)
+            del request
+            yield await self._offload.run(read, left_s)
+
+    async def _stored(
+        self, response: InferResponse, places: Mapping[str, SharedPlace]
+    ) -> InferResponse:
+        """Put outputs in shared memory, where their caller has places for them."""
+        if not places:
+            return response
+        return (await self._offload.run(partial(stored, response, places, self._regions)))[0]
+
+    async def _asked(
+        self,
+        fitted: FittedRequest,
+        request: InferRequest,
+        told: Told,
+        left_s: float | None,
+    ) -> tuple[Request, float | None, RequestTarget]:
+        """Return what the engine is asked."""
+        left_s = fitted.left_of(left_s)
+        route = partial(self.route, fitted, request.inputs, request.id, request.parameters, told)
+        if is_short(request.inputs):
+            raw, target = route()
+        else:
+            (raw, target), left_s = await self._offload.run(route, left_s)
+        return raw, left_s, target
+
+    async def _response(
+        self,
+        fitted: FittedRequest,
+        said: tuple[str, Parameters],
+        answer: Any,
+        left_s: float | None = None,
+    ) -> InferResponse:
+        """Return what a caller gets for an engine's answer; `said`: its id and parameters."""
+        if is_short_answer(answer):
+            outputs = fitted.outputs(answer)
+        else:
+            outputs, _ = await self._offload.run(partial(fitted.outputs, answer), left_s)
+        return fitted.response(*said, outputs)
+
+    def fit(self, request: InferRequest) -> FittedRequest:
+        """Return what the model is asked. Raises V2Error for what does not fit it."""
+        entry = self.views.entry(request.model_name, request.model_version)
+        model = self.views.view(entry)
+        wanted = [output.name for output in request.outputs]
+        # The description may change while the model runs: its workers may load it just then.
+        interface = model.interface
+        try:
+            limit_s = timeout_of(request.parameters)
+            classes = classes_wanted(request.outputs)
+            interface.check_outputs(model.name, wanted)
+            rows = interface.check_inputs(model.name, request.inputs)
+        except V2Error as error:
+            raise V2Error(error.kind, f"{about_request(request.id)}{error}") from None
+        if entry.served.config.timeout_s is None:
+            limit_s = None
+        changes = self._registry.changes
+        return FittedRequest(entry, model, interface, wanted, rows, limit_s, changes, classes)
+
+    def is_current(self, fitted: FittedRequest) -> bool:
+        """Return whether `fit` would still find the same model with the same interface."""
+        return (
+            fitted.changes == self._registry.changes
+            and not fitted.entry.is_unloaded
+            and fitted.model.interface is fitted.interface
+        )
+
+    def route(
+        self,
+        fitted: FittedRequest,
+        inputs: Mapping[str, Array],
+        request_id: str,
+        parameters: Parameters,
+        told: Told,
+    ) -> tuple[Request, RequestTarget]:
+        """Return what the engine takes. Raises V2Error, PipelineError."""
+        raw, target = fitted.model.routed(inputs, request_id, fitted.rows, told.traceparent)
+        if self._takes_info:
+            info = self.info(fitted, request_id, parameters, told.headers)
+            target = msgspec.structs.replace(target, info=info)
+        return raw, target
+
+    def info(
+        self,
+        fitted: FittedRequest,
+        request_id: str,
+        parameters: Parameters,
+        headers: Headers,
+    ) -> RequestInfo:
+        """Return what a request says beside its data."""
+        chosen = self._forwarding.choose(headers()) if self._forwarding else {}
+        return info_of(request_id, parameters, chosen, fitted.wanted)
+
+    @property
+    def forwards(self) -> bool:
+        """Return whether a request's headers are part of what it says."""
+        return self._forwarding is not None
+
+    @property
+    def lets_muster(self) -> bool:
+        """Return whether requests may go on together: none is traced by itself."""
+        return self._traces.is_off
+
+    def muster(
+        self, fitted: FittedRequest, asks_again: Callable[[Arrays], InferRequest]
+    ) -> Muster | None:
+        """Return where requests of a form wait for each other; None: each goes by itself.
+
+        `asks_again`: makes another request of such inputs, for a model that was loaded anew.
+        """
+        engine = fitted.entry.served.engine
+        is_many = engine.executor.convoys.rows >= 2 * fitted.rows
+        if not (self._registry.is_repository and is_many and fitted.limit_s is None):
+            return None
+
+        def successor(inputs: Arrays) -> tuple[Begin, Routed] | None:
+            if self.is_current(fitted):
+                return None
+            try:
+                found = self.fit(asks_again(inputs))
+            except (PipelineError, V2Error):
+                return None
+            return found.entry.served.engine.begin, partial(_routed, found.model)
+
+        return Muster(engine, partial(_routed, fitted.model), successor)
+
+
+def _routed(model: Model, inputs: Arrays, rows: int) -> tuple[Any, RequestTarget]:
+    """Return what an engine takes, but for what callers say beside it."""
+    return model.routed(inputs, "", rows, "")
+
+
+def is_short_answer(answer: Any) -> bool:
+    """Return whether an engine's answer can be looked into on the event loop."""
+    if isinstance(answer, ChannelData):
+        payload = answer.payload
+        return is_short(payload) if type(payload) is dict else weight(payload) <= SHORT_BYTES
+    return not isinstance(answer, LargeResponse)
