@@ -52,7 +52,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
     """
 
     __slots__ = (
-        "_at", "_data", "_drained", "_due", "_endpoint", "_exchange", "_failure", "_head", "_heads",
+        "_at", "_data", "_due", "_endpoint", "_exchange", "_failure", "_head", "_heads",
         "_is_busy", "_is_held", "_is_ignoring", "_is_last", "_loop", "_needed", "_reader",
         "_request", "_timer", "_timer_due", "has_left", "is_full", "listener", "transport",
     )  # fmt: skip
@@ -69,7 +69,6 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         self._failure: PipelineError | None = None  # that its answer tells; none without a head
         self._reader: RequestReader | None = None  # of what is not for the lane
         self._exchange: Exchange | None = None  # the request beside the lane that is answered
-        self._drained: asyncio.Future[None] | None = None
         self._is_busy = False  # one is read by the parser, or is answered: what comes now waits
         self._is_held = False  # it is not read from
         self._is_last = False  # the connection ends with the answer that is given next
@@ -96,10 +95,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         else:
             self._data = data
         if self._is_busy or self.is_full:
-            if self._is_ignoring:
-                self._data = b""
-            elif self._reader is not None and self._reader.is_inside:
-                self._read()
+            self._read_on()
             self.pace()
         elif len(self._data) >= self._needed:
             self._take()
@@ -110,7 +106,8 @@ class HttpConnection(UnarySink, asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_full = False
-        self._drain()
+        if self._exchange is not None:
+            self._exchange.wake()
         self.pace()
         if not self._is_busy:
             self._go_on()
@@ -123,13 +120,14 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self._ignore()
-        self._drain()
         request, self._request = self._request, None
         exchange, self._exchange = self._exchange, None
         if request is not None:
             request.cancel()
-        elif exchange is not None and exchange.task is not None:
-            exchange.task.cancel()
+        elif exchange is not None:
+            exchange.wake()
+            if exchange.task is not None:
+                exchange.task.cancel()
 
     # Requests in the lane -----------------------------------------------------------------
 
@@ -234,8 +232,17 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             self._exchange.wake()
         if error is not None:
             self._refuse(error)
+        elif reader.is_inside and len(self._data) - self._at >= len(END):
+            self._loop.call_soon(self._read_on)
         self._is_busy = reader.is_inside or self._exchange is not None or self._is_ignoring
         self.pace()
+
+    def _read_on(self) -> None:
+        """Read on in a request that has not come in whole."""
+        if self._is_ignoring:
+            self._data = b""
+        elif self._reader is not None and self._reader.is_inside:
+            self._read()
 
     def _serve(self, exchange: Exchange) -> None:
         """Have a request answered by the routes."""
@@ -267,16 +274,6 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         reply = WebResponse(error.status, error_body(error.error))
         self.transport.write(self.listener.answer(reply, is_last=True))
         self.hang_up(still_sends=True)
-
-    async def drained(self) -> None:
-        """Wait until the caller has read most of what was written, or has left."""
-        while self.is_full and not self.has_left:
-            self._drained = self._loop.create_future()
-            await self._drained
-
-    def _drain(self) -> None:
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
 
     def pace(self) -> None:
         """Read from the caller only while there is room for what it sends."""

@@ -60,7 +60,7 @@ class Exchange:
     """
 
     __slots__ = (
-        "_arrival", "body", "body_error", "connection", "fields", "given", "has_more", "is_begun",
+        "_awaited", "body", "body_error", "connection", "fields", "given", "has_more", "is_begun",
         "is_expected", "is_old", "keeps_alive", "method", "more_headers", "path", "query",
         "raw_path", "said", "task",
     )  # fmt: skip
@@ -81,7 +81,7 @@ class Exchange:
         self.given: Awaitable[WebResponse] | None = None
         self.more_headers: tuple[Header, ...] = ()
         self.task: asyncio.Task[Any] | None = None
-        self._arrival: asyncio.Future[None] | None = None
+        self._awaited: asyncio.Future[None] | None = None
 
     # The body -----------------------------------------------------------------------------
 
@@ -99,8 +99,7 @@ class Exchange:
                 raise self.body_error
             if self.connection.has_left:
                 raise asyncio.CancelledError
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
+            await self._news()
         return self._taken()
 
     def _taken(self) -> bytes:
@@ -109,10 +108,14 @@ class Exchange:
         self.connection.pace()
         return body
 
+    async def _news(self) -> None:
+        self._awaited = asyncio.get_running_loop().create_future()
+        await self._awaited
+
     def wake(self) -> None:
-        """Tell who awaits the body that there is news of it."""
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        """Tell who answers that something of the body has come, or that the caller reads on."""
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
 
     # The answer ---------------------------------------------------------------------------
 
@@ -122,7 +125,7 @@ class Exchange:
         On loopback a packet costs as much as all of our own work for a request.
         """
         connection, body = self.connection, reply.body
-        await connection.drained()
+        await self._drained()
         if connection.has_left:
             return
         self.is_begun = True
@@ -156,7 +159,7 @@ class Exchange:
                     await self._write_in_slices(piece)
                     write(end)
                 if connection.is_full:
-                    await connection.drained()
+                    await self._drained()
                 if connection.has_left:
                     return
         head = b"" if self.is_begun else self._begin_pieces(reply)
@@ -172,11 +175,16 @@ class Exchange:
         end = b"\r\n" if self.is_old else b"transfer-encoding: chunked\r\n\r\n"
         return head.removesuffix(_LENGTH) + end
 
+    async def _drained(self) -> None:
+        """Wait until the caller has read most of what was written, or has left."""
+        while self.connection.is_full and not self.connection.has_left:
+            await self._news()
+
     async def _write_in_slices(self, data: bytes) -> None:
         """Write as fast as the caller reads, until it leaves."""
         connection, view = self.connection, memoryview(data)
         for at in range(0, len(view), SLICE_BYTES):
-            await connection.drained()
+            await self._drained()
             if connection.has_left:
                 return
             connection.transport.write(view[at : at + SLICE_BYTES])

@@ -15,6 +15,7 @@ END = b"\r\n\r\n"
 """The end of a head, and of a body in chunks."""
 
 _MAX_HEAD_BYTES = 65536
+_PIECES_AT_ONCE = 1000  # of a body in chunks, which takes 3 ms
 
 
 def _not_http(why: str) -> HttpError:
@@ -57,16 +58,24 @@ class RequestReader:
     def read(self, data: bytes, at: int) -> int:
         """Read on from `at`, to the end of a request at most; return where it has stopped.
 
+        Half of an END is left there, and pieces are left that would take too long.
+
         Raises HttpError: this is no request that can be answered.
         """
-        while at < (end := self._end_of_piece(data, at)):
-            self.pending_bytes += end - at
+        if self._exchange is None:
+            start = len(data) - len(data[at:].lstrip(b"\r\n"))  # behind blank lines
+            self.pending_bytes += start - at
+            at = start
+            self._check_pending()
+        for _ in range(_PIECES_AT_ONCE):
+            end = self._end_of_piece(data, at)
+            if end == at:
+                break
             self._left = max(0, self._left - (end - at))
+            self.pending_bytes += end - at
             self._feed(data[at:end])
             at = end
-            if self.pending_bytes > _MAX_HEAD_BYTES:
-                text = f"the request's header fields are longer than {_MAX_HEAD_BYTES} bytes"
-                raise HttpError(431, PackageError(text))
+            self._check_pending()
             exchange = self._exchange
             if exchange is not None and self._is_headed and not self._is_begun:
                 self._start(exchange)
@@ -74,6 +83,11 @@ class RequestReader:
                 self._exchange, self.pending_bytes = None, 0
                 break
         return at
+
+    def _check_pending(self) -> None:
+        if self.pending_bytes > _MAX_HEAD_BYTES:
+            text = f"the request's header fields are longer than {_MAX_HEAD_BYTES} bytes"
+            raise HttpError(431, PackageError(text))
 
     def _end_of_piece(self, data: bytes, at: int) -> int:
         """Return the position up to which the parser may read, since no request ends before it."""

@@ -420,3 +420,25 @@ async def test_why_a_request_failed_is_told_with_its_answer_and_forgotten_then()
         place.sinks[-1].end(b"said")
         assert place.failures[-1] is error
     assert transport.written == b"429 said;200 said;OK 4\r\n\r\nsaid"
+
+
+@on_a_virtual_clock
+async def test_a_body_that_could_end_anywhere_is_read_in_turns():
+    place = Place()
+    transport = place.connect()
+    body = b"\r\n\r\n" * 3000
+    head = b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body)
+    transport.send(head + body + b"\r\n0\r\n\r\n" + post(b"a"))
+    assert transport.protocol._data.endswith(post(b"a"))
+    await rounds()
+    assert transport.written == b"203 12008\r\n\r\nPOST /c " + body
+    assert place.begun == [b"a"]
+
+
+@on_a_virtual_clock
+async def test_blank_lines_without_end_are_refused():
+    transport = Place().connect()
+    for _ in range(17):
+        assert not transport.has_ended
+        transport.send(b"\r\n" * 2000)
+    assert transport.written.startswith(b"431 last ")
