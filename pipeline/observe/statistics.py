@@ -8,17 +8,19 @@ otherwise: docs/triton_differences.md.
 from __future__ import annotations
 
 import re
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.ma  # else numpy does at its first call, when no file may be left
+import numpy.typing as npt
 import orjson
 from msgspec.structs import astuple
 
 from pipeline.engine.journal.journal import PIPELINE, Outcome, Rows, wall_offset_ns
 from pipeline.errors import InputError
-from pipeline.observe.hits import Hits
-from pipeline.observe.recent_times import RecentTimes
 from pipeline.observe.responses import BOUNDS_MS, Responses, response_form
 from pipeline.observe.sink import SinkContext
 from pipeline.observe.snapshot import LATENCY_STEPS, BatchCounters, ModelCounters, Snapshot
@@ -431,3 +433,104 @@ def _stages_form(count: int, times: ModelCounters | BatchCounters) -> dict[str, 
 
 def _duration(count: int, ns: int) -> dict[str, int]:
     return {"count": count, "ns": ns}
+
+
+_WINDOW_S = 60.0
+_MOST = 20_000  # requests that are remembered; of more the last ones
+_NS_IN_US = 1000
+
+
+class RecentTimes:
+    """Times of the last requests that were answered well, of all models of a graph.
+
+    Args:
+        quantiles: that are asked for, from 0 to 1.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, quantiles: Sequence[float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._quantiles = list(quantiles)
+        self._clock = clock
+        self._known: deque[tuple[float, Integers, Integers]] = deque()
+        self._count = 0
+
+    def add(self, model: Integers, times_ns: Integers) -> None:
+        """Remember times, a column for each request, of the models with these indexes."""
+        self._known.append((self._clock(), model, times_ns))
+        self._count += len(model)
+        while self._count > _MOST and len(self._known) > 1:
+            self._forget()
+
+    def quantiles_us(self, index: int) -> list[list[int]]:
+        """Return the quantiles of each row of times of a model, us; none: it had no request."""
+        while self._known and self._known[0][0] < self._clock() - _WINDOW_S:
+            self._forget()
+        found = [times[:, model == index] for _, model, times in self._known]
+        times = np.concatenate(found, axis=1) if found else np.zeros((0, 0), np.int64)
+        if not times.size:
+            return []
+        ranks = np.quantile(times, self._quantiles, axis=1, method="higher")
+        of_each: list[list[int]] = (ranks.T // _NS_IN_US).astype(np.int64).tolist()
+        return of_each
+
+    def _forget(self) -> None:
+        _, model, _ = self._known.popleft()
+        self._count -= len(model)
+
+
+_HITS, _HIT_NS, _MISSES, _MISS_NS = range(4)
+
+
+class Hits:
+    """Counters of requests that were found in a cache, and of those that were not.
+
+    Args:
+        models: how many there are.
+    """
+
+    def __init__(self, models: int) -> None:
+        self._counters: Counters = np.zeros((models, 4), np.uint64)
+        self._caches: set[int] = set()
+        self._next: set[tuple[int, int]] = set()  # whose rows are still to come
+
+    def opened(self, model: int) -> None:
+        """Take note of a model whose answers are kept."""
+        self._caches.add(model)
+
+    def hit(self, model: int, data_id: int, took_ns: int) -> None:
+        """Count a request that was found."""
+        self._next.add((model, data_id))
+        self._add(model, _HITS, took_ns)
+
+    def missed(self, model: int, took_ns: int) -> None:
+        """Count one that was not."""
+        self._add(model, _MISSES, took_ns)
+
+    def _add(self, model: int, column: int, took_ns: int) -> None:
+        self._counters[model, column] += np.uint64(1)
+        self._counters[model, column + 1] += np.uint64(max(0, took_ns))
+
+    def among(self, models: Integers, data_ids: Integers) -> npt.NDArray[np.bool_] | None:
+        """Return which of these rows are of requests that were found; None: none is."""
+        if not self._next:
+            return None
+        rows = zip(models.tolist(), data_ids.tolist(), strict=True)
+        found = np.array([row in self._next for row in rows], bool)
+        if not found.any():
+            return None
+        gone = zip(models[found].tolist(), data_ids[found].tolist(), strict=True)
+        self._next.difference_update(gone)
+        return found
+
+    def fields(self, model: int) -> dict[str, Any]:
+        """Return what a ModelCounters has of them."""
+        hits, hit_ns, misses, miss_ns = self._counters[model].tolist()
+        return {
+            "caches": model in self._caches,
+            "cache_hit_count": hits,
+            "cache_hit_ns": hit_ns,
+            "cache_miss_count": misses,
+            "cache_miss_ns": miss_ns,
+        }

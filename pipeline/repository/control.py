@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager, nullcontext
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import msgspec
@@ -27,9 +27,9 @@ from pipeline.repository.dependents import (
 from pipeline.repository.load_bounds import MAX_INSTANCES, check_bounds, check_sent
 from pipeline.repository.model_folders import ModelFolder, model_folders, names_in
 from pipeline.repository.namespaces import name_of, named
-from pipeline.repository.override_files import OverrideFiles
 from pipeline.repository.polled_model import PolledModel, find_models, poll_model, without_instances
 from pipeline.repository.versions import ModelVersions
+from pipeline.system.temp_dir import TempDir
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -425,3 +425,33 @@ class ModelControl:
             async with self._changed:
                 self._changing -= names
                 self._changed.notify_all()
+
+
+class OverrideFiles:
+    """Folders of models that are in no repository; `close` removes them."""
+
+    def __init__(self) -> None:
+        self._root = TempDir("models that were sent")
+        self._number = 0
+
+    def write(self, name: str, overrides: Overrides) -> Path:
+        """Write the files of a model, and return their folder, which has the model's name.
+
+        Raises:
+            ConfigError: there is no configuration beside the files.
+            OSError: two paths cannot both be there.
+        """
+        if overrides.config is None:
+            raise ConfigError(f"failed to load '{name}', override files need a config beside them")
+        self._number += 1
+        folder = self._root.make() / str(self._number) / name
+        for path, content in overrides.files.items():
+            place = PurePosixPath(path.lstrip("/"))  # `check_sent` has looked at it
+            file = folder.joinpath(*place.parts)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        return folder
+
+    def close(self) -> None:
+        """Remove all of them."""
+        self._root.remove()

@@ -6,6 +6,7 @@ serialized and sent over the socket pair between the two.
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from pipeline.engine.run.payload import Payload
 from pipeline.errors import OverloadedError, PayloadTypeError
 from pipeline.workers.shm.arena import Block
 from pipeline.workers.shm.pickling import (
+    NAMED_BY_TEXT,
     PROTOCOL,
     NotDataError,
     Order,
@@ -26,7 +28,6 @@ from pipeline.workers.shm.pickling import (
     is_picklable,
     told,
 )
-from pipeline.workers.shm.plain_arrays import PlainArray, payload_of_arrays, plain_arrays
 
 # From this size on it goes to shared memory. Measured there and back through another process: a
 # block costs 12 us whatever its size, and so does the socket pair with 4 KiB of an array or 10 KiB
@@ -418,3 +419,66 @@ def _refused(name: str, value: Any, error: Exception) -> PayloadTypeError:
         "plain data instead (dict, list, array, bytes, str), or run the Op that gives it and "
         "those that take it with `workers: thread`"
     )
+
+
+PlainArray = tuple[str | None, str, tuple[int, ...], bytes]
+"""(name, None: it is the payload; dtype as `dtype.str`; shape; data in C order)"""
+
+_MOST = 32  # arrays of one payload
+_DTYPES = 256  # that are remembered; texts have many
+
+
+def plain_arrays(payload: Any, threshold: int) -> list[PlainArray] | None:
+    """Return the arrays of a payload that is one, or a dict of some.
+
+    None: it is something else, or one of them has `threshold` bytes or more.
+    """
+    if type(payload) is np.ndarray:
+        plain = _plain(None, payload, threshold)
+        return None if plain is None else [plain]
+    if type(payload) is not dict or not 0 < len(payload) <= _MOST:
+        return None
+    found = []
+    for name, array in payload.items():
+        if type(array) is not np.ndarray or type(name) is not str:
+            return None
+        plain = _plain(name, array, threshold)
+        if plain is None:
+            return None
+        found.append(plain)
+    return found
+
+
+def _plain(name: str | None, array: np.ndarray[Any, Any], threshold: int) -> PlainArray | None:
+    dtype = array.dtype
+    if array.nbytes >= threshold or dtype.char not in NAMED_BY_TEXT or not dtype.itemsize:
+        return None
+    if not array.flags.c_contiguous:
+        return None
+    return name, dtype.str, array.shape, array.tobytes()
+
+
+def payload_of_arrays(arrays: list[PlainArray], copy: bool) -> Any:
+    """Return the payload. ValueError: there are no such arrays; TypeError: too few bytes.
+
+    Args:
+        copy: whether arrays may be written to.
+    """
+    name, kind, shape, data = arrays[0]
+    if name is None:
+        array: np.ndarray[Any, Any] = np.ndarray(shape, _dtype(kind), data)
+        return array.copy() if copy else array
+    if copy:
+        return {
+            name: np.ndarray(shape, _dtype(kind), data).copy() for name, kind, shape, data in arrays
+        }
+    return {name: np.ndarray(shape, _dtype(kind), data) for name, kind, shape, data in arrays}
+
+
+@functools.lru_cache(_DTYPES)
+def _dtype(text: str) -> np.dtype[Any]:
+    """Return the dtype of this name; no other than `plain_arrays` tells."""
+    dtype: np.dtype[Any] = np.dtype(text)
+    if dtype.str != text or dtype.char not in NAMED_BY_TEXT:
+        raise ValueError(f"an array of {text!r} cannot be built on memory")
+    return dtype

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.watch import Watch
+from pipeline.cli.reload import Watch
 
 
 def stamp(path: Path, second: int) -> None:

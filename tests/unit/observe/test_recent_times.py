@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.observe import recent_times
-from pipeline.observe.recent_times import RecentTimes
+from pipeline.observe import statistics
+from pipeline.observe.statistics import RecentTimes
 
 
 def times_of(clock, quantiles=(0.5, 1.0)):
@@ -35,7 +35,7 @@ def test_what_is_older_than_a_minute_is_forgotten():
 
 
 def test_so_many_are_remembered(monkeypatch):
-    monkeypatch.setattr(recent_times, "_MOST", 10)
+    monkeypatch.setattr(statistics, "_MOST", 10)
     recent = times_of([0.0], (0.0,))
     for took in range(5):
         recent.add(np.zeros(4, np.int64), np.full((1, 4), took * 1000))

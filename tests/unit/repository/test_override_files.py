@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.frontends.v2.control import Overrides
-from pipeline.repository.override_files import OverrideFiles
+from pipeline.repository.control import OverrideFiles
 
 
 @pytest.fixture

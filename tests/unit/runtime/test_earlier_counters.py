@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipeline.observe.snapshot import ModelCounters, of_no_replica
-from pipeline.runtime import earlier_counters
-from pipeline.runtime.earlier_counters import EarlierCounters
+from pipeline.runtime import share
+from pipeline.runtime.share import EarlierCounters
 
 
 class Load:
@@ -38,7 +38,7 @@ def test_models_of_one_name_in_two_repositories_have_counters_of_their_own():
 
 
 def test_those_that_ended_first_are_forgotten(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(earlier_counters, "_MOST_ENDED", 2)
+    monkeypatch.setattr(share, "_MOST_ENDED", 2)
     earlier = EarlierCounters()
     for key in ("a", "b", "a", "c"):
         load = Load(1)

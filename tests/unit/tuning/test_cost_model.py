@@ -6,7 +6,7 @@ import pytest
 from simulated_service import SimulatedOp, SimulatedService
 
 from pipeline.tuning.cost_model import CostModel, OpCost, fitted
-from pipeline.tuning.memory_model import MemoryModel
+from pipeline.tuning.search import MemoryModel
 from pipeline.tuning.settings import OpSettings, OpSpace, Space, Trial
 
 _OP = OpSpace("only", (1, 2, 4, 8), (1, 4, 16))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from pipeline.observe.traces.trace_file import TraceFile
+from pipeline.observe.traces.traces import TraceFile
 
 
 def test_the_file_is_an_array_after_each_write(tmp_path):

@@ -12,8 +12,7 @@ from pipeline.errors import InitError, InputError
 from pipeline.predictors.base import TEXT
 from pipeline.predictors.onnx import OnnxModel
 from pipeline.predictors.onnx.binding import ProbabilitiesRunner
-from pipeline.predictors.onnx.file import scalars_of
-from pipeline.predictors.onnx.predictor import load
+from pipeline.predictors.onnx.predictor import load, scalars_of
 
 
 @pytest.fixture

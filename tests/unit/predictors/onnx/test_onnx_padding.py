@@ -9,8 +9,7 @@ from onnx_doubles import FLOAT, build, value_info
 
 from pipeline.predictors.base import Device, DeviceType, TensorSpec
 from pipeline.predictors.onnx import OnnxModel
-from pipeline.predictors.onnx.padding import PaddedRunner
-from pipeline.predictors.onnx.predictor import load
+from pipeline.predictors.onnx.predictor import PaddedRunner, load
 from pipeline.predictors.signature import ModelSignature
 
 F32 = np.dtype(np.float32)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from same_payload import assert_same
 
-from pipeline.workers.shm.payload import THRESHOLD
-from pipeline.workers.shm.plain_arrays import payload_of_arrays, plain_arrays
+from pipeline.workers.shm.payload import THRESHOLD, payload_of_arrays, plain_arrays
 
 DTYPES = st.one_of(
     hnp.scalar_dtypes(), hnp.unicode_string_dtypes(min_len=1), hnp.byte_string_dtypes(min_len=1)
