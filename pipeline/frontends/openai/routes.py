@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,13 +12,13 @@ import orjson
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.streams.combine import StreamLimits
-from pipeline.errors import NoServiceError, PackageError, TooLargeError, http_status_of
+from pipeline.errors import NoServiceError, PackageError
 from pipeline.frontends.api.answers import is_short_answer, payload_of
 from pipeline.frontends.api.bodies import is_large
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.base import FrontendContext
 from pipeline.frontends.http.bodies import is_json
-from pipeline.frontends.http.paths import Answer, Paths, begun
+from pipeline.frontends.http.paths import Answer, Paths
 from pipeline.frontends.http.routes import (
     Endpoint,
     HttpError,
@@ -26,26 +27,20 @@ from pipeline.frontends.http.routes import (
     WebStream,
     with_head,
 )
-from pipeline.frontends.http.streams import stream_in
-from pipeline.frontends.openai.answers import Payload, Writer, embeddings
+from pipeline.frontends.openai.answers import Payload, embeddings
 from pipeline.frontends.openai.call import TimedCall, all_of
-from pipeline.frontends.openai.choices import (
-    EVENTS,
-    ChoiceRequest,
-    ChoiceStream,
-    requests_of,
-    text_of,
-    text_up_to_stop,
-)
+from pipeline.frontends.openai.completions import CompletionEndpoint, Completions
 from pipeline.frontends.openai.describing import described
 from pipeline.frontends.openai.errors import reply_to
-from pipeline.frontends.openai.lane import OpenAILane
 from pipeline.frontends.openai.models import Models, Understood
 from pipeline.frontends.openai.options import OpenAIOptions
 from pipeline.proto.plain_json import read_large_object, read_object
-from pipeline.proto.slices import SHORT_BYTES, Limits, is_short
+from pipeline.proto.slices import Limits, is_short
 
-_FEW = 64  # choices that are written on the event loop, if they are short
+_COMPLETIONS: Mapping[str, str] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completion",
+}
 
 
 def openai(context: FrontendContext, options: OpenAIOptions) -> None:
@@ -55,8 +50,9 @@ def openai(context: FrontendContext, options: OpenAIOptions) -> None:
     models = Models(options.models, pipelines)
     context.described.append(described(models.options))
     kept = StreamLimits(config.dag.max_parts, config.limits.message_bytes)
-    context.routes.append(OpenAIRoutes(models, offload, config.limits, kept))
-    context.lanes.append(OpenAILane(models, offload))
+    routes = OpenAIRoutes(models, offload, config.limits, kept)
+    context.routes.append(routes)
+    context.lanes.append(routes)
 
 
 openai.Options = OpenAIOptions  # type: ignore[attr-defined]
@@ -82,15 +78,15 @@ class OpenAIRoutes:
         self._models = models
         self._offload = offload
         self._limits = limits
-        self._kept = kept
+        self._completions = Completions(models, offload, kept)
         self._created = int(time.time())
         endpoints: dict[str, tuple[str, Answer]] = {
             "/v1/models": ("GET", self._list),
             "/v1/models/(?P<name>.+)": ("GET", self._show),
-            "/v1/chat/completions": ("POST", partial(self._complete, is_chat=True)),
-            "/v1/completions": ("POST", partial(self._complete, is_chat=False)),
             "/v1/embeddings": ("POST", self._embed),
         }
+        for path, kind in _COMPLETIONS.items():
+            endpoints[path] = ("POST", partial(self._complete, kind=kind))
         self._paths = Paths("/v1", endpoints, _refuse_path, reply_to)
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
@@ -113,30 +109,17 @@ class OpenAIRoutes:
 
     # Completions ----------------------------------------------------------------------------
 
-    async def _complete(
-        self, request: WebRequest, name: str, is_chat: bool
-    ) -> WebResponse | WebStream:
-        """Answer a chat, or go on with prompts; at once or part by part."""
-        asked, left_s = await self._read(request, "chat" if is_chat else "completion")
-        questions = asked.questions
-        writer = Writer(asked.model_id, is_chat, questions.has_usage, questions.each)
-        engine = asked.served.engine
-        in_parts = engine.executor.is_decoupled()
-        requests = requests_of(asked.asked, asked.model.text, questions.stops, in_parts)
-        call = TimedCall(engine.begin, self._offload, left_s)
-        if questions.is_stream:
-            pieces = ChoiceStream(requests, call, writer).pieces()
-            return await begun(stream_in(EVENTS, pieces))
+    def in_line(self, request: WebRequest) -> CompletionEndpoint | None:
+        """Return what answers a POST with one text; None: it is left to `endpoint`."""
+        kind = _COMPLETIONS.get(request.path)
+        if kind is None or not is_json(request.headers.get(b"content-type", b"")):
+            return None
+        return CompletionEndpoint(self._completions, kind, request)
 
-        async def text(request: ChoiceRequest) -> str:
-            if questions.stops and in_parts:
-                return await text_up_to_stop(request, call, self._kept)
-            return await text_of(request, call)
-
-        texts = await all_of([partial(text, request) for request in requests])
-        said = [(request.choice, text) for request, text in zip(requests, texts, strict=True)]
-        is_few = len(texts) <= _FEW and sum(map(len, texts)) <= SHORT_BYTES // 2
-        return with_head(await call.made(partial(writer.whole, said), is_few), call.head)
+    async def _complete(self, request: WebRequest, name: str, kind: str) -> WebResponse | WebStream:
+        """Answer a chat, or go on with prompts."""
+        asked, left_s = await self._read(request, kind)
+        return await CompletionEndpoint(self._completions, kind, request).answer(asked, left_s)
 
     # Embeddings -----------------------------------------------------------------------------
 
@@ -174,10 +157,7 @@ class OpenAIRoutes:
         def understood() -> Understood:
             return self._models.understand(read_large_object(body, self._limits), headers, kind)
 
-        try:
-            return await self._offload.run(understood, request.timeout_s)
-        except TooLargeError as error:
-            raise HttpError(http_status_of(error), error) from error
+        return await self._offload.run(understood, request.timeout_s)
 
 
 async def _refuse_path(request: WebRequest, name: str) -> WebResponse:

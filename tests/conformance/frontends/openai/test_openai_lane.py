@@ -20,7 +20,7 @@ from raw_http import Answer, Connection, request
 
 from pipeline import PipelineServer
 from pipeline.frontends.http.server import HttpFrontend
-from pipeline.frontends.openai.lane import CompletionEndpoint
+from pipeline.frontends.openai.completions import CompletionEndpoint
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 JSON = "Content-Type: application/json"

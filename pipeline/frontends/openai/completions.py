@@ -1,0 +1,151 @@
+"""Completions: chats, and what goes on with prompts, in the lane of the HTTP frontend or not."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+from pipeline.answer_head import AnswerHead
+from pipeline.engine.offload import Offload
+from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
+from pipeline.engine.streams.combine import StreamLimits
+from pipeline.errors import PipelineError
+from pipeline.frontends.api.answers import is_short_answer, payload_of
+from pipeline.frontends.http.paths import begun
+from pipeline.frontends.http.routes import (
+    HandOverError,
+    LaneReply,
+    WebRequest,
+    WebResponse,
+    WebStream,
+    with_head,
+)
+from pipeline.frontends.http.streams import stream_in
+from pipeline.frontends.openai.answers import Writer
+from pipeline.frontends.openai.call import TimedCall, all_of
+from pipeline.frontends.openai.choices import (
+    EVENTS,
+    ChoiceRequest,
+    ChoiceStream,
+    requests_of,
+    text_of,
+    text_up_to_stop,
+)
+from pipeline.frontends.openai.errors import reply_to
+from pipeline.frontends.openai.models import Models, Understood
+from pipeline.proto.plain_json import read_object
+from pipeline.proto.slices import SHORT_BYTES
+
+_FEW = 64  # choices that are written on the event loop, if they are short
+
+
+class Completions(NamedTuple):
+    """Means of making completions.
+
+    Args:
+        models: who is asked.
+        offload: where large answers are written.
+        kept: limits of a stream that becomes one answer.
+    """
+
+    models: Models
+    offload: Offload
+    kept: StreamLimits
+
+
+class CompletionEndpoint:
+    """Requests of one kind whose heads are the same; see `LaneEndpoint`."""
+
+    def __init__(self, how: Completions, kind: str, request: WebRequest) -> None:
+        self._how = how
+        self._kind = kind
+        self._left_s = request.timeout_s
+        self._headers = request.headers
+
+    def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
+        """Have the engine begin a request for one text. Raises PipelineError, HandOverError."""
+        fields = read_object(body)
+        if fields.get("stream"):
+            raise HandOverError
+        asked = self._how.models.understand(fields, self._headers, self._kind)
+        engine = asked.served.engine
+        writer, requests, stops_early = self._requests(asked)
+        if len(requests) > 1 or stops_early:
+            raise HandOverError
+        (request,) = requests
+        sink = _OneText(sink, writer, request)
+        return engine.begin(request.raw, self._left_s, request.target, sink)
+
+    def _requests(self, asked: Understood) -> tuple[Writer, list[ChoiceRequest], bool]:
+        """Return who writes, what the engine is asked, and whether a stop cancels that."""
+        questions, is_chat = asked.questions, self._kind == "chat"
+        writer = Writer(asked.model_id, is_chat, questions.has_usage, questions.each)
+        in_parts = asked.served.engine.executor.is_decoupled()
+        requests = requests_of(asked.asked, asked.model.text, questions.stops, in_parts)
+        return writer, requests, bool(questions.stops) and in_parts
+
+    def reply(self, ended: Any, failure: PipelineError | None) -> LaneReply:
+        """Return what is written for a text that has its answer, or for an error."""
+        try:
+            if isinstance(ended, Exception):
+                raise ended
+            one, answer = ended
+            if is_short_answer(answer):
+                return bytes(one.body(answer, failure))
+        except PipelineError as error:
+            return reply_to(error)
+        return self._beside(partial(one.body, answer, failure))
+
+    async def _beside(self, write: Any) -> WebResponse:
+        """Have a large answer written beside the event loop."""
+        try:
+            return WebResponse(body=(await self._how.offload.run(write, self._left_s))[0])
+        except PipelineError as error:
+            return reply_to(error)
+
+    async def answer(self, asked: Understood, left_s: float | None) -> WebResponse | WebStream:
+        """Answer with any number of texts, at once or part by part. Raises PipelineError."""
+        writer, requests, stops_early = self._requests(asked)
+        call = TimedCall(asked.served.engine.begin, self._how.offload, left_s)
+        if asked.questions.is_stream:
+            pieces = ChoiceStream(requests, call, writer).pieces()
+            return await begun(stream_in(EVENTS, pieces))
+
+        async def text(request: ChoiceRequest) -> str:
+            if stops_early:
+                return await text_up_to_stop(request, call, self._how.kept)
+            return await text_of(request, call)
+
+        texts = await all_of([partial(text, request) for request in requests])
+        said = [(request.choice, text) for request, text in zip(requests, texts, strict=True)]
+        is_few = len(texts) <= _FEW and sum(map(len, texts)) <= SHORT_BYTES // 2
+        return with_head(await call.made(partial(writer.whole, said), is_few), call.head)
+
+
+class _OneText(UnarySink):
+    """Sink of the request for one text; gives the connection's sink itself and the answer."""
+
+    __slots__ = ("_request", "_sink", "_writer")
+
+    def __init__(self, sink: ResponseSink, writer: Writer, request: ChoiceRequest) -> None:
+        self._sink = sink
+        self._writer = writer
+        self._request = request
+
+    def say(self, head: AnswerHead) -> None:
+        """Pass on what user code says of the answer's head."""
+        self._sink.say(head)
+
+    def fail(self, error: PipelineError) -> None:
+        """Pass on the error that the answer tells."""
+        self._sink.fail(error)
+
+    def end(self, answer: Any) -> None:
+        """Pass on the answer of the engine."""
+        self._sink.end((self, answer))
+
+    def body(self, answer: Any, failure: PipelineError | None) -> bytes:
+        """Return the completion. Raises PipelineError."""
+        choice = self._request.choice
+        text = choice.take(payload_of(answer, failure)) + choice.rest()
+        return self._writer.whole([(choice, text)])
