@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -234,44 +235,48 @@ class Member(msgspec.Struct, eq=False):
         return self.cancelled(self.data_id)
 
 
-def members_of(
-    item: Any, ids: Sequence[int], rows: Sequence[int], infos: Sequence[RequestInfo],
-    left: Sequence[int] | set[int], cancelled: Callable[[int], bool],
-) -> list[Member]:  # fmt: skip
-    """Return the members of an item that is a convoy.
+class Ranks:
+    """Requests of a batch with convoys in it, whose members are requests by themselves here.
 
-    Args:
-        item: has the inputs of all of them, and what all say.
-        left: places of those that are not worked on.
-        cancelled: returns whether nobody waits for the one with this data id.
+    Attributes:
+        members: all of them, as items.
     """
-    told: Sequence[RequestInfo] = infos or [item.info or NO_INFO] * len(rows)
-    return [
-        Member(ids[place], item.log_id, inputs, told[place], place in left, cancelled)
-        for place, inputs in enumerate(parts_of(item.inputs, rows))
-    ]
 
+    def __init__(self) -> None:
+        self.members: list[Any] = []
+        self._rows: list[list[int] | None] = []  # of each item's members; None: it is no convoy
 
-def close_ranks(run: BatchRun, sizes: Sequence[int], rows: Sequence[Sequence[int] | None]) -> None:
-    """Make what a run knows of its members known of the items that these are of.
+    def add(self, item: Any, convoy: Members | None, is_gone: Callable[[int], bool]) -> None:
+        """Take an item, or the members of one.
 
-    Args:
-        sizes: how many items of the run each of these is.
-        rows: samples of its members; None: it is no convoy.
-    """
-    outcomes, brought, executions, start = run.outcomes, run.rows, run.executions, 0
-    run.outcomes, run.rows, run.executions = [], [], []
-    for size, of_members in zip(sizes, rows, strict=True):
-        end = start + size
-        if of_members is None:
-            run.outcomes.append(outcomes[start])
-        else:
-            run.outcomes.append(together(outcomes[start:end], of_members))
-        if brought:
-            run.rows.append(sum(brought[start:end]))
-        if executions:
-            run.executions.append(max(executions[start:end]))
-        start = end
+        Args:
+            is_gone: returns whether nobody waits for the request with this data id.
+        """
+        if convoy is None:
+            self.members.append(item)
+            self._rows.append(None)
+            return
+        infos = convoy.infos or [item.info or NO_INFO] * len(convoy.rows)
+        told = zip(convoy.ids, infos, parts_of(item.inputs, convoy.rows), strict=True)
+        self.members += [
+            Member(data_id, item.log_id, inputs, info, place in convoy.left, is_gone)
+            for place, (data_id, info, inputs) in enumerate(told)
+        ]
+        self._rows.append(convoy.rows)
+
+    def close(self, run: BatchRun) -> None:
+        """Make what a run knows of the members known of the items."""
+        outcomes, brought, executions, start = run.outcomes, run.rows, run.executions, 0
+        run.outcomes, run.rows, run.executions = [], [], []
+        for rows in self._rows:
+            end = start + (1 if rows is None else len(rows))
+            found = outcomes[start:end]
+            run.outcomes.append(found[0] if rows is None else together(found, rows))
+            if brought:
+                run.rows.append(sum(brought[start:end]))
+            if executions:
+                run.executions.append(max(executions[start:end]))
+            start = end
 
 
 class ConvoyRun(BatchRun, eq=False):
@@ -287,17 +292,12 @@ class ConvoyRun(BatchRun, eq=False):
     def run(self, op: BoundOp, watch: Any, clock_ns: Callable[[], int]) -> None:
         """Run the stages with all members, see `BatchRun.run`. Raises nothing."""
         try:
-            items: list[Any] = []
-            sizes = []
+            ranks = Ranks()
             for item in self.items:
-                convoy = item.convoy
-                found = [item] if convoy is None else _members_here(item, convoy)
-                items += found
-                sizes.append(len(found))
-            inner = BatchRun(items, self.worker)
+                ranks.add(item, item.convoy, partial(_has_left, item))
+            inner = BatchRun(ranks.members, self.worker)
             inner.run(op, watch, clock_ns)
-            rows = [item.convoy and item.convoy.rows for item in self.items]
-            close_ranks(inner, sizes, rows)
+            ranks.close(inner)
             for name in _TOLD:
                 setattr(self, name, getattr(inner, name))
         except Exception as error:  # ours: the worker must survive it
@@ -316,8 +316,6 @@ _TOLD = (
 )
 
 
-def _members_here(item: Any, convoy: Members) -> list[Member]:
-    def cancelled(data_id: int) -> bool:
-        return item.is_cancelled() or convoy.ids.index(data_id) in convoy.left
-
-    return members_of(item, convoy.ids, convoy.rows, convoy.infos, convoy.left, cancelled)
+def _has_left(item: Any, data_id: int) -> bool:
+    convoy = item.convoy
+    return item.is_cancelled() or convoy.ids.index(data_id) in convoy.left

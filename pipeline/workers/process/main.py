@@ -11,12 +11,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
 from pipeline.data import NO_INFO, RequestInfo
-from pipeline.engine.convoy import Each, close_ranks, members_of
+from pipeline.engine.convoy import Convoy, Each, Ranks
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.init_op import end_op, run_init_op
 from pipeline.engine.run.stages import BatchRun
@@ -271,7 +272,14 @@ class ServedWorker:
         opened = [self._open(item) for item in job.items]
         if job.allowed is not None:
             return self._slices.begin(job, opened)
-        ranks = _Ranks(job.items, opened, self._forgotten) if _has_convoys(job) else None
+        ranks = None
+        if any(item.convoy is not None for item in job.items):
+            ranks = Ranks()
+            for wire, item in zip(job.items, opened, strict=True):
+                convoy, told = None, wire.convoy
+                if told is not None and item.failure is None:
+                    convoy = Convoy(told.rows, told.infos, told.ids, set(told.over))
+                ranks.add(item, convoy, partial(self._is_gone, wire.data_id))
         items: Sequence[Any] = opened if ranks is None else ranks.members
         run = BatchRun(items, places=job.places)
         if job.given:
@@ -296,6 +304,10 @@ class ServedWorker:
             run.execution_ends_ns,
             kept=run.kept and {at: self._outcome(s, self._op.name) for at, s in run.kept.items()},
         )
+
+    def _is_gone(self, convoy: int, member: int) -> bool:
+        """Return whether nobody waits for a member of a convoy, or for all of it."""
+        return self._forgotten.has(member) or self._forgotten.has(convoy)
 
     def _open(self, item: WireItem) -> OpenedItem:
         data_id, log_id = item.data_id, item.log_id
@@ -332,47 +344,6 @@ class ServedWorker:
                 ]
             )
         return outcome_of(outcome, maker, self._memory, self._arena)
-
-
-def _has_convoys(job: WireJob) -> bool:
-    return any(item.convoy is not None for item in job.items)
-
-
-class _Ranks:
-    """The requests of a job in which there are convoys.
-
-    Attributes:
-        members: all of them, as items.
-    """
-
-    def __init__(
-        self, items: Sequence[WireItem], opened: Sequence[OpenedItem], forgotten: ForgottenRequests
-    ) -> None:
-        self.members: list[Any] = []
-        self._sizes: list[int] = []
-        self._rows: list[list[int] | None] = []
-        for wire, item in zip(items, opened, strict=True):
-            convoy = wire.convoy
-            if convoy is None or item.failure is not None:
-                self.members.append(item)
-                self._take(1, None)
-            else:
-                told = convoy.ids, convoy.rows, convoy.infos, convoy.over
-                self.members += members_of(item, *told, _seen_by(forgotten, wire.data_id))
-                self._take(len(convoy.rows), convoy.rows)
-
-    def _take(self, size: int, rows: list[int] | None) -> None:
-        self._sizes.append(size)
-        self._rows.append(rows)
-
-    def close(self, run: BatchRun) -> None:
-        """Have the run's outcomes be those of the job's items."""
-        close_ranks(run, self._sizes, self._rows)
-
-
-def _seen_by(forgotten: ForgottenRequests, data_id: int) -> Callable[[int], bool]:
-    """Return what says whether nobody waits for a member, or for all of the convoy `data_id`."""
-    return lambda member: forgotten.has(member) or forgotten.has(data_id)
 
 
 def _made(init: Init) -> Op:
