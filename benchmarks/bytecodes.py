@@ -40,24 +40,24 @@ from pipeline.system.event_loop import LoopThread
 Ask = Callable[[], None]
 
 BUDGETS = {
-    "E": 1922,
-    "E5": 3361,
-    "D": 2958,
-    "chain of 20": 7051,
-    "own unpack and pack": 3755,
-    "three with process": 5720,
+    "E": 1910,
+    "E5": 3348,
+    "D": 2945,
+    "chain of 20": 7038,
+    "own unpack and pack": 3742,
+    "three with process": 5706,
     "the same in batches of 8": 7058,
-    "v2 JSON": 2563,
-    "v2 binary": 2484,
-    "/api": 1869,
-    "gRPC": 2342,
-    "the link": 2196,
+    "v2 JSON": 2542,
+    "v2 binary": 2465,
+    "/api": 1848,
+    "gRPC": 2316,
+    "the link": 2166,
     "a step of a sequence": 4796,
-    "a Python model alone": 5540,
+    "a Python model alone": 5470,
     "a part of a stream": 760,
     "a part that goes alone": 1886,
     "a word of 32 callers": 1150,  # some more, or fewer, as threads take turns
-    "a Python model in a convoy of 8": 3300,  # fewer where all of them are read in one turn
+    "a Python model in a convoy of 8": 3233,  # fewer where all of them are read in one turn
 }
 """Bytecodes of each case: lower one when a change makes its request cheaper."""
 

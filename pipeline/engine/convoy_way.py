@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pipeline.config.schema import ServiceConfig
     from pipeline.engine.admission import AdmissionController
     from pipeline.engine.filters import FilterChain
+    from pipeline.engine.op.channel import Item
     from pipeline.engine.op.dispatcher import OpDispatcher
-    from pipeline.engine.op.lone_run import LoneRun
     from pipeline.engine.ports import OpNode, Router
     from pipeline.engine.stored_inputs import StoredInputs
 
@@ -88,7 +88,7 @@ class ConvoyCount(OpFilter):
             return ConvoyRun(run.items, run.worker, attempts=run.attempts)
         return run
 
-    def release(self, go_on: Callable[[Any], None], run: BatchRun | LoneRun) -> None:
+    def release(self, go_on: Callable[[Any], None], run: BatchRun | Item) -> None:
         self._node.load.items -= beside(run.items)
         go_on(run)
 

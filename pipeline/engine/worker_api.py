@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.model_calls import ModelHost
+from pipeline.engine.op.channel import Item
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.payload import LOCAL, MemoryDomain
 from pipeline.engine.run.stages import BatchRun, CallWatch
@@ -66,6 +67,7 @@ class Workers(Protocol):
         takes_convoys: whether the item of a batch may be a Convoy.
         convoy_rows: samples that a convoy may have which passes the Op unbatched; 0: none does.
         stream_type: the run of a stream's requests; None: StreamRun.
+        visit_type: what they take of a request that goes by itself, as a job; None: only batches.
         lender: lends idle workers to trips; None: they run no Op but their own.
     """
 
@@ -85,6 +87,8 @@ class Workers(Protocol):
     def convoy_rows(self) -> int: ...
     @property
     def stream_type(self) -> type[BatchRun] | None: ...
+    @property
+    def visit_type(self) -> type[Item] | None: ...
     @property
     def lender(self) -> Lender | None: ...
     @property
@@ -184,6 +188,7 @@ class WorkersBase:
     ahead: int = 0
     takes_convoys: bool = False
     stream_type: type[BatchRun] | None = None
+    visit_type: type[Item] | None = None
     lender: Lender | None = None
     note: ModelMetadata | None = None
 

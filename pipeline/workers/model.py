@@ -14,7 +14,6 @@ from typing import Any
 
 from pipeline.engine.convoy import Each
 from pipeline.engine.op.channel import Item
-from pipeline.engine.op.passage import PassingRun
 from pipeline.engine.request import Members
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
@@ -63,7 +62,7 @@ class ModelWorkers(WorkersBase):
     runs_slices: bool = True
     outage: PipelineError | None = None
     is_ready: bool = True
-    passing_type: type[PassingRun] = ModelRun
+    visit_type: type[Item] | None = ModelRun
     stream_type: type[BatchRun] | None = ModelStream
 
     def __init__(self, step: ModelStep, loop: asyncio.AbstractEventLoop, owner: Owner) -> None:
@@ -109,6 +108,9 @@ class ModelWorkers(WorkersBase):
         for job in jobs:
             if isinstance(job, ModelStream):
                 job.go_on(self)
+            elif isinstance(job, ModelRun):
+                job.start_ns = job.ready_ns
+                self.pass_on(job)
             else:
                 (item,) = job.items
                 run = ModelRun(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pipeline.data import ChannelData
 from pipeline.engine.convoy import Each
 from pipeline.engine.model_answers import error_in
-from pipeline.engine.op.passage import PassingRun
+from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState, StreamSink, UnarySink
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import Entry, StreamRun
@@ -18,7 +18,7 @@ from pipeline.workers.model_convoys import mapped
 from pipeline.workers.model_step import answer_of
 
 
-class ModelRun(UnarySink, PassingRun, eq=False):
+class ModelRun(UnarySink, Item, eq=False):
     """One request of an Op at its model, whose sink it is.
 
     Attributes:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from pipeline.engine.op.channel import Item
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.init_op import end_op, run_init_op
 from pipeline.engine.run.stages import BatchRun
@@ -73,6 +74,7 @@ class ThreadWorkers(WorkersBase):
     addressable: bool = True
     runs_slices: bool = True
     takes_convoys: bool = True
+    visit_type: type[Item] | None = Item
     may_be_none: bool = False  # the model stays
 
     def __init__(

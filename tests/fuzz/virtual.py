@@ -21,6 +21,7 @@ from pipeline.data import ChannelData
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal.journal import EngineObservers, Journal
+from pipeline.engine.op.channel import Item
 from pipeline.engine.pack_jobs import PackRunner
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.run.bound_op import BoundOp
@@ -274,7 +275,7 @@ class VirtualThreads(VirtualWorkers):
         super().__init__(*given)
         self.idle = Idle(self)
         self.backlog = self._queue
-        self.lender = self
+        self.lender, self.visit_type = self, Item
 
     def employ(self, worker: VirtualWorker) -> None:
         self.loop.call_soon(self._feed)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterable, Sequence, Sized
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Iterable, Sequence, Sized
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
     from pipeline.engine.op.answer_cache import Found
+    from pipeline.engine.run.bound_op import BoundOp
+    from pipeline.engine.run.stages import BatchRun
 
 _NO_ANSWER = (PipelineError, Absent)
 
@@ -28,7 +30,13 @@ class Item(msgspec.Struct, eq=False):
     for `process` itself. `lap` is the Op's for the request: it differs as soon as a jump back has
     the Op run again. `entered` are the Ops that read the same and that it stands for, too. `found`
     says how its answer is to be kept.
+
+    At an Op that `is_plain` it is the job of a worker, too. Then it has what came of it: the times
+    of its stages, its `outcome`, and `apart`, the batch that it became when its worker was given
+    up.
     """
+
+    worker: ClassVar[None] = None  # any will do
 
     request: RequestState
     generation: int
@@ -41,6 +49,26 @@ class Item(msgspec.Struct, eq=False):
     lap: int = 0
     entered: tuple[Recipient, ...] = ()
     found: Found | None = None
+    start_ns: int = 0
+    preprocess_end_ns: int = 0
+    process_end_ns: int = 0
+    end_ns: int = 0
+    outcome: Any = None
+    apart: BatchRun | None = None
+
+    def run(self, op: BoundOp, watch: object, clock_ns: Callable[[], int]) -> None:
+        """Run both stages, unless its request is over."""
+        if self.generation == self.request.generation:
+            self.start_ns = clock_ns()
+            told = op.plain(self.inputs, self.data_id, self.log_id, clock_ns, self)
+            self.outcome, self.preprocess_end_ns = told
+            self.process_end_ns = self.preprocess_end_ns
+            self.end_ns = clock_ns()
+
+    @property
+    def items(self) -> tuple[Item]:
+        """Return itself, as any batch has items."""
+        return (self,)
 
     def following(self, inputs: dict[str, Any], ready_ns: int) -> Item:
         """Return the same request at a later Op of a trip."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Any
 
+from pipeline.config.batching import traits_of
 from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.journal.journal import EngineObservers, Outcome, outcome_of
-from pipeline.engine.journal.spans import SpanRecorder
+from pipeline.engine.journal.spans import SpanRecorder, WayRows
 from pipeline.engine.op.channel import Channel, Item, Room, first_error
 from pipeline.engine.op.filter import OpFilter
-from pipeline.engine.op.lone_run import LoneRun
-from pipeline.engine.op.passage import shortcut_of
-from pipeline.engine.op.shortcut import Shortcut
 from pipeline.engine.op.worker_watch import WorkerWatch
 from pipeline.engine.ports import Links, Router
 from pipeline.engine.request import Recipient, RequestState, RequestTarget
+from pipeline.engine.run.op_facts import OpFacts
 from pipeline.engine.run.payload import Absent, opened
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.base import Batch, Load, Refusal, Scheduler
@@ -27,6 +26,8 @@ from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
 from pipeline.op import Op
+
+_AHEAD_S = 0.004  # work that may wait at busy workers, so that they never wait for the loop
 
 
 class OpDispatcher:
@@ -85,7 +86,7 @@ class OpDispatcher:
         )
         self.is_dirty: bool = False
         self._router = router
-        self.shortcut: Shortcut | None = shortcut_of(self, router, loop)
+        self.shortcut: Shortcut | None = _shortcut_of(self, router, loop)
 
     # In ---------------------------------------------------------------------------------
 
@@ -262,7 +263,7 @@ class OpDispatcher:
             self.room.promise(run.items)
         return run
 
-    def submit(self, runs: Sequence[BatchRun | Trip]) -> None:
+    def submit(self, runs: Sequence[BatchRun | Item | Trip]) -> None:
         self.workers.submit(runs)
         if self.watch.timeout_s is not None:
             self.watch.submitted()
@@ -278,8 +279,8 @@ class OpDispatcher:
         """Return whether anything runs here, or may come in a trip."""
         return self.load.running > 0 or self._router.trips.has_trips(self)
 
-    def done(self, worker: Worker, job: BatchRun | LoneRun | Trip) -> None:
-        if isinstance(job, LoneRun):
+    def done(self, worker: Worker, job: BatchRun | Item | Trip) -> None:
+        if isinstance(job, Item):
             assert self.shortcut is not None, "it has been made there"
             self.shortcut.done(worker, job)
             return
@@ -301,10 +302,10 @@ class OpDispatcher:
         if not self.is_dirty and len(self.scheduler):
             self._router.cycle.mark_dirty(self)
 
-    def lost(self, job: BatchRun | LoneRun | Trip, error: PipelineError) -> None:
+    def lost(self, job: BatchRun | Item | Trip, error: PipelineError) -> None:
         """Start the job over as configured; else its requests end with `error`."""
-        if isinstance(job, LoneRun):
-            job = job.taken_out()
+        if isinstance(job, Item):
+            job = as_batch(job)
         if isinstance(job, Trip):
             self._router.trips.lost(job, error)
         elif not job.is_superseded:
@@ -318,10 +319,10 @@ class OpDispatcher:
         self.watch.close()
         self._router.cycle.wake_at(self, None)
 
-    def _give_up(self, worker: Worker, run: BatchRun | LoneRun) -> None:
+    def _give_up(self, worker: Worker, run: BatchRun | Item) -> None:
         """Replace a worker that hangs; its batch goes on, or starts over, as configured."""
-        if isinstance(run, LoneRun):
-            run = run.taken_out()
+        if isinstance(run, Item):
+            run = as_batch(run)
         self._router.trips.hung(self)
         run.is_superseded = True
         may_go_on = self.workers.keeps_progress and run.is_prepared and run.places is None
@@ -353,7 +354,7 @@ class OpDispatcher:
             self.fail(job.items, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
         self._router.cycle.mark_dirty(self)
 
-    def release(self, run: BatchRun | LoneRun) -> None:
+    def release(self, run: BatchRun | Item) -> None:
         """Take note that a batch is no longer at the workers."""
         self.load.running -= 1
         self.load.items -= len(run.items)
@@ -381,6 +382,12 @@ class OpDispatcher:
         self._router.gone(item)
 
 
+def as_batch(item: Item) -> BatchRun:
+    """Make an item that was a job a batch, which can be given up and started over."""
+    item.apart = BatchRun([item])
+    return item.apart
+
+
 def item_of(
     node: OpDispatcher,
     request: RequestState,
@@ -397,3 +404,135 @@ def item_of(
     lap = 0 if request.laps is None else request.laps.get(node, 0)
     told = request.generation, request.data_id, request.log_id
     return Item(request, *told, inputs, node._router.loop.time(), ready_ns, is_feed, lap, entered)
+
+
+class Shortcut:
+    """The way past the scheduler of an Op, where this one would let each request go at once.
+
+    A request that comes while none is worked on is handed over as it comes; of several that come
+    in one round of the loop none is before its end, so that they wake a thread once and do not
+    fight with it for the interpreter meanwhile.
+
+    Workers that hand requests on take each at once, as what they call for it.
+
+    Args:
+        make: what the workers take of a request that goes by itself.
+
+    Attributes:
+        taken: how many came this way.
+    """
+
+    def __init__(self, node: OpDispatcher, router: Router, loop: Loop, make: type[Item]) -> None:
+        self.taken: int = 0
+        self._make = make
+        self._hands_on = node.workers.lender is None
+        self._node = node
+        self._router = router
+        self._loop = loop
+        self._takes_items = False  # as far as is known before the workers are there
+        self._rows: WayRows | None = None  # if it is the only Op of its graph
+        self._waiting: list[Any] = []
+        self._is_rush = False  # several came in the last round
+
+    def take(
+        self, request: RequestState, inputs: dict[str, Any], entered: tuple[Recipient, ...]
+    ) -> bool:
+        """Hand a request to the workers, if it is its turn."""
+        node = self._node
+        load, spans = node.load, node.spans
+        running = load.running
+        if running >= load.workers and not (
+            self._hands_on or 0 < running * load.service_s < _AHEAD_S
+        ):
+            return False
+        if not load.workers or len(node.scheduler) or request.laps is not None:
+            return False
+        if request.spans is not None:
+            spans.is_wanted = True
+        ready_ns = spans.clock_ns() if spans.is_wanted else 0
+        generation, data_id, log_id = request.generation, request.data_id, request.log_id
+        job: Any = None
+        if self._takes_items:
+            job = self._make(request, generation, data_id, log_id, inputs, 0.0, ready_ns)
+            job.entered = entered
+            if node.pace.was_fusable:
+                job = self._router.trips.begin_alone(node, job)
+        if job is None:
+            now = self._loop.time()
+            item = Item(request, generation, data_id, log_id, inputs, now, ready_ns)
+            item.entered = entered
+            job = BatchRun([item])
+            if node.pace.was_fusable:
+                (job,) = self._router.trips.begin(node, [job])
+        self.taken += 1
+        request.live += 1
+        load.running += 1
+        load.items += 1
+        if (self._is_rush or running) and not self._hands_on:
+            self._waiting.append(job)
+            if len(self._waiting) == 1:
+                self._loop.call_soon(self._hand_over)
+        else:
+            self._node.submit([job])
+        return True
+
+    def _hand_over(self) -> None:
+        jobs, self._waiting = self._waiting, []
+        self._is_rush = len(jobs) > 1
+        self._node.submit(jobs)
+
+    def workers_are_there(self) -> None:
+        """Find out what kind of runs they take."""
+        self._takes_items = self._hands_on or OpFacts(self._node.op).is_plain
+        spans = self._node.spans
+        is_only = len(self._router.nodes) == 1 and not self._hands_on
+        if is_only and spans.journal is not None:
+            self._rows = self._rows or WayRows(spans.journal, [spans], [-1])
+
+    def done(self, worker: Worker, job: Item) -> None:
+        """Take down what came of a request, and pass it on."""
+        if job.apart is not None and job.apart.is_superseded:
+            return
+        node, router, request, outcome = self._node, self._router, job.request, job.outcome
+        load, pace, spans = node.load, node.pace, node.spans
+        load.running -= 1
+        load.items -= 1
+        if outcome is None:  # it was over before it began
+            spans.unfinished([job], Outcome.OTHER)
+        else:
+            took_ns = job.end_ns - job.start_ns
+            load.served(took_ns / 1e9)
+            if pace.is_fusable and pace.took(took_ns):
+                router.trips.changed()
+            if spans.is_wanted:
+                self._take_down(worker, job)
+            node.links.answered += 1
+            if job.generation == request.generation:
+                if request.laps is None or not request.laps.get(node):  # it was made in the first
+                    router.route(node, request, outcome, False)
+                if job.generation == request.generation:  # it goes on
+                    router.gone(job)
+        if len(node.scheduler):
+            router.cycle.mark_dirty(node)
+
+    def _take_down(self, worker: Worker, job: Item) -> None:
+        """Take down its span: in its request, if this can have no other, and has not ended."""
+        spans, request = self._node.spans, job.request
+        now_ns, number = spans.clock_ns(), worker.number
+        times = job.start_ns, job.preprocess_end_ns, job.process_end_ns, job.end_ns
+        is_good = type(job.outcome) is dict and job.generation == request.generation
+        rows = self._rows
+        if is_good and rows is not None and request.spans is None and request.way is None:
+            start_ns, *ends = times
+            request.way = rows, (job.ready_ns, start_ns, now_ns, number, *ends)
+        else:
+            spans.alone(job, job.outcome, number, times, now_ns)
+
+
+def _shortcut_of(node: OpDispatcher, router: Router, loop: Loop) -> Shortcut | None:
+    """Return the way past the scheduler of an Op; None: it has to see each request."""
+    config, make = node.op.pipeline_config, node.workers.visit_type
+    is_alone = config.batch_size == 1 and not node.room.size
+    if make is None or not (is_alone and traits_of(config.batching).lets_pass):
+        return None
+    return Shortcut(node, router, loop, make)

@@ -11,7 +11,6 @@ from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
     from pipeline.engine.op.channel import Item
-    from pipeline.engine.op.lone_run import LoneRun
     from pipeline.engine.request import RequestState
     from pipeline.engine.run.payload import Absent
     from pipeline.engine.run.stages import BatchRun
@@ -42,7 +41,7 @@ class OpFilter:
         """Take batches that go to the workers."""
         go_on(runs)
 
-    def release(self, go_on: Callable[[Any], None], run: BatchRun | LoneRun) -> None:
+    def release(self, go_on: Callable[[Any], None], run: BatchRun | Item) -> None:
         """Take note that a batch is no longer at the workers; its answers follow."""
         go_on(run)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pipeline.config.schema import OpConfig
+from pipeline.engine.op.channel import Item
 from pipeline.engine.op.dispatcher import OpDispatcher
 from pipeline.engine.op.filter import OpFilter, surround
-from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.op.rate_limiter import SHARED, LimitedModel, Needs, RateLimiter
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.worker_api import Loop
@@ -49,7 +49,7 @@ class WorkerLimit(OpFilter):
     def _begin(self, run: Any) -> None:
         self._go_on([run])
 
-    def release(self, go_on: Callable[[Any], None], run: BatchRun | LoneRun) -> None:
+    def release(self, go_on: Callable[[Any], None], run: BatchRun | Item) -> None:
         go_on(run)
         if self.model is not None:
             self.model.release(run)

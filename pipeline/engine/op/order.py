@@ -11,7 +11,6 @@ from typing import Any
 
 from pipeline.engine.op.channel import Item
 from pipeline.engine.op.filter import OpFilter
-from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.run.stages import BatchRun
 
 
@@ -39,7 +38,7 @@ class KeptOrder(OpFilter):
                     self._open[number] += 1
         go_on(runs)
 
-    def release(self, go_on: Callable[[Any], None], run: BatchRun | LoneRun) -> None:
+    def release(self, go_on: Callable[[Any], None], run: BatchRun | Item) -> None:
         is_lost = isinstance(run, BatchRun) and run.is_superseded
         for item in run.items:
             if (is_lost or item.is_over) and (number := self._left(item)) is not None:

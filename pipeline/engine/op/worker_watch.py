@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.op.channel import Item
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.base import Load
 from pipeline.engine.worker_api import Loop, Worker, Workers
@@ -32,7 +32,7 @@ class WorkerWatch:
         timeout_s: float | None,
         patience_s: float,
         loop: Loop,
-        give_up: Callable[[Worker, BatchRun | LoneRun], None],
+        give_up: Callable[[Worker, BatchRun | Item], None],
     ) -> None:
         self.timeout_s: float | None = timeout_s
         self._patience_s = patience_s
@@ -73,7 +73,7 @@ class WorkerWatch:
         next_due = [now + self.timeout_s] if self.timeout_s is not None else []
         for worker in self._workers.busy():
             run = worker.job
-            if not isinstance(run, BatchRun | LoneRun):
+            if not isinstance(run, BatchRun | Item):
                 continue
             due = self._due(worker, run)
             if due is None:
@@ -85,7 +85,7 @@ class WorkerWatch:
         if next_due and self._is_awaited():
             self._look_in(max(_MIN_WATCH_S, min(next_due) - now))
 
-    def _due(self, worker: Worker, run: BatchRun | LoneRun) -> float | None:
+    def _due(self, worker: Worker, run: BatchRun | Item) -> float | None:
         """Return when `worker` has to be given up, if its batch goes on; None: never."""
         began, called = worker.job_started, worker.call_started
         if began is not None and all(item.is_over for item in run.items):

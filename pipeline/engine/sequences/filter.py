@@ -13,9 +13,9 @@ from pipeline.config.batching import has_sequences
 from pipeline.engine.admission import AdmissionController
 from pipeline.engine.filters import Filter
 from pipeline.engine.journal.journal import Outcome
+from pipeline.engine.op.channel import Item
 from pipeline.engine.op.dispatcher import OpDispatcher
 from pipeline.engine.op.filter import OpFilter
-from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.request import RequestState
 from pipeline.engine.run.payload import Absent
 from pipeline.engine.run.stages import BatchRun
@@ -174,7 +174,7 @@ class SequenceFilter(OpFilter):
 
     # Out --------------------------------------------------------------------------------
 
-    def release(self, go_on: Callable[[Any], None], run: BatchRun | LoneRun) -> None:
+    def release(self, go_on: Callable[[Any], None], run: BatchRun | Item) -> None:
         if isinstance(run, BatchRun) and not run.is_superseded:
             self._take_states(run)
         go_on(run)

@@ -8,9 +8,7 @@ from typing import Any
 from pipeline.engine.detours import no_such_way
 from pipeline.engine.journal.journal import EngineObservers, Outcome, PartKind, outcome_of
 from pipeline.engine.op.channel import Item, first_error, own_dict
-from pipeline.engine.op.dispatcher import OpDispatcher, item_of
-from pipeline.engine.op.lone_run import LoneRun
-from pipeline.engine.op.shortcut import Shortcut
+from pipeline.engine.op.dispatcher import OpDispatcher, Shortcut, item_of
 from pipeline.engine.ports import OpNode, Router
 from pipeline.engine.request import Recipient, RequestState
 from pipeline.engine.run.payload import Absent
@@ -223,7 +221,7 @@ class StreamDispatcher(OpDispatcher):
             self._slices += 1
             self.submit([run])
 
-    def done(self, worker: Worker, job: BatchRun | LoneRun | Trip) -> None:
+    def done(self, worker: Worker, job: BatchRun | Item | Trip) -> None:
         if not isinstance(job, StreamRun):
             super().done(worker, job)
             return
@@ -254,7 +252,7 @@ class StreamDispatcher(OpDispatcher):
             self._slices -= 1
         run.is_out = False
 
-    def _give_up(self, worker: Worker, run: BatchRun | LoneRun) -> None:
+    def _give_up(self, worker: Worker, run: BatchRun | Item) -> None:
         if not isinstance(run, StreamRun):
             super()._give_up(worker, run)
             return

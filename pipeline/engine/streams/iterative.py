@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from pipeline.config.schema import SequenceConfig
 from pipeline.engine.op.channel import Item
-from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.request import RequestState
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.iterative import IterativeScheduler
@@ -45,7 +44,7 @@ class IterativeDispatcher(StreamDispatcher):
             self.room.promise(run.items)
         return run
 
-    def submit(self, runs: Sequence[BatchRun | Trip]) -> None:
+    def submit(self, runs: Sequence[BatchRun | Item | Trip]) -> None:
         for run in runs:
             if isinstance(run, SteppedRun):
                 super().submit([run])
@@ -124,7 +123,7 @@ class IterativeDispatcher(StreamDispatcher):
         elif len(self.scheduler):
             self._router.cycle.mark_dirty(self)
 
-    def _give_up(self, worker: Worker, run: BatchRun | LoneRun) -> None:
+    def _give_up(self, worker: Worker, run: BatchRun | Item) -> None:
         """Replace a worker that hangs in a step: those in it end, others go on."""
         assert isinstance(run, SteppedRun), "nothing else is submitted"
         run.is_superseded = True

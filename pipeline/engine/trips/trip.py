@@ -14,7 +14,6 @@ import msgspec
 
 from pipeline.engine.journal.spans import OF_STEP, SpanRecorder, WayRows
 from pipeline.engine.op.channel import Item, own_dict
-from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.worker_api import Lender
 
@@ -134,7 +133,7 @@ class Trip:
     """
 
     plan: TripPlan
-    lead: LoneRun | BatchRun
+    lead: Item | BatchRun
     until: int
     item: Item
     worker: None = None

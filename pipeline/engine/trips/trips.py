@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.engine.op.channel import Item, own_dict
-from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.ports import OpNode, Router
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.trips.books import take_down
@@ -97,7 +96,7 @@ class Trips:
                 self._enter_apart(item)
         return run
 
-    def begin_alone(self, leader: OpNode, run: LoneRun) -> Trip | LoneRun | None:
+    def begin_alone(self, leader: OpNode, run: Item) -> Trip | Item | None:
         """Return the job for a request that leaves: a trip, or as it is; None: neither is right."""
         plan = self.groups.plan(leader)
         if plan is None:

@@ -11,7 +11,7 @@ from doubles import Engine, ScriptedWorkers, Tag, answers, run_virtual, settle
 
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine.journal.journal import Outcome
-from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.op.channel import Item
 from pipeline.engine.run.stages import BatchRun
 
 
@@ -22,7 +22,7 @@ class LendingWorkers(ScriptedWorkers):
         super().__init__(*args)
         self.given = []
         self.idle, self.backlog = [], deque()
-        self.lender = self
+        self.lender, self.visit_type = self, Item
 
     def submit(self, jobs):
         self.given.append([type(job) for job in jobs])
@@ -66,20 +66,20 @@ def test_what_comes_alone_goes_at_once_and_what_comes_together_goes_together():
             load.service_s = 1e-5  # a scripted run takes no time by its own clock
             asked.append(engine.ask())
             await settle()
-            assert pool.given[1:] == [[LoneRun]]
+            assert pool.given[1:] == [[Item]]
             asked += [engine.ask() for _ in range(3)]
             await settle()
-            assert pool.given[2:] == [[LoneRun] * 3]
+            assert pool.given[2:] == [[Item] * 3]
             await finish(pool, 4)
             asked += [engine.ask() for _ in range(2)]
             await settle()
-            assert pool.given[3:] == [[LoneRun] * 2]  # in such a crowd the first one waits, too
+            assert pool.given[3:] == [[Item] * 2]  # in such a crowd the first one waits, too
             await finish(pool, 2)
             for _ in range(2):
                 asked.append(engine.ask())
                 await settle()
                 await finish(pool, 1)
-            assert pool.given[4:] == [[LoneRun], [LoneRun]]
+            assert pool.given[4:] == [[Item], [Item]]
             assert {answers(each)["path"] for each in await asyncio.gather(*asked)} == {"a"}
             engine.journal.flush()
             assert sorted(span["data_id"] for span in engine.spans) == [*range(len(asked))]
@@ -178,7 +178,7 @@ def test_a_worker_that_hangs_in_what_nobody_waits_for_is_given_up():
             hanging = engine.ask()
             await settle()
             job = pool._workers[0].job
-            assert type(job) is LoneRun
+            assert type(job) is Item
             hanging.cancel()
             await asyncio.sleep(2.0)
             assert [worker.number for worker in pool.given_up] == [0]

@@ -13,7 +13,6 @@ from pipeline import Op
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.engine.op.channel import Item
-from pipeline.engine.op.lone_run import LoneRun
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.trips.trip import Step, Trip, TripPlan
@@ -101,12 +100,12 @@ def diamond(order="bc", during=None, **kinds):
     return TripPlan(tuple(steps)), workers
 
 
-def lone(kind=LoneRun, generation=0):
+def lone(kind=Item, generation=0):
     request = SimpleNamespace(generation=0, target=None, deadline=None, trace="")
     inputs = {"read": {"x": ""}}
     if kind is BatchRun:
         return BatchRun([Item(request, generation, 7, 5, inputs, 0.0, ready_ns=1)])
-    return LoneRun(request, generation, 7, 5, inputs, 0.0, 1)
+    return Item(request, generation, 7, 5, inputs, 0.0, 1)
 
 
 def trip_of(plan, lead, until=4):
@@ -122,7 +121,7 @@ def left(trip):
     return {node.name: inputs for node, inputs in trip.left()}
 
 
-@pytest.mark.parametrize("kind", [LoneRun, BatchRun])
+@pytest.mark.parametrize("kind", [Item, BatchRun])
 @pytest.mark.parametrize(("order", "value"), [("bc", "ab+acd"), ("cb", "ac+abd")])
 def test_it_goes_through_all_that_read_it_in_their_own_order(kind, order, value):
     plan, workers = diamond(order)
@@ -180,7 +179,7 @@ def test_a_step_with_process_runs_as_a_batch_of_one(named):
     assert with_process == [named]
 
 
-@pytest.mark.parametrize("kind", [LoneRun, BatchRun])
+@pytest.mark.parametrize("kind", [Item, BatchRun])
 @pytest.mark.parametrize("with_process", [(), "bd"])
 @pytest.mark.parametrize("name", [*"abcd"])
 def test_a_step_that_is_taken_out_tells_the_batch_that_it_has_become(kind, name, with_process):

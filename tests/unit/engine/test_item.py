@@ -1,4 +1,4 @@
-"""A LoneRun is an Item and its run at once, and a batch when its worker is given up."""
+"""An item runs by itself at an Op without `process`, until its worker is given up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from pipeline import Op
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
-from pipeline.engine.op.lone_run import LoneRun
+from pipeline.engine.op.channel import Item
+from pipeline.engine.op.dispatcher import as_batch
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.errors import PipelineError
 from pipeline.op import configure_op
@@ -39,7 +40,7 @@ def bind(op):
 
 def lone(generation=0):
     request = SimpleNamespace(generation=0)
-    return LoneRun(request, generation, 7, 5, {"read": {}}, 0.0)
+    return Item(request, generation, 7, 5, {"read": {}}, 0.0)
 
 
 def test_it_runs_both_stages():
@@ -59,7 +60,7 @@ def test_nothing_runs_for_a_request_that_is_over():
 
 def test_what_was_given_up_does_not_go_on():
     run = lone()
-    bound = bind(Notes(lambda: setattr(run.taken_out(), "is_superseded", True)))
+    bound = bind(Notes(lambda: setattr(as_batch(run), "is_superseded", True)))
     run.run(bound, None, lambda: 1)
     assert run.outcome is None
     assert bound.op.called == ["preprocess"]
@@ -67,6 +68,6 @@ def test_what_was_given_up_does_not_go_on():
 
 def test_the_batch_that_it_becomes_has_it_as_its_only_item():
     run = lone()
-    batch = run.taken_out()
+    batch = as_batch(run)
     assert batch.items == [run] == [*run.items]
     assert isinstance(batch.timed_out("notes", 0), PipelineError)
