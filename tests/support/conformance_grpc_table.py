@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 from conformance_grpc import INFERENCE, Case, Status, infer, inferred, request, streamed
-from conformance_server import LIMIT, NAME
+from conformance_server import HELD, LIMIT, NAME
 
 from pipeline.frontends.grpc.inference import SERVICE, TIMEOUT
 from pipeline.frontends.grpc.server import ERR_NO
@@ -376,7 +376,7 @@ V2_CASES = (
     Case(
         "ModelInfer that has no time",
         _v2("ModelInfer"),
-        infer(-1, parameters={"timeout": pb.InferParameter(int64_param=50_000)}),
+        infer(HELD, parameters={"timeout": pb.InferParameter(int64_param=50_000)}),
         status=Status.UNAVAILABLE,
         text=f"in ensemble 'conf', {_LATE}",
         trailing={"grpc-retry-pushback-ms": "1000"},

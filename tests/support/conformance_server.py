@@ -5,7 +5,7 @@ told       name, method, logid and clientip as pairs
 raise      an Op raises an error that is none of ours
 product    a ProductError; `value` is its code and its text
 returned   the same, as `prod_errcode` and `prod_errinfo`
-hold       waits until `Holder.release`, as does what has a tensor that begins with -1
+hold       waits until `Holder.release`, as does what has a tensor that begins with `HELD`
 optimeout  `process` waits so, and the Op has a limit for it
 large      as many characters as `value` says
 wrong      `pack_response_package` returns something that is no Response
@@ -26,6 +26,7 @@ NAME = "conf"
 LIMIT = 5 * 2**20  # above what gRPC takes unless told otherwise, 4 MiB
 OP_TIMEOUT_MS = 20
 _PATIENCE_S = 60.0
+HELD = -(2.0**-10)  # nothing that a test of random requests comes upon
 
 
 class Holder:
@@ -72,7 +73,7 @@ class Does(Op):
             raise ProductError(int(request.value[0]), request.value[1])
         if request.method == "returned":
             return {}, True, int(request.value[0]), request.value[1]
-        if request.method == "hold" or _begins_with_minus_one(request):
+        if request.method == "hold" or _is_held(request):
             self._holder.wait()
         return payload, request.method != "optimeout", None, ""
 
@@ -97,8 +98,8 @@ class Says(ResponseOp):
         return Response(key=request.key, value=request.value, tensors=request.tensors)
 
 
-def _begins_with_minus_one(request: Request) -> bool:
-    return any(tensor.float_data[:1] == [-1.0] for tensor in request.tensors)
+def _is_held(request: Request) -> bool:
+    return any(tensor.float_data[:1] == [HELD] for tensor in request.tensors)
 
 
 def _told(request: Request) -> Response:

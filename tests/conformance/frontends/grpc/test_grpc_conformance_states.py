@@ -12,7 +12,7 @@ import grpc
 import pytest
 from conformance_grpc import INFERENCE, UNLIMITED, Status, ask, infer, request, streamed
 from conformance_grpc_edges import Edge, edges
-from conformance_server import Holder, conformance_server
+from conformance_server import HELD, Holder, conformance_server
 from doubles import server_for, wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -61,7 +61,7 @@ def stopping(server: PipelineServer) -> Iterator[None]:
 def hold(channel: grpc.Channel, holder: Holder, method: str = INFERENCE) -> grpc.Future:
     """A call that is being worked on."""
     count = holder.held
-    message = request("hold") if method == INFERENCE else infer(-1)
+    message = request("hold") if method == INFERENCE else infer(HELD)
     call = channel.unary_unary(method).future(message, timeout=60)
     wait_until(lambda: holder.held > count)
     return call
@@ -212,7 +212,7 @@ def test_a_stream_gets_the_answers_to_what_it_has_sent(settings, holder):
     done = threading.Event()
 
     def messages() -> Iterator[bytes]:
-        yield infer(-1)
+        yield infer(HELD)
         done.wait(60)
 
     with channel_to(server) as channel:
@@ -224,7 +224,7 @@ def test_a_stream_gets_the_answers_to_what_it_has_sent(settings, holder):
                 while next(told).status == Health.SERVING:
                     pass
                 holder.release()
-                assert streamed(next(answers)) == ("", "", [-1.0])
+                assert streamed(next(answers)) == ("", "", [HELD])
                 with pytest.raises(grpc.RpcError):
                     next(answers)
             assert answers.code() is Status.UNAVAILABLE
