@@ -268,12 +268,21 @@ def refused(connection: Connection) -> bool:
     return connection.answer().status == 503
 
 
+LITTLE_PATIENCE = """
+from unittest import mock
+from pipeline.observe import background
+from pipeline.observe.logs import writer
+for module in (background, writer):  # as long a server that stops waits for what nobody reads
+    mock.patch.object(module, "_JOIN_TIMEOUT_S", 0.5).start()
+"""
+
+
 def started(folder: Path, stderr: int | None) -> subprocess.Popen[bytes]:
     """The script, with a stderr of the test's own; None: it has no descriptor 2."""
     config = {"rpc_port": 0, "http_port": 0, "dag": {"use_profile": True, "profile_per_s": 0}}
     lines = [f"{key}: {json.dumps(value)}\n" for key, value in config.items()]
     (folder / "config.yml").write_text("".join(lines))
-    (folder / "web_server.py").write_text(SCRIPT)
+    (folder / "web_server.py").write_text(LITTLE_PATIENCE + SCRIPT)
     command = [sys.executable, str(folder / "web_server.py"), str(folder)]
     if stderr is None:
         command = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command]

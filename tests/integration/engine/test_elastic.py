@@ -11,6 +11,7 @@ import pytest
 from doubles import wait_until
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
+from pipeline.engine.op import elastic
 from pipeline.errors import PipelineError
 
 OPEN = threading.Event()
@@ -48,7 +49,8 @@ def up(server: PipelineServer, name: str) -> int:
     return state.workers.up
 
 
-def test_threads_become_more_while_requests_wait_and_fewer_afterwards():
+def test_threads_become_more_while_requests_wait_and_fewer_afterwards(monkeypatch):
+    monkeypatch.setattr(elastic, "_MEMORY_S", 0.2)
     OPEN.clear()
     server = serve(Wait("wait", RequestOp()), min_workers=1, max_workers=4, elastic=QUICK)
     with server, PipelineClient() as client, ThreadPoolExecutor(8) as pool:
