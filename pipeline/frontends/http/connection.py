@@ -1,10 +1,10 @@
 """HttpConnection: a caller's connection. Plain POSTs stay in the lane, others have a task.
 
-The lane leads from bytes to the engine and back without a task, future or parser: whose head leads
-there, is up to HeadMemory. What is unusual, such as GET, chunks, half a head or a large body, is
-read by a RequestReader, and the routes answer it in a task of its own. Either way there is one
-request at a time. Those behind it wait as bytes, who does not read its answers is not read from,
-and a request has a time in which it has to come.
+The lane leads from bytes to the engine and back without a task, future or parser; HeadMemory says
+whose head leads there. A RequestReader reads what is unusual, such as GET, chunks, half a head or a
+large body, and a task answers it by the routes. Either way one request is served at a time. Those
+behind it wait as bytes, a caller that does not read its answers is not read from, and a request has
+a time in which it has to come.
 
 Which paths have a lane is up to LaneServices (see `routes`), which frontends add to
 `FrontendContext.lanes`.
@@ -204,10 +204,10 @@ class HttpConnection(UnarySink, asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Take the next of the requests that were sent ahead."""
-        self._is_busy = False
-        if self.is_full or self.has_left or self.transport.is_closing():
+        if self._is_ignoring:
             return
-        if self._data and len(self._data) >= self._needed:
+        self._is_busy = False
+        if self._data and not self.is_full and len(self._data) >= self._needed:
             self._take()
         self.pace()
 
@@ -218,7 +218,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         reader = self._reader
         if reader is None:
             reader = self._reader = RequestReader(self._serve)
-        if not reader.pending_bytes and self._exchange is None:  # its first byte
+        if not reader.is_inside:  # its first byte
             self._wait(self.listener.read_timeout_s)
         self._needed = 0
         error = None
@@ -262,7 +262,6 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             return
         self._due = self._loop.time() + self.listener.keep_alive_s
         self._loop.call_soon(self._go_on)
-        self.pace()
 
     def _refuse(self, error: HttpError) -> None:
         """Answer with an error, in the place of the request that is read, and hang up."""
@@ -311,7 +310,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         is_inside = self._reader is not None and self._reader.is_inside
         is_unasked = self._exchange is None and (is_inside or self._is_ignoring)
         if is_unasked or not (self._is_busy or self._needed):
-            self.transport.close()
+            self.hang_up()
 
     def hang_up(self, still_sends: bool = False) -> None:
         """Close; a caller that still sends would be cut off before it sees its answer.
@@ -358,7 +357,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         if exchange is not None or self._endpoint is not None:  # it is we who take that long
             self._wait(self.listener.keep_alive_s)
         else:
-            self.transport.close()
+            self.hang_up()
 
 
 def _headed(reply: LaneReply, head: AnswerHead) -> LaneReply:

@@ -59,29 +59,27 @@ class Exchange:
         task: answers it; cancelled when the caller leaves.
     """
 
-    __slots__ = (
-        "_awaited", "body", "body_error", "connection", "fields", "given", "has_more", "is_begun",
-        "is_expected", "is_old", "keeps_alive", "method", "more_headers", "path", "query",
-        "raw_path", "said", "task",
-    )  # fmt: skip
-
     connection: HttpConnection
+    method: str = ""
+    path: str = ""
+    raw_path: str = ""
+    query: str = ""
+    said: Headers
+    has_more: bool = True
+    body_error: HttpError | None = None
+    keeps_alive: bool = True
+    is_old: bool = False  # HTTP/1.0, which has no chunks
+    is_expected: bool = False  # the caller waits to be told to send the body
+    is_begun: bool = False
+    given: Awaitable[WebResponse] | None = None
+    more_headers: tuple[Header, ...] = ()
+    task: asyncio.Task[Any] | None = None
+    _awaited: asyncio.Future[None] | None = None
 
     def __init__(self) -> None:
-        self.method = self.path = self.raw_path = self.query = ""
         self.fields: list[Header] = []
-        self.said: Headers = {}
         self.body = bytearray()
-        self.has_more = True
-        self.body_error: HttpError | None = None
-        self.keeps_alive = True
-        self.is_old = False  # HTTP/1.0, which has no chunks
-        self.is_expected = False  # the caller waits to be told to send the body
-        self.is_begun = False
-        self.given: Awaitable[WebResponse] | None = None
-        self.more_headers: tuple[Header, ...] = ()
-        self.task: asyncio.Task[Any] | None = None
-        self._awaited: asyncio.Future[None] | None = None
+        self.said = {}
 
     # The body -----------------------------------------------------------------------------
 

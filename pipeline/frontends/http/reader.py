@@ -9,17 +9,26 @@ import httptools
 
 from pipeline.errors import PackageError
 from pipeline.frontends.http.exchange import Exchange
-from pipeline.frontends.http.routes import HttpError
+from pipeline.frontends.http.routes import Header, HttpError
 
 END = b"\r\n\r\n"
 """The end of a head, and of a body in chunks."""
 
 _MAX_HEAD_BYTES = 65536
+_TLS = b"\x16\x03"  # the first bytes of its hello
 _PIECES_AT_ONCE = 1000  # of a body in chunks, which takes 3 ms
 
 
 def _not_http(why: str) -> HttpError:
     return HttpError(400, PackageError(f"this is no valid HTTP/1.1 request: {why}"))
+
+
+def _check_codings(fields: list[Header]) -> None:
+    """Raise HttpError for a body in a coding that the parser would hand on as it is."""
+    codings = [value for name, value in fields if name == b"transfer-encoding"]
+    if len(codings) > 1 or codings[0].lower() != b"chunked":
+        told = b", ".join(codings).decode("latin-1")
+        raise _not_http(f'its Transfer-Encoding is "{told}": send chunked, or a Content-Length')
 
 
 class RequestReader:
@@ -31,18 +40,15 @@ class RequestReader:
     Args:
         begin: takes a request when its head is read; the body follows.
 
-    Attributes:
-        pending_bytes: bytes that were read since the last request or piece of a body: of a head,
-            of trailers, of blank lines.
     """
 
     def __init__(self, begin: Callable[[Exchange], None]) -> None:
-        self.pending_bytes = 0
         self._begin = begin
         self._parser = httptools.HttpRequestParser(self)
         self._exchange: Exchange | None = None  # which has not come in whole
         self._target = b""
         self._left = 0  # bytes of a body that says its length
+        self._pending_bytes = 0  # of a head, trailers or blank lines, which nobody has taken
         self._is_headed = False
         self._is_begun = False
 
@@ -62,32 +68,33 @@ class RequestReader:
 
         Raises HttpError: this is no request that can be answered.
         """
-        if self._exchange is None:
-            start = len(data) - len(data[at:].lstrip(b"\r\n"))  # behind blank lines
-            self.pending_bytes += start - at
+        if self._exchange is None and data.startswith((b"\r", b"\n"), at):  # blank lines
+            start = len(data) - len(data[at:].lstrip(b"\r\n"))
+            self._pending_bytes += start - at
             at = start
-            self._check_pending()
         for _ in range(_PIECES_AT_ONCE):
             end = self._end_of_piece(data, at)
             if end == at:
                 break
-            self._left = max(0, self._left - (end - at))
-            self.pending_bytes += end - at
+            self._pending_bytes += end - at
+            if self._left:
+                self._left -= end - at
             self._feed(data[at:end])
             at = end
-            self._check_pending()
-            exchange = self._exchange
-            if exchange is not None and self._is_headed and not self._is_begun:
-                self._start(exchange)
-            if exchange is not None and not exchange.has_more:
-                self._exchange, self.pending_bytes = None, 0
+            if self._pending_bytes > _MAX_HEAD_BYTES:
                 break
-        return at
-
-    def _check_pending(self) -> None:
-        if self.pending_bytes > _MAX_HEAD_BYTES:
+            exchange = self._exchange
+            if exchange is None:
+                continue
+            if self._is_headed and not self._is_begun:
+                self._start(exchange)
+            if not exchange.has_more:
+                self._exchange, self._pending_bytes = None, 0
+                break
+        if self._pending_bytes > _MAX_HEAD_BYTES:
             text = f"the request's header fields are longer than {_MAX_HEAD_BYTES} bytes"
             raise HttpError(431, PackageError(text))
+        return at
 
     def _end_of_piece(self, data: bytes, at: int) -> int:
         """Return the position up to which the parser may read, since no request ends before it."""
@@ -105,10 +112,18 @@ class RequestReader:
         except httptools.HttpParserUpgrade as offer:
             rest = data[offer.args[0] :]
         except httptools.HttpParserError as error:
-            raise _not_http(str(error)) from None
+            raise _not_http(self._plainly(error, data)) from None
         else:
             return
         self._decline_upgrade(rest)
+
+    def _plainly(self, error: httptools.HttpParserError, data: bytes) -> str:
+        """Return what is wrong, in other words than the parser's where it is another protocol."""
+        if data.startswith(_TLS):
+            return "it is TLS, and this port takes plain HTTP"
+        if self._parser.get_method() == b"PRI":
+            return "it is HTTP/2, which the gateway speaks"
+        return str(error)
 
     def _decline_upgrade(self, rest: bytes) -> None:
         """Go on in HTTP/1.1 behind an offer of another protocol, as Java's clients make it.
@@ -128,24 +143,26 @@ class RequestReader:
         """Hand over a request whose head was read."""
         self._is_begun = True
         exchange.said = said = dict(exchange.fields)
-        codings = [value for name, value in exchange.fields if name == b"transfer-encoding"]
-        if codings and (len(codings) > 1 or codings[0].lower() != b"chunked"):
-            told = b", ".join(codings).decode("latin-1")
-            raise _not_http(f'its Transfer-Encoding is "{told}": send chunked, or a Content-Length')
-        self._left = int(said.get(b"content-length", 0)) if exchange.has_more else 0
+        if b"transfer-encoding" in said:
+            _check_codings(exchange.fields)
+        elif exchange.has_more:
+            self._left = int(said[b"content-length"])
         exchange.method = self._parser.get_method().decode("ascii")
         exchange.is_old = self._parser.get_http_version() == "1.0"
         exchange.keeps_alive = self._keeps_alive and not exchange.is_old
-        exchange.is_expected = said.get(b"expect", b"").lower() == b"100-continue"
+        if b"expect" in said:
+            exchange.is_expected = said[b"expect"].lower() == b"100-continue"
         try:
             url = httptools.parse_url(self._target)
         except httptools.HttpParserInvalidURLError:
             url = None
         if url is None or not url.path:
             raise _not_http("its target has no path: send POST /<name>/<method>")
-        exchange.raw_path = url.path.decode("latin-1")
-        exchange.path = unquote(exchange.raw_path)
-        exchange.query = (url.query or b"").decode("latin-1")
+        path = exchange.path = exchange.raw_path = url.path.decode("latin-1")
+        if "%" in path:
+            exchange.path = unquote(path)
+        if url.query:
+            exchange.query = url.query.decode("latin-1")
         self._begin(exchange)
 
     # What the parser calls ----------------------------------------------------------------
@@ -173,7 +190,7 @@ class RequestReader:
         """Take a piece of the body."""
         if self._exchange is not None:
             self._exchange.body += data
-            self.pending_bytes = 0
+            self._pending_bytes = 0
 
     def on_message_complete(self) -> None:
         """Take the end of the request."""
