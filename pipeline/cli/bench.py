@@ -41,7 +41,6 @@ def bench(arguments: Sequence[str]) -> int:
 
 
 def bench_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline bench`."""
     parser = command_parser(
         "bench",
         "Ask a server from several callers, each a request as soon as its last one is answered, "

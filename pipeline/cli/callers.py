@@ -33,7 +33,6 @@ def callers(arguments: Sequence[str]) -> int:
 
 
 def callers_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline callers`."""
     parser = command_parser(
         "callers",
         "Keep the file of callers that `access.callers_file` names. The gateway reads it again "
@@ -88,7 +87,6 @@ def write_callers(path: Path, found: CallersFile) -> None:
 
 
 def digest_of(token: str) -> str:
-    """Return a token as the file has it."""
     return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
 
 

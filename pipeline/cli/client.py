@@ -41,7 +41,6 @@ def client(arguments: Sequence[str]) -> int:
 
 
 def client_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline client`."""
     parser = command_parser(
         "client",
         "Ask a server over HTTP and print its answer; the exit status is 1 if that is an error.",

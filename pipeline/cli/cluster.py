@@ -45,7 +45,6 @@ def cluster(arguments: Sequence[str]) -> int:
 
 
 def cluster_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline cluster`."""
     parser = command_parser(
         "cluster",
         "Serve a script on the nodes of a Ray cluster: whole servers as replicas, and an edge "

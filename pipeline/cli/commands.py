@@ -28,7 +28,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def run_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline run`."""
     parser = command_parser(
         "run",
         "Run a script written for Paddle Serving's pipeline, unmodified, on this library: imports "

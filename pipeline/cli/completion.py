@@ -43,7 +43,6 @@ def completion(arguments: Sequence[str]) -> int:
 
 
 def completion_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline completion`."""
     parser = command_parser(
         "completion",
         "Print a script that makes a shell complete the words of this command. The example is a "
@@ -56,7 +55,6 @@ def completion_parser() -> argparse.ArgumentParser:
 
 
 def words_of(parser: argparse.ArgumentParser) -> Words:
-    """Return the words that a parser takes."""
     anywhere: dict[str, Word] = {}
     behind: dict[str, Sequence[str]] = {}
     for action in parser._actions:

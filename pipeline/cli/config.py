@@ -30,7 +30,6 @@ def config(arguments: Sequence[str]) -> int:
 
 
 def config_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline config`."""
     parser = command_parser(
         "config",
         "Show a configuration as a server here would read it, or the JSON Schema of all keys.",

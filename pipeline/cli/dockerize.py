@@ -70,7 +70,6 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def dockerize_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline dockerize`."""
     parser = command_parser(
         "dockerize",
         "Write a Dockerfile, a .dockerignore, a requirements.txt and a wheel of this library into "

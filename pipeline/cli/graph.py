@@ -81,7 +81,6 @@ def _draw(given: _GraphArguments) -> int:
 
 
 def graph_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline graph`."""
     parser = command_parser(
         "graph",
         "Print the graph of the server that a script runs. The script is executed as by `pipeline "
@@ -187,7 +186,6 @@ def check(arguments: Sequence[str]) -> int:
 
 
 def check_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline check`."""
     parser = command_parser(
         "check",
         "Check configuration files as a server here would read them, with the environment and "

@@ -45,7 +45,6 @@ def init(arguments: Sequence[str]) -> int:
 
 
 def init_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline init`."""
     parser = command_parser(
         "init",
         "Make a folder with a service that runs: web_server.py, config.yml, a test, a Dockerfile, "

@@ -115,7 +115,6 @@ def _collision(given: argparse.Namespace, error: PortInUseError) -> str:
 
 
 def repository_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline repository`."""
     refused = "; ".join(f"--{name} ({why})" for name, why in _REFUSED.items())
     parser = command_parser(
         "repository",

@@ -43,7 +43,6 @@ def serve(arguments: Sequence[str]) -> int:
 
 
 def serve_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline serve`."""
     parser = command_parser(
         "serve",
         "Run the script of a server, as `python SCRIPT` does. The options win over config.yml and "

@@ -60,7 +60,6 @@ class Overview:
         self._thread.join()
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        """Answer one request."""
         view, path = self._view(), request.path.partition("?")[0]
         pages: dict[str, tuple[str, Callable[[FleetView], bytes]]] = {
             "/": ("text/html; charset=utf-8", page),

@@ -53,7 +53,6 @@ class PutReleases:
         self._known: WeakKeyDictionary[FleetRelease, Any] = WeakKeyDictionary()
 
     def of(self, release: FleetRelease) -> Any:
-        """Return the reference to a release."""
         if release not in self._known:
             self._known[release] = self._put(msgspec.msgpack.encode(release))
         return self._known[release]
@@ -152,7 +151,6 @@ class RayFleets:
             ) from error
 
     def find(self, name: str) -> Any:
-        """Return the fleet of this name."""
         ray = _ray()
         try:
             return ray.get_actor(_actor_name(name), namespace=NAMESPACE)
@@ -177,7 +175,6 @@ class RayFleets:
         return made.remote(name, environment)
 
     def ask(self, fleet: Any, method: str, *arguments: Any) -> Any:
-        """Return what a method of a fleet returns."""
         ray = _ray()
         try:
             return ray.get(getattr(fleet, method).remote(*arguments), timeout=_ANSWER_TIMEOUT_S)
@@ -215,7 +212,6 @@ def _actor_name(name: str) -> str:
 
 
 def library_version() -> str:
-    """Return the version of this library."""
     return str(importlib.import_module("pipeline").__version__)
 
 

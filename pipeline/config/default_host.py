@@ -10,7 +10,6 @@ _hosts = [LOOPBACK]
 
 
 def default_host() -> str:
-    """Return the address."""
     return _hosts[-1]
 
 

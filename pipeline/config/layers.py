@@ -247,7 +247,6 @@ def _flag(setting: str) -> _Setting:
 def _source_of(
     path: KeyPath, value: object, setting: _Setting, problems: tuple[str, ...]
 ) -> Source:
-    """Return one setting as a Source."""
     data: Any = value
     for key in reversed(path):
         data = {key: data}

@@ -27,7 +27,6 @@ class OpenStreams:
         self._of: dict[int, dict[int, list[int]]] = {}  # by data id and target: a row's numbers
 
     def note(self, parts: Rows) -> None:
-        """Take in rows of PART."""
         for row in part_records(parts):
             if row.kind != PartKind.GIVEN:
                 continue

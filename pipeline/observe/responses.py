@@ -34,7 +34,6 @@ class Responses:
         self._waits_ns: list[list[int]] = [[0, 0] for _ in range(models)]
 
     def count(self, parts: Rows) -> None:
-        """Count rows of PART."""
         model, kind = parts["target"] + 1, parts["kind"]
         number = np.minimum(parts["number"], _MOST_NUMBERS - 1)
         infer_ns = np.maximum(parts["made_ns"] - parts["start_ns"], 0)

@@ -119,7 +119,6 @@ class Groups(NamedTuple):
         return np.add.reduceat(self._ordered(values), self.first, axis=-1)
 
     def most(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the largest value of each group."""
         return np.maximum.reduceat(self._ordered(values), self.first, axis=-1)
 
     def _ordered(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -453,5 +453,4 @@ class OverrideFiles:
         return folder
 
     def close(self) -> None:
-        """Remove all of them."""
         self._root.remove()

@@ -29,8 +29,6 @@ Fit = Callable[[Any], Any]
 
 
 class RepositoryModels(ServerModels, Protocol):
-    """The models of a repository."""
-
     def config(self, name: str, version: int) -> ModelConfig:
         """Return the configuration of a model that is ready; -1: of its latest version.
 
@@ -207,7 +205,6 @@ class OutputStep(EnsembleStep):
         return None
 
     def answer(self, item: Item, fetched: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs that were made."""
         found = self._read(item.inputs)
         wanted = item.request.info.outputs or self._leads_to
         if len(found) < len(wanted):

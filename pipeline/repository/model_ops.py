@@ -142,7 +142,6 @@ def _array(value: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def bind_models(graph: Graph, models: RepositoryModels) -> None:
-    """Give the models to the AskModelOps of a graph."""
     for op in graph.ops:
         if isinstance(op, AskModelOp):
             op.pipeline_step.models = models

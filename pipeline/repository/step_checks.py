@@ -63,7 +63,6 @@ def check_steps(config: ModelConfig, config_of: ConfigOf) -> bool:
 
 
 def steps_of(config: ModelConfig) -> Sequence[ModelEnsembling.Step]:
-    """Return the steps of an ensemble, in its order."""
     return list(config.ensemble_scheduling.step)
 
 

@@ -66,7 +66,6 @@ class ModelVersions:
         return list(self._states)
 
     def ready(self, name: str) -> list[int]:
-        """Return the versions of a model that are ready."""
         return [
             version for version, state in self.of(name).items() if state.state is ModelState.READY
         ]

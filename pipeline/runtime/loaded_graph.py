@@ -241,7 +241,6 @@ class _WorkerKinds:
             self._by_name[name] = kind
 
     def factory(self, loop: asyncio.AbstractEventLoop, pump: Callable[[], None]) -> WorkersFactory:
-        """Return what makes the workers of an Op."""
         if not self._by_name:
             self.fork()
         edge_kind = self._edge_kind

@@ -87,7 +87,6 @@ class ModelServices:
         await asyncio.gather(*(service.supervisor.start() for service in self._services))
 
     async def stop(self) -> None:
-        """End all services."""
         try:
             await end_all([service.supervisor for service in self._services], _EXIT_TIMEOUT_S)
         finally:

@@ -31,7 +31,6 @@ class ServerView:
         self._ask = ask
 
     async def snapshots(self) -> list[Snapshot]:
-        """Return the Snapshot of each replica."""
         answers = await self._ask(SNAPSHOT, _TIMEOUT_S)
         return [msgspec.msgpack.decode(answer, type=Snapshot) for answer in answers]
 

@@ -88,7 +88,6 @@ class _RunningReplica:
             self._replicas.queries.on_reply(self, status.reply)
 
     def send_query(self, request: QueryRequest) -> None:
-        """Ask it."""
         self._link.send(framed(ReplicaCommand(question=request)))
 
     def send_reply(self, reply: QueryReply) -> None:

@@ -109,7 +109,6 @@ class OtelRecorder:
         self._close_s = close_s
 
     def start(self, parent: TraceContext | None) -> TraceContext | None:
-        """See `Recorder`."""
         trace_id = self._choose(parent)
         return TraceContext(trace_id, _IDS.generate_span_id(), True) if trace_id else None
 

@@ -35,7 +35,6 @@ class LoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     at_once: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     def as_bytes(self) -> bytes:
-        """Return the request as it is sent."""
         body = bytes(self.body)
         head = (
             f"POST {self.path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"

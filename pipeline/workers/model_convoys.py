@@ -115,8 +115,6 @@ class AskedEach:
 
 
 class _MemberSink(UnarySink):
-    """Sink of one of them."""
-
     __slots__ = ("_asked", "_item", "_place")
 
     is_ours: ClassVar[bool] = True

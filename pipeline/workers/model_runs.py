@@ -34,7 +34,6 @@ class ModelRun(UnarySink, Item, eq=False):
     early: Any = None
 
     def end(self, answer: ChannelData) -> None:
-        """Take the model's answer."""
         if self.handle is None:
             self.early = (answer,)
             return

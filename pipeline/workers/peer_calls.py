@@ -84,7 +84,6 @@ def _refused(model: str, error: Exception) -> PipelineError:
 
 
 async def changed(models: ModelHost, change: ModelChange) -> ModelPart:
-    """Change a model, and return the answer."""
     try:
         return ModelPart(is_ready=await models.change(change))
     except PipelineError as error:
@@ -95,7 +94,6 @@ async def changed(models: ModelHost, change: ModelChange) -> ModelPart:
 
 
 def used(metrics: MetricHolder, use: MetricUse) -> ModelPart:
-    """Use a metric, and return the answer."""
     try:
         return ModelPart(value=metrics.use(use))
     except PipelineError as error:
@@ -147,7 +145,6 @@ class LoopCaller:
         self.soon(work)
 
     def drop_metrics(self, use: MetricUse) -> None:
-        """Drop a family of metrics."""
         with contextlib.suppress(ClosedError):
             self.metric(use, None)
 

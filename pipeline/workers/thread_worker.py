@@ -187,7 +187,6 @@ class ThreadPool:
             self.make_idle(worker)
 
     def take_idle(self, worker: ThreadWorker) -> bool:
-        """Take this worker, if it is idle."""
         try:
             self.idle.remove(worker)
         except ValueError:

@@ -103,7 +103,6 @@ class OpFigures:
 
     @property
     def cost_ms(self) -> float:
-        """Of a batch."""
         return op_cost(self.prep_ms, self.midp_ms, self.postp_ms)
 
     @property

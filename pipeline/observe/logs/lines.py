@@ -98,7 +98,6 @@ def traceback_of(record: logging.LogRecord) -> str:
 
 
 def exception_text(record: logging.LogRecord) -> str:
-    """Return the traceback of its exception, if it has one."""
     if record.exc_text:
         return record.exc_text
     return _PLAIN.formatException(record.exc_info) if record.exc_info else ""

@@ -87,7 +87,6 @@ class ProfileWriter:
 
 
 def open_profile(context: SinkContext, options: None) -> ProfileWriter:
-    """Open the sink `profile`."""
     config = context.config
     id_step = 1 if context.replica is None else config.replicas
     writer = ProfileWriter(context.op_names, config.dag.profile_per_s, id_step)

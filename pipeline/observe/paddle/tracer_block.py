@@ -81,7 +81,6 @@ class TracedGraph:
 
     @classmethod
     def of(cls, graph: Graph, config: ServiceConfig) -> TracedGraph:
-        """Return the graph of a server."""
         return cls(
             [op.name for op in graph.ops],
             [[source.name for source in op.get_input_ops()] for op in graph.ops],

@@ -195,13 +195,11 @@ class _Trace:
     def begin(
         self, raw: Any, timeout_s: float | None, target: RequestTarget | None, sink: ResponseSink
     ) -> RequestHandle:
-        """Begin the request."""
         first = self._first
         traced = msgspec.structs.replace(target or RequestTarget(), collector=first)
         return self._begin(raw, timeout_s, traced, _LastSink(sink, first, self))
 
     def collector(self, asked: Asked, parent: int) -> _RequestCollector:
-        """Return the collector of a request at a model."""
         made = _RequestCollector(self, asked, next(self._traces.numbers), parent)
         self.seen.append(made.seen)
         return made
@@ -213,8 +211,6 @@ class _Trace:
 
 
 class _RequestCollector(TraceCollector):
-    """Collector of one request at one model."""
-
     def __init__(self, trace: _Trace, asked: Asked, number: int, parent: int) -> None:
         self._trace = trace
         self._request: RequestState | None = None
@@ -262,7 +258,6 @@ class _RequestCollector(TraceCollector):
             self._keep("TENSOR_BACKEND_OUTPUT", answer.payload)
 
     def ended(self, answer: Any) -> None:
-        """Take down the end of a request."""
         request = self._request
         if answer is not None:  # else its parts were given
             self.answered(answer, 0 if request is None else request.completed_ns)
@@ -310,7 +305,6 @@ class _Sink:
         self._sink.add(answers)
 
     def end(self, answer: Any) -> None:
-        """Take the last answer."""
         self._collector.ended(answer)
         self._sink.end(answer)
 
@@ -323,7 +317,6 @@ class _LastSink(_Sink):
         self._trace = trace
 
     def end(self, answer: Any) -> None:
-        """Take the last answer."""
         start_ns = _clock_ns()
         super().end(answer)
         self._trace.sent(start_ns, _clock_ns())
@@ -366,7 +359,6 @@ class TraceFile:
             self._tell(path, error)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 

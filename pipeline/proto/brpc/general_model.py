@@ -105,7 +105,6 @@ def elem_type_of(dtype: np.dtype[Any]) -> BrpcElemType:
 def value_to_tensor(
     name: str, alias: str, value: Array | Sequence[str], lod: Sequence[int] | Array | None = None
 ) -> Tensor:
-    """Return the tensor of `value`; see `put_value`."""
     tensor = Tensor()
     put_value(tensor, name, alias, value, lod)
     return tensor

@@ -101,8 +101,6 @@ def _cut_lists(text: bytes) -> tuple[bytes, Sequence[bytes]] | None:
 
 
 class InputForm(NamedTuple):
-    """One input of a form."""
-
     name: str
     datatype: str
     dtype: np.dtype[Any]

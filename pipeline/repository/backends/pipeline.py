@@ -56,7 +56,6 @@ class PipelineBackend:
         return {}
 
     def graph(self, source: ModelSource) -> Graph:
-        """Return the graph of the script."""
         return self._graphs.pop((source.name, source.version))
 
 

@@ -40,7 +40,6 @@ class ModelBatch(RaggedBatch):
         self._reshaping = reshaping_of(config)
 
     def gathered(self, feeds: Sequence[Arrays]) -> dict[str, Any]:
-        """Return what the model is fed."""
         return super().gathered(self._own(feeds))
 
     def cut(self, result: Any, feeds: Sequence[Arrays]) -> list[Any]:

@@ -257,7 +257,6 @@ class ProcessWorker:
         return True
 
     def _next_number(self) -> int:
-        """Return the number of the next job."""
         if not self.sent:
             self._head_since = self._pool.loop.time()
         self._last_number += 1

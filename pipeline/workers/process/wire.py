@@ -227,7 +227,6 @@ def encoded(message: msgspec.Struct) -> bytes:
 
 
 def framed(message: msgspec.Struct) -> bytes:
-    """Return the frame of one message."""
     body = bytearray(_LENGTH.size)
     _encoder.encode_into(message, body, _LENGTH.size)
     _LENGTH.pack_into(body, 0, len(body) - _LENGTH.size)

@@ -72,7 +72,6 @@ class ReportBox:
             self._condition.notify_all()
 
     def take(self) -> list[tuple[int, WorkerReport]]:
-        """Return what there is."""
         with self._condition:
             if self._records:
                 self._last += 1

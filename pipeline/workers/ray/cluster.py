@@ -158,7 +158,6 @@ def beside(method: Method) -> Method:
 
 
 def node_id() -> str:
-    """Return the id of the node that this runs on."""
     import ray
 
     return str(ray.get_runtime_context().get_node_id())

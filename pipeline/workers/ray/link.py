@@ -202,7 +202,6 @@ class ActorLink:
     # To the actor -------------------------------------------------------------------------------
 
     def start(self, demands: Demands, model_files: Sequence[Any]) -> None:
-        """Have the actor made."""
         self._control.do(functools.partial(self._start, demands, model_files))
 
     def _start(self, demands: Demands, model_files: Sequence[Any]) -> None:

@@ -125,7 +125,6 @@ class ActorMemory:
         self._made.pop(block.offset, None)
 
     def read(self, block: Block) -> memoryview:
-        """Return the bytes of a block."""
         if block.region == _MADE:
             return self._made[block.offset].data
         return self.objects[block.region][block.offset].data

@@ -163,7 +163,6 @@ class PythonModelOp(Op):
         return answers
 
     def _answers_of_one(self, requests: Sequence[IncomingRequest]) -> list[Any]:
-        """Return what one `execute` has for each request."""
         rows = self._in_slots(requests) if self.has_fillers else requests
         try:
             of_rows = dict(zip(rows, self._responses(rows), strict=True))
