@@ -371,7 +371,7 @@ def max_batch_size_of(op: Any) -> int:
     Raises:
         ConfigError: it is no whole number, 0 or more, beside declared tensors.
     """
-    most = getattr(op, "max_batch_size", 0)
+    most = getattr(op, "max_batch_size", 0)  # users' class
     is_whole = isinstance(most, int | np.integer) and not isinstance(most, bool)
     if is_whole and most >= 0:
         return int(most)

@@ -58,7 +58,7 @@ def _node(op: Op, apart: Mapping[str, str]) -> Node:
     kind = type(op).__name__
     if isinstance(op, RequestOp | ResponseOp):
         return Node("request" if isinstance(op, RequestOp) else "response", (kind,), is_op=False)
-    config: OpConfig | None = getattr(op, "pipeline_config", None)
+    config: OpConfig | None = getattr(op, "pipeline_config", None)  # not yet configured
     own = (kind,) if type(op) is not Op else ()
     details = (*own, *(_settings(config) if config else ()))
     return Node(op.name, details, True, apart.get(op.name, ""))

@@ -66,7 +66,7 @@ class _Schemas:
             properties[key] = {"description": setting.doc + more, **self._of_setting(setting)}
             if setting.alias:
                 properties[setting.alias] = {"description": f"The same as {key}.", **_OPEN}
-        ignored = dict.fromkeys(getattr(struct, "ignored_keys", ()), _OPEN)
+        ignored = dict.fromkeys(getattr(struct, "ignored_keys", ()), _OPEN)  # a plug-in's
         schema: dict[str, Any] = {"type": ["object", "null"], "properties": properties | ignored}
         plugged = chosen_by(struct)
         if not plugged:

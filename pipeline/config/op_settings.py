@@ -105,7 +105,7 @@ _ARGUMENT_OF = {"local_service_conf": "local_service_handler"}
 def _local_service_of(name: str, handler: object) -> LocalServiceConfig:
     """Return what an Op's local_service_handler says, checked as YAML is. Raises ConfigError."""
     where = f"Op {name!r}, argument local_service_handler"
-    as_settings = getattr(handler, "as_settings", None)
+    as_settings = getattr(handler, "as_settings", None)  # a script's own handler
     if as_settings is None:
         raise ConfigError(f"{where}: expected a LocalServiceHandler, found {found(handler)}")
     settings = as_settings()

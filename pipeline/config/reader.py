@@ -161,7 +161,7 @@ class Reader:
         key: object,
         path: KeyPath,
     ) -> None:
-        if key in getattr(struct, "ignored_keys", ()):
+        if key in getattr(struct, "ignored_keys", ()):  # a plug-in's
             return
         removed = REMOVED.get(path)
         if removed is not None:

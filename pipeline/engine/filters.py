@@ -253,7 +253,7 @@ class ProfileFilter(Filter):
         self._clock_ns = clock_ns
 
     def on_input(self, request: RequestState, payload: Any) -> None:
-        keys: Sequence[str] = getattr(request.raw, "key", ())
+        keys: Sequence[str] = getattr(request.raw, "key", ())  # other doors have other messages
         # Most requests have one pair, and `in` takes three times as long.
         if keys[0] == PROFILE_KEY if len(keys) == 1 else PROFILE_KEY in keys:
             request.is_profiled = True

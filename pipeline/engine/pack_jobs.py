@@ -191,7 +191,7 @@ class Unpacker(PackRunner):
         except PipelineError as error:
             return error
         request.log_id = int(log_id or 0)
-        request.as_tensors = bool(getattr(request.raw, "tensors", None))
+        request.as_tensors = bool(getattr(request.raw, "tensors", None))  # of a Request alone
         return payload
 
 

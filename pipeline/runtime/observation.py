@@ -68,7 +68,7 @@ def _opened(name: str, context: SinkContext, options: object) -> Sink | None:
         raise
     except Exception as error:  # a plug-in's code
         raise InitError(f"sinks.{name}: it cannot be opened: {described(error)}") from error
-    if sink is not None and not callable(getattr(sink, "notify", None)):
+    if sink is not None and not callable(getattr(sink, "notify", None)):  # a plug-in's
         kind = type(sink).__name__
         raise ConfigError(f"sinks.{name}: expected a Sink, which has notify, found {kind}")
     return sink

@@ -250,7 +250,7 @@ def _flat_controls(op: Op) -> list[str]:
     Raises:
         InitError: it does not have an input that is declared as a control.
     """
-    signature = getattr(predictor_of(op), "signature", None)
+    signature = getattr(predictor_of(op), "signature", None)  # a script's own may have none
     if signature is None:  # as of a model on another machine
         return []
     shapes = {spec.name: spec.shape for spec in signature.inputs}

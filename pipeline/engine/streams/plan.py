@@ -49,7 +49,7 @@ def makes_parts(op: Op) -> bool:
 
 def is_iterative(op: Op) -> bool:
     """Return whether an Op's `process` is called step by step; False before it is configured."""
-    config = getattr(op, "pipeline_config", None)
+    config = getattr(op, "pipeline_config", None)  # a graph is drawn unconfigured
     return config is not None and traits_of(config.batching).steps
 
 
@@ -145,7 +145,7 @@ def _check_loop(
     again = {target}  # those that run with each lap
     for each in graph.ops:
         inputs = each.get_input_ops()
-        config = getattr(each, "pipeline_config", None)
+        config = getattr(each, "pipeline_config", None)  # as above
         takes_first = config is not None and config.channel_recv_first_arrive
         if (all if takes_first else any)(read in waits for read in inputs):
             waits.add(each)

@@ -33,7 +33,7 @@ TOLD = {"is_told": True}
 def is_shown(record: logging.LogRecord) -> bool:
     """Return whether stderr has it: warnings, errors, and which Op is loading."""
     is_grave = record.levelno >= logging.WARNING or record.name == STARTUP
-    return is_grave and not getattr(record, "is_told", False)
+    return is_grave and not getattr(record, "is_told", False)  # given as `extra`
 
 
 class StderrSink(LogSink):

@@ -18,7 +18,7 @@ def main(file: str, name: str, version: str) -> int:
     config = CompletedConfig(sys.stdin.read())
     try:
         model = load_alone(Path(file), name, int(version))
-        complete = getattr(model, "auto_complete_config", None)
+        complete = getattr(model, "auto_complete_config", None)  # users' class
         found = (complete and complete(config)) or config
     except Exception as error:
         sys.stderr.write(f"\n{type(error).__name__}: {error}\n".replace("ValueError: ", ""))

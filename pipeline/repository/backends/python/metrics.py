@@ -137,7 +137,7 @@ class MetricFamily:
             raise TritonModelException(f"{about}. Unexpected buckets found.")
 
     def __del__(self) -> None:
-        caller = getattr(self, "_caller", None)
+        caller = getattr(self, "_caller", None)  # its `__init__` may have failed
         if caller is not None:
             for metric in self._series.values():
                 metric.is_deleted = True

@@ -111,7 +111,7 @@ class PythonModelOp(Op):
         ServerAccess.caller = self.pipeline_models
         self.instance: str = self.spec.arguments(number)["model_instance_name"]
         self.model: Any = self.load_class(Path(self.spec.file), self.spec.name, self.spec.version)()
-        initialize = getattr(self.model, "initialize", None)
+        initialize = getattr(self.model, "initialize", None)  # users' class
         if initialize is not None:
             ServerAccess.without(initialize, self.spec.arguments(number))
         if not hasattr(self.model, "execute"):
@@ -121,7 +121,7 @@ class PythonModelOp(Op):
 
     def pipeline_end(self) -> None:
         """Let the model finish, when its worker ends."""
-        finalize = getattr(self.model, "finalize", None)
+        finalize = getattr(self.model, "finalize", None)  # users' class
         if finalize is not None:
             ServerAccess.without(finalize)
         if self.own_loop is not None:
