@@ -88,7 +88,7 @@ def v2(context: FrontendContext, options: None) -> None:
     )
     found = InferenceRoutes(models, context.offload, config.limits)
     routes: Routes = found
-    lane: LaneService = found
+    lane: LaneService = found.inference
     service = inference_service(models, context.offload, config.limits, config.sends_traces)
     if over_http := secrets_of(config.restricted_apis.http):
         routes, lane = RestrictedRoutes(routes, over_http), RestrictedLane(lane, over_http)

@@ -45,9 +45,6 @@ _READ_TIMEOUT_S = 60.0
 HEALTH = ("/health", "/healthz")
 """Paths by which benchmarks and load balancers ask for `/health/ready`."""
 
-_OF_ROUTES = ("", "v2", "api", "v1")  # first parts of paths that are no service's
-_SPECIAL = frozenset((b"content-encoding", b"grpc-timeout", b"traceparent"))
-
 
 class HttpFrontend:
     """An HTTP server for an engine at `host:port`, and for the routes of others.

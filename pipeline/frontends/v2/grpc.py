@@ -47,7 +47,7 @@ from pipeline.proto.v2.codec import (
     response_pieces,
 )
 from pipeline.proto.v2.forms import UnknownFormError
-from pipeline.proto.v2.message_forms import MessageCodec
+from pipeline.proto.v2.message_forms import message_codec
 
 _CLOCKS_DIFFER_S = 0.01  # gRPC's own and the engine's, at most
 _FINAL = "triton_final_response"
@@ -224,7 +224,7 @@ class _InferenceCalls:
     ) -> None:
         self._inference = inference
         self._views = inference.views
-        self._forms = RequestForms(inference, MessageCodec(limits), limits)
+        self._forms = RequestForms(inference, message_codec(limits), limits)
         self._takes_trace = takes_trace
         self._offload = offload
         self._limits = limits

@@ -26,7 +26,6 @@ from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status
 from pipeline.frontends.v2.control import overrides_of_json, with_dependents_of_json
 from pipeline.frontends.v2.http_inference import (
     HttpInference,
-    InferEndpoint,
     ModelRequest,
     failed,
     failure,
@@ -57,6 +56,9 @@ class InferenceRoutes:
         models: who is asked.
         offload: where large requests and answers are read and written; its owner stops it.
         limits: of JSON.
+
+    Attributes:
+        inference: the part of it that has a lane, too.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class InferenceRoutes:
         self._offload = offload or Offload(threads=0)
         self._limits = limits or Limits()
         inference = HttpInference(models.inference, self._offload, self._limits)
-        self._inference = inference
+        self.inference: HttpInference = inference
         model = rf"/v2/models/{_NAME}{_VERSION}"
         # The first that matches: a model called "stats" can be asked for with its version.
         routes: list[tuple[str, str, _Answer]] = [
@@ -113,10 +115,6 @@ class InferenceRoutes:
                     answer = _refusing(method, _PLAIN.fullmatch(path) is not None)
                 return _guarded(answer, names)
         return _guarded(_refuse_path, {})
-
-    def in_line(self, request: WebRequest) -> InferEndpoint | None:
-        """Return what answers a POST to `infer`; None: it is left to `endpoint`."""
-        return self._inference.in_line(request)
 
     # Descriptions and states ------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from pipeline.frontends.v2.generate import NOT_ONE, read_generate, write_generat
 from pipeline.frontends.v2.inference import Inference, Told, is_short_answer
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, is_short
 from pipeline.proto.v2.codec import InferResponse
-from pipeline.proto.v2.forms import JsonCodec, UnknownFormError
+from pipeline.proto.v2.forms import UnknownFormError, json_codec
 from pipeline.proto.v2.json import binary_names, read_request, write_response
 
 HEADER_LENGTH = b"inference-header-content-length"
@@ -92,7 +92,7 @@ class HttpInference:
         if found is None:
             if len(self._forms) >= _MOST_MODELS:
                 self._forms.clear()
-            codec = JsonCodec(name, version, self.limits)
+            codec = json_codec(name, version, self.limits)
             found = RequestForms(self.inference, codec, self.limits)
             self._forms[name, version] = found
         return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -269,55 +269,35 @@ class OutputsForm(msgspec.Struct, frozen=True):
         return b"".join((*parts, *tail)), length
 
 
-class FormCodec(Protocol):
-    """Reader of the requests of one protocol: by their forms, or as they come."""
-
-    def cut(self, body: bytes, length: int | None) -> Any:
-        """Return a request cut at what differs, with its `key` and `id`; None: it cannot be cut.
-
-        Raises UnknownFormError.
-        """
-
-    def read(self, body: bytes, length: int | None) -> InferRequest:
-        """Return a request of any form. Raises PackageError."""
-
-    def inputs_of(self, cut: Any, request: InferRequest) -> Any:
-        """Return the form of a request's inputs, whose `read` takes a cut; None: none is known."""
-
-    def outputs_of(self, response: InferResponse, binary: Collection[str]) -> Any:
-        """Return the form of an answer; None: none is known."""
-
-
-class JsonCodec:
-    """Codec of what is posted to one model.
+class FormCodec(NamedTuple):
+    """Readers of the requests of one protocol.
 
     Args:
-        name, version: of the model, as a caller gives them; the version may be "".
-        limits: of text in requests.
+        cut: cuts a body at what differs; the cut has a `key` and an `id`. None: it cannot be cut.
+            Raises UnknownFormError.
+        read: returns a request of any form. Raises PackageError.
+        inputs_of: returns the form of a request's inputs, whose `read` takes a cut.
+        outputs_of: returns the form of an answer. Both return None where they know none.
     """
 
-    inputs_of = staticmethod(InputsForm.of)
-    outputs_of = staticmethod(OutputsForm.of)
+    cut: Callable[[bytes, int | None], Any]
+    read: Callable[[bytes, int | None], InferRequest]
+    inputs_of: Callable[[Any, InferRequest], Any]
+    outputs_of: Callable[[InferResponse, Collection[str]], Any]
 
-    def __init__(self, name: str, version: str, limits: Limits) -> None:
-        self._name, self._version = name, version
-        self._limits = limits
 
-    def cut(self, body: bytes, length: int | None) -> Cut | None:
-        """Cut a request, see `cut_json`. Raises UnknownFormError: its JSON is too long."""
-        if (len(body) if length is None else length) > self._limits.json_bytes:
+def json_codec(name: str, version: str, limits: Limits) -> FormCodec:
+    """Return the codec of what is posted to a model; its version may be ""."""
+
+    def cut(body: bytes, length: int | None) -> Cut | None:
+        if (len(body) if length is None else length) > limits.json_bytes:
             raise UnknownFormError
         return cut_json(body, length)
 
-    def read(self, body: bytes, length: int | None) -> InferRequest:
-        """Return a request of any form. Raises PackageError."""
-        return read_request(
-            body,
-            length,
-            model_name=self._name,
-            model_version=self._version,
-            limits=self._limits,
-        )
+    def read(body: bytes, length: int | None) -> InferRequest:
+        return read_request(body, length, model_name=name, model_version=version, limits=limits)
+
+    return FormCodec(cut, read, InputsForm.of, OutputsForm.of)
 
 
 _Form = TypeVar("_Form")
@@ -353,7 +333,7 @@ class AnswerForms:
 
     Args:
         names: of the outputs; (): all that there are.
-        form_of: see `FormCodec.outputs_of`.
+        form_of: `outputs_of` of a FormCodec.
     """
 
     def __init__(

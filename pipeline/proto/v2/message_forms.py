@@ -18,7 +18,7 @@ from pipeline.proto.v2.codec import (
     read_message,
     set_parameter,
 )
-from pipeline.proto.v2.forms import InputForm, UnknownFormError
+from pipeline.proto.v2.forms import FormCodec, InputForm, UnknownFormError
 from pipeline.proto.v2.raw import BYTES, Array, datatype_of
 
 
@@ -169,26 +169,16 @@ class MessageOutputs(msgspec.Struct, frozen=True):
         return b"".join(parts)
 
 
-class MessageCodec:
-    """Codec of ModelInferRequests.
+def message_codec(limits: Limits) -> FormCodec:
+    """Return the codec of ModelInferRequests; forms are for those whose tensors are raw."""
 
-    Args:
-        limits: of text in requests.
-    """
-
-    inputs_of = staticmethod(MessageInputs.of)
-    outputs_of = staticmethod(MessageOutputs.of)
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-
-    def cut(self, body: bytes, length: int | None) -> MessageCut:
-        """Cut a request, see `cut_message`. Raises UnknownFormError: its tensors are not raw."""
-        cut = cut_message(body)
-        if cut is None:
+    def cut(body: bytes, length: int | None) -> MessageCut:
+        found = cut_message(body)
+        if found is None:
             raise UnknownFormError
-        return cut
+        return found
 
-    def read(self, body: bytes, length: int | None) -> InferRequest:
-        """Return a request of any form. Raises PackageError."""
-        return read_message(body, self._limits)
+    def read(body: bytes, length: int | None) -> InferRequest:
+        return read_message(body, limits)
+
+    return FormCodec(cut, read, MessageInputs.of, MessageOutputs.of)

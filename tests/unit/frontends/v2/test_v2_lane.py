@@ -52,7 +52,7 @@ class Both:
         return await self.routes.endpoint(request)(request)
 
     def in_line(self, path, headers):
-        return self.routes.in_line(WebRequest("POST", path, path, "", headers, None))
+        return self.routes.inference.in_line(WebRequest("POST", path, path, "", headers, None))
 
     async def by_lane(self, body, path, headers):
         """None: it is left to the routes."""
@@ -257,7 +257,7 @@ async def test_ever_new_forms_do_not_make_it_grow(both, body_of):
     for number in range(1500):
         for _ in range(2 if number % 3 else 1):
             await both.by_lane(*sent(body_of([1], parameters={"mine": number})))
-    (known,) = both.routes._inference._forms.values()
+    (known,) = both.routes.inference._forms.values()
     assert 0 < len(known._memory.known) <= forms._MOST_FORMS
     assert len(known._memory._seen) <= forms._MOST_SEEN
     body = body_of([1], parameters={"mine": "x" * 5000})
