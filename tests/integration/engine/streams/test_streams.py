@@ -230,13 +230,13 @@ class Rows(Op):
 async def test_without_batches_what_is_yielded_is_the_part():
     class Done(Op):
         def process(self, feed_batch):
-            yield {"text": "a", "done": np.array([True])}
-            yield {"text": "b", "done": [None]}
+            for number in range(2):
+                yield {"text": np.array([number]), "done": np.array([True])}
 
     async with serving(Done("done", RequestOp())) as streams:
         sink = streams.begin(PartsSink())
         assert await sink.ended() is None
-        assert sink.texts == ["a", "b"]
+        assert sink.texts == ["array([0])", "array([1])"]
 
 
 @pytest.mark.parametrize("how", ["done", "none"])
