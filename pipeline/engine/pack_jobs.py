@@ -5,7 +5,7 @@ Methods of ours are quick, unless the data is large; a user's own methods may be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -232,7 +232,7 @@ class Packer(PackRunner):
 
         `packed` takes it, if it is a part of the answer only.
         """
-        if error is None and self._goes_plain(request):
+        if error is None and self.goes_plain(request):
             response = pack_short(payload)  # as most are
             if response is not None:
                 (packed or self._packed)(request, response)
@@ -245,14 +245,7 @@ class Packer(PackRunner):
         passed = partial(_pass, packed)
         self.workers.submit([PackJob(request, pack, data, keeps, packed=passed)])
 
-    def packed_short(self, request: RequestState, payloads: Sequence[Any]) -> list[Any] | None:
-        """Return the responses of parts that are a few short texts each; None: they are not."""
-        if not self._goes_plain(request):
-            return None
-        found = [pack_short(each) if type(each) is dict else None for each in payloads]
-        return None if None in found else found
-
-    def _goes_plain(self, request: RequestState) -> bool:
+    def goes_plain(self, request: RequestState) -> bool:
         """Return whether who asks takes a PlainResponse, and text is all that is answered."""
         is_plain = self._is_ours and type(request.raw) is PlainRequest and not request.is_profiled
         return is_plain and not response_formats(self._op, request.as_tensors)[1]
@@ -278,7 +271,7 @@ class Packer(PackRunner):
 
     def _plain(self, request: RequestState, data: ChannelData) -> PlainResponse | None:
         """Return the answer without protobuf, if it has that form and who asks takes it."""
-        if data.error is not None or not self._goes_plain(request):
+        if data.error is not None or not self.goes_plain(request):
             return None
         return pack_plain(data.payload)
 

@@ -174,6 +174,10 @@ class CheckedDelivery(StreamDelivery):
         self._schema = schema
         self._check = functools.partial(_checked, schema.check_answer)
 
+    def _take(self, request: RequestState, message: Any) -> None:
+        assert request.stream is not None, "it has made a part"
+        self._wait(request, request.stream, message)
+
     def _pass(self, request: RequestState, stream: RequestStream, bundle: Bundle) -> None:
         if is_for_one_op(request):
             super()._pass(request, stream, bundle)

@@ -53,7 +53,8 @@ class PartsReader(StreamSink):
     def add(self, answers: Sequence[Any]) -> None:
         """Take parts of the answer."""
         self.parts += answers
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def end(self, answer: Any) -> None:
         """Take the end."""

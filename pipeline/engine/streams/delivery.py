@@ -10,13 +10,14 @@ from pipeline.config.schema import ServiceConfig
 from pipeline.engine.answers import channel_data
 from pipeline.engine.filters import Filter, FilterChain
 from pipeline.engine.journal.journal import (
+    MAX_ROWS,
     PIPELINE,
     EngineObservers,
     Outcome,
     PartKind,
     pack_part,
 )
-from pipeline.engine.model_answers import is_last_part
+from pipeline.engine.model_answers import LAST, is_last_part
 from pipeline.engine.pack_jobs import Packer, PackJob
 from pipeline.engine.ports import Router
 from pipeline.engine.request import ACTIVE, PACKING, RequestState
@@ -38,6 +39,7 @@ from pipeline.errors import (
 )
 from pipeline.op import Op
 from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline.plain import pack_short
 from pipeline.proto.pipeline_service_pb2 import Response
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
+_GIVEN = int(PartKind.GIVEN)
 _KINDS: dict[int, PartKind] = {Outcome.OK: PartKind.EMPTY, Outcome.CANCELED: PartKind.CANCELED}
 _SMALL_BYTES = 64 * 1024  # put together on the event loop
 
@@ -117,6 +120,7 @@ class StreamDelivery(Filter):
         if op is not None and op not in self._plan.makers:
             return
         request.stream = stream = RequestStream()
+        stream.changes = self._ways.filters().on_answer
         stream.out = self._out_of(op)
         request.live += stream.began_anew()
         if stream.out is not None:
@@ -155,6 +159,22 @@ class StreamDelivery(Filter):
         """Take the next parts of an answer, a Bundle; Absent; ENDED, or a PipelineError."""
         stream = request.stream
         assert stream is not None, "it has made a part"
+        is_next = not (stream.waiting or stream.is_packing or stream.is_passing)
+        if type(message) is Bundle and stream.is_plain and is_next and request.phase is ACTIVE:
+            answers = list(map(pack_short, message.parts))
+            if None not in answers:  # as nearly always
+                stream.has_last = LAST in message.parts[-1]
+                stream.made_ns = self._clock_ns() if self._journal is not None else 0
+                stream.is_passing = True
+                self._give(request, stream, answers)
+                stream.is_passing = False
+                if stream.waiting:
+                    self._go_on(request, stream)
+                return
+        self._wait(request, stream, message)
+
+    def _wait(self, request: RequestState, stream: RequestStream, message: Any) -> None:
+        """Have a message have its turn."""
         stream.waiting.append(message)
         if not stream.is_passing:
             self._go_on(request, stream)
@@ -190,10 +210,8 @@ class StreamDelivery(Filter):
                 self._ways.complete(request, failed)
         elif target is not None and not target.wants_response:
             self._pass_data(request, stream, parts)
-        elif (answers := self._packer.packed_short(request, parts)) is not None:
-            stream.made_ns = self._clock_ns() if self._journal is not None else 0
-            self._give(request, stream, answers)
         else:
+            stream.is_plain = self._packer.goes_plain(request)
             self._pass_one(request, stream, bundle)
 
     def _pass_data(
@@ -245,19 +263,18 @@ class StreamDelivery(Filter):
         """Give a sink parts that go together."""
         given, count = stream.given, len(answers)
         if self._journal is not None and not is_for_one_op(request):
-            now, data_id, kind = self._clock_ns(), request.data_id, PartKind.GIVEN
-            made_ns = stream.made_ns or now
-            begins = [stream.given_ns or request.start_ns, *[now] * (count - 1)]
-            rows = [
-                pack_part(data_id, PIPELINE, number, kind, began_ns, made_ns, now)
-                for number, began_ns in enumerate(begins, given)
-            ]
-            note_parts(self._journal, rows)
+            now, data_id, rows = self._clock_ns(), request.data_id, self._journal.parts
+            began_ns, made_ns = stream.given_ns or request.start_ns, stream.made_ns or now
+            for number in range(given, given + count):
+                rows.append(pack_part(data_id, PIPELINE, number, _GIVEN, began_ns, made_ns, now))
+                began_ns = now
             stream.given_ns = now
+            if len(rows) >= MAX_ROWS:
+                self._journal.flush_parts()
         stream.given = given + count
         if self._part_timeout_s is not None or stream.due_at is not None:
             self._expect(request, stream, self._part_timeout_s)
-        for change in self._ways.filters().on_answer:
+        for change in stream.changes:
             answers = [change(request, answer) for answer in answers]
         try:
             request.sink.add(answers)

@@ -14,10 +14,20 @@ from pipeline.engine.request import Recipient, RequestState
 from pipeline.engine.run.payload import Absent
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.combine import StreamLimits
-from pipeline.engine.streams.flow import ALL, ENDED, OUT, Bundle, End, Flow, Part, opened_part
+from pipeline.engine.streams.flow import (
+    ALL,
+    ENDED,
+    OUT,
+    UNWANTED,
+    Bundle,
+    End,
+    Flow,
+    Part,
+    opened_part,
+)
 from pipeline.engine.streams.inlet import Inlet, inlet_of
 from pipeline.engine.streams.plan import StreamPlan, check_streams
-from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun, allowed_of
+from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.spans import note_cut, note_end, note_made, note_stream
 from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Loop, Worker, WorkersFactory
@@ -67,7 +77,7 @@ class StreamDispatcher(OpDispatcher):
         self._reads = plan.reads.get(op, frozenset())
         self._sends_parts = op in plan.sources
         self._inlets: dict[RequestState, Inlet] = {}
-        self._runs: dict[RequestState, tuple[StreamRun, int]] = {}
+        self._runs: dict[RequestState, Flow] = {}
         self._slices = 0  # at the workers, beside the runs that count
         check_streams(self)
 
@@ -93,7 +103,7 @@ class StreamDispatcher(OpDispatcher):
             part = opened_part(part)
         inlet.take(slot, part)
         if self.op.pipeline_gathers and isinstance(part, Part):
-            self._source_of(slot).took(request, (self, slot))
+            source_of(self, slot).took(request, (self, slot))
         self._advance(request, inlet)
 
     def _advance(self, request: RequestState, inlet: Inlet) -> None:
@@ -125,7 +135,7 @@ class StreamDispatcher(OpDispatcher):
             return
         inlet.number += 1
         if self.makes_parts:
-            self._source_of(next(iter(self._reads))).took(request, (self, ""))
+            source_of(self, next(iter(self._reads))).took(request, (self, ""))
         else:
             self._send(request, absent, inlet.number - 1)
 
@@ -138,11 +148,10 @@ class StreamDispatcher(OpDispatcher):
     def drop(self, request: RequestState) -> None:
         super().drop(request)
         self._inlets.pop(request, None)
-        found = self._runs.pop(request, None)
-        if found is not None:
-            run, place = found
-            note_cut(self.spans, run, run.items[place], self._flow(request))
-            self._resume(run)
+        flow = self._runs.get(request)
+        if flow is not None:
+            note_cut(self.spans, flow)
+            self._resume(self._left(flow, request))
 
     # Runs of a generator ------------------------------------------------------------------------
 
@@ -153,65 +162,81 @@ class StreamDispatcher(OpDispatcher):
             run.least = max(1, self._window // 2)
             for place, item in enumerate(run.items):
                 flow = self._flow(item.request)
-                run.allowed.append(allowed_of(flow, flow.slowest + self._window - flow.sent))
+                run.allowed.append(flow.first_room(self._window))
                 if not item.is_over:
-                    self._runs[item.request] = run, place
+                    self._runs[item.request] = flow.begin(run, place)
+        return run
+
+    def _left(self, flow: Flow, request: RequestState) -> StreamRun:
+        """Take note that a request is in no run any more; return which it was in."""
+        del self._runs[request]
+        run: StreamRun = flow.run
+        flow.run = None  # else they had each other, and generators were closed late
         return run
 
     def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         """Take parts, and ends, of what a generator makes."""
         for place, outcome in entries:
             item = run.items[place]
-            found = self._runs.get(item.request)
-            if found is not None and found[0] is run and found[1] == place:  # else it is over
-                self._tell(run, item, outcome)
+            flow = self._runs.get(item.request)
+            if flow is not None and flow.run is run and flow.place == place:  # else it is over
+                self._tell(flow, item, outcome)
 
-    def _tell(self, run: StreamRun, item: Item, outcome: Any) -> None:
+    def _tell(self, flow: Flow, item: Item, outcome: Any) -> None:
         """Send parts, or what ends a request, to those behind."""
-        request = item.request
-        flow = self._flow(request)
+        request, run = item.request, flow.run
         if type(outcome) is Bundle:
             count = len(outcome.parts)
             flow.sent += count
             self.links.answered += count
-            note_made(self.spans, run, item, flow, outcome)
-            self._send(request, outcome, flow.sent - count)
+            if self.spans.journal is not None:
+                note_made(self.spans, flow, item, outcome)
+            if flow.is_answer:
+                self.deliver(request, outcome)
+            else:
+                self._send(request, outcome, flow.sent - count)
         elif outcome is ENDED:
-            note_end(self.spans, run, item, flow, PartKind.EMPTY)
+            note_end(self.spans, flow, item, PartKind.EMPTY)
             note_stream(self.spans, run, item, Outcome.OK)
-            self._runs.pop(request, None)
+            self._left(flow, request)
             inlet = self._inlets.get(request)
             if inlet is None:
                 self._send(request, ENDED)
             else:  # of one part of what it reads; all slots have one source
-                self._source_of(next(iter(self._reads))).took(request, (self, ""))
+                source_of(self, next(iter(self._reads))).took(request, (self, ""))
                 self._next(request, inlet)
             self._router.gone(item)
         elif isinstance(outcome, PipelineError):
-            note_end(self.spans, run, item, flow, PartKind.FAILED)
+            note_end(self.spans, flow, item, PartKind.FAILED)
             note_stream(self.spans, run, item, outcome_of(outcome))
             self.pass_on(item, outcome)
         else:
             flow.sent += 1
             self.links.answered += 1
-            note_made(self.spans, run, item, flow, Bundle([outcome]))
+            note_made(self.spans, flow, item, Bundle([outcome]))
             if is_last := isinstance(outcome, Answer):
                 note_stream(self.spans, run, item, Outcome.OK)
-                del self._runs[request]
+                self._left(flow, request)
             self._send_part(request, flow.sent - 1, outcome)
             if is_last:
                 self._resume(run)
 
     def took(self, request: RequestState, end: End = OUT, count: int = 1) -> None:
         """Take note that a part was taken at an end; there may be room for another."""
-        flow = self._flow(request)
-        before = flow.slowest
-        flow.taken[end] += count
-        found = self._runs.get(request)
-        if found is not None and flow.slowest > before:
-            run, place = found
-            run.allowed[place] = allowed_of(flow, run.allowed[place] + flow.slowest - before)
-            self._resume(run)
+        running = self._runs.get(request)
+        flow = running or self._flow(request)
+        taken = flow.taken
+        before = taken[end]
+        taken[end] = slowest = before + count
+        if len(taken) > 1:
+            before = min(before, *(each for at, each in taken.items() if at != end))
+            slowest = min(taken.values())
+        if running is not None and slowest > before:
+            run, place = flow.run, flow.place
+            more = run.allowed[place] + slowest - before
+            run.allowed[place] = UNWANTED if slowest >= ALL else more
+            if not run.is_out:
+                self._resume(run)
 
     def _resume(self, run: StreamRun) -> None:
         """Have a run that waits go on, if it can."""
@@ -237,7 +262,7 @@ class StreamDispatcher(OpDispatcher):
     def schedule(self) -> None:
         super().schedule()
         if self._runs and (outage := self.workers.outage) is not None:
-            for run, _ in list(self._runs.values()):
+            for run in [flow.run for flow in self._runs.values()]:
                 self.lost(run, outage)
 
     def _is_awaited(self) -> bool:
@@ -308,12 +333,11 @@ class StreamDispatcher(OpDispatcher):
             inlet.has_failed = True
             gathers = self.op.pipeline_gathers
             for slot in self._reads if gathers else [*self._reads][: self.makes_parts]:
-                self._source_of(slot).took(request, (self, slot if gathers else ""), ALL)
-        found = self._runs.pop(request, None)
-        if found is not None:
-            run, place = found
-            run.allowed[place] = UNWANTED
-            self._resume(run)
+                source_of(self, slot).took(request, (self, slot if gathers else ""), ALL)
+        flow = self._runs.get(request)
+        if flow is not None:
+            flow.run.allowed[flow.place] = UNWANTED
+            self._resume(self._left(flow, request))
         if self._sends_parts:
             self._send(request, error)
         else:  # who gathers has one answer
@@ -340,11 +364,11 @@ class StreamDispatcher(OpDispatcher):
         links, to = self.links, goto.to
         named = [reader for reader in links.successors if reader.name in to]
         if len(named) < len(to):
-            error, found = no_such_way(self, to), self._runs.get(request)
-            if found is None:
+            error, flow = no_such_way(self, to), self._runs.get(request)
+            if flow is None:
                 self._fail_stream(request, error)
             else:
-                self._tell(found[0], found[0].items[found[1]], error)
+                self._tell(flow, flow.run.items[flow.place], error)
             return
         absent = Absent((self.name,))
         if self is self._router.last:
@@ -375,14 +399,21 @@ class StreamDispatcher(OpDispatcher):
     def _flow(self, request: RequestState) -> Flow:
         stream = request.stream
         assert stream is not None, "made before its request is sent into the graph"
-        return stream.flow(self, (OUT,) if is_for_one_op(request) else self.ends)
+        found = stream.flows.get(self)
+        if found is None:
+            is_alone = is_for_one_op(request)
+            found = Flow(self, dict.fromkeys((OUT,) if is_alone else self.ends, 0))
+            found.is_answer = is_alone or self is self._router.last
+            stream.flows[self] = found
+        return found
 
-    def _source_of(self, producer: str) -> StreamDispatcher:
-        """Return the dispatcher that makes what a producer brings."""
-        nodes = self._router.nodes
-        maker = nodes[self._plan.sources[next(op for op in nodes if op.name == producer)]]
-        assert isinstance(maker, StreamDispatcher), "every maker has one"
-        return maker
+
+def source_of(node: StreamDispatcher, producer: str) -> StreamDispatcher:
+    """Return the dispatcher that makes what a producer of another one brings."""
+    nodes = node._router.nodes
+    maker = nodes[node._plan.sources[next(op for op in nodes if op.name == producer)]]
+    assert isinstance(maker, StreamDispatcher), "every maker has one"
+    return maker
 
 
 def _spread(by: str, request: RequestState, message: Any, to: Sequence[OpNode]) -> None:

@@ -6,7 +6,7 @@ All on the event loop, but for the values themselves.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -98,6 +98,9 @@ class Maker(Protocol):
 ALL = 1 << 62
 """More parts than there ever are: at an end that takes no more, nobody waits for it."""
 
+UNWANTED = -1
+"""Stands in `StreamRun.allowed` for an item whose stream has failed elsewhere."""
+
 ENDED = _Ended()
 """Comes behind the last part of a stream that ended well; of one that failed its error does."""
 
@@ -109,18 +112,32 @@ class Flow(msgspec.Struct, eq=False):
         maker: the Op's dispatcher.
         taken: at each of its ends.
         sent_ns: when the last one was.
+        is_answer: whether its parts are the answer.
+        run: what makes them, in which the request has this `place`.
     """
 
     maker: Maker
     taken: dict[End, int]
     sent: int = 0
     sent_ns: int = 0
+    is_answer: bool = False
+    run: Any = None
+    place: int = 0
 
     @property
     def slowest(self) -> int:
         """Return how many parts all have taken."""
-        taken = self.taken
-        return min(taken.values()) if len(taken) > 1 else next(iter(taken.values()))
+        return min(self.taken.values())
+
+    def begin(self, run: Any, place: int) -> Flow:
+        """Take note of the run that makes the next parts; return itself."""
+        self.run, self.place = run, place
+        return self
+
+    def first_room(self, window: int) -> int:
+        """Return how many parts there may be of a run that begins."""
+        slowest = self.slowest
+        return UNWANTED if slowest >= ALL else slowest + window - self.sent
 
 
 class RequestStream(msgspec.Struct, eq=False):
@@ -131,6 +148,8 @@ class RequestStream(msgspec.Struct, eq=False):
         waiting: parts of it that are not packed yet, and its end.
         is_packing: whether one is being packed.
         is_passing: whether somebody is at `waiting` just now.
+        is_plain: whether short texts need no more than `pack_short`; known behind its first part.
+        changes: of each part; see `Filter.on_answer`.
         collected: parts that are to be one answer; `kept` counts them.
         absent: of a part that went elsewhere.
         given: parts that its sink was given; `given_ns`: when the last one was.
@@ -145,6 +164,8 @@ class RequestStream(msgspec.Struct, eq=False):
     waiting: deque[Any] = field(default_factory=deque)
     is_packing: bool = False
     is_passing: bool = False
+    is_plain: bool = False
+    changes: Sequence[Callable[..., Any]] = ()
     collected: list[Any] = field(default_factory=list)
     kept: Kept = field(default_factory=Kept)
     absent: Absent | None = None
@@ -154,13 +175,6 @@ class RequestStream(msgspec.Struct, eq=False):
     has_last: bool = False
     due_at: float | None = None
     timer: Any = None
-
-    def flow(self, maker: Maker, ends: Iterable[End]) -> Flow:
-        """Return what there is of a maker's stream; it is made when it is asked for first."""
-        found = self.flows.get(maker)
-        if found is None:
-            found = self.flows[maker] = Flow(maker, dict.fromkeys(ends, 0))
-        return found
 
     def began_anew(self) -> int:
         """Forget what was, since the request starts over; return what holds it: one."""

@@ -10,9 +10,9 @@ from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.iterative import IterativeScheduler
-from pipeline.engine.streams.dispatcher import StreamDispatcher, is_for_one_op
-from pipeline.engine.streams.flow import ALL, ENDED, OUT, End
-from pipeline.engine.streams.run import UNWANTED, Entry, StreamRun, allowed_of
+from pipeline.engine.streams.dispatcher import StreamDispatcher
+from pipeline.engine.streams.flow import ALL, ENDED, UNWANTED
+from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.stepped import ENDS, Made, SteppedRun
 from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Worker
@@ -60,14 +60,14 @@ class IterativeDispatcher(StreamDispatcher):
             run.holds = self.may_hold and self.workers.keeps_progress
             self._at[number] = run
         for item in items:
+            self._last_number += self._numbers_sequences
             flow = self._flow(item.request)
-            allowed = allowed_of(flow, flow.slowest + self._window - flow.sent)
+            allowed = flow.first_room(self._window)
             if run.holds and allowed != UNWANTED and self._makes_one_answer(item.request):
                 allowed = ALL
-            self._last_number += self._numbers_sequences
             place = run.join(item, allowed, self._last_number)
             if not item.is_over:
-                self._runs[item.request] = run, place
+                self._runs[item.request] = flow.begin(run, place)
         if run.is_out:
             self.workers.joined(run)
         else:
@@ -75,8 +75,7 @@ class IterativeDispatcher(StreamDispatcher):
 
     def _makes_one_answer(self, request: RequestState) -> bool:
         """Return whether a request's parts go nowhere but into its one answer."""
-        is_last = self._router.last is self or is_for_one_op(request)
-        return is_last and not request.sink.takes_parts
+        return self._flow(request).is_answer and not request.sink.takes_parts
 
     def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         assert isinstance(run, SteppedRun), "nothing else is submitted"
@@ -89,9 +88,9 @@ class IterativeDispatcher(StreamDispatcher):
         items, runs = run.items, self._runs
         for place, outcome in entries:
             item = items[place]
-            found = runs.get(item.request)
-            if found is not None and found[0] is run and found[1] == place:
-                self._tell(run, item, outcome)
+            flow = runs.get(item.request)
+            if flow is not None and flow.run is run and flow.place == place:
+                self._tell(flow, item, outcome)
             if outcome is ENDED or (type(outcome) is not dict and isinstance(outcome, ENDS)):
                 self._leave(run, place)
 
@@ -100,16 +99,6 @@ class IterativeDispatcher(StreamDispatcher):
             self.load.served((step.end_ns - step.start_ns) / 1e9)
             if self.spans.is_wanted:
                 self.spans.batch(cast(Worker, run), step)
-
-    def took(self, request: RequestState, end: End = OUT, count: int = 1) -> None:
-        found, stream = self._runs.get(request), request.stream
-        flow = stream.flows.get(self) if stream is not None else None
-        if found is None or flow is None or len(flow.taken) > 1 or not found[0].is_out:
-            super().took(request, end, count)
-            return
-        run, place = found  # as nearly always: it goes on by itself
-        flow.taken[end] += count
-        run.allowed[place] = allowed_of(flow, run.allowed[place] + count)
 
     def _leave(self, run: SteppedRun, place: int) -> None:
         """Give a place to whoever comes next."""
@@ -144,9 +133,9 @@ class IterativeDispatcher(StreamDispatcher):
         left = run.left()
         following = run.without(places)
         self._at[run.ran_at] = following
-        for request, (at, place) in list(self._runs.items()):
-            if at is run:
-                self._runs[request] = following, place
+        for flow in self._runs.values():
+            if flow.run is run:
+                flow.run = following
         self._note_steps(run, left)
         self._tell_all(following, left)
         self._tell_all(following, [(place, error) for place in places if place in following.taken])

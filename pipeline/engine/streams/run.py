@@ -17,7 +17,7 @@ from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.call import Call
 from pipeline.engine.run.stage_errors import ids_of, stage_error
 from pipeline.engine.run.stages import BatchRun, CallWatch, keep_changes, restore
-from pipeline.engine.streams.flow import ALL, ENDED, Flow
+from pipeline.engine.streams.flow import ENDED, UNWANTED
 from pipeline.engine.streams.pull import Pull
 from pipeline.errors import (
     DeadlineError,
@@ -38,9 +38,6 @@ SLICE_NS = 20_000_000  # after which others have their turn
 
 NOBODY = sys.maxsize
 """Room of a generator whose parts nobody waits for."""
-
-UNWANTED = -1
-"""Stands in `StreamRun.allowed` for an item whose stream has failed elsewhere."""
 
 Entry = tuple[int, Any]
 """(place of the item, its next part | PipelineError or Answer, which end it | ENDED)
@@ -411,11 +408,6 @@ class StreamRun(BatchRun, eq=False):
                 told.append((place, outcome))
         if told and not self.is_superseded:
             watch.yielded(self, told)
-
-
-def allowed_of(flow: Flow, count: int) -> int:
-    """Return how many parts there may be: `count`, unless nobody takes any more."""
-    return UNWANTED if flow.slowest >= ALL else count
 
 
 def _raises(error: BaseException) -> Any:

@@ -15,9 +15,10 @@ from pipeline.engine.journal.journal import (
 from pipeline.engine.journal.spans import SpanRecorder
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
-from pipeline.engine.schedulers.base import Batch
 from pipeline.engine.streams.flow import Bundle, Flow
 from pipeline.engine.streams.run import StreamRun
+
+_GIVEN = int(PartKind.GIVEN)
 
 
 def note_stream(spans: SpanRecorder, run: StreamRun, item: Item, outcome: int) -> None:
@@ -33,40 +34,38 @@ def note_stream(spans: SpanRecorder, run: StreamRun, item: Item, outcome: int) -
     request.infer_ns += now - prepared
 
 
-def note_cut(spans: SpanRecorder, run: StreamRun, item: Item, flow: Flow) -> None:
+def note_cut(spans: SpanRecorder, flow: Flow) -> None:
     """Take down a stream that ends with its request, or has to start anew with it."""
+    item = flow.run.items[flow.place]
     request, outcome = item.request, Outcome(item.request.outcome)
     if request.generation != RequestState.OVER or outcome not in (Outcome.OK, *FROM_OUTSIDE):
         outcome = Outcome.OTHER
     if outcome is Outcome.CANCELED:
-        note_end(spans, run, item, flow, PartKind.CANCELED)
-    note_stream(spans, run, item, outcome)
+        note_end(spans, flow, item, PartKind.CANCELED)
+    note_stream(spans, flow.run, item, outcome)
 
 
-def note_made(spans: SpanRecorder, run: Batch, item: Item, flow: Flow, bundle: Bundle) -> None:
+def note_made(spans: SpanRecorder, flow: Flow, item: Item, bundle: Bundle) -> None:
     """Take down the last parts that an Op has made."""
     journal = spans.journal
     if journal is None:
         return
-    target, data_id, kind = spans.index, item.data_id, PartKind.GIVEN
-    times_ns = bundle.times_ns or [spans.clock_ns()] * len(bundle.parts)
-    numbers = range(flow.sent - len(times_ns), flow.sent)
-    begins = [flow.sent_ns or run.start_ns or times_ns[0], *times_ns]
-    note_parts(
-        journal,
-        [
-            pack_part(data_id, target, number, kind, began_ns, made_ns, made_ns)
-            for number, began_ns, made_ns in zip(numbers, begins, times_ns, strict=False)
-        ],
-    )
-    flow.sent_ns = times_ns[-1]
+    parts, target, data_id, count = journal.parts, spans.index, item.data_id, len(bundle.parts)
+    times_ns = bundle.times_ns or [spans.clock_ns()] * count
+    number, began_ns = flow.sent - count, flow.sent_ns or flow.run.start_ns or times_ns[0]
+    for made_ns in times_ns:
+        parts.append(pack_part(data_id, target, number, _GIVEN, began_ns, made_ns, made_ns))
+        number, began_ns = number + 1, made_ns
+    flow.sent_ns = began_ns
+    if len(parts) >= MAX_ROWS:
+        journal.flush_parts()
 
 
-def note_end(spans: SpanRecorder, run: Batch, item: Item, flow: Flow, kind: PartKind) -> None:
+def note_end(spans: SpanRecorder, flow: Flow, item: Item, kind: PartKind) -> None:
     """Take down the end of a stream that an Op has made."""
     if spans.journal is not None:
         now = spans.clock_ns()
-        began_ns = flow.sent_ns or run.start_ns or now
+        began_ns = flow.sent_ns or flow.run.start_ns or now
         row = pack_part(item.data_id, spans.index, flow.sent, kind, began_ns, now, now)
         note_parts(spans.journal, [row])
         flow.sent_ns = now

@@ -5,7 +5,6 @@ Plain code for any worker, as `engine.batch_run`.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, cast
@@ -17,8 +16,8 @@ from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.stage_errors import ids_of, stage_error
 from pipeline.engine.run.stages import CallWatch
 from pipeline.engine.streams.combine import size_of
-from pipeline.engine.streams.flow import ALL, ENDED, Bundle
-from pipeline.engine.streams.run import SLICE_NS, UNWANTED, Entry, StreamRun, StreamWatch
+from pipeline.engine.streams.flow import ALL, ENDED, UNWANTED, Bundle
+from pipeline.engine.streams.run import SLICE_NS, Entry, StreamRun, StreamWatch
 from pipeline.engine.streams.step import Progress, StepRun
 from pipeline.errors import PipelineError
 from pipeline.routes import Answer
@@ -107,18 +106,8 @@ class SteppedRun(StreamRun, eq=False):
 
     def join(self, item: Any, allowed: int, number: int = 0) -> int:
         """Have an item be in the next step, as the sequence `number`; return its place."""
-        if self.free:
-            place = self.free.pop()
-            self._items[place], self.allowed[place] = item, allowed
-            self.numbers[place] = number
-        else:
-            place = len(self.items)
-            self._items.append(item)
-            self.allowed.append(allowed)
-            self.made.append(0)
-            self.ended.append(True)
-            self.numbers.append(number)
-        self.joining.append(place)
+        place = self.free.pop() if self.free else len(self.items)
+        self.join_at(place, item, number, allowed)
         return place
 
     def joined(self) -> list[int]:
@@ -133,7 +122,7 @@ class SteppedRun(StreamRun, eq=False):
         """Have all join again: the worker that was told of them has not begun."""
         self.joining = deque(self.taken)
 
-    def join_at(self, place: int, item: Any, number: int = 0) -> None:
+    def join_at(self, place: int, item: Any, number: int = 0, allowed: int | None = None) -> None:
         """Have an item, whose place was chosen elsewhere, be in the next step."""
         while len(self.items) <= place:
             self._items.append(VACANT)
@@ -142,6 +131,8 @@ class SteppedRun(StreamRun, eq=False):
             self.ended.append(True)
             self.numbers.append(0)
         self._items[place], self.numbers[place] = item, number
+        if allowed is not None:
+            self.allowed[place] = allowed
         self.joining.append(place)
 
     @property
@@ -354,12 +345,6 @@ class SteppedRun(StreamRun, eq=False):
                 self.progress[place] = Progress()
                 self.seated.remove(place)
                 self.vacated.append(place)
-
-    def _room(self, group: Sequence[int]) -> int:
-        (place,) = group
-        if self.allowed[place] == UNWANTED or self.items[place].is_over:
-            return sys.maxsize
-        return self.allowed[place] - self.made[place]
 
 
 def _first_step(number: int, place: int) -> SequenceStep | None:

@@ -136,9 +136,9 @@ def plain_request_from_message(message: bytes) -> PlainRequest | None:
     return None
 
 
-def pack_short(payload: Mapping[str, Any]) -> PlainResponse | None:
+def pack_short(payload: Any) -> PlainResponse | None:
     """Return an answer of a few short texts; None: it is none."""
-    if len(payload) > _FEW:
+    if type(payload) is not dict or len(payload) > _FEW:
         return None
     keys, values = [*payload], [*payload.values()]
     if {*map(type, keys), *map(type, values)} != _STR:

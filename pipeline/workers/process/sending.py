@@ -16,8 +16,8 @@ from msgspec import field
 
 from pipeline.data import RequestContext, contexts_of
 from pipeline.engine.run.bound_op import BoundOp
-from pipeline.engine.streams.flow import ENDED
-from pipeline.engine.streams.run import UNWANTED, StreamRun
+from pipeline.engine.streams.flow import ENDED, UNWANTED
+from pipeline.engine.streams.run import StreamRun
 from pipeline.errors import PipelineError
 from pipeline.routes import Answer
 from pipeline.tracing.context import child, first_of, set_call_trace

@@ -10,8 +10,8 @@ from played_ray import RayPool
 
 from pipeline import Op
 from pipeline.data import RequestInfo
-from pipeline.engine.streams.flow import ENDED, apart
-from pipeline.engine.streams.run import UNWANTED, StreamRun
+from pipeline.engine.streams.flow import ENDED, UNWANTED, apart
+from pipeline.engine.streams.run import StreamRun
 from pipeline.errors import WorkerDiedError
 
 
