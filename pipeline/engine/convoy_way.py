@@ -13,7 +13,7 @@ from pipeline.engine.convoy import ConvoyRun, beside
 from pipeline.engine.op.filter import OpFilter
 from pipeline.engine.run.payload import LOCAL
 from pipeline.engine.run.stages import BatchRun
-from pipeline.engine.schedulers.held_start import held_start
+from pipeline.engine.schedulers.base import held_start
 from pipeline.engine.state import OpState
 
 if TYPE_CHECKING:

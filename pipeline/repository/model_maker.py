@@ -13,7 +13,7 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import ServiceConfig, load_config
 from pipeline.engine.graph import Graph
 from pipeline.engine.models import ModelNames, key_of_model
-from pipeline.engine.op.resizing import can_be_resized
+from pipeline.engine.op.elastic import can_be_resized
 from pipeline.engine.run.hooks import check_hooks
 from pipeline.errors import ConfigError
 from pipeline.op import configure_op

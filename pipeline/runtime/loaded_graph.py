@@ -15,9 +15,8 @@ from pipeline.engine.filters import NameCheck, configured
 from pipeline.engine.graph import Graph
 from pipeline.engine.models import FIRST_VERSION, ModelNames
 from pipeline.engine.op.cache import ModelCache
-from pipeline.engine.op.elastic import Elasticity
+from pipeline.engine.op.elastic import Elasticity, resize
 from pipeline.engine.op.limiter import open_limits
-from pipeline.engine.op.resizing import resize
 from pipeline.engine.sequences.filter import turnstiles_of
 from pipeline.engine.stored_inputs import StoredInputs, check_has_no_schema
 from pipeline.engine.worker_api import (
@@ -170,7 +169,7 @@ class LoadedGraph:
         self._elasticity.start()
 
     async def resize(self, op: Op, count: int) -> None:
-        """Have an Op worked on by so many workers, see `engine.resizing`; or raise why not."""
+        """Have an Op worked on by so many workers, see `op.elastic`; or raise why not."""
         await resize(self.engine.executor.nodes[op], count)
 
     def leave(self) -> None:

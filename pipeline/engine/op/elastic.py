@@ -1,4 +1,4 @@
-"""Elastic Ops: their number of workers follows what there is to do, between two bounds."""
+"""Elastic Ops: their number of workers follows what there is to do. Resizing: it is changed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
+from pipeline.config.batching import traits_of
 from pipeline.config.elastic import ElasticConfig, bounds_of
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.op.dispatcher import OpDispatcher
-from pipeline.engine.op.resizing import can_be_resized, resize
 from pipeline.engine.worker_api import Resizable
-from pipeline.errors import ConfigError, PipelineError, described
+from pipeline.errors import ConfigError, GraphError, PipelineError, described
+from pipeline.op import Op
 
 _LOGGER = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
 _MEMORY_S = 2.0  # how far back the share of busy workers reaches
+_LEAVING_S = 10.0  # for workers to finish what they have; what takes longer ends by itself
 _MOST_PAUSE_S = 60.0  # between attempts to start workers that could not be started
 
 
@@ -190,3 +194,44 @@ def _check(node: OpDispatcher, bounds: tuple[int, int]) -> None:
             f"op.{node.name}.min_workers: expected at least 1, found 0: what its workers keep "
             "stays in memory without them, too (threads, sequences). Use workers: process"
         )
+
+
+# More workers, or fewer, while the Op works ---------------------------------------------------
+
+
+def can_be_resized(op: Op, count: int) -> bool:
+    """Return whether an Op may have so many workers from now on.
+
+    Schedulers that have planned with the number that there was cannot.
+    """
+    config = op.pipeline_config
+    if traits_of(config.batching).steps or config.rate_limiter:
+        return False
+    keeps_order = config.dynamic_batching.preserve_ordering
+    return not (keeps_order and config.concurrency == 1 and count > 1)
+
+
+async def resize(node: OpDispatcher, count: int, timeout_s: float = _LEAVING_S) -> None:
+    """Have an Op worked on by so many workers: those with the highest numbers go.
+
+    New ones are there when this returns. Who goes finishes what it has begun, and its sequences;
+    what has nothing of a sequence is waited for, so long at most. Nothing else is disturbed.
+
+    Raises:
+        InitError: a worker could not be started; all is as before.
+        GraphError: the Op's workers, or its scheduler, cannot.
+    """
+    workers = node.workers
+    if not isinstance(workers, Resizable) or not can_be_resized(node.op, count):
+        raise GraphError(f"Op {node.name!r} cannot have {count} workers while it runs.")
+    new = [number for number in range(count) if number not in workers.numbers]
+    if new:
+        await workers.add(new)
+    gone = [number for number in workers.numbers if number >= count]
+    if not any(each.leave(gone) for each in node.filters) and gone:
+        workers.dismiss(gone)
+    op = node.op
+    op.concurrency = count
+    op.pipeline_config = msgspec.structs.replace(op.pipeline_config, concurrency=count)
+    node.workers_changed()
+    await workers.have_left(timeout_s)

@@ -16,10 +16,9 @@ from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.run.collate import form_of
-from pipeline.engine.schedulers.base import Batch, Load, Refusal
+from pipeline.engine.schedulers.base import Batch, HeldStart, Load, Refusal, held_start
 from pipeline.engine.schedulers.draft import Draft, Form
 from pipeline.engine.schedulers.dynamic import batches_ahead
-from pipeline.engine.schedulers.held_start import HeldStart, held_start
 from pipeline.engine.schedulers.policy_queue import PolicyQueue
 from pipeline.errors import QueueLimitError
 from pipeline.op import Op, overrides

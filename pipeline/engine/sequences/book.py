@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -205,6 +205,17 @@ class SequenceBook:
             sequence.kept, sequence.is_moved = {}, True
         elif given is not None:
             sequence.is_moved = True
+
+    def keep(self, items: Sequence[Item], kept: Mapping[int, Any]) -> None:
+        """Take the states behind a batch's steps, by the place of the item; see `LiveSequence`."""
+
+    def again(self, items: Sequence[Item], error: PipelineError, attempts: int) -> Sequence[Item]:
+        """Have the requests of a lost batch run again; return those that fail with `error`.
+
+        Args:
+            attempts: for a request with which a worker hung.
+        """
+        return items
 
     def drop(self, request: RequestState) -> list[Item]:
         """Forget a request that is over, which ends its sequence; return what was queued of it."""

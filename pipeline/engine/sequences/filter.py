@@ -20,7 +20,6 @@ from pipeline.engine.request import RequestState
 from pipeline.engine.run.payload import Absent
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.sequences.feeds import has_fillers
-from pipeline.engine.sequences.kept_sequences import KeptSequenceBook
 from pipeline.engine.sequences.order import SequenceOrder, Turnstile
 from pipeline.engine.sequences.pairs import SequencePairs
 from pipeline.engine.sequences.scheduler import SequenceScheduler
@@ -131,7 +130,7 @@ class SequenceFilter(OpFilter):
         )
 
     def leave(self, numbers: Collection[int]) -> bool:
-        """Have these workers go when their sequences have ended; see `resizing`."""
+        """Have these workers go when their sequences have ended."""
         self._scheduler.workers_are(self._lasting.lives())
         self._scheduler.book.leave(numbers)
         self._dismiss_vacant()
@@ -184,14 +183,13 @@ class SequenceFilter(OpFilter):
         book = self._scheduler.book
         for place in run.unsent or ():
             book.unsent(run.items[place], (run.given or {}).get(place))
-        if run.kept and isinstance(book, KeptSequenceBook):
+        if run.kept:
             book.keep(run.items, run.kept)
 
     def start_over(self, go_on: Callable[..., None], job: BatchRun, error: PipelineError) -> None:
         """End the requests of a lost batch: nobody else has what it needs, if the book has not."""
-        node, book, failed = self._node, self._scheduler.book, job.items
-        if isinstance(book, KeptSequenceBook):
-            failed = book.again(job.items, error, node.op.pipeline_config.retry)
+        node, attempts = self._node, self._node.op.pipeline_config.retry
+        failed = self._scheduler.book.again(job.items, error, attempts)
         node.release(job)
         is_timeout = isinstance(error, DeadlineError)
         node.fail(failed, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)

@@ -21,8 +21,6 @@ class KeptSequenceBook(SequenceBook):
     was not: which one of a batch is to blame is not known.
     """
 
-    queued: int
-
     def done(self, items: Iterable[Item], now: float) -> None:
         items = list(items)
         for item in items:
@@ -32,18 +30,12 @@ class KeptSequenceBook(SequenceBook):
         super().done(items, now)
 
     def keep(self, items: Sequence[Item], kept: Mapping[int, Any]) -> None:
-        """Take the states behind a batch's steps, by the place of the item; see `LiveSequence`."""
         for place, states in kept.items():
             sequence = self._running.get(items[place])
             if sequence is not None:
                 sequence.kept = states
 
     def again(self, items: Sequence[Item], error: PipelineError, attempts: int) -> list[Item]:
-        """Have the requests of a lost batch run again; return those that fail with `error`.
-
-        Args:
-            attempts: for a request with which a worker hung.
-        """
         failed = []
         most = attempts if isinstance(error, DeadlineError) else max(attempts, _LEAST_TRIES)
         for item in items:

@@ -13,9 +13,8 @@ from pipeline.config.schema import OpConfig
 from pipeline.data import max_batch_size_of
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
-from pipeline.engine.schedulers.base import Batch, Load
+from pipeline.engine.schedulers.base import Batch, HeldStart, Load, held_start
 from pipeline.engine.schedulers.dynamic import batches_ahead
-from pipeline.engine.schedulers.held_start import HeldStart, held_start
 from pipeline.engine.sequences.book import LiveSequence, Ready, SequenceBook
 from pipeline.engine.sequences.controls import Controls
 from pipeline.engine.sequences.feeds import controls_at

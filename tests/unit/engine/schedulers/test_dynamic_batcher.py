@@ -8,9 +8,8 @@ import random
 import pytest
 from queueing import Queueing
 
-from pipeline.engine.schedulers.base import Refusal
+from pipeline.engine.schedulers.base import HeldStart, Refusal
 from pipeline.engine.schedulers.dynamic_batcher import EXPIRED, FULL
-from pipeline.engine.schedulers.held_start import HeldStart
 
 TEN_S = 10_000_000
 

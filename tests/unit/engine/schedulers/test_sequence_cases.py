@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 from sequencing import Sequences
 
-from pipeline.engine.schedulers.held_start import HeldStart
+from pipeline.engine.schedulers.base import HeldStart
 
 LAYOUTS = {1: (1, 4), 2: (2, 2), 4: (4, 1)}
 FULL = ["1*3", "2*3", "3*3", "4*3"]

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from sequencing import Sequences
 
-from pipeline.engine.schedulers.held_start import HeldStart, held_start
+from pipeline.engine.schedulers.base import HeldStart, held_start
 from pipeline.errors import ClosedError, DeadlineError, OverloadedError, WorkerDiedError
 
 BOTH = pytest.mark.parametrize("strategy", ["direct", "oldest"])
