@@ -6,9 +6,10 @@ A cache is never a reason for an error: where it fails nothing is found in it, a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -148,11 +149,21 @@ class ServerCache:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def failed(self, verb: str, error: Exception, key: bytes | None = None) -> None:
-        """Take note that the cache has failed: logged once, until it is well again.
+    @contextlib.contextmanager
+    def trying(self, verb: str, found: Found) -> Iterator[None]:
+        """Have the cache asked for something, and take note if it has failed.
 
-        What it never does, as its CacheError says, is logged once for all.
+        That is logged once, until it is well again. What it never does, as its CacheError says, is
+        logged once for all. What has no form cannot be asked for, which is nobody's failure.
         """
+        try:
+            yield
+        except NoFormError:
+            return
+        except Exception as error:  # a plug-in's, or what somebody else wrote
+            self._failed(verb, error, found.key)
+
+    def _failed(self, verb: str, error: Exception, key: bytes | None) -> None:
         self.failures += 1
         kind = f"never {verb}" if isinstance(error, CacheError) else verb
         if kind not in self._failing:
@@ -217,45 +228,34 @@ class AnswerCache:
         if not _is_short(inputs):
             self._server.begin(self._find(make, found, take))
             return
-        result: Any = None
-        try:
+        with self._server.trying("look up", found):
             found.key = make()
             result = self._server.cache.lookup(found.key)
             if not isinstance(result, bytes | None) or _is_long(result):
                 self._server.begin(self._end(found, result, take))
                 return
             self._open(found, result)
-        except NoFormError:
-            pass
-        except Exception as error:  # a plug-in's, or what somebody else wrote
-            self._server.failed("look up", error, found.key)
         self._tell(found, take)
 
     async def _find(
         self, make: Callable[[], bytes], found: Found, take: Callable[[Found], None]
     ) -> None:
         result: Any = None
-        try:
+        with self._server.trying("look up", found):
             key, _ = await self._server.offload.run(make)
             found.key = key
             result = self._server.cache.lookup(key)
-        except NoFormError:
-            pass
-        except Exception as error:
-            self._server.failed("look up", error, found.key)
         await self._end(found, result, take)
 
     async def _end(self, found: Found, result: Any, take: Callable[[Found], None]) -> None:
         """Await what a lookup comes to."""
-        try:
+        with self._server.trying("look up", found):
             value = result if isinstance(result, bytes | None) else await result
             if value is not None and _is_long(value):
                 found.answer, _ = await self._server.offload.run(functools.partial(unpacked, value))
                 self._server.is_well("look up")
             else:
                 self._open(found, value)
-        except Exception as error:
-            self._server.failed("look up", error, found.key)
         self._tell(found, take)
 
     def _open(self, found: Found, value: bytes | None) -> None:
@@ -283,14 +283,10 @@ class AnswerCache:
             self._server.begin(self._keep(found, outcome, go_on, start_ns))
             return
         result: Any = None
-        try:
+        with self._server.trying("insert", found):
             result = self._server.cache.insert(found.key, packed(outcome))
             if result is None:
                 self._server.is_well("insert")
-        except NoFormError:
-            pass
-        except Exception as error:
-            self._server.failed("insert", error, found.key)
         if result is None:
             self._missed(found, start_ns)
         else:
@@ -301,29 +297,21 @@ class AnswerCache:
         self, found: Found, outcome: Any, go_on: Callable[[], None], start_ns: int
     ) -> None:
         value: bytes | None = None
-        try:
+        with self._server.trying("insert", found):
             value, _ = await self._server.offload.run(functools.partial(packed, outcome))
-        except NoFormError:
-            pass
-        except Exception as error:
-            self._server.failed("insert", error, found.key)
         go_on()
         result = None
-        try:
+        with self._server.trying("insert", found):
             if value is not None and found.key is not None:
                 result = self._server.cache.insert(found.key, value)
-        except Exception as error:
-            self._server.failed("insert", error, found.key)
         await self._kept(found, result, start_ns)
 
     async def _kept(self, found: Found, result: Any, start_ns: int) -> None:
         """Await what an insertion comes to."""
-        try:
+        with self._server.trying("insert", found):
             if result is not None:
                 await result
                 self._server.is_well("insert")
-        except Exception as error:
-            self._server.failed("insert", error, found.key)
         self._missed(found, start_ns)
 
     def _missed(self, found: Found, start_ns: int) -> None:
