@@ -149,7 +149,11 @@ class SequenceBook:
         if refusal is not None:
             return refusal
         if latest is None or is_new:
-            latest = self._begin(info.sequence_id, item.data_id)
+            latest = LiveSequence(info.sequence_id, item.data_id)
+            self._backlog.add()
+            if self._chains.append(latest):
+                self._backlog.may_have(latest)
+                self._hand_out()
         elif info.sequence_start:
             _LOGGER.warning(
                 "sequence %s for model '%s' has a conflict. The previous sequence did not end "
@@ -240,15 +244,13 @@ class SequenceBook:
             self.arrivals.ended(
                 sequence.id, dropped(self._op_name, sequence.id, sequence.slot is not None, request)
             )
-        self._end_behind(sequence)
+        self.end(sequence.id)
 
     def end(self, id: SequenceId) -> None:
         """End a sequence behind its requests, if there is one that has no end."""
         sequence = self._chains.last(id)
-        if sequence is not None and not (sequence.has_end or sequence.is_over):
-            self._end_behind(sequence)
-
-    def _end_behind(self, sequence: LiveSequence) -> None:
+        if sequence is None or sequence.has_end or sequence.is_over:
+            return
         if sequence.queue or sequence.running is not None:
             sequence.has_end = True
         else:
@@ -347,14 +349,6 @@ class SequenceBook:
         return sum(len(each.queue) for each in self._chains.all() if each.slot is None)
 
     # Within -----------------------------------------------------------------------------------
-
-    def _begin(self, id: SequenceId, number: int) -> LiveSequence:
-        sequence = LiveSequence(id, number)
-        self._backlog.add()
-        if self._chains.append(sequence):
-            self._backlog.may_have(sequence)
-            self._hand_out()
-        return sequence
 
     def _hand_out(self) -> None:
         """Give the free slots to those who wait, the oldest first."""
