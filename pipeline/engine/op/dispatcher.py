@@ -451,23 +451,23 @@ class Shortcut:
             spans.is_wanted = True
         ready_ns = spans.clock_ns() if spans.is_wanted else 0
         generation, data_id, log_id = request.generation, request.data_id, request.log_id
-        job: Any = None
+        self.taken += 1
+        request.live += 1  # before others that it stands for, who may end it
+        load.running += 1
+        load.items += 1
+        job: Any
         if self._takes_items:
             job = self._make(request, generation, data_id, log_id, inputs, 0.0, ready_ns)
             job.entered = entered
             if node.pace.was_fusable:
                 job = self._router.trips.begin_alone(node, job)
-        if job is None:
+        else:
             now = self._loop.time()
             item = Item(request, generation, data_id, log_id, inputs, now, ready_ns)
             item.entered = entered
             job = BatchRun([item])
             if node.pace.was_fusable:
                 (job,) = self._router.trips.begin(node, [job])
-        self.taken += 1
-        request.live += 1
-        load.running += 1
-        load.items += 1
         if (self._is_rush or running) and not self._hands_on:
             self._waiting.append(job)
             if len(self._waiting) == 1:

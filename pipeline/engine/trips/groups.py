@@ -37,6 +37,7 @@ class OpGroups:
         self._executor = executor
         self._nodes: tuple[OpNode, ...] = tuple(executor.nodes.values())
         self._plans: list[TripPlan] = []
+        self._of_leader: dict[OpNode, TripPlan | None] = {}
         is_on = is_on and len(self._nodes) > 1
         for node in self._nodes:
             is_fusable = is_on and obstacle(node, self._nodes) is None
@@ -55,11 +56,12 @@ class OpGroups:
     def form(self) -> None:
         """Form the groups anew. Trips that are under way, or queued, go on as they were planned."""
         self._plans = [plan for plan in self._plans if plan.trips]
+        self._of_leader.clear()
         for node in self._nodes:
             pace = node.pace
             if goes(node) and is_bound(node.op, node.workers):
                 pace.is_fusable = False
-            pace.plan, pace.is_planned, pace.entered = None, False, ()
+            pace.entered = ()
         for node in self._nodes:
             node.links.receivers = self._receivers(node.links.successors)
         self._executor.receivers = self._receivers(self._executor.entries)
@@ -78,10 +80,11 @@ class OpGroups:
 
     def plan(self, leader: OpNode) -> TripPlan | None:
         """Return how trips go that begin at `leader`; None: they do not."""
-        pace = leader.pace
-        if not pace.is_planned:
-            pace.plan, pace.is_planned = self.planned(leader), True
-        return pace.plan
+        try:
+            return self._of_leader[leader]
+        except KeyError:
+            plan = self._of_leader[leader] = self.planned(leader)
+            return plan
 
     def planned(self, leader: OpNode) -> TripPlan | None:
         """Return the plan of a group that begins at `leader`, made anew; None: there is none."""

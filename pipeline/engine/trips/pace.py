@@ -8,7 +8,6 @@ import msgspec
 
 if TYPE_CHECKING:
     from pipeline.engine.ports import OpNode
-    from pipeline.engine.trips.trip import TripPlan
 
 # A request is slow above one of them: to an Op that is not quick, and to one that is.
 _QUICK_NS, _SLOW_NS = 100_000, 1_000_000
@@ -32,9 +31,7 @@ class Pace(msgspec.Struct, eq=False):
         is_fusable: whether the Op may be in a group at all.
         was_fusable: ... or might be once: what waits for it may stand for others.
         is_quick: whether it is quick enough.
-        is_planned: whether `plan` is known.
         slow_share: running share of the requests that were slow.
-        plan: of the trips that begin at the Op, if `is_planned`; None: none do.
         entered: the Ops that are entered with it.
         looked_at_ns: when it was last looked at for what belongs to a thread, because it failed.
     """
@@ -42,9 +39,7 @@ class Pace(msgspec.Struct, eq=False):
     is_fusable: bool = False
     was_fusable: bool = False
     is_quick: bool = False
-    is_planned: bool = False
     slow_share: float = _UNKNOWN
-    plan: TripPlan | None = None
     entered: tuple[OpNode, ...] = ()
     looked_at_ns: int = 0
 

@@ -67,7 +67,6 @@ class TripPlan(msgspec.Struct, eq=False):
         ways: of each step its place, name, only reader, whether it is plain, idle workers, backlog.
         blank: what came for each step, and for what is read outside, while nothing has. Who reads
             several has their names in it, with None, so that they come in the Op's own order.
-        led: the places whose inputs come with the request.
         outlets: steps that are read outside.
         books: of each step, what counts its answers and how long they take.
         recorders: of the spans of each step.
@@ -84,7 +83,6 @@ class TripPlan(msgspec.Struct, eq=False):
     trips: int = 0
     ways: tuple[tuple[int, str, int, bool, list[Any], deque[Any]], ...] = ()
     blank: tuple[dict[str, Any], ...] = ()
-    led: tuple[int, ...] = ()
     outlets: tuple[Step, ...] = ()
     books: tuple[tuple[Links, Pace], ...] = ()
     recorders: tuple[SpanRecorder, ...] = ()
@@ -94,7 +92,6 @@ class TripPlan(msgspec.Struct, eq=False):
 
     def __post_init__(self) -> None:
         self.nodes = frozenset(step.node for step in self.steps)
-        self.led = (0, *self.entries)
         self.ways = tuple(
             (
                 *(place, step.name, step.only_reader, step.is_plain),
@@ -186,12 +183,8 @@ class Trip:
         """Run steps with as few bytecodes as that takes; return whether none was taken out."""
         self._enter()
         plan, held, marks, came, item = self.plan, self.held, self.marks, self.came, self.item
-        request, generation, data_id, log_id = (
-            item.request,
-            item.generation,
-            item.data_id,
-            item.log_id,
-        )
+        request, generation = item.request, item.generation
+        data_id, log_id = item.data_id, item.log_id
         self.began_ns = self.step_ns = now_ns = clock_ns()
         if generation != request.generation:
             self.is_void = True

@@ -9,11 +9,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pipeline.engine.journal.journal import Outcome
+from pipeline.engine.journal.spans import OF_STEP
 from pipeline.engine.op.channel import Item, own_dict
 from pipeline.engine.ports import OpNode, Router
 from pipeline.engine.run.stages import BatchRun
-from pipeline.engine.trips.books import take_down
-from pipeline.engine.trips.groups import OpGroups
+from pipeline.engine.trips import pace
+from pipeline.engine.trips.groups import OpGroups, is_bound_after_all
 from pipeline.engine.trips.trip import Trip, TripPlan
 from pipeline.engine.worker_api import Loop, Worker
 from pipeline.errors import PipelineError, described
@@ -96,17 +98,14 @@ class Trips:
                 self._enter_apart(item)
         return run
 
-    def begin_alone(self, leader: OpNode, run: Item) -> Trip | Item | None:
-        """Return the job for a request that leaves: a trip, or as it is; None: neither is right."""
+    def begin_alone(self, leader: OpNode, run: Item) -> Trip | Item:
+        """Return the job for a request that leaves: a trip, or as it is."""
         plan = self.groups.plan(leader)
-        if plan is None:
-            return None if run.entered else run
-        if plan.entered is not run.entered:
-            return None
-        until = self._until(plan)
-        if until:
+        if plan is not None and plan.entered is run.entered and (until := self._until(plan)):
             return self._begun(Trip(plan, run, until, run))
-        return None if run.entered else run
+        if run.entered:
+            self._enter_apart(run)
+        return run
 
     def _until(self, plan: TripPlan) -> int:
         """Return how many steps a trip may take that begins now; 0: it would gain nothing."""
@@ -193,7 +192,7 @@ class Trips:
     def _settle(self, trip: Trip) -> None:
         """Tell what was done, and pass on what came of it."""
         plan, item, executor = trip.plan, trip.item, self._executor
-        if take_down(trip, self._clock_ns):
+        if _taken_down(trip, self._clock_ns):
             self.changed()
         if trip.failure is not None:
             self._fail(trip.failure, item)
@@ -216,3 +215,63 @@ class Trips:
         _LOGGER.error("%s", what, exc_info=failure)
         if not item.is_over:
             self._executor.complete(item.request, PipelineError(what))
+
+
+# What a trip has done --------------------------------------------------------------------------
+
+
+def _taken_down(trip: Trip, clock_ns: Callable[[], int]) -> bool:
+    """Take down what a trip has done; return whether the groups have to be formed anew."""
+    plan, marks, item = trip.plan, trip.marks, trip.item
+    if not marks:
+        if trip.is_void and plan.recorders[0].is_wanted:
+            plan.recorders[0].unfinished([item], Outcome.OTHER)
+        return False
+    request, rows = item.request, plan.rows
+    is_usual = trip.answer is None and not trip.runs and request.spans is None
+    if not is_usual or len(marks) < OF_STEP * len(plan.steps):
+        _take_down_spans(trip)
+    elif rows is not None:
+        told = item.ready_ns, trip.began_ns, clock_ns(), *marks
+        is_over = item.generation != request.generation
+        if plan.is_whole and request.way is None and not is_over:
+            request.way = rows, told
+        else:
+            rows.add_spans(request, told, is_over)
+    return _is_other_pace(trip)
+
+
+def _is_other_pace(trip: Trip) -> bool:
+    """Take down how long each Op took; return whether the groups have to be formed anew."""
+    plan, marks, began_ns = trip.plan, trip.marks, trip.began_ns
+    is_slow = marks[-1] - began_ns > pace._SLOW_NS  # so that a step may be
+    is_other, done, none = False, len(marks) // OF_STEP, pace._NONE
+    for links, its_pace in plan.books[:done]:
+        links.answered += 1
+        if its_pace.slow_share > none:
+            is_slow = True
+    if is_slow:
+        ends = marks[OF_STEP - 1 :: OF_STEP]
+        for (_, its_pace), step_end_ns in zip(plan.books, ends, strict=False):
+            is_other |= its_pace.took(step_end_ns - began_ns)
+            began_ns = step_end_ns
+    if isinstance(trip.answer, PipelineError):
+        node = plan.steps[done - 1].node
+        is_other |= is_bound_after_all(node.op, node.workers, node.pace, marks[-1])
+    return is_other
+
+
+def _take_down_spans(trip: Trip) -> None:
+    """Take down the spans, in the order of the steps."""
+    recorders, marks, last = trip.plan.recorders, trip.marks, trip.done - 1
+    if not recorders[0].is_wanted:
+        return
+    now_ns = recorders[0].clock_ns()
+    for place in range(last + 1):
+        recorder = recorders[place]
+        if place in trip.runs:
+            recorder.batch(*trip.runs[place], now_ns)
+        else:
+            answer = trip.answer if place == last and trip.answer is not None else {}
+            item = trip.item.following({}, trip.ready_ns(place))
+            recorder.alone(item, answer, marks[OF_STEP * place], trip.times(place), now_ns)
