@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -33,26 +34,49 @@ func (l *Log) Wants() bool { return l != nil && l.seen.Add(1)%l.every == 0 }
 // Entry is a request that is over. Texts that are "" are not known.
 type Entry struct {
 	Address string // who asked, with a port
-	Caller  string // that is the gate's name for it
 	Action  string // "POST /path HTTP/1.1", or gRPC's method
 	Status  string
 	Bytes   int64 // of the answer's body
 	Took    time.Duration
 	Backend string
+	Caller  string // that is the gate's name for it
 	Trace   string // the traceparent
+}
+
+// fields are those of a line, in their order: the name in JSON, the form in text, and the value, "" if it is not known.
+// The server's are the same (frontends/access_log.py), which a test holds.
+var fields = []struct {
+	name, form string
+	value      func(e *Entry) any
+}{
+	{"address", "%s", func(e *Entry) any { return e.Address }},
+	{"action", "%q", func(e *Entry) any { return e.Action }},
+	{"status", "%s", func(e *Entry) any { return e.Status }},
+	{"bytes", "%dB", func(e *Entry) any { return e.Bytes }},
+	{"ms", "%.2fms", func(e *Entry) any { return math.Round(float64(e.Took)/float64(time.Millisecond)*100) / 100 }},
+	{"backend", "%s", func(e *Entry) any { return e.Backend }},
+	{"caller", "%s", func(e *Entry) any { return e.Caller }},
+	{"trace_id", "%s", func(e *Entry) any { return traceID(e.Trace) }},
 }
 
 // Write writes it.
 func (l *Log) Write(e *Entry) {
-	trace := traceID(e.Trace)
-	ms := float64(e.Took) / float64(time.Millisecond)
-	if !l.isJSON {
-		l.log.Info(fmt.Sprintf("%s %q %s %dB %.2fms %s %s %s", e.Address, e.Action, e.Status, e.Bytes, ms, or(e.Backend), or(e.Caller), or(trace)))
+	if l.isJSON {
+		told := make([]slog.Attr, len(fields))
+		for i, field := range fields {
+			told[i] = slog.Any(field.name, field.value(e))
+		}
+		l.log.LogAttrs(context.Background(), slog.LevelInfo, "request", told...)
 		return
 	}
-	l.log.LogAttrs(context.Background(), slog.LevelInfo, "request", slog.String("address", e.Address), slog.String("caller", e.Caller),
-		slog.String("action", e.Action), slog.String("status", e.Status), slog.Int64("bytes", e.Bytes), slog.Float64("ms", math.Round(ms*100)/100),
-		slog.String("backend", e.Backend), slog.String("trace_id", trace))
+	told := make([]string, len(fields))
+	for i, field := range fields {
+		told[i] = "-"
+		if value := field.value(e); value != "" {
+			told[i] = fmt.Sprintf(field.form, value)
+		}
+	}
+	l.log.Info(strings.Join(told, " "))
 }
 
 // traceID returns that of a traceparent, 00-<id>-<span>-<flags>; "": there is none.
@@ -62,11 +86,4 @@ func traceID(traceparent string) string {
 		return ""
 	}
 	return traceparent[start:end]
-}
-
-func or(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
 }
