@@ -13,6 +13,7 @@ from pathlib import Path
 from pipeline.config.registry import find
 from pipeline.config.schema import ServiceConfig
 from pipeline.errors import ConfigError
+from pipeline.frontends.access_log import access_log
 from pipeline.frontends.api.describing import Description
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.api.routes import ApiRoutes
@@ -20,6 +21,7 @@ from pipeline.frontends.base import Frontend, FrontendContext
 from pipeline.frontends.dashboard.models_routes import ModelsDashboard
 from pipeline.frontends.dashboard.routes import Dashboard
 from pipeline.frontends.grpc.inference import pipeline_service
+from pipeline.frontends.grpc.logged import logged
 from pipeline.frontends.grpc.server import GrpcFrontend, GrpcService
 from pipeline.frontends.http.cors import Cors
 from pipeline.frontends.http.hosts import Hosts
@@ -153,6 +155,9 @@ def grpc(context: FrontendContext, options: None) -> Frontend | None:
         return None
     limit, is_shared = config.max_message_bytes, context.is_shared
     services = [*_pipeline_services(context), *context.services]
+    access = access_log(config.log.request_sample)
+    if access is not None:
+        services = [logged(service, access) for service in services]
     return GrpcFrontend(services, config.rpc_host or config.host, config.rpc_port, limit, is_shared)
 
 
@@ -230,9 +235,9 @@ def _takes_plain(context: FrontendContext) -> bool:
 
 def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
     config = context.config
-    cors = (
-        Cors(config.cors) if "HTTP" not in context.taken else Cors()
-    )  # else the gateway sees to it
+    is_edge = "HTTP" not in context.taken  # else the gateway sees to both
+    cors = Cors(config.cors) if is_edge else Cors()
+    access = access_log(config.log.request_sample) if is_edge else None
     return HttpFrontend(
         None if context.models.is_repository else context.models.begin,
         host,
@@ -247,6 +252,7 @@ def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
         hosts=Hosts(config.allowed_hosts, cors),
         is_plain=_takes_plain(context),
         lanes=context.lanes,
+        access=access,
     )
 
 

@@ -17,6 +17,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
@@ -110,6 +111,11 @@ class GrpcCall:
     def headers(self) -> Iterable[tuple[str, str | bytes]]:
         """Return the caller's metadata."""
         return self._context.invocation_metadata() or ()
+
+    def address(self) -> str:
+        """Return the host and port of who calls; "" for one without."""
+        kind, _, address = self._context.peer().partition(":")
+        return unquote(address) if kind.startswith("ip") else ""
 
     def say(self, head: AnswerHead) -> None:
         """Send what user code says of the answer's head, behind the answer."""

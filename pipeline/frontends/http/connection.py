@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pipeline.answer_head import AnswerHead
 from pipeline.engine.request import RequestHandle, UnarySink
@@ -58,6 +58,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
     )  # fmt: skip
 
     transport: asyncio.Transport
+    exchange_class: ClassVar[type[Exchange]] = Exchange
 
     def __init__(self, listener: HttpListener) -> None:
         self.listener = listener
@@ -192,7 +193,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
                 self.hang_up()
                 return
         else:
-            exchange = Exchange()
+            exchange = self.exchange_class()
             exchange.given, exchange.has_more = reply, False
             self._serve(exchange)
             return
@@ -217,7 +218,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         """Have the parser read what has come, to the end of the request at most."""
         reader = self._reader
         if reader is None:
-            reader = self._reader = RequestReader(self._serve)
+            reader = self._reader = RequestReader(self._serve, self.exchange_class)
         if not reader.is_inside:  # its first byte
             self._wait(self.listener.read_timeout_s)
         self._needed = 0

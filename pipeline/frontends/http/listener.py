@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -10,9 +11,11 @@ from email.utils import formatdate
 from typing import Any
 
 from pipeline.errors import OverloadedError, http_status_of
+from pipeline.frontends.access_log import AccessLog
 from pipeline.frontends.http.connection import HttpConnection
 from pipeline.frontends.http.exchange import Exchange, head_of
 from pipeline.frontends.http.heads import HeadMemory
+from pipeline.frontends.http.logged import LoggedConnection
 from pipeline.frontends.http.routes import CLOSE, JSON, Header, WebResponse, WebStream, error_body
 from pipeline.frontends.listen import BACKLOG, take_last
 from pipeline.system.event_loop import waited
@@ -30,6 +33,7 @@ class HttpListener:
         app: answers requests.
         read_timeout_s: for a request to arrive, from its first byte to its last.
         heads: those with which connections go into the lane.
+        access: the log of requests; None: there is none.
 
     Attributes:
         is_draining: each connection is closed with the answer that it is given next.
@@ -47,9 +51,13 @@ class HttpListener:
         app: Callable[[Exchange], Coroutine[Any, Any, None]],
         read_timeout_s: float,
         heads: HeadMemory,
+        access: AccessLog | None = None,
     ) -> None:
         self.app = app
         self.heads = heads
+        self._new_connection: Callable[[HttpListener], HttpConnection] = HttpConnection
+        if access is not None:
+            self._new_connection = functools.partial(LoggedConnection, access)
         self.read_timeout_s = read_timeout_s
         self.is_draining: bool = False
         self.lost: asyncio.Event = asyncio.Event()
@@ -85,7 +93,7 @@ class HttpListener:
             if idle is None:
                 return _Refusal(self)
             idle.shutdown()
-        return HttpConnection(self)
+        return self._new_connection(self)
 
     def _tell_time(self) -> None:
         """Write the date of the answers of the second that begins."""

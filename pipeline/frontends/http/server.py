@@ -16,6 +16,7 @@ from pipeline.errors import (
     PackageError,
     UserCodeError,
 )
+from pipeline.frontends.access_log import AccessLog
 from pipeline.frontends.base import HeaderForwarding
 from pipeline.frontends.http.bodies import BodyReader, is_all_json
 from pipeline.frontends.http.exchange import Exchange
@@ -62,6 +63,7 @@ class HttpFrontend:
         hosts: the names that the server goes by.
         is_plain: `begin` takes a PlainRequest where a Request stands.
         lanes: of paths of others that have one.
+        access: the log of requests; None: there is none.
     """
 
     pipeline_has_lane: ClassVar[bool] = True  # tests hold both ways to the same answers
@@ -83,6 +85,7 @@ class HttpFrontend:
         hosts: Hosts | None = None,
         is_plain: bool = False,
         lanes: Sequence[LaneService] = (),
+        access: AccessLog | None = None,
     ) -> None:
         self.port: int = port
         self._hosts = hosts or Hosts()
@@ -102,7 +105,7 @@ class HttpFrontend:
         self._has_health = bool(lanes)
         most = min(self._json_limit.size, SHORT_BYTES)
         heads = HeadMemory(lanes if self.pipeline_has_lane else (), most)
-        self._listener = HttpListener(self._answer, read_timeout_s, heads)
+        self._listener = HttpListener(self._answer, read_timeout_s, heads, access)
 
     # Life -------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 from conformance_grpc import INFERENCE, UNLIMITED, Case, ask, infer, request, streamed
 from conformance_grpc_edges import Edge, edges
 from conformance_grpc_table import CASES
-from conformance_server import Holder, conformance_server
+from conformance_server import HELD, Holder, conformance_server
 from doubles import wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -87,7 +87,7 @@ def test_no_case_is_there_twice():
 
 
 def test_a_deadline_that_passes_ends_the_call_and_frees_its_place(server, channel, held, over):
-    for method, message in ((INFERENCE, request("hold")), (f"/{V2}/ModelInfer", infer(-1))):
+    for method, message in ((INFERENCE, request("hold")), (f"/{V2}/ModelInfer", infer(HELD))):
         heard = ask(channel, method, message, timeout_s=0.05)
         if heard.answer is not None:  # the server's clock was quicker than the client's
             assert Response.FromString(heard.answer).err_no == 6000
@@ -99,7 +99,7 @@ def test_a_deadline_that_passes_ends_the_call_and_frees_its_place(server, channe
 
 @pytest.mark.parametrize(
     ("method", "message"),
-    [(INFERENCE, request("hold")), (f"/{V2}/ModelInfer", infer(-1))],
+    [(INFERENCE, request("hold")), (f"/{V2}/ModelInfer", infer(HELD))],
     ids=["pipeline", "v2"],
 )
 def test_a_caller_who_leaves_gives_up_its_place(server, channel, held, method, message):
@@ -215,7 +215,7 @@ def test_a_caller_answers_while_its_stream_is_open(channel):
 def test_a_caller_who_leaves_a_stream_gives_up_its_places(server, channel, held):
     def endless() -> Iterator[bytes]:
         while True:
-            yield infer(-1)
+            yield infer(HELD)
 
     answers = channel.stream_stream(STREAM)(endless(), timeout=60)
     wait_until(lambda: server.executor.inside > 3)
@@ -224,7 +224,7 @@ def test_a_caller_who_leaves_a_stream_gives_up_its_places(server, channel, held)
 
 
 def test_a_streams_deadline_ends_it(server, channel, held, over):
-    answers = channel.stream_stream(STREAM)(iter([infer(-1)]), timeout=0.1)
+    answers = channel.stream_stream(STREAM)(iter([infer(HELD)]), timeout=0.1)
     with pytest.raises(grpc.RpcError) as caught:
         list(answers)
     assert caught.value.code() in over

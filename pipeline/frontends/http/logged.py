@@ -1,0 +1,158 @@
+"""LoggedConnection: an HttpConnection whose requests are in the access log.
+
+Without a log there are none of these, so that it costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pipeline.engine.request import RequestHandle, ResponseSink
+from pipeline.errors import PipelineError
+from pipeline.frontends.access_log import AccessLog, Entry, path_of
+from pipeline.frontends.http.connection import HttpConnection
+from pipeline.frontends.http.exchange import Exchange
+from pipeline.frontends.http.reader import END
+from pipeline.frontends.http.routes import (
+    LaneEndpoint,
+    LaneReply,
+    WebResponse,
+    WebStream,
+    with_head,
+)
+from pipeline.tracing.context import HEADER
+
+if TYPE_CHECKING:
+    from pipeline.frontends.http.listener import HttpListener
+
+_CALLER_LEFT = 499  # the status of a request whose caller did not wait for the answer
+_TRACE = re.compile(rb"\r\n%b:([^\r\n]*)" % HEADER.encode(), re.IGNORECASE)
+
+
+class LoggedExchange(Exchange):
+    """An exchange that knows what was answered.
+
+    Attributes:
+        status: of the answer; 0: there is none.
+        sent_bytes: of its body.
+    """
+
+    __slots__ = ("sent_bytes", "status")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.status = self.sent_bytes = 0
+
+    async def answer(self, reply: WebResponse) -> None:
+        self.status = reply.status
+        self.sent_bytes = 0 if self.method == "HEAD" else len(reply.body)
+        await super().answer(reply)
+
+    async def answer_in_pieces(self, reply: WebStream) -> None:
+        counted = msgspec.structs.replace(reply, pieces=self._counted(reply))
+        await super().answer_in_pieces(counted)
+
+    async def _counted(self, reply: WebStream) -> AsyncGenerator[bytes, None]:
+        async with contextlib.aclosing(reply.pieces) as pieces:
+            async for piece in pieces:
+                self.status = reply.status
+                self.sent_bytes += len(piece)
+                yield piece
+        self.status = reply.status
+
+
+class LoggedConnection(HttpConnection):
+    """A connection that has its requests written into a log."""
+
+    __slots__ = ("_access", "_address", "_asked", "_began")
+
+    exchange_class = LoggedExchange
+    _exchange: LoggedExchange | None
+
+    def __init__(self, access: AccessLog, listener: HttpListener) -> None:
+        super().__init__(listener)
+        self._access = access
+        self._asked = b""  # the head of a request in the lane
+        self._began = 0.0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        name = transport.get_extra_info("peername")
+        host, port = name[:2] if isinstance(name, tuple) else ("", "")
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else ""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        is_asked, exchange = self._endpoint is not None, self._exchange
+        super().connection_lost(exc)
+        if exchange is not None:
+            self._write_exchange(exchange)
+        elif is_asked:
+            self._write_lane(_CALLER_LEFT, 0)
+
+    def _take(self) -> None:
+        self._began = self._loop.time()
+        self._asked = self._data[self._at : self._data.find(END, self._at)]
+        super()._take()
+
+    def end(self, answer: Any) -> None:
+        assert self._endpoint is not None, "a request ends once"
+        head, noting = self._head, _NotingEndpoint(self._endpoint)
+        self._endpoint = noting
+        super().end(answer)
+        reply = noting.given
+        if isinstance(reply, bytes | WebResponse):
+            told = with_head(reply, head)
+            self._write_lane(told.status, len(told.body))
+
+    def ended(self, exchange: Exchange) -> None:
+        found = self._exchange
+        super().ended(exchange)
+        if found is exchange:
+            self._write_exchange(found)
+
+    def _write_lane(self, status: int, sent_bytes: int) -> None:
+        trace = _TRACE.search(self._asked)
+        self._write(
+            self._asked.partition(b"\r\n")[0].decode("latin-1"),
+            *(status, sent_bytes, trace[1] if trace else b""),
+        )
+
+    def _write_exchange(self, found: LoggedExchange) -> None:
+        if not found.method:  # from the lane
+            self._write_lane(found.status or _CALLER_LEFT, found.sent_bytes)
+            return
+        version = "1.0" if found.is_old else "1.1"
+        self._write(
+            f"{found.method} {found.raw_path} HTTP/{version}",
+            *(found.status or _CALLER_LEFT, found.sent_bytes),
+            found.said.get(HEADER.encode(), b""),
+        )
+
+    def _write(self, line: str, status: int, sent_bytes: int, trace: bytes) -> None:
+        method, _, rest = line.partition(" ")
+        target, _, version = rest.rpartition(" ")
+        entry = Entry(
+            self._address, f"{method} {path_of(target)} {version}", str(status), sent_bytes,
+            self._loop.time() - self._began, trace.decode("latin-1"),
+        )  # fmt: skip
+        self._access.write(entry)
+
+
+class _NotingEndpoint:
+    """An endpoint of one request, which keeps what was replied."""
+
+    def __init__(self, endpoint: LaneEndpoint) -> None:
+        self._endpoint = endpoint
+        self.given: LaneReply = WebResponse(500)
+
+    def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
+        return self._endpoint.begin(body, sink)
+
+    def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
+        self.given = self._endpoint.reply(answer, failure)
+        return self.given
