@@ -160,7 +160,8 @@ class ThreadPool:
             self.make_idle(worker)
         else:  # jobs are added on the loop only, as this is
             self.idle.append(worker)
-        self.on_done_busy(worker, job)
+        self._usual_ns += (worker.took_ns - self._usual_ns) / 16  # written again: a call less
+        self._owner.done(worker, job)
 
     def make_idle(self, worker: ThreadWorker) -> None:
         """Have a worker take what waits for it, or be idle. In any thread, as the next ones."""
