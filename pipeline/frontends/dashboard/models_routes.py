@@ -6,19 +6,21 @@ import asyncio
 import functools
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
-from pipeline.frontends.dashboard.models_status import models_of
 from pipeline.frontends.dashboard.routes import ALWAYS_NEW, file_at, page_files
+from pipeline.frontends.dashboard.status import counters_of
 from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.routes import Endpoint, WebRequest, WebResponse, WebStream, not_allowed
-from pipeline.frontends.v2.control import RepositoryControl
-from pipeline.observe.snapshot import AskAll
+from pipeline.frontends.v2.control import IndexedModel, RepositoryControl
+from pipeline.observe.snapshot import AskAll, ModelCounters, Snapshot
 
 _CACHE_S = 0.4  # pages that are open at the same time share a status: they ask once a second
 _PAGE = "models.html"
+_READY = "READY"
 
 
 class ModelsDashboard:
@@ -80,3 +82,48 @@ class ModelsDashboard:
                 self._body = msgspec.json.encode(status)
                 self._from_s = self._clock()
         return WebResponse(body=self._body, headers=ALWAYS_NEW)
+
+
+def models_of(index: Iterable[IndexedModel], snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
+    """Return each version of each model, in the order of the index.
+
+    What is not ready has no figures.
+    """
+    found = {(snapshot.model, snapshot.version): snapshot for snapshot in snapshots}
+    return [
+        {
+            "name": each.name,
+            "version": each.version,
+            "state": each.state,
+            "reason": each.reason,
+            "figures": _figures(found.get((each.name, each.version)))
+            if each.state == _READY
+            else None,
+        }
+        for each in index
+    ]
+
+
+def _figures(snapshot: Snapshot | None) -> dict[str, Any] | None:
+    if snapshot is None:
+        return None
+    ops = snapshot.engine.ops
+    own = next(
+        (counters for counters in snapshot.models if counters.name == snapshot.model),
+        ModelCounters(""),
+    )
+    is_whole = len(ops) > 1 or any(op.workers.kind == "model" for op in ops)
+    workers = [op.workers for op in ops]
+    return {
+        "counters": counters_of(own),
+        "queued": sum(op.queued + op.joining for op in ops),
+        "running": snapshot.engine.inside,
+        "workers": None
+        if is_whole
+        else {
+            "kind": workers[0].kind,
+            "wanted": workers[0].wanted,
+            "up": workers[0].up,
+            "busy": workers[0].busy,
+        },
+    }

@@ -31,9 +31,6 @@ CANCELED, REFUSED, TOO_LARGE, OVERRUN, BROKEN, NO_METHOD = range(1, 7)
 FRAME_BYTES = 64 * 1024
 """Most of a frame's payload."""
 
-METADATA_BYTES = 32 * 1024
-"""Most metadata of a call."""
-
 CALL_CREDIT, STREAM_CREDIT = 2**20, 2 * FRAME_BYTES
 """Bytes of DATA that a peer may send before it is given credit for more: of a unary call, and of a
 stream, where what is not taken is held."""

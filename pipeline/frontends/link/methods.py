@@ -10,7 +10,7 @@ from pipeline.engine.request import Begin
 from pipeline.frontends.base import HeaderForwarding
 from pipeline.frontends.grpc.inference import SERVICE
 from pipeline.frontends.grpc.server import GrpcService
-from pipeline.frontends.link.calls import DirectCall, LinkCall, Method, StreamCall, UnaryCall
+from pipeline.frontends.link.calls import DirectCall, Method, StreamCall, UnaryCall
 from pipeline.frontends.link.inference import InferenceCall, InferenceService, names_of, no_names
 from pipeline.frontends.wire import JsonWire, PipelineWire, Wire
 
@@ -32,11 +32,6 @@ class LinkMethod(NamedTuple):
     call: Any  # the class of a LinkCall, by its last argument
     argument: Any
     is_stream: bool = False
-
-    def make(self, peer: Any, number: int, timeout_ns: int, metadata: bytes) -> LinkCall:
-        """Return a call of it."""
-        made: LinkCall = self.call(peer, number, timeout_ns, metadata, self.argument)
-        return made
 
 
 def inference_methods(

@@ -14,6 +14,10 @@ from pipeline.errors import (
     utf8_text,
 )
 
+NO_LOADING = "explicit model load / unload is not allowed if polling is enabled"
+NO_REPOSITORY_NAME = "'repository_name' specification is not supported"
+"""Triton's texts for what a server, or the way it was started, does not take."""
+
 
 class V2Status(enum.Enum):
     """Reasons, each with (HTTP status, name of the gRPC status) by Triton's table."""

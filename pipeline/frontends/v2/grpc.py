@@ -24,15 +24,14 @@ from pipeline.errors import PipelineError
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, Stream, Unary
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
 from pipeline.frontends.v2.control import overrides_of, with_dependents_of
+from pipeline.frontends.v2.errors import NO_REPOSITORY_NAME
 from pipeline.frontends.v2.forms import InferCall, RequestForms
 from pipeline.frontends.v2.inference import Inference, Told, is_short_answer
 from pipeline.frontends.v2.log_settings import settings_of_message
 from pipeline.frontends.v2.model_views import number_of
-from pipeline.frontends.v2.region_requests import no_cuda, no_cuda_region
-from pipeline.frontends.v2.shared_regions import Region
+from pipeline.frontends.v2.shared_regions import Region, no_cuda, no_cuda_region
 from pipeline.frontends.v2.side_by_side import Place, side_by_side
 from pipeline.frontends.v2.trace_settings import changes_of, shown
-from pipeline.frontends.v2.unsupported import NO_REPOSITORY_NAME
 from pipeline.observe.statistics import fill_statistics
 from pipeline.observe.traces.traces import GRPC
 from pipeline.proto import inference_v2_pb2 as pb

@@ -24,6 +24,7 @@ from pipeline.frontends.http.routes import (
 )
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status
 from pipeline.frontends.v2.control import overrides_of_json, with_dependents_of_json
+from pipeline.frontends.v2.errors import NO_REPOSITORY_NAME
 from pipeline.frontends.v2.http_inference import (
     HttpInference,
     ModelRequest,
@@ -31,9 +32,8 @@ from pipeline.frontends.v2.http_inference import (
     failure,
 )
 from pipeline.frontends.v2.json_objects import json_object
-from pipeline.frontends.v2.region_requests import no_cuda, no_cuda_region, region_of_json
+from pipeline.frontends.v2.shared_regions import no_cuda, no_cuda_region, region_of_json
 from pipeline.frontends.v2.trace_settings import changes_of_json, shown
-from pipeline.frontends.v2.unsupported import NO_REPOSITORY_NAME
 from pipeline.observe.statistics import stats_json
 from pipeline.proto.slices import SHORT_BYTES, Limits
 
