@@ -12,11 +12,10 @@ from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.graph import Graph
 from pipeline.engine.op.channel import Item
 from pipeline.errors import NotImplementedByOpError, PayloadTypeError, PipelineError
-from pipeline.frontends.v2.convert import array_of
 from pipeline.frontends.v2.interface import interface_of_config
 from pipeline.op import Op
 from pipeline.proto.inference_v2_pb2 import ModelConfig
-from pipeline.proto.v2.raw import BYTES, DATATYPES
+from pipeline.proto.v2.raw import BYTES, DATATYPES, array_of
 from pipeline.repository.ensembles import PLACES, RepositoryModels
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from pipeline.data import ChannelData
@@ -21,14 +20,12 @@ from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot, fits, no_such_output
 from pipeline.op import PROFILE_KEY
 from pipeline.proto.codec import decode_tensors, numpy_to_tensor
-from pipeline.proto.lists import as_array
 from pipeline.proto.pipeline.array_text import text_to_numpy
 from pipeline.proto.pipeline_service_pb2 import Request, Response
-from pipeline.proto.v2.raw import DATATYPES, datatype_of, with_text
+from pipeline.proto.v2.raw import array_of, in_datatype, with_text
 
 Array = npt.NDArray[Any]
 
-_NUMBERS = (np.ndarray, np.generic, int, float)
 _BYTES = "BYTES"
 _MAX_LOG_ID = 2**63 - 1
 _OF_THE_SERVER = (ErrorCode.CLOSED_ERROR, ErrorCode.OVERLOADED, ErrorCode.NO_SERVICE)
@@ -170,41 +167,6 @@ def arrays_of(
     return outputs
 
 
-def array_of(value: object) -> Array:
-    """Return one value of an Op's answer as an array with at least one dimension; text as objects.
-
-    Raises TypeError, ValueError, PayloadTypeError: the protocol has no form for it.
-    """
-    if isinstance(value, _NUMBERS):
-        array = np.asarray(value)
-    elif isinstance(value, str | bytes):
-        return _objects([value])
-    elif isinstance(value, bytearray | memoryview):
-        return _objects([bytes(value)])
-    elif isinstance(value, list | tuple):
-        array = as_array(value)
-    else:
-        raise TypeError(f"{_kind(value)} is neither array, number, text nor a list of them")
-    if array.dtype.kind in "USO":
-        array = _text(array)
-    datatype_of(array.dtype)
-    return array if array.ndim else array.reshape(1)
-
-
-def _text(array: Array) -> Array:
-    elements = array.astype(object)
-    for element in elements.ravel():
-        if not isinstance(element, str | bytes):
-            raise TypeError(f"{_kind(element)} among its elements is neither number nor text")
-    return elements
-
-
-def _objects(elements: Sequence[str | bytes]) -> Array:
-    array = np.empty(len(elements), object)
-    array[:] = elements
-    return array
-
-
 def _as_declared(array: Array, slot: Slot, interface: ModelInterface) -> Array:
     """Return `array` in the datatype and shape that its Op declares. Raises PayloadTypeError."""
     if slot.shape is not None and array.size == 1 and _is_single(slot, interface.batches):
@@ -212,24 +174,7 @@ def _as_declared(array: Array, slot: Slot, interface: ModelInterface) -> Array:
     expected = slot.full_shape(interface.batches)
     if interface.checks_shapes and slot.shape is not None and not fits(array.shape, expected):
         raise PayloadTypeError(f"its shape is {list(array.shape)}, but {expected} is declared")
-    return _in_datatype(array, slot.datatype)
-
-
-def _in_datatype(array: Array, datatype: str) -> Array:
-    found = datatype_of(array.dtype)
-    if found == datatype:
-        return array
-    dtype = DATATYPES[datatype]
-    if not array.size:
-        return np.empty(array.shape, dtype)
-    is_text = _BYTES in (found, datatype)
-    if is_text or not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise PayloadTypeError(f"it is {found}, but {datatype} is declared")
-    with np.errstate(over="ignore"):
-        cast = array.astype(dtype)
-    if dtype.kind in "iu" and not np.array_equal(cast, array):
-        raise PayloadTypeError(f"it has numbers that {datatype}, which is declared, cannot hold")
-    return cast
+    return in_datatype(array, slot.datatype)
 
 
 def _kind(value: object) -> str:

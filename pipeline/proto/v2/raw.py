@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
 from pipeline.proto.brpc.npy import MAX_DIMENSIONS, check_empty_rows
+from pipeline.proto.lists import as_array
 from pipeline.proto.slices import SLICE, Limits, breathe, joined, sliced
 
 Array = npt.NDArray[Any]
@@ -48,6 +49,7 @@ DATATYPES: MappingProxyType[str, np.dtype[Any]] = MappingProxyType(
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 _LENGTH = struct.Struct("<I")  # of one element, before it, in the raw form of BYTES
 _MAX_LENGTH = 2**32 - 1
+_NUMBERS = (np.ndarray, np.generic, int, float)
 _FEW = 64  # elements that are quicker read one by one
 
 
@@ -259,3 +261,54 @@ def object_array(elements: Sequence[str | bytes], shape: Sequence[int]) -> Array
     flat = np.empty(len(elements), object)
     flat[:] = elements
     return shaped(flat, shape)
+
+
+def array_of(value: object) -> Array:
+    """Return one value of an Op's answer as an array with at least one dimension; text as objects.
+
+    Raises TypeError, ValueError, PayloadTypeError: the protocol has no form for it.
+    """
+    if isinstance(value, _NUMBERS):
+        array = np.asarray(value)
+    elif isinstance(value, str | bytes):
+        return object_array([value], (1,))
+    elif isinstance(value, bytearray | memoryview):
+        return object_array([bytes(value)], (1,))
+    elif isinstance(value, list | tuple):
+        array = as_array(value)
+    else:
+        raise TypeError(
+            f"a {type(value).__name__} is neither array, number, text nor a list of them"
+        )
+    if array.dtype.kind in "USO":
+        array = _text_array(array)
+    datatype_of(array.dtype)
+    return array if array.ndim else array.reshape(1)
+
+
+def _text_array(array: Array) -> Array:
+    elements = array.astype(object)
+    for element in elements.ravel():
+        if not isinstance(element, str | bytes):
+            raise TypeError(
+                f"a {type(element).__name__} among its elements is neither number nor text"
+            )
+    return elements
+
+
+def in_datatype(array: Array, datatype: str) -> Array:
+    """Return an array in a datatype that holds all of it. Raises PayloadTypeError: none does."""
+    found = datatype_of(array.dtype)
+    if found == datatype:
+        return array
+    dtype = DATATYPES[datatype]
+    if not array.size:
+        return np.empty(array.shape, dtype)
+    is_text = "BYTES" in (found, datatype)
+    if is_text or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise PayloadTypeError(f"it is {found}, but {datatype} is declared")
+    with np.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(cast, array):
+        raise PayloadTypeError(f"it has numbers that {datatype}, which is declared, cannot hold")
+    return cast

@@ -12,13 +12,13 @@ import pytest
 
 from pipeline.dropin.client import HttpClient
 from pipeline.errors import PayloadTypeError
-from pipeline.frontends.v2.convert import array_of
 from pipeline.predictors.paddle.interface import offsets
 from pipeline.proto.brpc.general_model import value_to_tensor
 from pipeline.proto.codec import numpy_to_tensor, text_to_numpy
 from pipeline.proto.lists import as_array, concatenated, has_text
 from pipeline.proto.messages import CallOptions, PipelineResponse, request_from_feed
 from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.proto.v2.raw import array_of
 
 LONG = "a" * 5_000
 TEXTS = [LONG, *[""] * 5_000]

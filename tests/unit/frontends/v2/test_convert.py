@@ -24,10 +24,11 @@ from pipeline.errors import (
     UnspecifiedError,
 )
 from pipeline.frontends.v2 import V2Error, V2Status, v2_error
-from pipeline.frontends.v2.convert import array_of, arrays_of, payload_of, request_of, values_of
+from pipeline.frontends.v2.convert import arrays_of, payload_of, request_of, values_of
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.proto.codec import decode_tensors, numpy_to_tensor
 from pipeline.proto.pipeline_service_pb2 import Response
+from pipeline.proto.v2.raw import array_of
 
 ANYTHING = ModelInterface()
 
