@@ -52,7 +52,7 @@ class Detours:
         named = [reader for reader in links.successors if reader.name in to]
         if len(named) == len(to):
             if links.is_target:
-                request.settled |= {source}
+                request.detoured().settled.add(source)
             self._send_to(named, request, source, goto.answer)
         elif len(to) == 1 and to[0] in links.loops:
             self._loop(source, request, links.loops[to[0]], goto.answer)
@@ -76,13 +76,12 @@ class Detours:
 
     def _loop(self, source: OpNode, request: RequestState, loop: WayBack, answer: Any) -> None:
         """Have an Op that leads to `source`, and all behind it, run again."""
-        loops = request.loops or {}
-        count = loops.get(source, 0) + 1
-        if count > source.op.pipeline_max_loops:
+        detours = request.detoured()
+        if detours.loops[source] >= source.op.pipeline_max_loops:
             self._executor.route(source, request, _too_many_loops(source, loop))
             return
-        request.loops = {**loops, source: count}
-        request.settled -= {loop.target, *loop.below}
+        detours.loops[source] += 1
+        detours.settled -= {loop.target, *loop.below}
         source.links.taken[loop.target] += 1
         source.links.withheld.update(source.links.successors)
         loop.target.begin_lap(request)
@@ -96,10 +95,10 @@ class Detours:
         if executor.last in source.links.targets:
             executor.complete(request, answer)
             return
-        generation, settled, links = request.generation, request.settled, source.links
+        detours, generation, links = request.detoured(), request.generation, source.links
         distinct = dict.fromkeys(links.targets)
-        targets = [t for t in distinct if t not in settled or source in t.links.below]
-        request.settled = ((settled | {source}) - links.runs_again).union(targets)
+        targets = [t for t in distinct if t not in detours.settled or source in t.links.below]
+        detours.settled = (detours.settled | {source}) - links.runs_again | {*targets}
         for node in links.begins_laps:
             node.begin_lap(request, node.channel.producers)
         for target in targets:

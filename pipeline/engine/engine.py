@@ -363,7 +363,7 @@ class Engine:
                     if look(request, error):
                         return
                 request.blame(error, outcome_of(error))
-        request.phase = PACKING  # it was ACTIVE
+        request.advance(PACKING)
         request.generation = RequestState.OVER
         request.completed_ns = self._clock_ns()
         for node in self.executor.joins:

@@ -205,7 +205,7 @@ class Executor:
         """Start a request anew; what is left of its first start counts no more."""
         request.generation += 1
         request.live = 0 if request.stream is None else request.stream.began_anew()
-        request.settled, request.laps, request.loops = frozenset(), None, None
+        request.detours = None
         request.input_ns = request.infer_ns = request.output_ns = 0
         self.drop(request)
         self.start(request, payload)
@@ -236,7 +236,7 @@ class Executor:
         elif request.target is not None and request.target.op is not None:
             source.links.withheld.update(source.links.successors)
             self.complete(request, answer.answer if isinstance(answer, Goto) else answer)
-        elif source.links.is_target and source in request.settled:
+        elif source.links.is_target and source in request.detoured().settled:
             return  # a jump stood in for it
         elif not is_plain and isinstance(answer, Goto):
             self._detours.goto(source, request, answer)
@@ -247,7 +247,7 @@ class Executor:
         else:
             links = source.links
             if links.is_target:
-                request.settled |= {source}
+                request.detoured().settled.add(source)
             if isinstance(answer, PipelineError | Absent):
                 self._detours.pass_on(request, alone(links.successors), source.name, answer)
             else:

@@ -216,9 +216,13 @@ class RequestRetry(Filter):
     def __init__(self, attempts: int, start_over: Callable[[RequestState, Any], None]) -> None:
         self._attempts = attempts
         self._start_over = start_over
+        self._payloads: dict[RequestState, Any] = {}
 
     def on_input(self, request: RequestState, payload: Any) -> None:
-        request.payload = own_dict(payload)
+        self._payloads[request] = own_dict(payload)
+
+    def on_end(self, request: RequestState) -> None:
+        self._payloads.pop(request, None)
 
     def on_error(self, request: RequestState, error: PipelineError) -> bool:
         stream = request.stream
@@ -227,7 +231,7 @@ class RequestRetry(Filter):
         has_attempts = request.generation + 1 < self._attempts
         if not (has_attempts and isinstance(error, DeadlineError | DataLostError)):
             return False
-        self._start_over(request, own_dict(request.payload))
+        self._start_over(request, own_dict(self._payloads[request]))
         return True
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
+from msgspec import field
 
 from pipeline.answer_head import AnswerHead
 from pipeline.data import NO_INFO, RequestInfo
@@ -182,6 +184,20 @@ def report_illegal_step(request: RequestState, phase: Phase) -> None:
     )
 
 
+class Detoured(msgspec.Struct, eq=False):
+    """Jumps and loops of one request.
+
+    Attributes:
+        settled: targets of jumps that have answered, or for which a jump stood in.
+        laps: how often jumps back and loops have had an Op run again.
+        loops: how often each Op has looped.
+    """
+
+    settled: set[Recipient] = field(default_factory=set)
+    laps: Counter[Recipient] = field(default_factory=Counter)
+    loops: Counter[Recipient] = field(default_factory=Counter)
+
+
 class RequestState(msgspec.Struct, eq=False):
     """One request between the frontend and its answer.
 
@@ -192,12 +208,10 @@ class RequestState(msgspec.Struct, eq=False):
     times are `time.monotonic_ns`, see `engine.journal.REQUEST`; the last three are sums over its
     spans. `spans` has these, packed, where somebody asked for them, its caller if it `is_profiled`;
     `way` all of them, where it went through all Ops in one go, until it has ended: their WayRows,
-    and what these want of it. `trace` is its own traceparent; "" if it is not traced. `settled`:
-    the targets of jumps that have answered, or for which a jump stood in. `laps`: how often jumps
-    back and loops have had an Op run again; `loops`: how often each Op has looped. `stream`: where
-    the graph has streams, how far those of this request are. `judged_by`: of the Op that might have
-    refused it before it was admitted. `convoy`: those that it is, if it is several. `head`: what an
-    Op says of the head of its answer.
+    and what these want of it. `trace` is its own traceparent; "" if it is not traced. `detours`:
+    what it has jumped and looped, if it has. `stream`: where the graph has streams, how far those
+    of this request are. `judged_by`: of the Op that might have refused it before it was admitted.
+    `convoy`: those that it is, if it is several. `head`: what an Op says of the head of its answer.
     """
 
     OVER: ClassVar[int] = -1
@@ -218,7 +232,6 @@ class RequestState(msgspec.Struct, eq=False):
     asked_at: float = 0.0
     deadline: float | None = None
     deadline_timer: asyncio.TimerHandle | None = None
-    payload: Any = None
     outcome: int = Outcome.OK
     error: PipelineError | None = None
     admitted_ns: int = 0
@@ -232,13 +245,20 @@ class RequestState(msgspec.Struct, eq=False):
     is_profiled: bool = False
     way: tuple[WayForm, tuple[int, ...]] | None = None
     trace: str = ""
-    settled: frozenset[Recipient] = frozenset()
-    laps: dict[Recipient, int] | None = None
-    loops: dict[Recipient, int] | None = None
+    detours: Detoured | None = None
     stream: RequestStream | None = None
     judged_by: object | None = None
     convoy: Members | None = None
     head: AnswerHead | None = None
+
+    def detoured(self) -> Detoured:
+        """Return its jumps and loops, which may be its first."""
+        self.detours = found = self.detours or Detoured()
+        return found
+
+    def lap(self, node: Recipient) -> int:
+        """Return how often an Op runs again for it, now."""
+        return 0 if self.detours is None else self.detours.laps[node]
 
     def advance(self, phase: Phase) -> None:
         """Go on to `phase`."""

@@ -307,7 +307,7 @@ def loops_are_of_all_requests() -> Iterator[None]:
 
     def make(loop: Any) -> Any:
         def counting(self: Detours, source: Any, request: Any, way: Any, answer: Any) -> None:
-            request.loops = {source: source.links.taken[way.target]}
+            request.detoured().loops[source] = source.links.taken[way.target]
             loop(self, source, request, way, answer)
 
         return counting

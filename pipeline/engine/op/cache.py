@@ -76,7 +76,7 @@ class KeptAnswers(OpFilter):
         request, node = item.request, self._node
         if item.generation != request.generation:
             return
-        if request.laps is not None and item.lap != request.laps.get(node, 0):
+        if item.lap != request.lap(node):
             node.pass_on(item, None)  # which counts no more
         elif found.answer is None:
             item.found = found

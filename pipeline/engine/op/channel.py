@@ -60,9 +60,10 @@ class Item(msgspec.Struct, eq=False):
         """Run both stages, unless its request is over."""
         if self.generation == self.request.generation:
             self.start_ns = clock_ns()
-            told = op.plain(self.inputs, self.data_id, self.log_id, clock_ns, self)
-            self.outcome, self.preprocess_end_ns = told
-            self.process_end_ns = self.preprocess_end_ns
+            self.outcome, middle_ns = op.plain(
+                self.inputs, self.data_id, self.log_id, clock_ns, self
+            )
+            self.preprocess_end_ns = self.process_end_ns = middle_ns
             self.end_ns = clock_ns()
 
     @property

@@ -142,6 +142,7 @@ class OpDispatcher:
         if request.deadline is not None and (shed := self.shedder.refusal_here(request, now)):
             self.pass_on(item, shed)  # it never waited, and has no span
             return
+        self.load.has_ready = True
         refusal = self.scheduler.add(item, now)
         if refusal is not None:
             self.fail([item], refusal, outcome_of(refusal))
@@ -153,8 +154,7 @@ class OpDispatcher:
 
         `again`: those that it reads and that answer anew; None: it reads none of them now.
         """
-        laps = request.laps or {}
-        request.laps = {**laps, self: laps.get(self, 0) + 1}
+        request.detoured().laps[self] += 1
         if again is not None and self.channel.is_join:
             self.channel.begin_lap(request, again)
         request.live -= self._drop_ready(request)
@@ -251,7 +251,8 @@ class OpDispatcher:
         if runs:
             trips = self._router.trips
             self.submit(trips.begin(self, runs) if self.pace.was_fusable else runs)
-        if len(scheduler) and (outage := self.workers.outage) is not None:
+        load.has_ready = len(scheduler) > 0
+        if load.has_ready and (outage := self.workers.outage) is not None:
             self.fail(scheduler.clear(), outage, Outcome.OTHER)
             self.places_freed()
 
@@ -377,7 +378,7 @@ class OpDispatcher:
         request = item.request
         if item.generation != request.generation:
             return
-        if request.laps is None or item.lap == request.laps.get(self, 0):
+        if request.detours is None or item.lap == request.lap(self):
             self._router.route(self, request, outcome, jumped)
         self._router.gone(item)
 
@@ -401,7 +402,7 @@ def item_of(
         spans.is_wanted = True
     ready_ns = spans.clock_ns() if spans.is_wanted else 0
     request.live += 1
-    lap = 0 if request.laps is None else request.laps.get(node, 0)
+    lap = 0 if request.detours is None else request.lap(node)
     told = request.generation, request.data_id, request.log_id
     return Item(request, *told, inputs, node._router.loop.time(), ready_ns, is_feed, lap, entered)
 
@@ -445,26 +446,32 @@ class Shortcut:
             self._hands_on or 0 < running * load.service_s < _AHEAD_S
         ):
             return False
-        if not load.workers or len(node.scheduler) or request.laps is not None:
+        if not load.workers or load.has_ready or request.detours is not None:
             return False
         if request.spans is not None:
             spans.is_wanted = True
         ready_ns = spans.clock_ns() if spans.is_wanted else 0
-        generation, data_id, log_id = request.generation, request.data_id, request.log_id
         self.taken += 1
         request.live += 1  # before others that it stands for, who may end it
         load.running += 1
         load.items += 1
         job: Any
         if self._takes_items:
-            job = self._make(request, generation, data_id, log_id, inputs, 0.0, ready_ns)
+            job = self._make(
+                request,
+                request.generation,
+                request.data_id,
+                request.log_id,
+                inputs,
+                0.0,
+                ready_ns,
+            )
             job.entered = entered
             if node.pace.was_fusable:
                 job = self._router.trips.begin_alone(node, job)
         else:
-            now = self._loop.time()
-            item = Item(request, generation, data_id, log_id, inputs, now, ready_ns)
-            item.entered = entered
+            told = request.generation, request.data_id, request.log_id
+            item = Item(request, *told, inputs, self._loop.time(), ready_ns, entered=entered)
             job = BatchRun([item])
             if node.pace.was_fusable:
                 (job,) = self._router.trips.begin(node, [job])
@@ -508,11 +515,11 @@ class Shortcut:
                 self._take_down(worker, job)
             node.links.answered += 1
             if job.generation == request.generation:
-                if request.laps is None or not request.laps.get(node):  # it was made in the first
-                    router.route(node, request, outcome, False)
+                if request.detours is None or not request.lap(node):  # it was made in the first
+                    router.route(node, request, outcome)
                 if job.generation == request.generation:  # it goes on
                     router.gone(job)
-        if len(node.scheduler):
+        if load.has_ready:
             router.cycle.mark_dirty(node)
 
     def _take_down(self, worker: Worker, job: Item) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import field
 
 from pipeline.errors import PipelineError
 
@@ -12,8 +14,7 @@ if TYPE_CHECKING:
     from pipeline.engine.run.ragged import RaggedBatch
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One call of `process`.
 
     `items` are the indexes, in the batch, of the items that it serves; `spans` has, for

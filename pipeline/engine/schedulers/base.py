@@ -72,6 +72,7 @@ class Load(msgspec.Struct, eq=False):
         max_items: requests that may begin now, for there is room behind for their answers.
         is_full: no more requests come until some have begun.
         ahead: whole batches that each busy worker is to have, as its next one is long on its way.
+        has_ready: whether anything is ready, as far as is known since the scheduler was asked.
     """
 
     workers: int = 0
@@ -84,6 +85,7 @@ class Load(msgspec.Struct, eq=False):
     max_items: int = sys.maxsize
     is_full: bool = False
     ahead: int = 0
+    has_ready: bool = False
 
     def served(self, seconds: float) -> None:
         """Take down how long a batch took."""
