@@ -267,7 +267,7 @@ _UNSAID = WorkersBase()
 
 def _completed(workers: Workers) -> Workers:
     """Give workers of a plug-in, whose class need not be derived from ours, what it leaves out."""
-    for name in ("ahead", "convoy_rows", "lender", "runs_slices", "stream_type", "takes_convoys"):
-        if not hasattr(workers, name):
+    for name in vars(WorkersBase):
+        if not (name.startswith("_") or hasattr(workers, name)):
             setattr(workers, name, getattr(_UNSAID, name))
     return workers

@@ -1,0 +1,23 @@
+"""Workers of a plug-in have what the engine asks of them, though their class is not of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.engine.worker_api import WorkersBase
+from pipeline.runtime.loaded_graph import _completed
+
+
+class Own:
+    ahead = 3
+
+
+def test_what_workers_leave_out_is_as_the_base_says():
+    made: Any = Own()
+    workers = _completed(made)
+    assert workers is made
+    assert workers.ahead == 3
+    base = WorkersBase()
+    for name in vars(WorkersBase):
+        assert hasattr(workers, name)
+    assert (workers.visit_type, workers.convoy_rows) == (base.visit_type, base.convoy_rows)
