@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pipeline
@@ -18,6 +19,7 @@ MAY_HAVE_MORE = {
 }
 
 
+@functools.cache  # not when it is imported: every process that collects tests would parse all
 def nodes() -> dict[str, list[ast.AST]]:
     """Return the classes and functions of each file that is not generated, by their names."""
     found: dict[str, list[ast.AST]] = {}
@@ -29,9 +31,6 @@ def nodes() -> dict[str, list[ast.AST]]:
             if isinstance(node, ast.ClassDef | FUNCTION):
                 found.setdefault(f"{where}:{node.name}", []).append(node)
     return found
-
-
-NODES = nodes()
 
 
 def methods_of(found: ast.ClassDef) -> int:
@@ -59,7 +58,7 @@ def lines_of(found: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def those(kind: type | object, is_too_large) -> set[str]:
     return {
         name
-        for name, group in NODES.items()
+        for name, group in nodes().items()
         if any(isinstance(node, kind) and is_too_large(node) for node in group)
     }
 
@@ -81,5 +80,5 @@ def test_a_function_is_short():
 
 def test_the_tree_is_found():
     assert {"cli/main.py:main", "engine/engine.py:Engine", "workers/thread.py:ThreadKind"} <= set(
-        NODES
+        nodes()
     )
