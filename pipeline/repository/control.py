@@ -101,11 +101,9 @@ class ModelPoller:
                 _LOGGER.error("Poll failed for model directory '%s': %s", name, error)
                 failures[name] = error
                 continue
-            except ConfigError as error:
-                _LOGGER.error("Poll failed for model directory '%s': %s", name, error)
-                models = []
-            except OSError as error:
-                _LOGGER.error("Poll failed for model directory '%s': %s", name, described(error))
+            except (ConfigError, OSError) as error:
+                text = described(error) if isinstance(error, OSError) else str(error)
+                _LOGGER.error("Poll failed for model directory '%s': %s", name, text)
                 models = []
             found += models
             if not models:

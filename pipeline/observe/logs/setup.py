@@ -128,16 +128,13 @@ class _OpenSessions:
             if self._sessions:
                 self._apply()
 
-    def _lets(self, record: logging.LogRecord) -> bool:
-        return self.switches.lets(record)
-
     def add(self, session: LogSession) -> None:
         with self._lock:
             for destination in session.destinations.values():
                 if destination.key in self._writers:
                     continue
                 writer = LogWriter(destination.make())
-                writer.handler.addFilter(self._lets)
+                writer.handler.addFilter(lambda record: self.switches.lets(record))
                 if destination.wants is not None:
                     writer.handler.addFilter(destination.wants)
                 writer.start()
