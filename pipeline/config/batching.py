@@ -78,8 +78,9 @@ class SchedulerTraits(Struct, frozen=True, kw_only=True):
         reads_section: it reads the Op's `dynamic_batching`, and what callers say beside their data.
         sees_op: it is made by its class method `for_op(op, options)`, not of the settings alone.
         lets_pass: a lone request that it would let go at once need not come to it.
-        steps: what it cuts are requests that join the steps of a worker; see `streams.iterative`.
-        takes_convoys: requests that came together may be one item.
+        steps: what it cuts are requests that join the steps of a worker, where they have a seat
+            until it is told that they `leave`; see `streams.iterative`.
+        takes_convoys: requests that came together may be one item; it can be iterated over.
         keeps_places: each sequence has a place of its own in the batches of its worker.
     """
 

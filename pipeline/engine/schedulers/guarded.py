@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.config import registry
@@ -51,6 +51,9 @@ class GuardedScheduler:
     def __len__(self) -> int:
         return len(self._ready)
 
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._ready)
+
     def add(self, item: Item, now: float) -> PipelineError | None:
         self._ready[item] = None
         refusal = self._call("add", item, now)
@@ -81,6 +84,10 @@ class GuardedScheduler:
 
     def done(self, batch: Batch, now: float) -> None:
         self._call("done", batch, now)
+
+    def leave(self, item: Item) -> None:
+        """Have the seat of a request given up; of schedulers that step."""
+        self._call("leave", item)
 
     def level_of(self, request: RequestState) -> int:
         """Return the only level: as if who came first went first."""

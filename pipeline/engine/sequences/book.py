@@ -308,7 +308,8 @@ class SequenceBook:
     @property
     def reaps_at(self) -> float | None:
         """Return when the next sequence has been idle, or in the backlog, for too long."""
-        idle = next((since + self._max_idle_s for since in self._idle.values()), None)
+        since = next(iter(self._idle.values()), None)
+        idle = None if since is None else since + self._max_idle_s
         limited = self._backlog.limited_until
         if idle is None or limited is None:
             return limited if idle is None else idle

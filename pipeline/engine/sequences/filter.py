@@ -106,7 +106,7 @@ class SequenceFilter(OpFilter):
                 self._loop.call_soon(self._wake)
             if node.room.size:
                 node.places_freed()
-        if book.parked and not book.slots.free and self._loop.time() >= self._warns_at:
+        if not book.slots.free and book.parked and self._loop.time() >= self._warns_at:
             self._warn()
         self._watch_idle()
 
@@ -145,10 +145,11 @@ class SequenceFilter(OpFilter):
 
     def submit(self, go_on: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
         given, spans = self._scheduler.given, self._node.spans
-        for run in runs:
+        tell = spans.on_step
+        for run in runs if given or tell is not None else ():
             if given:
                 run.given = given.pop(run.items[0], None)
-            if (tell := spans.on_step) is not None:
+            if tell is not None:
                 for item, place in zip(run.items, run.places or (), strict=False):
                     if item.trace:
                         tell(item.data_id, spans.index, item.info.sequence_id, place)
@@ -175,16 +176,13 @@ class SequenceFilter(OpFilter):
 
     def release(self, go_on: Callable[[Any], None], run: BatchRun | Item) -> None:
         if isinstance(run, BatchRun) and not run.is_superseded:
-            self._take_states(run)
+            book = self._scheduler.book
+            for place in run.unsent or ():
+                book.unsent(run.items[place], (run.given or {}).get(place))
+            if run.kept:
+                book.keep(run.items, run.kept)
         go_on(run)
         self._watch_idle()
-
-    def _take_states(self, run: BatchRun) -> None:
-        book = self._scheduler.book
-        for place in run.unsent or ():
-            book.unsent(run.items[place], (run.given or {}).get(place))
-        if run.kept:
-            book.keep(run.items, run.kept)
 
     def start_over(self, go_on: Callable[..., None], job: BatchRun, error: PipelineError) -> None:
         """End the requests of a lost batch: nobody else has what it needs, if the book has not."""

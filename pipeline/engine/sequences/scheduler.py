@@ -69,7 +69,7 @@ class SequenceScheduler:
 
     def __len__(self) -> int:
         """Return how many may run: who waits for a slot must not keep out who has one."""
-        return self.book.queued - self.book.parked
+        return sum(map(len, self.book.ready.values()))
 
     def add(self, item: Item, now: float) -> PipelineError | None:
         return self.turnstile.add(item, now)

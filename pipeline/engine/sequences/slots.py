@@ -84,6 +84,8 @@ class Slots:
 
     def take_vacant(self) -> list[int]:
         """Return the workers that leave and have no sequence: they are about to be gone."""
+        if not self._leaving:  # as nearly always
+            return []
         vacant = [number for number in self._leaving if not self._taken[number]]
         self._leaving.difference_update(vacant)
         return vacant

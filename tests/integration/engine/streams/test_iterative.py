@@ -13,7 +13,10 @@ from doubles import on_loop, wait_until
 from streaming import Mark, OneSink, PartsSink, serving
 
 from pipeline import Answer, Op, RequestOp
+from pipeline.config import registry
+from pipeline.config.batching import SchedulerTraits
 from pipeline.engine.request import RequestState
+from pipeline.engine.schedulers.iterative import IterativeScheduler
 from pipeline.errors import ErrorCode, GraphError
 
 
@@ -117,6 +120,24 @@ async def test_others_join_between_steps_and_finished_ones_leave():
             assert await sink.ended() is None
         assert op.sizes == [1, 3, 2, 1, 1]
         assert [each.texts for each in (long, *short)] == [list("01234"), list("01"), list("0")]
+
+
+class Seats(IterativeScheduler):
+    """A scheduler that steps, of a script."""
+
+    traits = SchedulerTraits(steps=True)
+
+
+@on_loop
+async def test_a_scheduler_that_a_script_registers_may_step_as_ours_does(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+    registry.register("schedulers", "seats", Seats)
+    async with serving(steps(), op={"Steps": {"batching": "seats", "batch_size": 2}}) as streams:
+        sinks = [streams.begin(n=3) for _ in range(5)]
+        for sink in sinks:
+            assert await sink.ended() is None
+            assert sink.texts == ["0", "1", "2"]
+        assert max(SEEN["Steps"].sizes) <= 2
 
 
 @on_loop
