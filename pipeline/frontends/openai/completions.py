@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.answer_head import AnswerHead
 from pipeline.engine.offload import Offload
@@ -39,25 +39,23 @@ from pipeline.proto.slices import SHORT_BYTES
 _FEW = 64  # choices that are written on the event loop, if they are short
 
 
-class Completions(NamedTuple):
-    """Means of making completions.
+class CompletionEndpoint:
+    """Requests of one kind whose heads are the same; see `LaneEndpoint`.
 
     Args:
         models: who is asked.
         offload: where large answers are written.
         kept: limits of a stream that becomes one answer.
+        kind: see `Models.understand`.
+        request: one of them.
     """
 
-    models: Models
-    offload: Offload
-    kept: StreamLimits
-
-
-class CompletionEndpoint:
-    """Requests of one kind whose heads are the same; see `LaneEndpoint`."""
-
-    def __init__(self, how: Completions, kind: str, request: WebRequest) -> None:
-        self._how = how
+    def __init__(
+        self, models: Models, offload: Offload, kept: StreamLimits, kind: str, request: WebRequest
+    ) -> None:
+        self._models = models
+        self._offload = offload
+        self._kept = kept
         self._kind = kind
         self._left_s = request.timeout_s
         self._headers = request.headers
@@ -67,7 +65,7 @@ class CompletionEndpoint:
         fields = read_object(body)
         if fields.get("stream"):
             raise HandOverError
-        asked = self._how.models.understand(fields, self._headers, self._kind)
+        asked = self._models.understand(fields, self._headers, self._kind)
         engine = asked.served.engine
         writer, requests, stops_early = self._requests(asked)
         if len(requests) > 1 or stops_early:
@@ -99,21 +97,21 @@ class CompletionEndpoint:
     async def _beside(self, write: Any) -> WebResponse:
         """Have a large answer written beside the event loop."""
         try:
-            return WebResponse(body=(await self._how.offload.run(write, self._left_s))[0])
+            return WebResponse(body=(await self._offload.run(write, self._left_s))[0])
         except PipelineError as error:
             return reply_to(error)
 
     async def answer(self, asked: Understood, left_s: float | None) -> WebResponse | WebStream:
         """Answer with any number of texts, at once or part by part. Raises PipelineError."""
         writer, requests, stops_early = self._requests(asked)
-        call = TimedCall(asked.served.engine.begin, self._how.offload, left_s)
+        call = TimedCall(asked.served.engine.begin, self._offload, left_s)
         if asked.questions.is_stream:
             pieces = ChoiceStream(requests, call, writer).pieces()
             return await begun(stream_in(EVENTS, pieces))
 
         async def text(request: ChoiceRequest) -> str:
             if stops_early:
-                return await text_up_to_stop(request, call, self._how.kept)
+                return await text_up_to_stop(request, call, self._kept)
             return await text_of(request, call)
 
         texts = await all_of([partial(text, request) for request in requests])

@@ -29,7 +29,7 @@ from pipeline.frontends.http.routes import (
 )
 from pipeline.frontends.openai.answers import Payload, embeddings
 from pipeline.frontends.openai.call import TimedCall, all_of
-from pipeline.frontends.openai.completions import CompletionEndpoint, Completions
+from pipeline.frontends.openai.completions import CompletionEndpoint
 from pipeline.frontends.openai.describing import described
 from pipeline.frontends.openai.errors import reply_to
 from pipeline.frontends.openai.models import Models, Understood
@@ -78,7 +78,7 @@ class OpenAIRoutes:
         self._models = models
         self._offload = offload
         self._limits = limits
-        self._completions = Completions(models, offload, kept)
+        self._completion = partial(CompletionEndpoint, models, offload, kept)
         self._created = int(time.time())
         endpoints: dict[str, tuple[str, Answer]] = {
             "/v1/models": ("GET", self._list),
@@ -114,12 +114,12 @@ class OpenAIRoutes:
         kind = _COMPLETIONS.get(request.path)
         if kind is None or not is_json(request.headers.get(b"content-type", b"")):
             return None
-        return CompletionEndpoint(self._completions, kind, request)
+        return self._completion(kind, request)
 
     async def _complete(self, request: WebRequest, name: str, kind: str) -> WebResponse | WebStream:
         """Answer a chat, or go on with prompts."""
         asked, left_s = await self._read(request, kind)
-        return await CompletionEndpoint(self._completions, kind, request).answer(asked, left_s)
+        return await self._completion(kind, request).answer(asked, left_s)
 
     # Embeddings -----------------------------------------------------------------------------
 

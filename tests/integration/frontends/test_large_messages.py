@@ -17,7 +17,7 @@ from pipeline.engine.offload import Offload
 from pipeline.engine.pack_jobs import Packer, Unpacker
 from pipeline.errors import DeadlineError
 from pipeline.frontends.http import bodies
-from pipeline.frontends.v2 import http as http_v2
+from pipeline.frontends.v2 import http_inference as http_v2
 from pipeline.proto import codec, inference_v2_pb2
 from pipeline.proto.inflate import inflated
 from pipeline.proto.pipeline import json as jsonpb
