@@ -446,7 +446,9 @@ class Shortcut:
             self._hands_on or 0 < running * load.service_s < _AHEAD_S
         ):
             return False
-        if not load.workers or load.has_ready or request.detours is not None:
+        if not load.workers or load.has_ready:
+            return False
+        if request.detours is not None and request.detours.laps:
             return False
         if request.spans is not None:
             spans.is_wanted = True
