@@ -39,7 +39,7 @@ class PackJob(msgspec.Struct, eq=False):
     """A call of an unpack or pack method that may take a while, run by a worker of that Op.
 
     `method` is the name of an overridden one, or a function of ours. `keeps` is whatever the
-    argument needs to stay alive. `packed` takes the result, if it is not the answer of its request.
+    argument needs to stay alive. `packed` takes the result.
     """
 
     worker: ClassVar[None] = None  # any will do
@@ -47,9 +47,9 @@ class PackJob(msgspec.Struct, eq=False):
     request: RequestState
     method: str | Callable[[Any], Any]
     argument: Any
+    packed: Callable[[RequestState, Any], None]
     keeps: Any = None
     result: Any = None
-    packed: Callable[[RequestState, Any], None] | None = None
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """Call the method, if somebody waits for its result."""
@@ -86,7 +86,7 @@ class PackRunner:
 
     def done(self, worker: Worker | None, job: PackJob) -> None:
         """Pass on what a thread made."""
-        raise NotImplementedError
+        job.packed(job.request, job.result)
 
     def lost(self, job: PackJob, error: PipelineError) -> None:
         """Ignore it: threads lose no job."""
@@ -130,9 +130,9 @@ class Unpacker(PackRunner):
                 self._unpacked(request, payload)
                 return
         if not self.is_inline:
-            self.workers.submit([PackJob(request, "unpack_request_package", raw)])
+            self.workers.submit([PackJob(request, "unpack_request_package", raw, self._take)])
         elif target is not None and target.is_large:
-            self.workers.submit([PackJob(request, self._unpack_large, raw)])
+            self.workers.submit([PackJob(request, self._unpack_large, raw, self._take)])
         else:
             try:
                 unpacked = self._op.unpack_request_package(raw)
@@ -158,13 +158,10 @@ class Unpacker(PackRunner):
         except Exception as error:  # as in `unpack`
             return not_unpacked(error)
 
-    def done(self, worker: Worker | None, job: PackJob) -> None:
-        """Pass on what a thread unpacked, if the request still waits for it."""
-        if job.request.phase is ACTIVE:
-            self._take(job.request, job.result)
-
     def _take(self, request: RequestState, unpacked: Any) -> None:
-        """Pass on what the Op made of a request."""
+        """Pass on what the Op made of a request, if that still waits for it."""
+        if request.phase is not ACTIVE:
+            return
         payload = self.read(request, unpacked)
         if isinstance(payload, PipelineError | Answer):
             self.end(request, payload)
@@ -243,7 +240,7 @@ class Packer(PackRunner):
             return
         pack = self._pack_large if self.is_inline else "pack_response_package"
         passed = partial(_pass, packed)
-        self.workers.submit([PackJob(request, pack, data, keeps, packed=passed)])
+        self.workers.submit([PackJob(request, pack, data, passed, keeps)])
 
     def goes_plain(self, request: RequestState) -> bool:
         """Return whether who asks takes a PlainResponse, and text is all that is answered."""
@@ -285,11 +282,6 @@ class Packer(PackRunner):
             raise
         except Exception as error:  # as in `pack`
             return package_error(error)
-
-    def done(self, worker: Worker | None, job: PackJob) -> None:
-        """Pass on what a thread made."""
-        assert job.packed is not None, "so it was submitted"
-        job.packed(job.request, job.result)
 
 
 def _pass(

@@ -18,7 +18,7 @@ from pipeline.engine.streams.delivery import StreamDelivery
 from pipeline.engine.streams.dispatcher import is_for_one_op
 from pipeline.engine.streams.flow import Bundle, RequestStream
 from pipeline.engine.streams.plan import StreamPlan
-from pipeline.engine.worker_api import Worker, WorkersFactory
+from pipeline.engine.worker_api import WorkersFactory
 from pipeline.errors import PackageError, PipelineError, UserCodeError, described
 from pipeline.op import RequestOp, ResponseOp
 from pipeline.proto.slices import is_short
@@ -93,13 +93,6 @@ class CheckedUnpacker(Unpacker):
         )
         self._check_values = functools.partial(_checked, schema.check)
 
-    def done(self, worker: Worker | None, job: PackJob) -> None:
-        """Pass on what a thread unpacked, or checked."""
-        if job.packed is None:
-            super().done(worker, job)
-        elif job.request.phase is ACTIVE:
-            job.packed(job.request, job.result)
-
     def _take_text(self, request: RequestState, payload: Any) -> None:
         """Check what came by the pipeline's own form, in which numbers are text."""
         self._check(request, payload, self._check_text)
@@ -119,9 +112,11 @@ class CheckedUnpacker(Unpacker):
         if _is_at_once(self._schema, payload):
             self._pass(request, check(payload))
         else:
-            self.workers.submit([PackJob(request, check, payload, packed=self._pass)])
+            self.workers.submit([PackJob(request, check, payload, self._pass)])
 
     def _pass(self, request: RequestState, payload: Any) -> None:
+        if request.phase is not ACTIVE:
+            return
         if isinstance(payload, PipelineError):
             self.end(request, payload)
         else:
@@ -156,7 +151,7 @@ class AnswerCheck:
         else:
             request.live += 1  # it is under way, though at no Op
             done = functools.partial(self._done, request.generation)
-            job = PackJob(request, self._check, values, answer, packed=done)
+            job = PackJob(request, self._check, values, done, answer)
             self._packer().workers.submit([job])
 
     def _done(self, generation: int, request: RequestState, answer: Any) -> None:
@@ -192,7 +187,7 @@ class CheckedDelivery(StreamDelivery):
             self._pass_checked(request, stream, self._check(values))
         else:
             stream.is_packing = True
-            job = PackJob(request, self._check, values, payload, packed=self._part_checked)
+            job = PackJob(request, self._check, values, self._part_checked, payload)
             self._packer.workers.submit([job])
 
     def _pass_checked(self, request: RequestState, stream: RequestStream, values: Any) -> None:
