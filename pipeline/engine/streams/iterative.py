@@ -13,6 +13,7 @@ from pipeline.engine.schedulers.iterative import IterativeScheduler
 from pipeline.engine.streams.dispatcher import StreamDispatcher
 from pipeline.engine.streams.flow import ALL, ENDED, UNWANTED
 from pipeline.engine.streams.run import Entry, StreamRun
+from pipeline.engine.streams.spans import note_step
 from pipeline.engine.streams.stepped import ENDS, Made, SteppedRun
 from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Worker
@@ -97,8 +98,12 @@ class IterativeDispatcher(StreamDispatcher):
     def _note_steps(self, run: SteppedRun, made: Made) -> None:
         for step in made.steps:
             self.load.served((step.end_ns - step.start_ns) / 1e9)
-            if self.spans.is_wanted:
+            if not self.spans.is_wanted:
+                continue
+            if step.outcomes:
                 self.spans.batch(cast(Worker, run), step)
+            else:
+                note_step(self.spans, run.number, step)
 
     def _leave(self, run: SteppedRun, place: int) -> None:
         """Give a place to whoever comes next."""

@@ -27,6 +27,9 @@ Kept = tuple[list[dict[str, Any]], list[int]]
 """(copies of states, sizes of what in them may have others)"""
 
 
+_DICTS = {dict}
+
+
 class _Growing(dict[type, bool]):
     """By type: whether a value may have another size at another time."""
 
@@ -97,9 +100,9 @@ class StepRun(BatchRun, eq=False):
                 each.context or _context(item, each)
                 for item, each in zip(self.items, self.progress, strict=True)
             ]
-        steps = [step for each in self.progress if (step := each.next_step()) is not None]
-        if steps:
-            self._take_steps(op, steps)
+        if self.progress[0].sequence is not None:  # then each is one
+            steps = [each.next_step() for each in self.progress]
+            self._take_steps(op, [step for step in steps if step is not None])
         self.prepared: dict[int, Any] = dict(enumerate([each.data for each in self.progress]))
         new = [place for place, each in enumerate(self.progress) if not each.has_begun]
         if new:
@@ -199,13 +202,18 @@ class StepRun(BatchRun, eq=False):
             super()._postprocess(op)
             return
         outcomes, contexts = self.outcomes, self.contexts  # as nearly always
+        postprocess = op.users_postprocess
         for place, (item, part) in enumerate(zip(self.items, calls[0].result, strict=True)):
             if outcomes[place] is not None:
                 continue
             if contexts:
                 op.context = contexts[place]
             try:
-                outcomes[place] = op.postprocess(item.inputs, part, item.data_id, item.log_id)
+                if type(part) is dict:
+                    answer = postprocess(item.inputs, part, item.data_id, item.log_id)
+                    outcomes[place] = answer if type(answer) is dict else op.answered(answer)
+                else:
+                    outcomes[place] = op.postprocess(item.inputs, part, item.data_id, item.log_id)
             except BaseException as error:  # user code; a worker survives even SystemExit
                 outcomes[place] = stage_error(error, op, "postprocess", item.log_id, item.data_id)
 
@@ -213,7 +221,7 @@ class StepRun(BatchRun, eq=False):
         """Forget all but what its spans need; large arrays may hang on the rest."""
         self.prepared, self.contexts, self.calls, self.before = {}, [], [], ([], [])
         self.progress, self.states = [], {}
-        if not self.executions and all(type(outcome) is dict for outcome in self.outcomes):
+        if not self.executions and set(map(type, self.outcomes)) == _DICTS:
             self.outcomes = []
 
     def _kept(self, call: Call) -> Kept:

@@ -281,25 +281,22 @@ class SteppedRun(StreamRun, eq=False):
                 if outcome is not None:  # else it was over before it began
                     self._take_other(place, outcome, is_last)
                 continue
-            bundle = held.get(place)
-            if bundle is None:
-                bundle = held[place] = Bundle()
-            bundle.parts.append(outcome)
-            bundle.times_ns.append(now)
-            made[place] += 1
-            room = allowed[place] - made[place]
+            if place not in held:
+                held[place] = Bundle()
+            bundle = held[place]
+            parts, times_ns = bundle.parts, bundle.times_ns
+            parts.append(outcome)
+            times_ns.append(now)
+            made[place] = sent = made[place] + 1
+            room, count = allowed[place] - sent, len(parts)
             if room >= _MUCH:  # one answer is made of them
                 size = size_of(outcome)
                 bundle.bytes += size
                 self.held_bytes += size
+            elif not may_hold or sent == count or count >= room or now - times_ns[0] > _HOLD_NS:
+                self._let_go(place)
             if is_last:
                 self._end(place, ENDED)
-            if is_last or room >= _MUCH:
-                continue
-            count = len(bundle.parts)
-            is_first, is_old = made[place] == count, now - bundle.times_ns[0] > _HOLD_NS
-            if not may_hold or is_first or is_old or count >= room:
-                self._let_go(place)
 
     def _take_other(self, place: int, outcome: Any, is_last: bool) -> None:
         """Take a Goto, or what ends a request."""
