@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from pathlib import Path
 
 import pytest
 from doubles import chain, client_of, server_for, wait_until
@@ -41,6 +42,18 @@ def test_a_line_is_as_the_gateway_writes_it(caplog):
     }  # fmt: skip
 
 
+SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
+
+
+def log_of(folder: Path) -> str:
+    return (folder / "PipelineServingLogs" / "pipeline.log").read_text()
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    found = map(json.loads, log_of(folder).splitlines())
+    return [line for line in found if line["message"] == "request"]
+
+
 def asked(server, *raw: bytes) -> None:
     for each in raw:
         with Connection(server.http_port) as connection:
@@ -62,29 +75,38 @@ def test_both_edges_tell_of_the_same_requests(edge, gateway_binary, tmp_path):
         )
         with client_of(server) as client:
             client.predict({"x": "1"})
-        path = tmp_path / "PipelineServingLogs" / "pipeline.log"
-
-        def lines() -> list[dict[str, object]]:
-            found = map(json.loads, path.read_text().splitlines())
-            return [line for line in found if line["message"] == "request"]
-
-        wait_until(lambda: len(lines()) == 6)
-        found = lines()
-    assert "secret" not in path.read_text()
+            assert list(client.predict_stream({"x": "1"}))
+        wait_until(lambda: len(lines(tmp_path)) == 7)
+    found = lines(tmp_path)
+    assert "secret" not in log_of(tmp_path)
     assert [(line["action"], line["status"]) for line in found] == [
         ("POST /s/prediction HTTP/1.1", "200"),
         ("POST /s/prediction HTTP/1.1", "200"),
         ("POST /s/prediction HTTP/1.1", "400"),
         (f"POST /{'x' * 1023}... HTTP/1.1", "404"),
         ("GET /health/ready HTTP/1.1", "200"),
-        ("/baidu.paddle_serving.pipeline_serving.PipelineService/inference", "OK"),
+        (f"/{SERVICE}/inference", "OK"),
+        (f"/{SERVICE}/inference_stream", "OK"),
     ]
     assert [line["trace_id"] for line in found[:3]] == [TRACE_ID, TRACE_ID, ""]
     assert all(str(line["address"]).startswith("127.0.0.1:") for line in found)
     assert all(int(str(line["bytes"])) > 0 for line in found)
 
 
+@pytest.mark.parametrize("edge", ["embedded", "gateway"])
+@pytest.mark.parametrize("more", [(), ("Accept: text/event-stream",)], ids=["lane", "routes"])
+def test_a_caller_who_left_is_told_of(edge, more, holds, gateway_binary, tmp_path):
+    log = {"request_sample": 1, "format": "json"}
+    with server_for(holds, name="s", edge=edge, log=log) as server:
+        with Connection(server.http_port) as connection:
+            connection.send(request(BODY, *more, path="/s/prediction"))
+            assert holds.entered.acquire(timeout=20)
+        wait_until(lambda: len(lines(tmp_path)) == 1)
+        holds.release.set()
+    assert [line["status"] for line in lines(tmp_path)] == ["499"]
+
+
 def test_without_a_sample_nothing_is_told(tmp_path):
     with server_for(chain("a"), name="s") as server:
         asked(server, request(BODY, path="/s/prediction"))
-    assert "HTTP/1.1" not in (tmp_path / "PipelineServingLogs" / "pipeline.log").read_text()
+    assert "HTTP/1.1" not in log_of(tmp_path)
