@@ -55,6 +55,21 @@ def test_each_link_to_code_names_something_that_is_there(page):
     assert wrong == []
 
 
+def test_contributing_has_each_folder_in_its_table_and_in_its_drawing():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders <= set(re.findall(r"^\| \[(\w+)\]\(pipeline/\1\) \|", text, re.MULTILINE))
+    drawing = set(re.findall(r"\w+", text.partition("```text")[2].partition("```")[0]))
+    assert folders - drawing == {"config", "system", "tuning"}, "what all use, and what looks on"
+
+
+def test_each_decision_has_its_form():
+    text = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## .*", text, re.MULTILINE)
+    found = re.findall(r"(?<=\n\n)## \d{4}-\d\d-\d\d: .+(?=\n\n)", text)
+    assert found == headings, "a day, a sentence, a blank line before and behind"
+
+
 def test_each_word_of_the_glossary_is_where_it_says():
     wrong = []
     for word, where in WORD.findall(GLOSSARY.read_text(encoding="utf-8")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -207,6 +208,24 @@ def test_the_reader_of_imports_finds_those_it_should():
     assert all(found.is_for_types for found in for_types)
     (in_function,) = [f for f in ALL if f.module == "system.event_loop" and f.target == "uvloop"]
     assert not in_function.is_at_load
+
+
+def test_the_drawing_has_lines_between_those_who_know_each_other():
+    """One imports the other: who is called, or the Protocol by which it is called."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawing = page.partition("```mermaid")[2].partition("```")[0]
+    found = {(of(edge.module), of(edge.target)) for edge in ALL if edge.is_ours}
+    lines = re.findall(
+        r"^ *(\w+)(?:\[[^]]*\])? (?:-->|-- \"[^\"]*\" -->) (\w+)", drawing, re.MULTILINE
+    )
+    assert len(lines) > 8
+    unknown = [line for line in lines if line not in found and line[::-1] not in found]
+    assert unknown == [("op", "predictors")], "an Op's predictor is whatever `init_op` was given"
+
+
+def of(module: str) -> str:
+    """The folder of a module, or itself."""
+    return module.partition(".")[0]
 
 
 def test_every_module_has_its_layer():
