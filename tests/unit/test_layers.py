@@ -220,7 +220,7 @@ def test_the_drawing_has_lines_between_those_who_know_each_other():
     )
     assert len(lines) > 8
     unknown = [line for line in lines if line not in found and line[::-1] not in found]
-    assert unknown == [("op", "predictors")], "an Op's predictor is whatever `init_op` was given"
+    assert unknown == [("op", "predictors")], "an Op has a Protocol of its own for it"
 
 
 def of(module: str) -> str:
