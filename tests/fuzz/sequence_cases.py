@@ -845,7 +845,7 @@ class Judge:
             return any(each.timeout_us or each.deadline_s for each in steps)
         if "ended the sequence" in text:
             return any(self._is_a_loss(each) for each in steps if each is not step)
-        if "deadline passed" in text:
+        if "deadline passed" in text or "server is overloaded" in text:  # at an Op
             return step.deadline_s is not None
         killed = {op for each in case.steps for op, f in each.faults.items() if f in KILLERS}
         killed |= {op for _, op in case.kills}
