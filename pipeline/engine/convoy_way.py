@@ -73,6 +73,8 @@ def convoy_rows(node: OpNode) -> int:
 class ConvoyCount(OpFilter):
     """Counts the members of convoys at an Op whose scheduler batches them, and takes them apart."""
 
+    goes_alone: str = "its scheduler batches requests that come together"
+
     def __init__(self, node: OpDispatcher) -> None:
         self._node = node
         self._is_local = node.workers.memory_domain is LOCAL

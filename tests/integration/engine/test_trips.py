@@ -8,6 +8,7 @@ import contextvars
 import sqlite3
 import threading
 from collections import Counter
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -27,8 +28,11 @@ from fused import (
 )
 
 from pipeline import Op, RequestOp, ResponseOp
+from pipeline.config import registry
+from pipeline.config.batching import SchedulerTraits
 from pipeline.engine.journal.journal import SPAN
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.schedulers.dynamic import FullScheduler
 from pipeline.engine.trips import trip as trip_file
 from pipeline.observe.tables import walks
 from pipeline.workers import thread as threads
@@ -102,6 +106,21 @@ async def test_the_state_of_an_op_names_its_group():
         assert [op.group for op in server.executor.state().ops] == [()] * 2
 
 
+class Convoys(FullScheduler):
+    """A scheduler of a user, for which requests may come together, and a lone one need not wait."""
+
+    traits: ClassVar = SchedulerTraits(lets_pass=True, takes_convoys=True)
+
+
+@on_loop
+async def test_an_op_whose_scheduler_takes_convoys_runs_on_its_own(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+    registry.register("schedulers", "convoys", Convoys)
+    config = {"op": {name: {"batching": "convoys"} for name in "ab"}}
+    async with serving(chain(Calls, Calls), **config) as server:
+        assert value_of(await ask(server, timeout_s=PATIENCE_S)) == "1"
+
+
 @on_loop
 async def test_apart_each_op_runs_on_its_own():
     seen = []
@@ -128,7 +147,7 @@ async def test_an_op_that_says_so_keeps_its_own_thread():
 
     last = chain(Calls, Stays, Calls, Calls, a=act, b=act, c=act, d=act)
     config = {"op": {"d": {"fuse": False}}}
-    async with serving(last, expected=[], **config) as server:
+    async with serving(last, **config) as server:
         await ask(server)
     assert seen == [f"pipeline-{name}-0" for name in "abcd"]
 
