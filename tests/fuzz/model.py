@@ -165,6 +165,10 @@ def in_laps(
                 if lap == op.max_loops:
                     parts[op.name] = Part(op.name, Failure(LOST, "which is its max_loops"))
                     break
+                for each in below(case.ops, op.loops_to):  # beside the loop, with this lap's
+                    is_beside = each in case.ops[place + 1 :] and parts.keys() >= {*each.inputs}
+                    if is_beside and request.ways.get(each.name, ()) is None:
+                        yield each, read_by(each, request, parts)
                 yield case.op(op.loops_to), [parts[op.name]]
                 for each in again:
                     yield each, read_by(each, request, parts)
