@@ -207,8 +207,8 @@ class RequestState(msgspec.Struct, eq=False):
     `asked_at`, which is known if there is a deadline, and `deadline` are in `time.monotonic`. The
     times are `time.monotonic_ns`, see `engine.journal.REQUEST`; the last three are sums over its
     spans. `spans` has these, packed, where somebody asked for them, its caller if it `is_profiled`;
-    `way` all of them, where it went through all Ops in one go, until it has ended: their WayRows,
-    and what these want of it. `trace` is its own traceparent; "" if it is not traced. `detours`:
+    `way` all of them, where it went through all Ops in one go: their WayRows, and what these want
+    of it; the sums have none of them then, see `stages_ns`. `trace` is its own traceparent; "" if it is not traced. `detours`:
     what it has jumped and looped, if it has. `stream`: where the graph has streams, how far those
     of this request are. `judged_by`: of the Op that might have refused it before it was admitted.
     `convoy`: those that it is, if it is several. `head`: what an Op says of the head of its answer.
@@ -259,6 +259,13 @@ class RequestState(msgspec.Struct, eq=False):
     def lap(self, node: Recipient) -> int:
         """Return how often an Op runs again for it, now."""
         return 0 if self.detours is None else self.detours.laps[node]
+
+    def stages_ns(self) -> tuple[int, int, int]:
+        """Return the sums over its spans, once it has ended."""
+        if self.way is not None:
+            (rows, told), self.way = self.way, None
+            rows.add_times(self, told)
+        return self.input_ns, self.infer_ns, self.output_ns
 
     def advance(self, phase: Phase) -> None:
         """Go on to `phase`."""

@@ -44,9 +44,6 @@ class AskedEach:
         tell: Callable[[Any], None],
         soon: Callable[[Callable[[], None]], object],
     ) -> None:
-        self.input_ns: int = 0
-        self.infer_ns: int = 0
-        self.output_ns: int = 0
         self._step = step
         self._run = run
         self._convoy = convoy
@@ -91,14 +88,15 @@ class AskedEach:
                 self._soon(self._end)
 
     def _end(self) -> None:
-        for handle in self._handles:
-            if handle is not None:
-                self.input_ns = max(self.input_ns, handle.input_ns)
-                self.infer_ns = max(self.infer_ns, handle.infer_ns)
-                self.output_ns = max(self.output_ns, handle.output_ns)
         if self in self._convoy.followers:
             self._convoy.followers.remove(self)
         self._tell(together(self._outcomes, self._convoy.rows))
+
+    def stages_ns(self) -> tuple[int, int, int]:
+        """Return how long the stages took, of each those of the member that took longest."""
+        told = [(0, 0, 0), *(each.stages_ns() for each in self._handles if each is not None)]
+        input_ns, infer_ns, output_ns = map(max, zip(*told, strict=True))
+        return input_ns, infer_ns, output_ns
 
     def leave(self, place: int) -> None:
         """Take note that the caller of one has left."""

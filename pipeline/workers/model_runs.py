@@ -61,7 +61,7 @@ class ModelRun(UnarySink, Item, eq=False):
         # Its stages take as long as the model's have.
         input_ns, infer_ns, output_ns = 0, 0, 0
         if handle is not None:
-            input_ns, infer_ns, output_ns = handle.input_ns, handle.infer_ns, handle.output_ns
+            input_ns, infer_ns, output_ns = handle.stages_ns()
         self.preprocess_end_ns: int = at_ns + input_ns
         self.process_end_ns: int = self.preprocess_end_ns + infer_ns
         self.end_ns: int = self.process_end_ns + output_ns

@@ -197,6 +197,7 @@ class WayForm(Protocol):
 
     def add(self, *told: int) -> None: ...
     def add_spans(self, request: RequestState, told: Sequence[int]) -> None: ...
+    def add_times(self, request: RequestState, told: Sequence[int]) -> None: ...
     def taken(self) -> tuple[Rows, Rows]: ...
 
 
@@ -317,7 +318,7 @@ class EngineObservers:
 def _tell_way(request: RequestState, target: int) -> bool:
     """Take down the spans that wait in a request; return whether the request is in their row."""
     assert request.way is not None, "asked of no other"
-    (rows, told), request.way = request.way, None
+    rows, told = request.way
     is_one = request.error is None and request.outcome == _OK and target == PIPELINE
     if is_one:
         rows.add(
@@ -331,6 +332,7 @@ def _tell_way(request: RequestState, target: int) -> bool:
             *told,
         )
     else:
+        request.way = None
         rows.add_spans(request, told)
     return is_one
 

@@ -254,8 +254,11 @@ class WayRows:
             told: from `ready_ns` on.
         """
         self.add(request.data_id, request.rows, *_NOT_TOLD, *told)
-        if is_over:
-            return
+        if not is_over:
+            self.add_times(request, told)
+
+    def add_times(self, request: RequestState, told: Sequence[int]) -> None:
+        """Add to a request's times how long its stages took; see `add_spans`."""
         _, began_ns, _, *marks = told
         ends = marks[OF_STEP - 1 :: OF_STEP]
         starts_ns, ends_ns = began_ns + sum(ends[:-1]), sum(ends)

@@ -30,11 +30,13 @@ from fused import (
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.config import registry
 from pipeline.config.batching import SchedulerTraits
+from pipeline.engine import request as request_file
 from pipeline.engine.journal.journal import SPAN
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.schedulers.dynamic import FullScheduler
 from pipeline.engine.trips import trip as trip_file
 from pipeline.observe.tables import walks
+from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.workers import thread as threads
 
 __all__ = ["a_trip_may_last", "steps_may_last"]
@@ -602,6 +604,18 @@ def test_the_statistics_are_those_of_ops_that_run_apart():
     fused, apart = asyncio.run(main(True)), asyncio.run(main(False))
     assert fused == apart
     assert fused
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("kinds", [(Calls,), (Calls, Calls), (Calls, Processes)])
+@on_loop
+async def test_who_asks_for_another_model_is_told_how_long_its_stages_took(kinds, is_fused):
+    async with serving(chain(*kinds), is_fused=is_fused) as server:
+        answer = request_file.ask(server.executor.begin, Request(key=["x"], value=["1"]))
+        assert value_of(await answer) == "1"
+        stages_ns = answer.request.stages_ns()
+        assert sum(stages_ns) > 0
+        assert answer.request.stages_ns() == stages_ns
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
