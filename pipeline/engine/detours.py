@@ -151,7 +151,7 @@ def _wholly_below(jumper: OpNode, nodes: Mapping[Op, OpNode]) -> tuple[OpNode, .
 
 
 def _bound(nodes: list[OpNode]) -> None:
-    """Set who waits for a place in whose channel.
+    """Set, for each Op, which Ops wait for a place in its channel.
 
     An Op fills the channels of its successors and, where it jumps, of its targets' successors. It
     waits only for those further down, so that two never wait for each other.

@@ -62,7 +62,7 @@ class TraceCollector(Protocol):
 
 
 class Recipient(Protocol):
-    """An Op, to who hands it requests, or counts how often they come there."""
+    """An Op, as seen by code that hands it requests, or counts how many it got."""
 
     name: str
     is_dirty: bool
@@ -208,9 +208,10 @@ class RequestState(msgspec.Struct, eq=False):
     times are `time.monotonic_ns`, see `engine.journal.REQUEST`; the last three are sums over its
     spans. `spans` has these, packed, where somebody asked for them, its caller if it `is_profiled`;
     `way` all of them, where it went through all Ops in one go: their WayRows, and what these want
-    of it; the sums have none of them then, see `stages_ns`. `trace` is its own traceparent; "" if it is not traced. `detours`:
-    what it has jumped and looped, if it has. `stream`: where the graph has streams, how far those
-    of this request are. `judged_by`: of the Op that might have refused it before it was admitted.
+    of it; the sums have none of them then, see `stages_ns`. `trace` is its own traceparent; "" if
+    it is not traced. `detours`: what it has jumped and looped, if it has. `stream`: where the graph
+    has streams, how far those of this request are. `judged_by`: of the Op that might have refused
+    it before it was admitted.
     `convoy`: those that it is, if it is several. `head`: what an Op says of the head of its answer.
     """
 

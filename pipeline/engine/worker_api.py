@@ -197,7 +197,7 @@ class WorkersBase:
         return 0
 
     def joined(self, run: Any) -> None:
-        """Ignore it: workers of this process see those who join themselves."""
+        """Ignore it: workers of this process see by themselves which requests join."""
 
     def forget(self, data_id: int) -> None:
         """Ignore it: workers of this process see their requests themselves."""

@@ -27,7 +27,7 @@ class _Asking(msgspec.Struct, eq=False):
 
 
 class AskedEach:
-    """The members of a convoy, each of whom is asked for by itself; to its run it is one request.
+    """The members of a convoy, each asked for by itself; to the convoy's run they are one request.
 
     Args:
         step: what is asked.

@@ -49,7 +49,7 @@ class Supervisor(Protocol):
 
 
 class ThreadPool:
-    """The threads of one Op that take jobs: who is idle, and which jobs wait; see `Lender`.
+    """The threads of one Op that take jobs: which are idle, and which jobs wait; see `Lender`.
 
     Any thread takes idle workers and gives them back. Who takes one has it alone; who adds a job,
     or a worker, looks for the other afterwards, so that both never wait.

@@ -42,7 +42,7 @@ class OpDispatcher:
         streams: whether its Op makes or reads streams.
         goes_alone: why its Op is never in a group; "": nothing of its own is against it.
         run_type: what its batches are.
-        may_spare: whether who comes here need not wait, for its answer may be kept.
+        may_spare: whether a request that comes here may not have to wait: its answer may be kept.
         convoy_rows: samples that a convoy may have which its scheduler batches; 0: none does.
         filters: what stands around its scheduler, the outermost first; see `op.filter`.
     """

@@ -419,7 +419,7 @@ class SequenceBook:
 
 
 def refusal_of(op_name: str, item: Item, is_new: bool) -> PipelineError | None:
-    """Return why a request is none of a sequence; `is_new`: there is none of its id."""
+    """Return why a request cannot join a sequence; `is_new`: no sequence has its id."""
     wrong = _wrong(item, is_new)
     if wrong is None:
         return None

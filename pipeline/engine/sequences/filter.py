@@ -32,7 +32,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _WARNS_EVERY_S = 60.0  # that sequences wait for slots
 _LOOKS_EVERY_S = 1.0  # whether they do: to tell takes as long as there are sequences
-_MOST_TOLD = 256  # in one turn of the event loop, of those who are refused behind others
+_MOST_TOLD = 256  # requests that are refused in one turn of the event loop
 
 
 class SequenceFilter(OpFilter):
@@ -90,7 +90,7 @@ class SequenceFilter(OpFilter):
     # Batches ----------------------------------------------------------------------------
 
     def schedule(self, go_on: Callable[[], None]) -> None:
-        """Hand out batches; tell those who will not run; set a timer for who is idle."""
+        """Hand out batches, answer requests that will not run, set a timer for idle sequences."""
         node, book = self._node, self._scheduler.book
         self._scheduler.workers_are(self._lasting.lives())
         go_on()

@@ -68,7 +68,7 @@ class SequenceScheduler:
         self.given: dict[Item, dict[int, Any]] = {}
 
     def __len__(self) -> int:
-        """Return how many may run: who waits for a slot must not keep out who has one."""
+        """Return how many may run; not those that wait for a slot, or the queue would seem full."""
         return sum(map(len, self.book.ready.values()))
 
     def add(self, item: Item, now: float) -> PipelineError | None:

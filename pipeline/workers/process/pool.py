@@ -35,7 +35,7 @@ _STEADY_S = 10.0  # a worker that stays up so long is out of its crash loop
 
 
 class ProcessPool:
-    """The worker processes of one Op that are alive: who of them takes jobs, and gets which.
+    """The worker processes of one Op that are alive: which of them take jobs, and which jobs.
 
     Args:
         schedule: called when a worker's report is taken in: what it made ready can go on at once.
@@ -118,7 +118,7 @@ class ProcessPool:
             worker.flush()
 
     def joined(self, run: SteppedRun) -> None:
-        """Tell the worker that is at a run who has joined it."""
+        """Tell the worker that has a run which requests have joined it."""
         for worker in self.up:
             worker.join(run)
             worker.flush()
@@ -179,7 +179,7 @@ class ProcessPool:
             self.is_steady(worker.slot)
 
     def take_back(self, worker: ProcessWorker, running: BatchRun | None = None) -> None:
-        """Give `worker` no more jobs; those that it has and did not begin are for others."""
+        """Give `worker` no more jobs; other workers get the jobs that it has not begun."""
         self.rest(worker)
         given = [sent.run for sent in worker.sent.values()]
         others = [run for run in given if run is not running and run not in worker.streams]
@@ -201,7 +201,7 @@ class ProcessPool:
         slot.is_steady()
         self._owner.workers_changed()
 
-    # Who is there -----------------------------------------------------------------------------
+    # Workers come and go ----------------------------------------------------------------------
 
     def rest(self, worker: ProcessWorker) -> None:
         """Give `worker` no more jobs for now."""
