@@ -67,7 +67,8 @@ class Workers(Protocol):
         takes_convoys: whether the item of a batch may be a Convoy.
         convoy_rows: samples that a convoy may have which passes the Op unbatched; 0: none does.
         stream_type: the run of a stream's requests; None: StreamRun.
-        visit_type: what they take of a request that goes by itself, as a job; None: only batches.
+        visit_type: the job that they take for a request that goes by itself; None: only batches.
+            Item: they run it, where its Op has no `process`. A subclass: they hand it on.
         lender: lends idle workers to trips; None: they run no Op but their own.
     """
 

@@ -414,10 +414,10 @@ class Shortcut:
     in one round of the loop none is before its end, so that they wake a thread once and do not
     fight with it for the interpreter meanwhile.
 
-    Workers that hand requests on take each at once, as what they call for it.
+    Workers that hand requests on to others take each at once, as a kind of Item of their own.
 
     Args:
-        make: what the workers take of a request that goes by itself.
+        make: the kind of Item that the workers take.
 
     Attributes:
         taken: how many came this way.
@@ -426,7 +426,7 @@ class Shortcut:
     def __init__(self, node: OpDispatcher, router: Router, loop: Loop, make: type[Item]) -> None:
         self.taken: int = 0
         self._make = make
-        self._hands_on = node.workers.lender is None
+        self._hands_on = make is not Item
         self._node = node
         self._router = router
         self._loop = loop

@@ -48,6 +48,11 @@ class Multiplies(Op):
         return {"x": feed_batch[0]["x"] * 2}
 
 
+class Reads(RequestOp):
+    def unpack_request_package(self, request):
+        return {"x": 3}, 0, None, ""
+
+
 async def finish(pool, count):
     for _ in range(count):
         pool.release()
@@ -83,6 +88,20 @@ def test_what_comes_alone_goes_at_once_and_what_comes_together_goes_together():
             assert {answers(each)["path"] for each in await asyncio.gather(*asked)} == {"a"}
             engine.journal.flush()
             assert sorted(span["data_id"] for span in engine.spans) == [*range(len(asked))]
+
+    run_virtual(main())
+
+
+def test_workers_of_a_plug_in_that_take_items_run_process_too(monkeypatch):
+    class Given(LendingWorkers):
+        lender = property(lambda self: None, lambda self, value: None)
+
+    monkeypatch.setattr(doubles, "ScriptedWorkers", Given)
+
+    async def main():
+        async with Engine(Multiplies("a", [Reads()])) as engine:
+            for _ in range(2):  # of the first one it is not known that there are workers
+                assert answers(await engine.ask()) == {"x": "6"}
 
     run_virtual(main())
 
