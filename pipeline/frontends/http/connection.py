@@ -220,7 +220,10 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         if reader is None:
             reader = self._reader = RequestReader(self._serve, self.exchange_class)
         if not reader.is_inside:  # its first byte
+            if reader.due != self._due:  # the lane has answered one since
+                reader.pending_bytes = 0
             self._wait(self.listener.read_timeout_s)
+            reader.due = self._due
         self._needed = 0
         error = None
         try:

@@ -14,6 +14,7 @@ from pipeline.frontends.http.routes import Header, HttpError
 END = b"\r\n\r\n"
 """The end of a head, and of a body in chunks."""
 
+_HALVES = (b"\r\n\r", b"\r\n", b"\r")  # of an END, the longest first
 _MAX_HEAD_BYTES = 65536
 _TLS = b"\x16\x03"  # the first bytes of its hello
 _PIECES_AT_ONCE = 1000  # of a body in chunks, which takes 3 ms
@@ -26,7 +27,7 @@ def _not_http(why: str) -> HttpError:
 def _check_codings(fields: list[Header]) -> None:
     """Raise HttpError for a body in a coding that the parser would hand on as it is."""
     codings = [value for name, value in fields if name == b"transfer-encoding"]
-    if len(codings) > 1 or codings[0].lower() != b"chunked":
+    if [coding.lower() for coding in codings] not in ([], [b"chunked"]):
         told = b", ".join(codings).decode("latin-1")
         raise _not_http(f'its Transfer-Encoding is "{told}": send chunked, or a Content-Length')
 
@@ -41,6 +42,9 @@ class RequestReader:
         begin: takes a request when its head is read; the body follows.
         kind: the class of its requests.
 
+    Attributes:
+        pending_bytes: of a head, trailers or blank lines, which nobody has taken.
+        due: when the caller is given up, as it was when the reader was last asked.
     """
 
     def __init__(self, begin: Callable[[Exchange], None], kind: type[Exchange] = Exchange) -> None:
@@ -50,7 +54,8 @@ class RequestReader:
         self._exchange: Exchange | None = None  # which has not come in whole
         self._target = b""
         self._left = 0  # bytes of a body that says its length
-        self._pending_bytes = 0  # of a head, trailers or blank lines, which nobody has taken
+        self.pending_bytes = 0
+        self.due = 0.0
         self._is_headed = False
         self._is_begun = False
 
@@ -72,18 +77,18 @@ class RequestReader:
         """
         if self._exchange is None and data.startswith((b"\r", b"\n"), at):  # blank lines
             start = len(data) - len(data[at:].lstrip(b"\r\n"))
-            self._pending_bytes += start - at
+            self.pending_bytes += start - at
             at = start
         for _ in range(_PIECES_AT_ONCE):
             end = self._end_of_piece(data, at)
             if end == at:
                 break
-            self._pending_bytes += end - at
+            self.pending_bytes += end - at
             if self._left:
                 self._left -= end - at
             self._feed(data[at:end])
             at = end
-            if self._pending_bytes > _MAX_HEAD_BYTES:
+            if self.pending_bytes > _MAX_HEAD_BYTES:
                 break
             exchange = self._exchange
             if exchange is None:
@@ -91,9 +96,9 @@ class RequestReader:
             if self._is_headed and not self._is_begun:
                 self._start(exchange)
             if not exchange.has_more:
-                self._exchange, self._pending_bytes = None, 0
+                self._exchange, self.pending_bytes = None, 0
                 break
-        if self._pending_bytes > _MAX_HEAD_BYTES:
+        if self.pending_bytes > _MAX_HEAD_BYTES:
             text = f"the request's header fields are longer than {_MAX_HEAD_BYTES} bytes"
             raise HttpError(431, PackageError(text))
         return at
@@ -105,8 +110,8 @@ class RequestReader:
         end = data.find(END, at)
         if end >= 0:
             return end + len(END)
-        last = data[max(at, len(data) - len(END) + 1) :]  # it may be the half of an END
-        return len(data) - len(last) + len(last.rstrip(b"\r\n"))
+        half = next((half for half in _HALVES if data.endswith(half, at)), b"")
+        return len(data) - len(half)
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -114,6 +119,8 @@ class RequestReader:
         except httptools.HttpParserUpgrade as offer:
             rest = data[offer.args[0] :]
         except httptools.HttpParserError as error:
+            if self._is_headed and not self._is_begun and self._exchange is not None:
+                _check_codings(self._exchange.fields)
             raise _not_http(self._plainly(error, data)) from None
         else:
             return
@@ -192,7 +199,7 @@ class RequestReader:
         """Take a piece of the body."""
         if self._exchange is not None:
             self._exchange.body += data
-            self._pending_bytes = 0
+            self.pending_bytes = 0
 
     def on_message_complete(self) -> None:
         """Take the end of the request."""

@@ -442,3 +442,16 @@ async def test_blank_lines_without_end_are_refused():
         assert not transport.has_ended
         transport.send(b"\r\n" * 2000)
     assert transport.written.startswith(b"431 last ")
+
+
+@on_a_virtual_clock
+async def test_blank_lines_behind_requests_are_never_too_many():
+    place = Place()
+    place.at_once = lambda body: body
+    transport = place.connect()
+    for _ in range(17):
+        transport.send(post(b"a") + b"\r\n" * 2000)
+        await rounds()
+        transport.send(b"\r\n" * 200)
+    assert len(place.begun) == 17
+    assert not transport.has_ended

@@ -66,6 +66,8 @@ def test_a_request_is_the_same_wherever_it_is_cut_and_nothing_behind_it_is_read(
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "it is TLS"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "it is HTTP/2"),
         (b"GET / HTTP/1.1\r\nA b\r\n\r\n", "Invalid header token"),
+        (b"GET / HTTP/1.1\r\nA: b\r\n\n", "Invalid header field char"),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", '"gzip": send chunked'),
     ],
 )
 def test_what_is_no_request_is_told_plainly(raw, text):
