@@ -14,6 +14,7 @@ from garbage import collect
 from paths import TESTS
 from served import children, nothing_more
 
+from pipeline.config import registry
 from pipeline.engine import request
 
 pytest_plugins = ["dropin_fixtures", "gateway_fixtures", "nursery_fixtures"]
@@ -54,6 +55,12 @@ def nothing_is_left_behind() -> Iterator[None]:
     with nothing_more():
         yield
         wait_until(lambda: not (_threads() - threads))
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is there for that test alone."""
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -102,8 +102,13 @@ class ModelStream(StreamSink, StreamRun, eq=False):
     def go_on(self, workers: Any) -> None:
         """Begin, or go on: there is room for parts, or nobody takes any more."""
         if self.groups is None:
-            self.groups, self.made, self.ended = [[0]], [0], [False]
-            self.start_ns = self.preprocess_end_ns = self.end_ns = time.monotonic_ns()
+            self.groups: list[list[int]] | None = [[0]]
+            self.made: list[int] = [0]
+            self.ended: list[bool] = [False]
+            now = time.monotonic_ns()
+            self.start_ns: int = now
+            self.preprocess_end_ns: int = now
+            self.end_ns: int = now
             workers.pass_on(self)
         elif self.items[0].is_over or not self.has_work:
             if not self.is_finished:
@@ -182,6 +187,7 @@ class ModelStream(StreamSink, StreamRun, eq=False):
     def _finish(self) -> None:
         """Take note that no more parts will come."""
         if not self.is_finished:
-            self.is_finished, self.groups = True, []
+            self.is_finished: bool = True
+            self.groups = []
             self.workers.remove(self)
             self.workers.next()

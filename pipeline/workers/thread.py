@@ -28,7 +28,7 @@ from pipeline.engine.worker_api import (
 )
 from pipeline.errors import DeadlineError, InitError, PipelineError, WorkerDiedError, described
 from pipeline.op import Op, predictor_of
-from pipeline.predictors.metadata import metadata_of
+from pipeline.predictors.metadata import ModelMetadata, metadata_of
 from pipeline.workers.inbox import LoopInbox
 from pipeline.workers.peer_calls import LoopCaller
 from pipeline.workers.thread_worker import ThreadPool, ThreadWorker
@@ -208,7 +208,7 @@ class ThreadWorkers(WorkersBase):
         assert self._initialised is not None
         if self._initialised.done():
             return
-        self.note = metadata_of(predictor_of(self._op))
+        self.note: ModelMetadata | None = metadata_of(predictor_of(self._op))
         if bound is None:
             self._workers.clear()
             self._initialised.set_exception(failure or InitError(self.name))

@@ -53,7 +53,7 @@ class KeptSequenceBook(SequenceBook):
             sequence.running = None
             sequence.is_suspect = len(items) > 1 or sequence.is_suspect
             sequence.queue.appendleft(item)
-            self.queued += 1
+            self.queued: int = self.queued + 1
             self._settle(sequence, item.ready_at)
         return failed
 

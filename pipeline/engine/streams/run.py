@@ -164,7 +164,9 @@ class StreamRun(BatchRun, eq=False):
         if not self.states and count == 1:  # others may have their turns in between
             self.states[0] = dict(op.state)
             keep_changes(before, self.states, op.state)
-            self.states = {place: kept for place, kept in self.states.items() if kept}
+            self.states: dict[int, dict[str, Any]] = {
+                place: kept for place, kept in self.states.items() if kept
+            }
         if op.streams == "postprocess":
             self._begin_behind_process(op, watch, clock_ns)
         else:

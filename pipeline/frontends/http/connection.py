@@ -61,8 +61,9 @@ class HttpConnection(UnarySink, asyncio.Protocol):
     exchange_class: ClassVar[type[Exchange]] = Exchange
 
     def __init__(self, listener: HttpListener) -> None:
-        self.listener = listener
-        self.is_full = self.has_left = False
+        self.listener: HttpListener = listener
+        self.is_full: bool = False
+        self.has_left: bool = False
         self._heads = listener.heads
         self._endpoint: LaneEndpoint | None = None  # of the request in the lane that is answered
         self._request: RequestHandle | None = None

@@ -78,7 +78,7 @@ class Exchange:
 
     def __init__(self) -> None:
         self.fields: list[Header] = []
-        self.body = bytearray()
+        self.body: bytearray = bytearray()
         self.said = {}
 
     # The body -----------------------------------------------------------------------------

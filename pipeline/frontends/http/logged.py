@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -46,7 +46,8 @@ class LoggedExchange(Exchange):
 
     def __init__(self) -> None:
         super().__init__()
-        self.status = self.sent_bytes = 0
+        self.status: int = 0
+        self.sent_bytes: int = 0
 
     async def answer(self, reply: WebResponse) -> None:
         self.status = reply.status
@@ -71,7 +72,7 @@ class LoggedConnection(HttpConnection):
 
     __slots__ = ("_access", "_address", "_asked", "_began")
 
-    exchange_class = LoggedExchange
+    exchange_class: ClassVar[type[Exchange]] = LoggedExchange
     _exchange: LoggedExchange | None
 
     def __init__(self, access: AccessLog, listener: HttpListener) -> None:

@@ -21,6 +21,7 @@ from pipeline.engine.streams.stepped import SteppedRun
 from pipeline.engine.worker_api import Owner, StreamOwner, Worker, WorkersBase
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
+from pipeline.predictors.metadata import ModelMetadata
 from pipeline.workers.process.handle import Commons, ProcessContext, ProcessWorker
 from pipeline.workers.process.pages import ForgottenRequests
 from pipeline.workers.process.sending import SendingOp, SentStream
@@ -282,7 +283,7 @@ class ProcessWorkers(WorkersBase):
         self.memory_domain: MemoryDomain = cast(MemoryDomain, processes.memory)
         sends = isinstance(op, SendingOp) and processes.models is not None
         if sends:
-            self.stream_type = SentStream
+            self.stream_type: type[BatchRun] | None = SentStream
         self.loop = loop
         self.pool: ProcessPool = ProcessPool(op.name, loop, owner, schedule)
         self.submit: Callable[[Sequence[BatchRun]], None] = self.pool.submit
@@ -437,7 +438,7 @@ class ProcessWorkers(WorkersBase):
 
     def on_ready(self, worker: ProcessWorker) -> None:
         """Give `worker` jobs from now on, if it can take any."""
-        self.note = worker.note or self.note
+        self.note: ModelMetadata | None = worker.note or self.note
         if worker in self.pool.leaving:
             return
         takes_jobs = worker.is_up and not worker.is_leaving and worker.child.state != "stopped"
