@@ -164,7 +164,7 @@ class AdmissionController:
             self.admit_queued()
 
     def admit_queued(self) -> None:
-        """Admit who waits, as far as there is room: the late ones last, and the newest first.
+        """Admit waiting requests while there is room: the late ones last, and the newest first.
 
         Requests of sequences keep their order. One that is over at once, as it is refused, makes
         room for the next: that is seen to here, however many there are, and not in each other.

@@ -209,7 +209,7 @@ def together(outcomes: list[Any], rows: Sequence[int]) -> Any:
 
 
 def each_of(answer: Any, rows: Sequence[int]) -> list[Any]:
-    """Return what came of each member, by the answer to all; None of who has left."""
+    """Return what came of each member, by the answer to all; None for one that has left."""
     if type(answer) is Each:
         return answer.outcomes
     return list(parts_of(answer, rows))

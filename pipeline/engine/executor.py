@@ -119,7 +119,7 @@ class Executor:
         cycle: as given.
         nodes: the dispatchers of the Ops, in the order of the graph.
         entries: those of them that read the request, and `last` the one whose answer is its.
-        receivers: to whom a request is handed; see `Links.receivers`.
+        receivers: the Ops that a request is handed to; see `Links.receivers`.
         joins: those of them that read several Ops.
         complete: ends a request with its answer, or an error.
         delivery: takes the parts of answers; None: there are no streams.
@@ -254,7 +254,7 @@ class Executor:
                 self.send(request, links.receivers, source.name, answer)
 
     def leave(self, step: Step, request: RequestState, answer: dict[str, Any]) -> None:
-        """Pass on the answer of a step of a trip to those who are not in it."""
+        """Pass on the answer of a step of a trip to the Ops that are not in the trip."""
         if step.node is self.last:
             self.complete(request, answer)
         else:

@@ -245,7 +245,7 @@ class Trace(Filter):
         traceparent = request.target.traceparent if request.target is not None else ""
         try:
             request.trace = self._begin(request.data_id, traceparent)
-        except Exception:  # who only looks on must not harm those who work
+        except Exception:  # an observer: its failure must not affect requests
             _LOGGER.exception("a trace could not be begun")
 
 
@@ -272,7 +272,7 @@ class ProfileFilter(Filter):
             request.end_ns = self._clock_ns()
             try:
                 profile = self._write(request)
-            except Exception:  # who only looks on must not harm those who work
+            except Exception:  # an observer: its failure must not affect requests
                 _LOGGER.exception("a profile could not be written")
                 return answer
             if profile:

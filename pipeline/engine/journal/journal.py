@@ -246,7 +246,7 @@ class Journal:
         for sink in self.sinks:
             try:
                 sink.notify(spans, requests)
-            except Exception:  # who only looks on must not harm those who work
+            except Exception:  # an observer: its failure must not affect requests
                 _LOGGER.exception("%s failed to take in what happened", type(sink).__name__)
 
     def flush_parts(self) -> None:
@@ -257,7 +257,7 @@ class Journal:
             try:
                 if isinstance(sink, PartSink):
                     sink.notify_parts(parts)
-            except Exception:  # who only looks on must not harm those who work
+            except Exception:  # an observer: its failure must not affect requests
                 _LOGGER.exception("%s failed to take in parts", type(sink).__name__)
 
 
@@ -311,7 +311,7 @@ class EngineObservers:
                 self.on_failure(request, request.error)
             elif self.on_success is not None:
                 self.on_success(request)
-        except Exception:  # who only looks on must not harm those who work
+        except Exception:  # an observer: its failure must not affect requests
             _LOGGER.exception("not all could be told how a request ended")
 
 

@@ -179,7 +179,7 @@ class OpDispatcher:
         return len(dropped)
 
     def places_freed(self) -> None:
-        """Let go on who waited for a place: at this Op, in front of it, and at the frontends.
+        """Let requests go on that waited for a place: here, in front of it, and at the frontends.
 
         Whatever takes an item out of the scheduler, or ends the wait for an answer that has been
         promised a place behind this Op, comes here.

@@ -181,7 +181,7 @@ class BatchRun(Batch, eq=False):
         live = [item for item in self.items if not item.is_over]
         tried = self.attempts + 1
         if isinstance(error, WorkerDiedError) and len(self.items) > 1:
-            # It was nobody's attempt in particular: who is to blame may be over by now.
+            # It counts as no request's attempt: the one to blame may be over by now.
             tried = self.attempts
         elif tried >= attempts or not isinstance(error, WorkerDiedError | DeadlineError):
             return []

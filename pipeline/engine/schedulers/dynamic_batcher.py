@@ -91,7 +91,7 @@ class DynamicBatcher:
         self._rows += item.request.rows
 
     def next(self, load: Load, now: float) -> Batch | Refusal | float | None:
-        """Return the next batch; or who is refused; or when to ask again.
+        """Return the next batch; or a refusal; or when to ask again.
 
         Who is one too many is found when no batch can be cut: of many that come at once those
         count that no worker takes.

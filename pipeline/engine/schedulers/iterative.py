@@ -56,7 +56,7 @@ class IterativeScheduler(ReadyQueue):
         return None
 
     def done(self, batch: Batch, now: float) -> None:
-        """Ignore it: who has joined goes on until it leaves."""
+        """Ignore it: a request that has joined goes on until it leaves."""
 
     def leave(self, item: Item) -> None:
         """Give up the seat of a request that has ended."""

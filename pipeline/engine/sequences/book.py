@@ -43,7 +43,7 @@ _OF_TRITON = {
     "start": "inference request for sequence {id} to model '{op}' must specify the START flag on "
     "the first request of the sequence",
 }
-_OURS = {  # for those who have written these words
+_OURS = {  # where the caller has not used Triton's words
     "id": "Op '{op}' has sequences: a request of one says sequence_id, a number that is not 0 or a "
     "text",
     "rows": "Op '{op}' has sequences: a request of one has one row",

@@ -103,7 +103,7 @@ class Turnstile(Arrivals):
         self.wake()
 
     def _let_in(self, line: OrderedDict[RequestState, Any], id: SequenceId, now: float) -> None:
-        """Let in who is first of its id and here, and so on."""
+        """Let in the first request of an id, if it is here; then the next one, and so on."""
         book = self._book
         while line:
             request, item = next(iter(line.items()))

@@ -235,14 +235,14 @@ class SteppedRun(StreamRun, eq=False):
             self.seated.append(place)
 
     def _forget(self, op: BoundOp) -> None:
-        """Drop the states of those who have left."""
+        """Drop the states of requests that have left."""
         if op.feeds is not None:
             for place in self.vacated:
                 op.feeds.drop(place)
         self.vacated.clear()
 
     def _ready(self) -> list[int]:
-        """Return the places of those that have room; who is over leaves."""
+        """Return the places of requests that have room; end those that are over."""
         ready, over = [], []
         for place in self.seated:
             allowed = self.allowed[place]

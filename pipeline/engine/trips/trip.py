@@ -257,7 +257,7 @@ class Trip:
     def take_out(self) -> tuple[int, Any, BatchRun] | None:
         """Make the step that runs a batch of its worker's own; None if no step runs just now.
 
-        Others than whoever runs the trip may ask: what both take, the one who is first has.
+        Called in any thread: of it and the thread that runs the trip, the first has the step.
         """
         for worker in self.held[:1]:
             place = self.done

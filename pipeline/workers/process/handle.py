@@ -269,7 +269,7 @@ class ProcessWorker:
         self._slices.append(slice_of(number, sent))
 
     def _step(self, run: SteppedRun) -> None:
-        """Queue a slice of a run, and those who have joined it."""
+        """Queue a slice of a run, and the requests that have joined it."""
         number, sent = self._next_number(), self.streams.get(run)
         if sent is not None:
             self.sent[number] = sent
@@ -281,13 +281,13 @@ class ProcessWorker:
         self._slices.append(steps_of(0, sent, self._joining(sent, run)))
 
     def join(self, run: SteppedRun) -> None:
-        """Queue those who have joined a run that it is at, if it is."""
+        """Queue the requests that have joined a run, if this worker has that run."""
         sent = next((sent for sent in self.sent.values() if sent.run is run), None)
         if sent is not None:
             self._slices.append(steps_of(0, sent, self._joining(sent, run)))
 
     def _joining(self, sent: Sent, run: SteppedRun) -> list[tuple[int, WireItem]]:
-        """Take those who join; who cannot be sent, or is over, ends."""
+        """Take the requests that join; end those that cannot be sent, or are over."""
         items: list[tuple[int, WireItem]] = []
         ends: list[Entry] = []
         for place in run.joined():
