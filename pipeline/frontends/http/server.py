@@ -160,10 +160,13 @@ class HttpFrontend:
             reply = WebResponse(500, error_body(UserCodeError("internal error of the server")))
         finally:
             exchange.task = None
-        if exchange.is_begun:  # its caller sees that it is not whole
-            exchange.connection.hang_up()
-        else:
-            await exchange.answer(reply)
+        try:
+            if not exchange.is_begun:
+                await exchange.answer(reply)
+                return
+        except Exception as error:  # a bug of ours
+            _LOGGER.exception("%s %s failed", exchange.method, exchange.path, exc_info=error)
+        exchange.connection.hang_up()  # its caller sees that there is no whole answer
 
     async def _reply(self, exchange: Exchange) -> WebResponse | WebStream:
         """Return the answer to a request."""

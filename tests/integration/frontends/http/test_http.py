@@ -860,6 +860,22 @@ def test_an_unforeseen_error_is_an_internal_error_in_the_shape_of_a_response(cap
     assert "of ours" in caplog.text
 
 
+def test_an_answer_that_cannot_be_written_ends_the_connection(caplog):
+    class Odd:
+        def endpoint(self, request):
+            return self.answer
+
+        async def answer(self, request):
+            return WebResponse(body="text")
+
+    async def test():
+        async with Door(answers_at_once, routes=[Odd()]) as door:
+            return await door.talk(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
+
+    assert asyncio.run(test()) == b""
+    assert "GET /a failed" in caplog.text
+
+
 @pytest.mark.parametrize(
     "pieces",
     [
