@@ -54,8 +54,8 @@ class RequestReader:
         self._exchange: Exchange | None = None  # which has not come in whole
         self._target = b""
         self._left = 0  # bytes of a body that says its length
-        self.pending_bytes = 0
-        self.due = 0.0
+        self.pending_bytes: int = 0
+        self.due: float = 0.0
         self._is_headed = False
         self._is_begun = False
 
