@@ -27,7 +27,8 @@ class Developed:
         command = [sys.executable, "-m", "pipeline", "serve", "--reload", "--port", str(port)]
         with (folder / "stderr").open("w") as stderr:
             self.process = subprocess.Popen(
-                [*command, "--set", "drain_delay=1000"],
+                # Not the port behind that of HTTP, which may be another test's.
+                [*command, "--set", "rpc_port=0", "--set", "drain_delay=1000"],
                 cwd=folder,
                 env=environment(SERVING_LOG_PATH=str(folder)),
                 stderr=stderr,
