@@ -484,7 +484,7 @@ def over_binary() -> Iterator[Ask]:
 def counted(names: Sequence[str]) -> dict[str, Count]:
     """Return what each case takes; of streams and convoys what one part, or request, does."""
     pace._QUICK_NS *= _TIMES_SLOWER
-    pace._SLOW_NS *= _TIMES_SLOWER
+    pace.SLOW_NS *= _TIMES_SLOWER
     trip._LONGEST_NS *= _TIMES_SLOWER
     trips._STEP_S *= _TIMES_SLOWER
     counter, found = Counter(), {}

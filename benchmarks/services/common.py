@@ -92,7 +92,7 @@ def serve(
 def _bear_with(times: float) -> None:
     """Have Ops count as quick that take so many times longer, and a second last as long."""
     pace._QUICK_NS = int(pace._QUICK_NS * times)
-    pace._SLOW_NS = int(pace._SLOW_NS * times)
+    pace.SLOW_NS = int(pace.SLOW_NS * times)
     trips._STEP_S *= times
     every = ObservabilityStack._every
 

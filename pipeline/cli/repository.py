@@ -371,7 +371,7 @@ def _parted(text: str) -> tuple[str, str, str]:
 
 
 def _number(name: str, setting: str, value: str) -> Any:
-    """Return a number where the cache's option is one; a port that is none is 0, as in Triton."""
+    """Return an int where the cache's option is one. Any other port is 0, as in Triton."""
     options = registry.options_of("caches", name)
     known = fields.settings_of(options).get(setting) if options is not None else None
     if known is None or not known.expected.startswith("int"):

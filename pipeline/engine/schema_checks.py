@@ -177,9 +177,7 @@ class CheckedDelivery(StreamDelivery):
         if is_for_one_op(request):
             super()._pass(request, stream, bundle)
             return
-        payload, *others = bundle.parts
-        if others:
-            stream.waiting.appendleft(Bundle(others))
+        payload = stream.first_of(bundle.parts)
         values = payload if type(payload) is dict else opened(payload, copy=True)
         if type(values) is not dict:
             self._pass_checked(request, stream, values)

@@ -457,26 +457,22 @@ class Shortcut:
         request.live += 1  # before others that it stands for, who may end it
         load.running += 1
         load.items += 1
-        job: Any
-        if self._takes_items:
-            job = self._make(
-                request,
-                request.generation,
-                request.data_id,
-                request.log_id,
-                inputs,
-                0.0,
-                ready_ns,
-            )
-            job.entered = entered
-            if node.pace.was_fusable:
-                job = self._router.trips.begin_alone(node, job)
-        else:
-            told = request.generation, request.data_id, request.log_id
-            item = Item(request, *told, inputs, self._loop.time(), ready_ns, entered=entered)
-            job = BatchRun([item])
+        job: Any = self._make(
+            request,
+            request.generation,
+            request.data_id,
+            request.log_id,
+            inputs,
+            0.0 if self._takes_items else self._loop.time(),
+            ready_ns,
+        )
+        job.entered = entered
+        if not self._takes_items:
+            job = BatchRun([job])
             if node.pace.was_fusable:
                 (job,) = self._router.trips.begin(node, [job])
+        elif node.pace.was_fusable:
+            job = self._router.trips.begin_alone(node, job)
         if (self._is_rush or running) and not self._hands_on:
             self._waiting.append(job)
             if len(self._waiting) == 1:

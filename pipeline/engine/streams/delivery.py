@@ -212,7 +212,7 @@ class StreamDelivery(Filter):
             self._pass_data(request, stream, parts)
         else:
             stream.is_plain = self._packer.goes_plain(request)
-            self._pass_one(request, stream, bundle)
+            self._pass_one(request, stream, stream.first_of(parts))
 
     def _pass_data(
         self, request: RequestState, stream: RequestStream, parts: Sequence[Any]
@@ -228,11 +228,8 @@ class StreamDelivery(Filter):
             if request.phase is not ACTIVE:
                 return
 
-    def _pass_one(self, request: RequestState, stream: RequestStream, bundle: Bundle) -> None:
-        """Pack the first of some parts, maybe in a thread; the others wait for their turn."""
-        payload, *others = bundle.parts
-        if others:
-            stream.waiting.appendleft(Bundle(others))
+    def _pass_one(self, request: RequestState, stream: RequestStream, payload: Any) -> None:
+        """Pack a part, maybe in a thread."""
         data = payload
         if type(payload) is not dict:
             data = opened(payload, copy=not self._packer.is_inline)

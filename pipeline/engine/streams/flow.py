@@ -176,6 +176,12 @@ class RequestStream(msgspec.Struct, eq=False):
     due_at: float | None = None
     timer: Any = None
 
+    def first_of(self, parts: Sequence[Any]) -> Any:
+        """Return the first of some parts; the others are next in `waiting`, each by itself."""
+        if len(parts) > 1:
+            self.waiting.extendleft(Bundle([part]) for part in parts[:0:-1])
+        return parts[0]
+
     def began_anew(self) -> int:
         """Forget what was, since the request starts over; return what holds it: one."""
         self.flows.clear()

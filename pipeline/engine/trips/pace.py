@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pipeline.engine.ports import OpNode
 
 # A request is slow above one of them: to an Op that is not quick, and to one that is.
-_QUICK_NS, _SLOW_NS = 100_000, 1_000_000
+_QUICK_NS, SLOW_NS = 100_000, 1_000_000
 # ... and so is a batch as a whole, however many share it: others could run beside it meanwhile.
 _QUICK_BATCH_NS, _SLOW_BATCH_NS = 2_000_000, 5_000_000
 # Below the one share of slow requests an Op becomes quick, above the other one it is not any more.
@@ -20,7 +20,7 @@ _WEIGHT = 1 / 32  # of a request in the share: 22 slow ones in a row part an Op
 _UNKNOWN = 0.2  # the share before the first run: 15 quick ones are enough
 _MOST = 4  # requests that a batch counts for: one that had to wait is one case, not many
 _HUNG = 1.0  # ... and after a run without end: as many as 66
-_NONE = 1e-3  # so few slow ones are none; nothing has to be worked out any more
+NO_SHARE = 1e-3  # so few slow ones are none; nothing has to be worked out any more
 _WEIGHTS = tuple(1 - (1 - _WEIGHT) ** requests for requests in range(_MOST + 1))
 
 
@@ -46,11 +46,11 @@ class Pace(msgspec.Struct, eq=False):
     def took(self, ns: int, requests: int = 1) -> bool:
         """Take down what a run of so many requests took; return whether `is_quick` has changed."""
         if self.is_quick:
-            if ns > _SLOW_NS and ns > min(_SLOW_NS * requests, _SLOW_BATCH_NS):
+            if ns > SLOW_NS and ns > min(SLOW_NS * requests, _SLOW_BATCH_NS):
                 self.slow_share += (1 - self.slow_share) * _weight(requests)
                 self.is_quick = self.slow_share <= _PARTS
                 return not self.is_quick
-            if self.slow_share > _NONE:
+            if self.slow_share > NO_SHARE:
                 self.slow_share -= self.slow_share * _weight(requests)
             return False
         is_slow = ns > _QUICK_NS and ns > min(_QUICK_NS * requests, _QUICK_BATCH_NS)

@@ -244,8 +244,8 @@ def _taken_down(trip: Trip, clock_ns: Callable[[], int]) -> bool:
 def _is_other_pace(trip: Trip) -> bool:
     """Take down how long each Op took; return whether the groups have to be formed anew."""
     plan, marks, began_ns = trip.plan, trip.marks, trip.began_ns
-    is_slow = marks[-1] - began_ns > pace._SLOW_NS  # so that a step may be
-    is_other, done, none = False, len(marks) // OF_STEP, pace._NONE
+    is_slow = marks[-1] - began_ns > pace.SLOW_NS  # so that a step may be
+    is_other, done, none = False, len(marks) // OF_STEP, pace.NO_SHARE
     for links, its_pace in plan.books[:done]:
         links.answered += 1
         if its_pace.slow_share > none:

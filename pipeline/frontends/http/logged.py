@@ -25,6 +25,7 @@ from pipeline.frontends.http.routes import (
     WebStream,
     with_head,
 )
+from pipeline.frontends.listen import address_of
 from pipeline.tracing.context import HEADER
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ class LoggedConnection(HttpConnection):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         name = transport.get_extra_info("peername")
-        host, port = name[:2] if isinstance(name, tuple) else ("", "")
-        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else ""
+        self._address = address_of(*name[:2]) if isinstance(name, tuple) else ""
 
     def connection_lost(self, exc: Exception | None) -> None:
         is_asked, exchange = self._endpoint is not None, self._exchange

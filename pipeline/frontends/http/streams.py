@@ -105,8 +105,9 @@ def stream_of(
     Args:
         reader: of a request that has begun; it is cancelled if the caller leaves.
         form: of the body.
-        write: makes the JSON of an answer, at once where that is short; raises PipelineError for
-            one that is too large, and HttpError for one that is none, or whose error has a status.
+        write: makes the JSON of an answer, at once where that is short. Raises PipelineError for
+            an answer that is too large, and HttpError for another object, or for an error that
+            has a status.
         heartbeat_s: how long nothing may be sent, in s.
         write_error: makes the JSON of an error.
     """

@@ -113,7 +113,7 @@ class FittedRequest(msgspec.Struct, frozen=True):
     def response(
         self, request_id: str, asked: Parameters, outputs: dict[str, Array]
     ) -> InferResponse:
-        """Return what a caller gets, who has `asked` so; an ensemble repeats its sequence."""
+        """Return the answer to a request that `asked` so; an ensemble repeats its sequence."""
         entry = self.entry
         told: Parameters = {}
         if entry.op is None and isinstance(self.model, ConfiguredModel):

@@ -1,0 +1,20 @@
+"""RequestStream: the parts of an answer that wait for their turn."""
+
+from __future__ import annotations
+
+from pipeline.engine.streams.flow import ENDED, RequestStream
+
+
+def test_the_first_part_is_taken_and_the_others_come_next_each_by_itself():
+    stream = RequestStream()
+    stream.waiting.append(ENDED)
+    assert stream.first_of(["a", "b", "c"]) == "a"
+    *parts, end = stream.waiting
+    assert [bundle.parts for bundle in parts] == [["b"], ["c"]]
+    assert end is ENDED
+
+
+def test_a_part_by_itself_leaves_nothing_to_wait():
+    stream = RequestStream()
+    assert stream.first_of(["a"]) == "a"
+    assert not stream.waiting
