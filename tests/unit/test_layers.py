@@ -99,6 +99,8 @@ AT_HOME: dict[str, set[str]] = {
     "grpc_reflection": {"frontends.grpc.server"},
     "httptools": {"frontends.http.reader", "frontends.http.heads", "proto.http_answer"},
     "uvloop": {"system.event_loop"},
+    "cramjam": {"proto.brpc.frames"},
+    "shtab": {"cli.completion"},
     "python_multipart": {"frontends.api.multipart"},
     "yaml": {"config.yaml", "config.yaml_edit"},
     "onnxruntime": {"predictors.onnx.predictor"},

@@ -14,9 +14,9 @@ import zlib
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+import cramjam
 from google.protobuf.message import DecodeError
 
-from pipeline.proto.brpc import snappy
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.inflate import inflated
 from pipeline.proto.pipeline.blocks import varint
@@ -345,7 +345,7 @@ def _body(data: bytes | bytearray | memoryview) -> bytes | memoryview:
 
 
 def compress(kind: int, data: bytes) -> bytes:
-    """Compress `data` as `compress_type` `kind` says; snappy only wraps them.
+    """Compress `data` as `compress_type` `kind` says.
 
     Raises:
         FrameError: this library has no such compression.
@@ -353,7 +353,7 @@ def compress(kind: int, data: bytes) -> bytes:
     if kind == Compression.NONE:
         return data
     if kind == Compression.SNAPPY:
-        return snappy.encode(data)
+        return bytes(cramjam.snappy.compress_raw(data))
     return zlib.compress(data, wbits=_wbits(kind))
 
 
@@ -368,10 +368,7 @@ def decompress(kind: int, data: bytes | memoryview, max_bytes: int) -> bytes:
             raise FrameError(f"a body of {len(data)} bytes is larger than {max_bytes}")
         return bytes(data)
     if kind == Compression.SNAPPY:
-        try:
-            return snappy.decode(data, max_bytes)
-        except ValueError as error:
-            raise FrameError(f"a body as snappy: {error}") from None
+        return _from_snappy(data, max_bytes)
     wbits = _wbits(kind)
     try:
         return inflated(data, wbits, max_bytes)
@@ -385,6 +382,16 @@ def decompress(kind: int, data: bytes | memoryview, max_bytes: int) -> bytes:
         raise FrameError("a compressed body ends too early") from None
     except ValueError as error:
         raise FrameError(f"{error} bytes follow a compressed body") from None
+
+
+def _from_snappy(data: bytes | memoryview, max_bytes: int) -> bytes:
+    try:
+        length = cramjam.snappy.decompress_raw_len(data)
+        if length <= max_bytes:
+            return bytes(cramjam.snappy.decompress_raw(data))
+    except Exception as error:  # a bare one: no length at the beginning
+        raise FrameError(f"a body as {error}") from None
+    raise FrameError(f"a body as snappy: the data have {length} bytes, more than {max_bytes}")
 
 
 def _wbits(kind: int) -> int:

@@ -12,7 +12,7 @@ from pipeline.cli.main import main
 ASK = """
 COMP_WORDS=({words})
 COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-_pipeline
+_shtab_pipeline
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 
@@ -24,7 +24,9 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("pipeline --v", {"--version"}),
         ("pipeline check --st", {"--strict"}),
         ("pipeline graph --format m", {"mermaid"}),
-        ("pipeline completion ''", {"bash", "zsh", "fish", "-h", "--help"}),
+        ("pipeline completion ''", {"bash", "zsh", "fish"}),
+        ("pipeline completion -", {"-h", "--help"}),
+        ("pipeline callers add --r", {"--roles"}),
     ],
 )
 def test_bash_offers_what_fits(words, offered, capsys):
