@@ -16,7 +16,7 @@ from pipeline.config import fields, registry
 from pipeline.config.restrictions import Api
 from pipeline.config.schema import Edge
 from pipeline.errors import ConfigError, PipelineError, PortInUseError
-from pipeline.observe.logs.switches import LogSwitches
+from pipeline.observe.logs.setup import LogSwitches
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.load_bounds import MAX_INSTANCES
 from pipeline.repository.server import RepositorySettings, serve

@@ -83,7 +83,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "slow_requests": "pipeline.frontends.dashboard.recent:open_slow_requests",
         "recording": "pipeline.frontends.dashboard.recent:open_recording",
         "last_minute": "pipeline.frontends.dashboard.minute:open_last_minute",
-        "profile": "pipeline.observe.paddle.profile_writer:open_profile",
+        "profile": "pipeline.observe.paddle.profile:open_profile",
         "opentelemetry": "pipeline.tracing.sink:open_telemetry",
         "tracer": "pipeline.observe.paddle.tracer:open_tracer",
     },

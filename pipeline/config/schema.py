@@ -90,7 +90,7 @@ class MetricsConfig(Struct, frozen=True, kw_only=True):
     ] = (100.0, 500.0, 2000.0, 5000.0)
 
 
-class RequestTracesConfig(Struct, frozen=True, kw_only=True):
+class RequestTracesConfig(Struct, frozen=True):
     """`request_traces`: traces of single requests by v2, in files of Triton's form."""
 
     file: Annotated[str, 'File that they go to; "": none are made.'] = ""
@@ -102,6 +102,15 @@ class RequestTracesConfig(Struct, frozen=True, kw_only=True):
     log_frequency: Annotated[
         Size, "Traces in each of the files FILE.0, FILE.1; 0: all are in one."
     ] = 0
+
+    @property
+    def fault(self) -> str:
+        """Reason why nothing is traced, in Triton's words; "" if something is."""
+        if not self.level:
+            return "tracing is disabled"
+        if self.rate == 0:
+            return "sample rate must be non-zero"
+        return "" if self.file else "trace file name is not given"
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):

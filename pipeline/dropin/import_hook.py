@@ -13,7 +13,7 @@ from types import ModuleType
 from pipeline.config.default_host import listen_as_the_predecessor
 from pipeline.dropin import numpy_shims
 from pipeline.errors import InitError
-from pipeline.observe.logs.root import log_as_the_predecessor
+from pipeline.observe.logs.remote import log_as_the_predecessor
 
 _SERVER = "pipeline.dropin.server"
 _CLIENT = "pipeline.dropin.client"

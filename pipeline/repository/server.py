@@ -29,8 +29,7 @@ from pipeline.frontends.v2.control import Overrides, RepositoryControl
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.observe.custom_metrics import CustomMetrics
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
-from pipeline.observe.logs.setup import switch_logs
-from pipeline.observe.logs.switches import LogSwitches
+from pipeline.observe.logs.setup import LogSwitches, switch_logs
 from pipeline.observe.traces.traces import collector_of
 from pipeline.repository.control import ControlSettings, ModelControl
 from pipeline.repository.model_maker import GraphMaker

@@ -20,8 +20,7 @@ from pipeline.errors import InitError
 from pipeline.frontends.base import Frontend, FrontendContext
 from pipeline.frontends.v2.control import RepositoryControl
 from pipeline.observe import otel
-from pipeline.observe.metrics import render
-from pipeline.observe.process_metrics import ProcessMetrics
+from pipeline.observe.metrics import ProcessMetrics, render
 from pipeline.observe.snapshot import Snapshot, of_no_replica
 from pipeline.observe.traces.traces import traces_of
 from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, reach_of, ready_line

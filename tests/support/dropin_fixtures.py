@@ -13,7 +13,7 @@ import pytest
 from pipeline.config import default_host
 from pipeline.dropin import import_hook as finder
 from pipeline.dropin.client import HttpClient
-from pipeline.observe.logs import root
+from pipeline.observe.logs import remote
 
 
 def _imported() -> set[str]:
@@ -27,7 +27,7 @@ def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     names = dict(vars(np))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(default_host, "_hosts", [default_host.LOOPBACK])
-    monkeypatch.setattr(root.RootLines, "is_wanted", False)
+    monkeypatch.setattr(remote.RootLines, "is_wanted", False)
     assert not _imported()
     yield
     for name in _imported():

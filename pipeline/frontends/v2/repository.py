@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from pipeline.config.schema import RequestTracesConfig
 from pipeline.engine.models import ModelEntry, ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.errors import ConfigError
@@ -22,7 +23,6 @@ from pipeline.frontends.v2.model_views import ModelViews
 from pipeline.frontends.v2.shared_regions import SharedRegions
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.observe.statistics import StatisticsError, merge, select, version_number
-from pipeline.observe.traces.settings import TraceSettings
 from pipeline.observe.traces.traces import RequestTraces
 from pipeline.proto.slices import Limits
 from pipeline.proto.v2.config_json import as_json
@@ -179,7 +179,7 @@ class ModelRepository:
 
     async def trace_settings(
         self, name: str, changes: Callable[[], Mapping[str, Any] | None]
-    ) -> TraceSettings:
+    ) -> RequestTracesConfig:
         """Return the settings of traces of a model, or ("") of all, after changes, if there are.
 
         These are asked for when the model is known to be there. Raises V2Error, in Triton's words;

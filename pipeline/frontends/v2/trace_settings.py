@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.config.schema import RequestTracesConfig
 from pipeline.frontends.v2.errors import V2Error, V2Status
-from pipeline.observe.traces.settings import TraceSettings
 
 _LEVEL, _FILE = "trace_level", "trace_file"
 _NUMBERS = {
@@ -25,10 +25,10 @@ _NUMBER = re.compile(r"\s*([+-]?[0-9]+)")
 _INT32 = range(-(2**31), 2**31)
 
 
-def shown(settings: TraceSettings) -> dict[str, list[str] | str]:
+def shown(settings: RequestTracesConfig) -> dict[str, list[str] | str]:
     """Return all settings, by their names in the protocol."""
     numbers = {name: str(getattr(settings, field)) for name, (field, _, _) in _NUMBERS.items()}
-    level = list(settings.level) or [_OFF]
+    level: list[str] = [*settings.level] or [_OFF]
     return {_LEVEL: level, **numbers, _FILE: settings.file, "trace_mode": "triton"}
 
 
@@ -53,7 +53,7 @@ def changes_of_json(said: Mapping[str, Any]) -> dict[str, Any]:
 def changes_of(said: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the changes that settings of a message ask for: one without a value is cleared.
 
-    They are by the names of TraceSettings; None clears. Unknown ones are passed over. Raises
+    They are by the names of RequestTracesConfig; None clears. Unknown ones are passed over. Raises
     V2Error, in Triton's words.
     """
     if _FILE in said:

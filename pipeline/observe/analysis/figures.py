@@ -6,27 +6,150 @@ of one batch, with all the requests in it.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.engine.journal.journal import NO_WORKER, PIPELINE, Outcome, Rows
 from pipeline.observe.analysis.chrome_trace import depth, first_known, request_times
-from pipeline.observe.analysis.critical_path import Path, critical_path
-from pipeline.observe.analysis.sampling import Sample
-from pipeline.observe.analysis.weighted import (
-    Durations,
-    Numbers,
-    count,
-    durations,
-    percentile,
-    ratio,
-    weighted,
-)
-from pipeline.observe.open_streams import NO_STREAMS
+from pipeline.observe.analysis.sampling import NO_STREAMS, Sample
 from pipeline.observe.tables import batches, covered_ns, covered_until, merged
+
+Numbers = npt.NDArray[Any]
+
+
+def weighted(rows: Rows, weights: npt.NDArray[np.float64]) -> Rows:
+    """Return the rows with a field more, `weight`."""
+    found = np.empty(rows.size, [*rows.dtype.descr, ("weight", np.float64)])
+    for name in rows.dtype.names or ():
+        found[name] = rows[name]
+    found["weight"] = weights
+    return found
+
+
+def count(rows: Rows) -> int:
+    """Return how many weighted rows stand for; at least one if there is any."""
+    return max(min(1, rows.size), round(float(rows["weight"].sum())))
+
+
+def ratio(number: float, by: float) -> float:
+    """Return `number / by`; NaN if that is 0."""
+    return float(number / by) if by else math.nan
+
+
+class Durations(NamedTuple):
+    """Times in ns, and how many each stands for."""
+
+    ns: Numbers
+    weights: Numbers
+
+    @property
+    def total_s(self) -> float:
+        """Their sum."""
+        return float((self.ns * self.weights).sum() / 1e9)
+
+    @property
+    def mean_ms(self) -> float:
+        """Their mean; NaN if there are none."""
+        return ratio((self.ns * self.weights).sum(), self.weights.sum()) / 1e6
+
+    def percentile_ms(self, percent: float) -> float:
+        """Return the percentile; NaN if there are none."""
+        return percentile(self.ns, self.weights, percent) / 1e6 if self.ns.size else math.nan
+
+
+def durations(rows: Rows, first: str, last: str) -> Durations:
+    """Return the time from one to the other, of each weighted row of which both are known."""
+    known = (rows[first] > 0) & (rows[last] >= rows[first])
+    return Durations(rows[last][known] - rows[first][known], rows["weight"][known])
+
+
+def percentile(values: Numbers, weights: Numbers, percent: float) -> float:
+    """Return the percentile of at least one value, between values if it lies there, as numpy's."""
+    if (weights == weights[0]).all():
+        return float(np.percentile(values, percent))
+    order = np.argsort(values, kind="stable")
+    weights = weights[order]
+    # A value's place is the middle of its weight; of equal weights that is what numpy does.
+    places = np.cumsum(weights) - weights / 2
+    wanted = places[0] + percent / 100 * (places[-1] - places[0])
+    return float(np.interp(wanted, places, values[order]))
+
+
+_MAX_WALKED = 20_000  # requests whose way through the graph is looked at
+
+
+def service_avg_cost(costs: Sequence[float]) -> float:
+    """Return what a request takes without waiting: the sum over the Ops of its critical path."""
+    return sum(costs)
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The way on which most requests were slowest: Ops by name, their cost, the waiting in between.
+
+    `share` of all requests took it.
+    """
+
+    ops: tuple[str, ...]
+    cost_ms: float
+    queue_ms: float
+    share: float
+
+
+def critical_path(spans: Rows, names: Sequence[str]) -> Path | None:
+    """Return what most requests waited for, from their last span back to the first.
+
+    The span before another one on that way is the one that ended last before that was ready.
+    """
+    is_known = (spans["data_id"] >= 0) & (spans["worker"] != NO_WORKER) & (spans["ready_ns"] > 0)
+    known = spans[is_known]
+    ordered = known[np.lexsort((known["end_ns"], known["data_id"]))]
+    ways: dict[tuple[int, ...], list[_Way]] = {}
+    for way in itertools.islice(_ways(ordered), _MAX_WALKED):
+        ways.setdefault(tuple(step[0] for step in way), []).append(way)
+    if not ways:
+        return None
+    took = {ops: _weights(found).sum() for ops, found in ways.items()}
+    ops = max(took, key=lambda ops: float(took[ops]))
+    weights = _weights(ways[ops])
+    costs_ns = [service_avg_cost([end - start for _, _, start, end, _ in way]) for way in ways[ops]]
+    queues_ns = [sum(start - ready for _, ready, start, _, _ in way) for way in ways[ops]]
+    return Path(
+        tuple(names[op] for op in ops),
+        cost_ms=Durations(np.array(costs_ns), weights).mean_ms,
+        queue_ms=Durations(np.array(queues_ns), weights).mean_ms,
+        share=float(took[ops] / sum(took.values())),
+    )
+
+
+_Step = tuple[int, int, int, int, float]  # op, ready, start, end, weight
+_Way = list[_Step]
+
+
+def _weights(ways: Sequence[_Way]) -> Numbers:
+    return np.array([way[0][4] for way in ways])
+
+
+def _ways(ordered: Rows) -> Iterator[_Way]:
+    """Yield the way of each request; `ordered` is by data id, then by end."""
+    ids = ordered["data_id"]
+    bounds = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), ids.size]
+    columns = [ordered[name] for name in ("op", "ready_ns", "start_ns", "end_ns", "weight")]
+    for first, stop in itertools.pairwise(bounds):
+        steps = list(zip(*(column[first:stop].tolist() for column in columns), strict=True))
+        way: _Way = []
+        for step in reversed(steps):
+            if not way or step[3] <= way[-1][1]:  # ended before the next one was ready
+                way.append(step)
+        if way:
+            yield way[::-1]
+
 
 _MIN_FITTED = 10  # batches, for a line through their times
 _MIN_SHARE = 1e-12  # a share, for its logarithm

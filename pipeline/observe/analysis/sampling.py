@@ -1,4 +1,4 @@
-"""A fair sample of the requests: which ones a profile tells of, and what they stand for.
+"""A fair sample of the requests and streams that a profile tells of, and what they stand for.
 
 Whether a request is in the sample is told by its data id and by nothing else, so that all its rows
 are, or none; and one that is in a sample of 1 in 8 is in one of 1 in 4 as well.
@@ -7,13 +7,14 @@ are, or none; and one that is in a sample of 1 in 8 is in one of 1 in 4 as well.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.engine.journal.journal import Rows
+from pipeline.engine.journal.journal import PartKind, Rows, part_records
 from pipeline.observe.tables import Integers, batches, covered_ns, merged
 
 _WINDOW_NS = 10**9
@@ -158,3 +159,48 @@ class Sampler:
         is_in = ids.astype(np.uint64) * _GOLDEN <= _LAST >> halvings
         strides: Integers = np.where(is_in, np.int64(1) << halvings.astype(np.int64), 0)
         return strides
+
+
+STREAM = np.dtype(
+    [
+        (name, np.int64)
+        for name in ("data_id", "target", "parts", "begin_ns", "first_ns", "last_ns", "weight")
+    ]
+)
+"""A stream: its request, whose it is (an Op, PIPELINE: the answer), how many parts it had, when the
+first one began to be made, went out, and the last one did; how many streams it stands for."""
+
+NO_STREAMS: Rows = np.empty(0, STREAM)
+
+
+class OpenStreams:
+    """Sums up the parts of each stream until its request has ended."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[int, list[int]]] = {}  # by data id and target: a row's numbers
+
+    def note(self, parts: Rows) -> None:
+        for row in part_records(parts):
+            if row.kind != PartKind.GIVEN:
+                continue
+            found = self._of.setdefault(row.data_id, {})
+            times = found.setdefault(row.target, [0, row.start_ns, row.end_ns, 0])
+            times[0] += 1
+            times[3] = row.end_ns
+
+    def take(self, ended: Rows, told: Rows, strides: Sequence[int] | None = None) -> Rows:
+        """Forget the streams of requests that have ended; return those of them that are `told`.
+
+        `strides`: how many each of these stands for; None: for itself.
+        """
+        if not self._of:
+            return NO_STREAMS
+        ids = told["data_id"].tolist()
+        rows = [
+            (data_id, target, *times, weight)
+            for data_id, weight in zip(ids, strides or [1] * len(ids), strict=True)
+            for target, times in self._of.get(data_id, {}).items()
+        ]
+        for data_id in ended["data_id"].tolist():
+            self._of.pop(data_id, None)
+        return np.array(rows, STREAM)

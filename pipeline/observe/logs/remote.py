@@ -2,7 +2,7 @@
 
 A log file has one writer, in the parent. The child keeps no handler that the parent may have: its
 records under `pipeline` go to `send`, and the parent's `replay` gives them to the same logger
-there. The root logger and the user's loggers are left alone, but see `logs.root`: they work in the
+there. The root logger and the user's loggers are left alone, but see `RootLines`: they work in the
 child by themselves.
 """
 
@@ -19,7 +19,6 @@ import msgspec
 
 from pipeline.errors import utf8_text
 from pipeline.observe.logs.lines import RUNNING, LineFormatter, exception_text, running_of
-from pipeline.observe.logs.root import RootLines
 from pipeline.tracing.running import Running
 
 _LOGGER = logging.getLogger("pipeline")
@@ -189,3 +188,49 @@ def _sent(record: logging.LogRecord) -> SentRecord:
         log_id=about.log_id,
         traceparent=about.traceparent,
     )
+
+
+_ROOT = logging.getLogger()
+
+
+class RootLines:
+    """The lines of the root logger, and of those below it, in the log of `pipeline`.
+
+    That logger does not propagate meanwhile, or they would go round.
+    """
+
+    is_wanted = False
+
+    def __init__(self) -> None:
+        self._handler = _ToPipeline()
+        self._level_before: int | None = None
+
+    def take(self, level: int) -> None:
+        """Take lines from `level` on, if somebody wants them."""
+        if not self.is_wanted:
+            return
+        if self._level_before is None:
+            self._level_before = _ROOT.level
+            _ROOT.addHandler(self._handler)
+        _ROOT.setLevel(min(self._level_before or level, level))
+
+    def leave(self) -> None:
+        """Leave them where they were before."""
+        if self._level_before is not None:
+            _ROOT.removeHandler(self._handler)
+            _ROOT.setLevel(self._level_before)
+            self._level_before = None
+
+
+def log_as_the_predecessor() -> None:
+    """Have servers log the lines of all loggers from now on: its scripts use the root logger."""
+    RootLines.is_wanted = True
+
+
+class _ToPipeline(logging.Handler):
+    """Hands records on to the logger `pipeline`, as what they are."""
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Hand a record on, under no lock: the other logger's handlers have locks of their own."""
+        _LOGGER.handle(record)
+        return True

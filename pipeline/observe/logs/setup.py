@@ -1,6 +1,6 @@
 """The server's logs: what is logged under `pipeline` goes to PipelineServingLogs/ and to stderr.
 
-The root logger, the user's loggers and their handlers are left as they are, but see `logs.root`.
+The root logger, the user's loggers and their handlers are left as they are, but see `RootLines`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,43 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from pipeline.config.schema import LogConfig
 from pipeline.errors import printable
 from pipeline.observe import otel
 from pipeline.observe.logs.lines import RUNNING
-from pipeline.observe.logs.root import RootLines
-from pipeline.observe.logs.sinks import FileSink, LogSink, StdoutSink
-from pipeline.observe.logs.switches import LogSwitches
+from pipeline.observe.logs.remote import RootLines
+from pipeline.observe.logs.sinks import FileSink, LogSink, LogWriter, QueueingHandler, StdoutSink
 from pipeline.observe.logs.terminal import TOLD, StderrSink, is_shown, is_wanted
-from pipeline.observe.logs.writer import LogWriter, QueueingHandler
 from pipeline.tracing.running import Running
 
 FOLDER = "PipelineServingLogs"
 
 _LOGGER = logging.getLogger("pipeline")
 _SHOWN_CHARACTERS = 2_000
+
+
+class LogSwitches(msgspec.Struct, frozen=True):
+    """Kinds of records that are written; `verbose` above 0: those for finding faults, too."""
+
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose: int = 0
+
+    def lets(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is written, as a filter of a handler."""
+        level = record.levelno
+        if level >= logging.ERROR:
+            return self.error
+        if level >= logging.WARNING:
+            return self.warning
+        return self.info if level >= logging.INFO else True
+
+    def least(self, level: int) -> int:
+        """Return the least severe level that is looked at, where `level` is configured."""
+        return min(level, logging.DEBUG) if self.verbose > 0 else level
 
 
 @dataclass(frozen=True, slots=True)

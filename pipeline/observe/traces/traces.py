@@ -3,6 +3,10 @@
 Data walk: a door asks `begin_of` for what begins a request; of one that is traced the engine and
 the models that it asks find a TraceCollector in its target; the sink around its own sees the end.
 Then all that was seen is written by a thread.
+
+What is traced, and the form of the file, are Triton's: its `docs/protocol/extension_trace.md`,
+`docs/user_guide/trace.md` and `src/tracer.cc`. What a model does not say is as for all models, what
+they do not say is as at the start.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,10 +23,13 @@ from typing import Any, BinaryIO
 from weakref import WeakValueDictionary
 
 import msgspec
+import numpy as np
+import orjson
 
 from pipeline.answer_head import AnswerHead
-from pipeline.config.schema import ServiceConfig
+from pipeline.config.schema import RequestTracesConfig, ServiceConfig
 from pipeline.data import ChannelData
+from pipeline.engine.journal.journal import NO_WORKER, SPAN, OpSpan
 from pipeline.engine.request import (
     Begin,
     ModelView,
@@ -31,10 +39,131 @@ from pipeline.engine.request import (
     ResponseSink,
     TraceCollector,
 )
-from pipeline.errors import PipelineError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.observe.background import Background
-from pipeline.observe.traces.entries import Seen, written
-from pipeline.observe.traces.settings import TraceRegister, TraceSampler, TraceSettings
+from pipeline.proto.v2.raw import datatype_of
+
+
+class TraceSampler:
+    """Settings in force, with what was counted since they are.
+
+    Attributes:
+        own: names of the settings that were said for it, and are not another's.
+        collected: traces that are complete.
+        unwritten: of these, those that wait for a file with a number.
+        is_over: other settings have taken its place; traces that began under it go on.
+    """
+
+    def __init__(self, settings: RequestTracesConfig, own: frozenset[str] = frozenset()) -> None:
+        self._given = settings
+        self.own: frozenset[str] = own
+        self._is_off = bool(settings.fault)
+        self._left = settings.count
+        self._seen = 0
+        self.collected: int = 0
+        self.unwritten: int = 0
+        self.is_over: bool = False
+
+    @property
+    def settings(self) -> RequestTracesConfig:
+        """The settings, `count` as it is now."""
+        return msgspec.structs.replace(self._given, count=self._left)
+
+    @property
+    def is_off(self) -> bool:
+        """True if nothing more is traced."""
+        return self._is_off or self._left == 0
+
+    def is_next(self) -> bool:
+        """Count a request; return whether it is to be traced."""
+        if self.is_off:
+            return False
+        self._seen += 1
+        if self._seen % self._given.rate:
+            return False
+        if self._left > 0:
+            self._left -= 1
+        return True
+
+    def is_file_full(self) -> bool:
+        """Count a trace that is complete; return whether a file with a number ends with it."""
+        self.collected += 1
+        self.unwritten += 1
+        is_last = self._left == 0 and self.collected == self._seen
+        most = self._given.log_frequency
+        is_full = is_last or (most > 0 and self.unwritten >= most)
+        if is_full:
+            self.unwritten = 0
+        return is_full
+
+
+class TraceRegister:
+    """The settings of all models, and those that single models have instead.
+
+    Args:
+        settings: for all, at the start.
+    """
+
+    def __init__(self, settings: RequestTracesConfig) -> None:
+        self._first = settings
+        self._for_all = TraceSampler(settings)
+        self._of_models: dict[str, TraceSampler] = {}
+
+    @property
+    def is_off(self) -> bool:
+        """True if nothing is traced of any model."""
+        return self._for_all.is_off and all(each.is_off for each in self._of_models.values())
+
+    def sampler(self, model: str = "") -> TraceSampler:
+        """Return what is in force for a model; "": for those that have nothing of their own."""
+        return self._of_models.get(model, self._for_all)
+
+    def change(self, model: str, changes: Mapping[str, Any]) -> list[TraceSampler]:
+        """Change settings of a model, or ("") of all; None clears one. Returns what is over.
+
+        Raises:
+            ConfigError: they mean nothing together, in Triton's words; nothing is changed.
+        """
+        if model:
+            return self._change_one(model, changes)
+        over, self._for_all = [self._for_all], self._changed(self._for_all, self._first, changes)
+        for name in list(self._of_models):
+            over += self._change_one(name, {})
+        return _over(over)
+
+    def _change_one(self, model: str, changes: Mapping[str, Any]) -> list[TraceSampler]:
+        before = self._of_models.get(model)
+        after = self._changed(before, self._for_all.settings, changes)
+        over = [] if before is None else [before]
+        if after.own:
+            self._of_models[model] = after
+        else:
+            self._of_models.pop(model, None)
+        return _over(over)
+
+    def _changed(
+        self,
+        before: TraceSampler | None,
+        otherwise: RequestTracesConfig,
+        changes: Mapping[str, Any],
+    ) -> TraceSampler:
+        said: dict[str, Any] = {}
+        if before is not None:
+            now = before.settings
+            said = {name: getattr(now, name) for name in before.own}
+        said |= changes
+        said = {name: value for name, value in said.items() if value is not None}
+        settings = msgspec.structs.replace(otherwise, **said)
+        if settings.level and settings.fault:
+            raise ConfigError(f"Attempting to set invalid trace setting :{settings.fault}")
+        return TraceSampler(settings, frozenset(said))
+
+
+def _over(samplers: list[TraceSampler]) -> list[TraceSampler]:
+    for each in samplers:
+        each.is_over = True
+    return samplers
+
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -82,9 +211,9 @@ class RequestTraces:
         register: the settings of each model.
     """
 
-    def __init__(self, settings: TraceSettings | None = None, is_fixed: bool = False) -> None:
+    def __init__(self, settings: RequestTracesConfig | None = None, is_fixed: bool = False) -> None:
         self.is_fixed: bool = is_fixed
-        self.register: TraceRegister = TraceRegister(settings or TraceSettings())
+        self.register: TraceRegister = TraceRegister(settings or RequestTracesConfig())
         self.is_off: bool = self.register.is_off
         self.numbers: Iterator[int] = itertools.count(1)
         self._files: dict[str, TraceFile] = {}
@@ -151,7 +280,7 @@ class RequestTraces:
             file, entries = self._file(settings), b",".join(waiting)
             (file.write_next if settings.log_frequency else file.append)(entries)
 
-    def _file(self, settings: TraceSettings) -> TraceFile:
+    def _file(self, settings: RequestTracesConfig) -> TraceFile:
         if settings.file not in self._files:
             self._files[settings.file] = TraceFile(settings.file)
         return self._files[settings.file]
@@ -162,16 +291,10 @@ def traces_of(config: ServiceConfig, replica: int | None = None) -> RequestTrace
 
     A replica has files of its own, with its number behind the name.
     """
-    asked = config.request_traces
-    suffix = "" if replica is None or not asked.file else f"-{replica}"
-    settings = TraceSettings(
-        file=asked.file + suffix,
-        level=asked.level,
-        rate=asked.rate,
-        count=asked.count,
-        log_frequency=asked.log_frequency,
-    )
-    if asked.level and (fault := settings.fault):
+    settings = config.request_traces
+    if replica is not None and settings.file:
+        settings = msgspec.structs.replace(settings, file=f"{settings.file}-{replica}")
+    if settings.level and (fault := settings.fault):
         _LOGGER.warning("request_traces: nothing is traced: %s", fault)
     return RequestTraces(settings, is_fixed=replica is not None)
 
@@ -364,3 +487,116 @@ class TraceFile:
 
     def _tell(self, path: str, error: OSError) -> None:
         _LOGGER.error("traces cannot be written to %s: %s", path, error.strerror)
+
+
+_read_span = struct.Struct(f"{SPAN.itemsize // 8}q").unpack
+_PIECE = 4096  # elements
+_Times = list[tuple[str, int]]
+
+
+class Seen(msgspec.Struct):
+    """Record of one request at one model.
+
+    Args:
+        number: of the trace; `parent` is that of the trace it is a part of, 0: of none.
+        times: names and ns of `time.monotonic_ns`.
+        spans: packed, see `pack_span`.
+        parts: names of the Ops whose spans are parts of this one, by their index; "": their span
+            is nobody's. None: it is a single Op, and its span is its own.
+        tensors: (activity, name, array).
+    """
+
+    number: int
+    parent: int
+    model: str
+    version: str
+    request_id: str
+    times: _Times
+    spans: list[bytes]
+    parts: Sequence[str] | None
+    tensors: list[tuple[str, str, Any]]
+
+
+def written(all_seen: Sequence[Seen], level: Sequence[str], numbers: Iterator[int]) -> bytes:
+    """Return the entries of a request, at its model and at those that were asked for it.
+
+    `numbers` are for its parts.
+    """
+    entries: list[Mapping[str, Any]] = []
+    for seen in all_seen:
+        if "TIMESTAMPS" in level:
+            entries += _timed(seen, numbers)
+        if "TENSORS" in level:
+            for activity, name, array in seen.tensors:
+                tensor = _tensor(name, array)
+                entries.append({"id": seen.number, "activity": activity, "tensor": tensor})
+    return b",".join(map(orjson.dumps, entries))
+
+
+def _timed(seen: Seen, numbers: Iterator[int]) -> Iterator[Mapping[str, Any]]:
+    spans = [OpSpan._make(_read_span(span)) for span in seen.spans]
+    own = spans[-1:] if seen.parts is None else []  # of one that was tried again, the last
+    yield _head(seen.number, seen.model, seen.version, seen.request_id, seen.parent)
+    times = list(seen.times)
+    for span in own:
+        times += _stages(span)
+    yield from _stamped(seen.number, times)
+    for span in spans:
+        if name := seen.parts[span.op] if seen.parts else "":
+            number = next(numbers)
+            around = [("REQUEST_START", span.ready_ns), ("REQUEST_END", span.result_received_ns)]
+            yield _head(number, name, seen.version, seen.request_id, seen.number)
+            yield from _stamped(number, [*around, *_stages(span)])
+
+
+def _stages(span: OpSpan) -> _Times:
+    stages = [("QUEUE_START", span.ready_ns)]
+    if span.worker != NO_WORKER:
+        stages += [
+            ("COMPUTE_START", span.start_ns),
+            ("COMPUTE_INPUT_END", span.preprocess_end_ns),
+            ("COMPUTE_OUTPUT_START", span.process_end_ns),
+            ("COMPUTE_END", span.end_ns),
+        ]
+    return stages
+
+
+def _head(number: int, model: str, version: str, request_id: str, parent: int) -> dict[str, Any]:
+    head: dict[str, Any] = {"id": number, "model_name": model, "model_version": int(version)}
+    if request_id:
+        head["request_id"] = request_id
+    if parent:
+        head["parent_id"] = parent
+    return head
+
+
+def _stamped(number: int, times: _Times) -> Iterator[dict[str, Any]]:
+    for name, ns in sorted(times, key=lambda each: each[1]):
+        yield {"id": number, "timestamps": [{"name": name, "ns": ns}]}
+
+
+def _tensor(name: str, value: Any) -> dict[str, str]:
+    array = np.asarray(value)
+    elements, text = array.reshape(-1), _text_of(array.dtype)
+    pieces = range(0, elements.size, _PIECE)  # a long `tolist` would stop all other threads
+    texts = (text(each) for at in pieces for each in elements[at : at + _PIECE].tolist())
+    shape = ",".join(map(str, array.shape))
+    return {
+        "name": name,
+        "data": ",".join(texts),
+        "shape": shape,
+        "dtype": datatype_of(array.dtype),
+    }
+
+
+def _text_of(dtype: np.dtype[Any]) -> Callable[[Any], str]:
+    if dtype.kind == "f":
+        return "{:g}".format
+    if dtype.kind == "b":
+        return lambda value: str(int(value))
+    return str if dtype.kind in "iu" else _quoted
+
+
+def _quoted(value: Any) -> str:
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return f'"{text}"'

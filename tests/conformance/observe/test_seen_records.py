@@ -271,8 +271,8 @@ def refused(connection: Connection) -> bool:
 LITTLE_PATIENCE = """
 from unittest import mock
 from pipeline.observe import background
-from pipeline.observe.logs import writer
-for module in (background, writer):  # as long a server that stops waits for what nobody reads
+from pipeline.observe.logs import sinks
+for module in (background, sinks):  # as long a server that stops waits for what nobody reads
     mock.patch.object(module, "_JOIN_TIMEOUT_S", 0.5).start()
 """
 

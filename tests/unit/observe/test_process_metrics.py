@@ -7,8 +7,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from pipeline.engine.state import EngineState
 from pipeline.metrics import FamilyHead, Ledger, MetricSamples
-from pipeline.observe.metrics import as_openmetrics, render
-from pipeline.observe.process_metrics import ProcessMetrics
+from pipeline.observe.metrics import ProcessMetrics, as_openmetrics, render
 from pipeline.observe.snapshot import ModelCounters, Snapshot, of_no_replica
 
 

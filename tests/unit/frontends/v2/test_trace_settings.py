@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.config.schema import RequestTracesConfig
 from pipeline.frontends.v2.errors import V2Error
 from pipeline.frontends.v2.trace_settings import changes_of, changes_of_json, shown
-from pipeline.observe.traces.settings import TraceSettings
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_several_values_of_one_setting_are_refused():
 
 
 def test_what_is_shown():
-    settings = TraceSettings("f", ("TENSORS",), 5, -1, 2)
+    settings = RequestTracesConfig("f", ("TENSORS",), 5, -1, 2)
     assert shown(settings) == {
         "trace_level": ["TENSORS"],
         "trace_rate": "5",
@@ -73,4 +73,4 @@ def test_what_is_shown():
         "trace_file": "f",
         "trace_mode": "triton",
     }
-    assert shown(TraceSettings())["trace_level"] == ["OFF"]
+    assert shown(RequestTracesConfig())["trace_level"] == ["OFF"]

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from played_service import MS, PlayedOp, never_ran, play, request, requests_of, turn, turns_of
 
 from pipeline.engine.journal.journal import REQUEST, SPAN, Outcome
-from pipeline.observe.analysis.critical_path import service_avg_cost
 from pipeline.observe.analysis.figures import (
     avg_batch_cost,
     channel_acc_size,
     figures_of,
     op_concurrency,
     op_cost,
+    service_avg_cost,
     service_throughput,
 )
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from played_service import MS, request, requests_of, turn, turns_of
 
-from pipeline.observe.analysis.figures import figures_of
+from pipeline.observe.analysis.figures import Durations, count, figures_of, percentile, weighted
 from pipeline.observe.analysis.sampling import LOAD, Sample
-from pipeline.observe.analysis.weighted import Durations, count, percentile, weighted
 
 whole = st.integers(1, 5)
 values = st.lists(st.tuples(st.integers(0, 100), whole), min_size=1, max_size=20)

@@ -15,10 +15,9 @@ import pytest
 from doubles import Clock, logs_in, side_by_side
 
 from pipeline.errors import InitError, ProductError, UserCodeError
-from pipeline.observe.logs import root
+from pipeline.observe.logs import remote
 from pipeline.observe.logs.setup import RequestLog
-from pipeline.observe.logs.sinks import FileSink
-from pipeline.observe.logs.writer import LogWriter
+from pipeline.observe.logs.sinks import FileSink, LogWriter
 
 PIPELINE = logging.getLogger("pipeline")
 LINE = re.compile(
@@ -62,11 +61,11 @@ def texts(path):
 def test_lines_of_the_root_logger_are_taken_for_scripts_of_the_predecessor(
     tmp_path, monkeypatch, takes
 ):
-    monkeypatch.setattr(root.RootLines, "is_wanted", False)
+    monkeypatch.setattr(remote.RootLines, "is_wanted", False)
     ours, others = logging.getLogger(), logging.getLogger("somebody.else")
     before = list(ours.handlers), ours.level
     if takes:
-        root.log_as_the_predecessor()
+        remote.log_as_the_predecessor()
     with logs_in(tmp_path), logs_in(tmp_path / "another", "DEBUG"):
         ours.info("mine %d", 1)
         others.warning("else")
@@ -80,7 +79,7 @@ def test_lines_of_the_root_logger_are_taken_for_scripts_of_the_predecessor(
 
 
 def test_lines_of_the_root_logger_are_handed_on_without_a_lock():
-    handler = root._ToPipeline()
+    handler = remote._ToPipeline()
     record = logging.LogRecord("user", logging.DEBUG, __file__, 1, "hello", None, None)
     with handler.lock:  # which Python itself takes, from 3.13 on without asking whether it is there
         thread = threading.Thread(target=handler.handle, args=(record,))

@@ -10,8 +10,8 @@ import sys
 import pytest
 from doubles import logs_in
 
+from pipeline.observe.logs.sinks import LogWriter
 from pipeline.observe.logs.terminal import TOLD, StderrSink, is_shown, is_wanted
-from pipeline.observe.logs.writer import LogWriter
 from pipeline.system.startup_log import STARTUP
 
 PIPELINE = logging.getLogger("pipeline")

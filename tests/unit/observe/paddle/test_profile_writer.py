@@ -18,8 +18,7 @@ from pipeline.engine.journal.journal import PART, PIPELINE, REQUEST, SPAN, Outco
 from pipeline.observe.analysis.advice import advise
 from pipeline.observe.analysis.figures import Figures, figures_of
 from pipeline.observe.analysis.report import report_text
-from pipeline.observe.paddle.profile import Profile, parse_profile
-from pipeline.observe.paddle.profile_writer import ProfileWriter
+from pipeline.observe.paddle.profile import Profile, ProfileWriter, parse_profile
 
 NO_TURNS = np.array([], SPAN)
 NO_REQUESTS = np.array([], REQUEST)

@@ -22,11 +22,12 @@ from pipeline.engine.graph import build_graph
 from pipeline.engine.journal.journal import NO_WORKER, PIPELINE, REQUEST, SPAN, Outcome, Rows
 from pipeline.engine.state import EngineState, OpState, WorkersState
 from pipeline.errors import InitError
-from pipeline.observe.paddle.tracer import BatchTimes, Tracer
-from pipeline.observe.paddle.tracer_block import (
+from pipeline.observe.paddle.tracer import (
+    BatchTimes,
     Interval,
     OpInterval,
     TracedGraph,
+    Tracer,
     TracerFiles,
     tracer_files,
 )

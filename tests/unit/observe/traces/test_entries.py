@@ -8,7 +8,7 @@ import json
 import numpy as np
 
 from pipeline.engine.journal.journal import NO_WORKER, pack_span
-from pipeline.observe.traces.entries import Seen, written
+from pipeline.observe.traces.traces import Seen, written
 
 BOTH = ("TIMESTAMPS", "TENSORS")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.config.schema import RequestTracesConfig
 from pipeline.errors import ConfigError
-from pipeline.observe.traces.settings import TraceRegister, TraceSampler, TraceSettings
+from pipeline.observe.traces.traces import TraceRegister, TraceSampler
 
-ON = TraceSettings(file="f", level=("TIMESTAMPS",), rate=1)
+ON = RequestTracesConfig(file="f", level=("TIMESTAMPS",), rate=1)
 
 
 def taken(sampler, requests):
@@ -15,7 +16,7 @@ def taken(sampler, requests):
 
 
 def test_every_so_many_th_request_is_traced_until_there_are_enough():
-    sampler = TraceSampler(TraceSettings(file="f", level=("TIMESTAMPS",), rate=3, count=2))
+    sampler = TraceSampler(RequestTracesConfig(file="f", level=("TIMESTAMPS",), rate=3, count=2))
     assert taken(sampler, 10) == [False, False, True] * 2 + [False] * 4
     assert sampler.settings.count == 0
     assert sampler.is_off
@@ -24,9 +25,9 @@ def test_every_so_many_th_request_is_traced_until_there_are_enough():
 @pytest.mark.parametrize(
     ("settings", "fault"),
     [
-        (TraceSettings(file="f"), "tracing is disabled"),
-        (TraceSettings(file="f", level=("TENSORS",), rate=0), "sample rate must be non-zero"),
-        (TraceSettings(level=("TENSORS",)), "trace file name is not given"),
+        (RequestTracesConfig(file="f"), "tracing is disabled"),
+        (RequestTracesConfig(file="f", level=("TENSORS",), rate=0), "sample rate must be non-zero"),
+        (RequestTracesConfig(level=("TENSORS",)), "trace file name is not given"),
     ],
 )
 def test_what_means_nothing_traces_nothing(settings, fault):
@@ -38,13 +39,13 @@ def test_a_model_has_what_it_says_and_else_what_all_have():
     register = TraceRegister(ON)
     register.change("m", {"rate": 12, "log_frequency": 34})
     register.change("", {"rate": 56, "count": 78, "level": ()})
-    assert register.sampler("m").settings == TraceSettings("f", (), 12, 78, 34)
-    assert register.sampler("other").settings == TraceSettings("f", (), 56, 78, 0)
+    assert register.sampler("m").settings == RequestTracesConfig("f", (), 12, 78, 34)
+    assert register.sampler("other").settings == RequestTracesConfig("f", (), 56, 78, 0)
     register.change("", {"rate": None, "count": None})
-    assert register.sampler().settings == TraceSettings("f", (), 1, -1, 0)
-    assert register.sampler("m").settings == TraceSettings("f", (), 12, -1, 34)
+    assert register.sampler().settings == RequestTracesConfig("f", (), 1, -1, 0)
+    assert register.sampler("m").settings == RequestTracesConfig("f", (), 12, -1, 34)
     register.change("m", {"rate": None, "level": None})
-    assert register.sampler("m").settings == TraceSettings("f", (), 1, -1, 34)
+    assert register.sampler("m").settings == RequestTracesConfig("f", (), 1, -1, 34)
     register.change("m", {"log_frequency": None})
     assert register.sampler("m") is register.sampler()
 
@@ -68,9 +69,9 @@ def test_settings_that_are_over_are_told():
 
 
 def test_a_file_is_full_by_the_frequency_and_with_the_last_trace():
-    often = TraceSampler(TraceSettings("f", ("TIMESTAMPS",), 1, -1, 2))
+    often = TraceSampler(RequestTracesConfig("f", ("TIMESTAMPS",), 1, -1, 2))
     taken(often, 5)
     assert [often.is_file_full() for _ in range(5)] == [False, True, False, True, False]
-    few = TraceSampler(TraceSettings("f", ("TIMESTAMPS",), 1, 2))
+    few = TraceSampler(RequestTracesConfig("f", ("TIMESTAMPS",), 1, 2))
     assert taken(few, 2) == [True, True]
     assert [few.is_file_full() for _ in range(2)] == [False, True]
