@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.errors import GraphError, PayloadTypeError
+import numpy as np
+
+from pipeline.errors import GraphError, OverloadedError, PayloadTypeError
+
+ALIGNMENT = 64
+"""Bytes of a cache line, and what vector instructions ask for."""
 
 
 class Payload:
@@ -38,6 +43,24 @@ class MemoryDomain:
     def serialize(self, payload: Any) -> Any:
         """Return what several Ops of this domain can read; raises PipelineError."""
         return payload
+
+    def place(self, size: int, aligned_at: int = 0) -> np.ndarray[Any, Any]:
+        """Return `size` bytes to receive a body in, which nobody has written to.
+
+        Arrays on them are ordinary ones, and keep the memory as long as they live. Their byte
+        `aligned_at` is one that an array of any dtype may begin with.
+
+        Raises:
+            OverloadedError: there is no memory left.
+        """
+        pad = -aligned_at % ALIGNMENT
+        try:
+            whole = np.empty(size + pad + ALIGNMENT, np.uint8)
+        except MemoryError as error:
+            text = f"there is not enough memory to receive {size} bytes"
+            raise OverloadedError(text) from error
+        start = pad + -whole.__array_interface__["data"][0] % ALIGNMENT
+        return whole[start : start + size]
 
 
 LOCAL: MemoryDomain = MemoryDomain()

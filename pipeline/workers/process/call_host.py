@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from pipeline.data import ChannelData
 from pipeline.engine.model_calls import MetricUse, ModelChange, ModelHost, PeerCall
 from pipeline.errors import PipelineError, error_to_fields
@@ -104,7 +102,7 @@ class CallHost:
         payload = self._memory.payload(feeds, self._maker)
         asked = self._asked[number] = _Asked(self, number, call.takes_parts)
         try:
-            arrays = _held_arrays(payload)
+            arrays: dict[str, Any] = payload.open(copy=False)
         except PipelineError as error:
             asked.sink.is_over = True
             self.answered(asked, ChannelData(0, error=error), is_final=True)
@@ -165,22 +163,3 @@ class _Asked:
 
 def _fields(error: PipelineError | None) -> ErrorFields | None:
     return None if error is None else ErrorFields(*error_to_fields(error))
-
-
-class _Hold:
-    """Memory of an array, whose block is in use as long as an array stands on it."""
-
-    def __init__(self, array: np.ndarray, payload: SharedPayload) -> None:
-        self.__array_interface__: dict[str, Any] = array.__array_interface__
-        self._payload = payload
-
-
-def _held_arrays(payload: SharedPayload) -> dict[str, Any]:
-    """Return the arrays of a call, without a copy. Raises PayloadTypeError."""
-    found: dict[str, Any] = payload.open(copy=False)
-    if not payload.serialized.buffers:
-        return found
-    for name, array in found.items():
-        if isinstance(array, np.ndarray) and not array.dtype.hasobject and array.size:
-            found[name] = np.asarray(_Hold(array, payload)).view(array.dtype)
-    return found

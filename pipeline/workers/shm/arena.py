@@ -5,13 +5,15 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
+from typing import Any
 
 import msgspec
+import numpy as np
 
+from pipeline.engine.run.payload import ALIGNMENT
 from pipeline.errors import InitError
 
 _PAGE = mmap.PAGESIZE
-_ALIGNMENT = 64  # a cache line, and what vector instructions ask for
 # Touching a page for the first time costs more than copying 4 KiB into it: so memory goes back in
 # bulk only, and not all of it.
 _MAX_KEPT_BYTES = 32 << 20
@@ -57,6 +59,7 @@ class Arena:
         self._unused: list[int] = []
         self._maps: dict[int, mmap.mmap] = {}
         self._views: dict[int, memoryview] = {}
+        self._places: list[tuple[int, int]] = []  # (address, region) of what is mapped, in order
 
     def __reduce__(self) -> tuple[type[Arena], tuple[int, int]]:
         return Arena, (self.region_bytes, self.fd)
@@ -98,11 +101,22 @@ class Arena:
         start = region * self.region_bytes
         self._maps[region] = mapped = mmap.mmap(self.fd, self.region_bytes, offset=start)
         self._views[region] = view = memoryview(mapped)
+        bisect.insort(self._places, (address_of(np.frombuffer(view, np.uint8)), region))
         return view
+
+    def find(self, address: int, size: int) -> Block | None:
+        """Return the bytes at an address of this process as a block; None: they are elsewhere."""
+        place = bisect.bisect(self._places, (address, self._count)) - 1
+        if place < 0:
+            return None
+        start, region = self._places[place]
+        offset = address - start
+        return Block(region, offset, size) if offset + size <= self.region_bytes else None
 
     def close(self) -> None:
         """Forget the memory in this process. What a view still shows lives as long as the view."""
         self._views.clear()
+        self._places.clear()
         for mapped in self._maps.values():
             try:
                 mapped.close()
@@ -138,7 +152,7 @@ class RegionAllocator:
         self._size = len(view)
         self._keep = keep_bytes
         # Free ranges by address; between two of them there is always a block.
-        self._starts = [_up(reserved, _ALIGNMENT)]
+        self._starts = [_up(reserved, ALIGNMENT)]
         self._ends = [self._size]
         self._sizes: dict[int, int] = {}  # of blocks by their offsets
         self._touched = 0  # no page from here on has memory
@@ -147,7 +161,7 @@ class RegionAllocator:
         """Return a block of `size` bytes, or None if there is no room for it."""
         if size < 0:
             raise ValueError(f"a block cannot have {size} bytes")
-        needed = _up(size, _ALIGNMENT) or _ALIGNMENT
+        needed = _up(size, ALIGNMENT) or ALIGNMENT
         for place, start in enumerate(self._starts):
             if self._ends[place] - start >= needed:
                 break
@@ -172,7 +186,7 @@ class RegionAllocator:
         if block.region != self.region or self._sizes.get(block.offset) != block.size:
             raise ValueError(f"{block} is not given out from region {self.region}")
         del self._sizes[block.offset]
-        start, end = block.offset, block.offset + (_up(block.size, _ALIGNMENT) or _ALIGNMENT)
+        start, end = block.offset, block.offset + (_up(block.size, ALIGNMENT) or ALIGNMENT)
         self.used -= end - start
         place = bisect.bisect(self._starts, start)
         if place < len(self._starts) and self._starts[place] == end:
@@ -191,6 +205,12 @@ class RegionAllocator:
         kept = _up(self._starts[-1] + self._keep // 2, _PAGE)
         self._mapped.madvise(mmap.MADV_REMOVE, kept, _up(self._touched, _PAGE) - kept)
         self._touched = kept
+
+
+def address_of(array: np.ndarray[Any, Any]) -> int:
+    """Return the address of the first byte of an array."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _up(size: int, unit: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -53,7 +53,8 @@ class SerializedPayload(msgspec.Struct, array_like=True, gc=False):
 
     `data` is pickled: the payload itself or, if `is_out_of_band`, the payload with holes and what
     goes into them. `buffers` hold what is large: first what the pickle refers to, then what belongs
-    into the holes, in order. Small arrays are `arrays`, and nothing is pickled.
+    into the holes, in order. A few arrays are `arrays`, the large ones in order in `buffers`, and
+    nothing is pickled.
     """
 
     data: bytes
@@ -76,10 +77,20 @@ class PayloadMemory(Protocol):
     def free(self, block: Block) -> None: ...
 
 
+Find = Callable[[np.ndarray[Any, Any]], Block | None]
+"""Returns the place of a contiguous array that blocks can name; None: it has to be copied."""
+
+
 def serialize(
-    payload: Any, memory: PayloadMemory, arena: BlockReader, threshold: int = THRESHOLD
+    payload: Any,
+    memory: PayloadMemory,
+    arena: BlockReader,
+    threshold: int = THRESHOLD,
+    find: Find | None = None,
 ) -> SerializedPayload:
     """Pickle `payload`; what has `threshold` bytes or more goes into blocks of `memory`.
+
+    What `find` knows a block of stays where it is: the caller keeps such arrays.
 
     Arrays do wherever they are; bytes, bytearrays and strings if they are values of the payload,
     or one level further down in a dict, list or tuple. What finds no room stays in the pickle.
@@ -90,7 +101,7 @@ def serialize(
         OverloadedError: there is no memory left. With any error, nothing is left in `memory`.
     """
     try:
-        serialized = _serialize(payload, memory, arena, threshold)
+        serialized = _serialize(payload, memory, arena, threshold, find)
     except MemoryError as error:
         raise OverloadedError(
             f"there is not enough memory to send {type(payload).__name__} to another process"
@@ -106,7 +117,7 @@ def serialize(
 
 
 def _serialize(
-    payload: Any, memory: PayloadMemory, arena: BlockReader, threshold: int
+    payload: Any, memory: PayloadMemory, arena: BlockReader, threshold: int, find: Find | None
 ) -> SerializedPayload:
     try:
         arrays = plain_arrays(payload, threshold)
@@ -114,7 +125,7 @@ def _serialize(
             return SerializedPayload(b"", arrays=arrays)
         if type(payload) is dict and _is_plain(payload, threshold):
             return SerializedPayload(pickle.dumps(payload, PROTOCOL))
-        return _Serializer(memory, arena, threshold).serialize(payload)
+        return _Serializer(memory, arena, threshold, find).serialize(payload)
     except MemoryError:
         raise
     except Exception:  # pickle raises what it likes, and so do the methods of users' classes
@@ -144,7 +155,14 @@ class _Serializer:
     to pickle, which offers their memory to `_keeps_in_band`.
     """
 
-    def __init__(self, memory: PayloadMemory, arena: BlockReader, threshold: int) -> None:
+    def __init__(
+        self,
+        memory: PayloadMemory,
+        arena: BlockReader,
+        threshold: int,
+        find: Find | None = None,
+    ) -> None:
+        self._find = find
         self._memory = memory
         self._arena = arena
         self._threshold = threshold
@@ -164,6 +182,12 @@ class _Serializer:
 
     def _serialize(self, payload: Any) -> SerializedPayload:
         is_dict = type(payload) is dict
+        if (named := _named_arrays(payload)) is not None:
+            arrays = [
+                (name, array.dtype.str, array.shape, self._data_of(array, "C"))
+                for name, array in named
+            ]
+            return SerializedPayload(b"", self._blocks_out_of_band, arrays=arrays)
         rest = self._without_large(payload if is_dict else {_ONLY_KEY: payload}, goes_deeper=True)
         if not self._out_of_band:
             return SerializedPayload(self._pickle(payload), self._blocks_of_pickle)
@@ -208,14 +232,23 @@ class _Serializer:
             self._is_rest_plain = False
             return False
         order: Order = "F" if array.flags.fnc else "C"
-        data: bytes | None = None
-        if array.nbytes < self._threshold or not self._puts_array(array, order):
-            data = array.tobytes(order)
+        data = self._data_of(array, order)
         self._out_of_band.append((holder, key, dtype, array.shape, order, data))
         return True
 
+    def _data_of(self, array: np.ndarray[Any, Any], order: Order) -> bytes | None:
+        """Return the bytes of an array; None: they are in a block."""
+        if array.nbytes >= self._threshold and self._puts_array(array, order):
+            return None
+        return array.tobytes(order)
+
     def _puts_array(self, array: np.ndarray[Any, Any], order: Order) -> bool:
-        """Copy `array` to a block, if there is room: once, whatever its strides are."""
+        """Have `array` in a block, if there is room: copied once, whatever its strides are."""
+        if self._find is not None and array.flags.forc:
+            block = self._find(array)
+            if block is not None:
+                self._blocks_out_of_band.append(block)
+                return True
         view = self._room(array.nbytes, self._blocks_out_of_band)
         if view is None:
             return False
@@ -274,7 +307,7 @@ def deserialize(
         serialized: by `serialize`, in this process or in another one of this server.
         arena: the same as it was serialized with.
         copy: whether arrays are copies that may be written to and kept. If False, those that were
-            taken out or are large are read-only, and valid only while the blocks are.
+            taken out or are large are read-only, and valid while the blocks are.
         loads: what unpickles.
 
     Raises:
@@ -282,7 +315,8 @@ def deserialize(
     """
     try:
         if serialized.arrays is not None:
-            return payload_of_arrays(serialized.arrays, copy)
+            views = map(arena.read, serialized.buffers)
+            return payload_of_arrays(serialized.arrays, copy, views)
         if serialized.is_out_of_band:
             return _filled(serialized, arena, copy, loads)
         if serialized.buffers:
@@ -329,8 +363,9 @@ def _for_pickle(views: Iterator[memoryview], copy: bool) -> Iterator[bytearray |
 class SharedPayload(Payload):
     """The server's handle of a serialized payload, which stands for it in the graph.
 
-    It keeps the blocks alive: when the last reference to it goes, `release` is called with them,
-    once, in whatever thread that happens. It is not called when there are none.
+    It keeps the blocks alive: when the last reference to it goes, and to what was opened without
+    a copy, `release` is called with them, once, in whatever thread that happens. It is not called
+    when there are none.
 
     Args:
         serialized: the payload.
@@ -338,9 +373,10 @@ class SharedPayload(Payload):
         release: gets the blocks; must not raise.
         loads: what unpickles here.
         maker: the Op that it came from, to name in an error.
+        kept: arrays that others of the blocks belong to: these are not released.
     """
 
-    __slots__ = ("_arena", "_hold", "_loads", "_maker", "serialized")
+    __slots__ = ("_arena", "_hold", "_kept", "_loads", "_maker", "serialized")
 
     def __init__(
         self,
@@ -349,18 +385,26 @@ class SharedPayload(Payload):
         release: Callable[[list[Block]], object],
         loads: Loads = pickle.loads,
         maker: str = "",
+        kept: Mapping[Block, np.ndarray[Any, Any]] = {},
     ) -> None:
         self._loads = loads
         self._maker = maker
         self.serialized: SerializedPayload = serialized
         self._arena = arena
+        self._kept = kept
         # Most payloads hold nothing, and have no finaliser to pay for.
-        self._hold = _BlockLease(serialized.buffers, release) if serialized.buffers else None
+        blocks = serialized.buffers
+        if kept:
+            blocks = [block for block in blocks if block not in kept]
+        self._hold = BlockLease(blocks, release) if blocks else None
 
     def open(self, copy: bool = True) -> Any:
         """Return the payload, anew with each call: as `deserialize` does, which may raise."""
+        serialized, arena = self.serialized, self._arena
+        if not copy and serialized.buffers:
+            arena = _HeldBlocks(arena, (self._hold, self._kept))
         try:
-            return deserialize(self.serialized, self._arena, copy, self._loads)
+            return deserialize(serialized, arena, copy, self._loads)
         except PayloadTypeError as error:
             text = f"[{self._maker}] {error}" if self._maker else str(error)
             raise PayloadTypeError(text) from error
@@ -368,11 +412,11 @@ class SharedPayload(Payload):
     @property
     def byte_size(self) -> int:
         serialized = self.serialized
-        arrays = sum(len(data) for _, _, _, data in serialized.arrays or ())
+        arrays = sum(len(data) for _, _, _, data in serialized.arrays or () if data is not None)
         return len(serialized.data) + arrays + sum(block.size for block in serialized.buffers)
 
 
-class _BlockLease:
+class BlockLease:
     """Gives blocks back when nobody needs them any more."""
 
     __slots__ = ("_blocks", "_release")
@@ -383,6 +427,33 @@ class _BlockLease:
 
     def __del__(self) -> None:
         self._release(self._blocks)
+
+
+class MemoryHold:
+    """Stands behind an array on memory that is in use as long as somebody has the array.
+
+    Args:
+        view: the memory.
+        lease: what is kept with it.
+    """
+
+    __slots__ = ("__array_interface__", "_lease", "_memory")
+
+    def __init__(self, view: memoryview, lease: object) -> None:
+        self._memory = np.frombuffer(view, np.uint8)  # is not unmapped, either
+        self._lease = lease
+        self.__array_interface__: dict[str, Any] = self._memory.__array_interface__
+
+
+class _HeldBlocks:
+    """Reader of blocks that are in use as long as somebody has a view of them."""
+
+    def __init__(self, arena: BlockReader, lease: object) -> None:
+        self._arena = arena
+        self._lease = lease
+
+    def read(self, block: Block) -> memoryview:
+        return np.asarray(MemoryHold(self._arena.read(block), self._lease)).data
 
 
 def _serialize_odd(
@@ -421,9 +492,10 @@ def _refused(name: str, value: Any, error: Exception) -> PayloadTypeError:
     )
 
 
-PlainArray = tuple[str | None, str, tuple[int, ...], bytes]
-"""(name, None: it is the payload; dtype as `dtype.str`; shape; data in C order)"""
+PlainArray = tuple[str | None, str, tuple[int, ...], bytes | None]
+"""(name, None: it is the payload; dtype as `dtype.str`; shape; data, None: they are in a block)"""
 
+_NONE: Iterator[memoryview] = iter(())
 _MOST = 32  # arrays of one payload
 _DTYPES = 256  # that are remembered; texts have many
 
@@ -450,29 +522,47 @@ def plain_arrays(payload: Any, threshold: int) -> list[PlainArray] | None:
 
 
 def _plain(name: str | None, array: np.ndarray[Any, Any], threshold: int) -> PlainArray | None:
+    if array.nbytes >= threshold or not _is_plain_array(array):
+        return None
+    return name, array.dtype.str, array.shape, array.tobytes()
+
+
+def _is_plain_array(array: np.ndarray[Any, Any]) -> bool:
     dtype = array.dtype
-    if array.nbytes >= threshold or dtype.char not in NAMED_BY_TEXT or not dtype.itemsize:
-        return None
-    if not array.flags.c_contiguous:
-        return None
-    return name, dtype.str, array.shape, array.tobytes()
+    return dtype.char in NAMED_BY_TEXT and bool(dtype.itemsize) and array.flags.c_contiguous
 
 
-def payload_of_arrays(arrays: list[PlainArray], copy: bool) -> Any:
+def _named_arrays(payload: Any) -> Collection[tuple[str | None, np.ndarray[Any, Any]]] | None:
+    """Return the arrays of such a payload, of any size; None: it is something else."""
+    if type(payload) is np.ndarray:
+        return [(None, payload)] if _is_plain_array(payload) else None
+    if type(payload) is not dict or not 0 < len(payload) <= _MOST:
+        return None
+    for name, array in payload.items():
+        if type(array) is not np.ndarray or type(name) is not str or not _is_plain_array(array):
+            return None
+    return payload.items()
+
+
+def payload_of_arrays(
+    arrays: list[PlainArray], copy: bool, views: Iterator[memoryview] = _NONE
+) -> Any:
     """Return the payload. ValueError: there are no such arrays; TypeError: too few bytes.
 
     Args:
         copy: whether arrays may be written to.
+        views: those of them that are in blocks.
     """
-    name, kind, shape, data = arrays[0]
-    if name is None:
-        array: np.ndarray[Any, Any] = np.ndarray(shape, _dtype(kind), data)
-        return array.copy() if copy else array
-    if copy:
-        return {
-            name: np.ndarray(shape, _dtype(kind), data).copy() for name, kind, shape, data in arrays
-        }
-    return {name: np.ndarray(shape, _dtype(kind), data) for name, kind, shape, data in arrays}
+    if arrays[0][0] is None:
+        return _array_of(arrays[0], copy, views)
+    return {told[0]: _array_of(told, copy, views) for told in arrays}
+
+
+def _array_of(told: PlainArray, copy: bool, views: Iterator[memoryview]) -> np.ndarray[Any, Any]:
+    _, kind, shape, data = told
+    raw = next(views).toreadonly() if data is None else data
+    array: np.ndarray[Any, Any] = np.ndarray(shape, _dtype(kind), raw)
+    return array.copy() if copy else array
 
 
 @functools.lru_cache(_DTYPES)

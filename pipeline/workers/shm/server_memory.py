@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from typing import Any
 
-from pipeline.engine.run.payload import MemoryDomain
-from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
-from pipeline.workers.shm.payload import Loads, SerializedPayload, SharedPayload, serialize
+import numpy as np
+
+from pipeline.engine.run.payload import ALIGNMENT, MemoryDomain
+from pipeline.workers.shm.arena import Arena, Block, RegionAllocator, address_of
+from pipeline.workers.shm.payload import (
+    BlockLease,
+    Loads,
+    MemoryHold,
+    SerializedPayload,
+    SharedPayload,
+    serialize,
+)
 from pipeline.workers.shm.pickling import anything_of, data_of
 
 
@@ -33,6 +43,9 @@ class ServerMemory(MemoryDomain):
         self._released: deque[Block] = deque()
         self._freed: dict[int, list[Block]] = {}
         self._used: Counter[int] = Counter()
+        self._placed: set[Block] = set()  # for bodies, by `place`
+        self._placed_bytes = 0
+        self._kept: dict[Block, np.ndarray[Any, Any]] = {}  # of the payload that is serialized
 
     def alloc(self, size: int) -> Block | None:
         """Return a block to write to; None when there is no room."""
@@ -41,20 +54,62 @@ class ServerMemory(MemoryDomain):
 
     def free(self, block: Block) -> None:
         """Give back a block that came to nothing."""
-        self._own.free(block)
+        if block not in self._kept:
+            self._own.free(block)
+
+    def place(self, size: int, aligned_at: int = 0) -> np.ndarray[Any, Any]:
+        """See MemoryDomain; `serialize` does not copy what lies there.
+
+        What callers announce and do not send costs nothing but room, of which they have half.
+        """
+        pad = -aligned_at % ALIGNMENT
+        block = None
+        is_open = self.arena.fd >= 0  # bodies may be on their way until the very end
+        if is_open and self._placed_bytes + size <= self.arena.region_bytes // 2:
+            block = self.alloc(size + pad)
+        if block is None:
+            return super().place(size, aligned_at)
+        self._used[block.region] += 1
+        self._placed.add(block)
+        self._placed_bytes += block.size
+        view = self.arena.read(block)[pad:]
+        return np.asarray(MemoryHold(view, BlockLease([block], self._released.extend)))
 
     def serialize(self, payload: Any) -> SharedPayload:
-        """Serialize a payload that is to leave this process. Raises as `payload.serialize` does."""
-        return self._payload(serialize(payload, self, self.arena), anything_of, "")
+        """Serialize a payload that is to leave this process. Raises as `payload.serialize` does.
+
+        An array that lies in the arena already is kept there.
+        """
+        kept = self._kept
+        if kept:  # by one that could not be serialized
+            kept = self._kept = {}
+        serialized = serialize(payload, self, self.arena, find=self._find)
+        if not kept:
+            return self._payload(serialized, anything_of, "")
+        self._kept = {}
+        return self._payload(serialized, anything_of, "", kept)
+
+    def _find(self, array: np.ndarray[Any, Any]) -> Block | None:
+        block = self.arena.find(address_of(array), array.nbytes)
+        if block is not None:
+            self._kept[block] = array
+        return block
 
     def payload(self, serialized: SerializedPayload, maker: str = "") -> SharedPayload:
         """Take charge of what was serialized by a worker of the Op `maker`."""
         return self._payload(serialized, self._loads, maker)
 
-    def _payload(self, serialized: SerializedPayload, loads: Loads, maker: str) -> SharedPayload:
+    def _payload(
+        self,
+        serialized: SerializedPayload,
+        loads: Loads,
+        maker: str,
+        kept: Mapping[Block, np.ndarray[Any, Any]] = {},
+    ) -> SharedPayload:
         for block in serialized.buffers:
-            self._used[block.region] += 1
-        return SharedPayload(serialized, self.arena, self._released.extend, loads, maker)
+            if block not in kept:
+                self._used[block.region] += 1
+        return SharedPayload(serialized, self.arena, self._released.extend, loads, maker, kept)
 
     def open_region(self) -> int:
         """Return a region for a new worker."""
@@ -94,6 +149,9 @@ class ServerMemory(MemoryDomain):
             self._used[region] -= 1
             if region == self.own_region:
                 self._own.free(block)
+                if block in self._placed:
+                    self._placed.remove(block)
+                    self._placed_bytes -= block.size
             elif region in self._freed:
                 self._freed[region].append(block)
             else:

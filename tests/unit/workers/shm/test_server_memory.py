@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
 import pytest
 from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from same_payload import assert_same
 
-from pipeline.workers.shm.arena import Arena, RegionAllocator
+from pipeline.engine.run.payload import ALIGNMENT, LOCAL
+from pipeline.errors import PayloadTypeError
+from pipeline.workers.shm.arena import Arena, RegionAllocator, address_of
 from pipeline.workers.shm.payload import SerializedPayload, serialize
 from pipeline.workers.shm.server_memory import ServerMemory
 
@@ -139,6 +144,127 @@ def test_a_parcel_without_blocks_is_no_concern_of_the_memory(memory):
     assert memory.used == 0
 
 
+# Bodies that are received there -----------------------------------------------------------
+
+
+def region_of(memory):
+    return np.frombuffer(memory.arena.view(memory.own_region), np.uint8)
+
+
+@pytest.mark.parametrize("aligned_at", [0, 1, 64, 117])
+def test_a_body_has_a_place_where_its_arrays_are_aligned(memory, aligned_at):
+    for domain in (memory, LOCAL):
+        body = domain.place(1000, aligned_at)
+        assert body.nbytes == 1000
+        assert body.flags.writeable
+        assert address_of(body[aligned_at:]) % ALIGNMENT == 0
+        assert np.shares_memory(body, region_of(memory)) == (domain is memory)
+
+
+def test_an_array_in_the_arena_is_not_copied(memory):
+    body = memory.place(40_000 + 7, 7)
+    body[:] = 5
+    image = body[7:].view(np.float32).reshape(100, 100)
+    payload = memory.serialize({"image": image})
+    (block,) = payload.serialized.buffers
+    assert memory.used == 1
+    assert np.shares_memory(np.frombuffer(memory.arena.read(block), np.uint8), body)
+    del body, image
+    assert memory.used == 1
+    assert (payload.open()["image"].view(np.uint8) == 5).all()
+    del payload
+    assert memory.used == 0
+
+
+@pytest.mark.parametrize(
+    "payload_of",
+    [lambda x: x, lambda x: {"x": x, "n": 3}, lambda x: {"x": [x]}, lambda x: {"x": x.T}],
+    ids=["alone", "beside a number", "further down", "in another order"],
+)
+def test_it_is_found_wherever_it_stands(memory, payload_of):
+    body = memory.place(40_000)
+    body[:] = np.arange(40_000) % 251
+    sent = payload_of(body.reshape(200, 200))
+    payload = memory.serialize(sent)
+    assert memory.used == 1
+    assert_same(sent, payload.open())
+
+
+def test_what_is_not_contiguous_is_copied(memory):
+    body = memory.place(80_000)
+    body[:] = 1
+    payload = memory.serialize({"x": body[::2]})
+    assert memory.used == 2
+    del body
+    assert memory.used == 1
+    assert payload.open()["x"].sum() == 40_000
+
+
+def test_one_that_is_sent_twice_is_kept_until_both_are_gone(memory):
+    body = memory.place(40_000)
+    first, second = memory.serialize({"x": body}), memory.serialize([body, body])
+    del body, first
+    assert memory.used == 1
+    del second
+    assert memory.used == 0
+
+
+def test_nothing_is_lost_when_what_stands_beside_it_cannot_be_sent(memory):
+    body = memory.place(40_000)
+    with pytest.raises(PayloadTypeError):
+        memory.serialize({"y": b"y" * 40_000, "x": body, "z": (i for i in ())})
+    assert memory.used == 1
+    assert memory.serialize({"y": np.ones(40_000, np.uint8)})._kept == {}
+    del body
+    assert memory.used == 0
+
+
+def test_bodies_get_half_of_the_room_and_heap_memory_beyond(memory):
+    bodies = [memory.place(MIB // 4) for _ in range(3)]
+    region = region_of(memory)
+    assert [np.shares_memory(body, region) for body in bodies] == [True, True, False]
+    assert memory.used == 2
+    del bodies
+    assert memory.used == 0
+    assert np.shares_memory(memory.place(MIB // 2), region)
+
+
+def test_what_is_announced_takes_no_memory():
+    memory = ServerMemory(Arena(64 * MIB))
+    body = memory.place(30 * MIB)
+    body[:5000] = 1
+    assert os.fstat(memory.arena.fd).st_blocks * 512 <= MIB
+    del body, memory
+
+
+def test_an_answer_that_is_only_looked_at_is_held_by_its_arrays(memory):
+    worker = Writer(memory)
+    answer = {"x": np.full(40_000, 7, np.uint8), "n": 1, "deep": [{"y": np.full(30_000, 8.0)}]}
+    payload = memory.payload(worker.serialized(answer))
+    found = payload.open(copy=False)
+    del payload
+    assert memory.used == 2
+    again = memory.serialize({"x": found["x"]})
+    assert memory.used == 2
+    memory.close_region(worker.region)
+    assert_same(answer, found, is_private=False)
+    del found
+    assert memory.used == 2  # those of one answer go together
+    assert (again.open()["x"] == 7).all()
+    del again
+    assert memory.used == 0
+
+
+def test_an_array_outlives_the_memory():
+    memory = ServerMemory(Arena(MIB))
+    body = memory.place(40_000)
+    body[:] = 3
+    memory.close()
+    assert body.sum() == 120_000
+    del body
+    assert memory.place(10).nbytes == 10
+
+
 class Lives(RuleBasedStateMachine):
     """Workers come and go, payloads live as long as they like: nothing is lost or freed twice.
 
@@ -174,6 +300,19 @@ class Lives(RuleBasedStateMachine):
         if not serialized.buffers:
             return None
         self.counted[self.serial] = [worker.region, self.memory.payload(serialized), fill]
+        return self.serial
+
+    @rule(target=payloads, size=st.integers(20_000, 200_000))
+    def receive(self, size):
+        self.serial += 1
+        fill = self.serial % 251
+        body = self.memory.place(size)
+        body[:] = fill
+        is_placed = self.memory.arena.find(address_of(body), size) is not None
+        payload = self.memory.serialize({"x": body})
+        if not is_placed and not payload.serialized.buffers:
+            return None
+        self.counted[self.serial] = [self.memory.own_region, payload, fill]
         return self.serial
 
     @rule(serial=consumes(payloads))
