@@ -61,18 +61,14 @@ class PartsReader(StreamSink):
         self.last, self.has_ended = answer, True
         self._wake()
 
-    async def wait(self, patience_s: float | None = None) -> bool:
-        """Wait for a part, or for the end; False: nothing came for so long."""
+    async def wait(self) -> bool:
+        """Wait for a part, or for the end; False: somebody else has woken it."""
         if not self.parts and not self.has_ended:
-            loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
-            timer = None if patience_s is None else loop.call_later(patience_s, self._wake)
+            self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-                if timer is not None:
-                    timer.cancel()
         return bool(self.parts) or self.has_ended
 
     def took_part(self, count: int = 1) -> None:

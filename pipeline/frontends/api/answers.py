@@ -65,6 +65,17 @@ def is_short_answer(answer: Any) -> bool:
     return is_quick(answer.payload) or is_short(answer.payload)
 
 
+def quick_object(answer: Any) -> bytes | None:
+    """Return the JSON of an engine's answer that is a few short values; None: it is another one.
+
+    Raises PayloadTypeError: a value has no form in JSON.
+    """
+    payload = answer.payload if type(answer) is ChannelData else None
+    if type(payload) is dict and CONTENT_TYPE not in payload and is_quick(payload):
+        return write_object(payload)
+    return None
+
+
 def is_quick(payload: Payload) -> bool:
     """Return whether the fields are a few short texts, numbers, and lists of numbers."""
     if len(payload) > _FEW:

@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pipeline.data import ChannelData
 from pipeline.engine.models import ModelEntry, ModelState, Served
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestHandle, RequestTarget, ResponseSink, ask
 from pipeline.errors import NoServiceError, PipelineError
 from pipeline.frontends.api.answers import (
-    CONTENT_TYPE,
-    is_quick,
     is_short_answer,
     large_part,
     payload_of,
+    quick_object,
     written,
     written_large,
 )
@@ -35,8 +33,7 @@ from pipeline.frontends.http.routes import (
     WebStream,
     whole,
 )
-from pipeline.frontends.http.streams import stream_form, stream_of
-from pipeline.frontends.parts import PartsReader
+from pipeline.frontends.http.streams import StreamedAnswer, stream_form
 from pipeline.proto.plain_answer import write_object
 from pipeline.proto.slices import Limits
 
@@ -122,11 +119,9 @@ class ApiEndpoint:
     def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
         """Return what is written for the answer of an engine, or for what `begin` raised."""
         try:
-            if type(answer) is ChannelData:
-                payload = answer.payload
-                if type(payload) is dict and CONTENT_TYPE not in payload and is_quick(payload):
-                    return write_object(payload)
-            elif isinstance(answer, Exception):
+            if (body := quick_object(answer)) is not None:
+                return body
+            if isinstance(answer, Exception):
                 raise answer
             if is_short_answer(answer):
                 return written(payload_of(answer, failure))
@@ -157,10 +152,9 @@ class ApiEndpoint:
             future = ask(served.engine.begin, raw, left_s, target)
             found = await future
             return await whole(self.reply(found, future.failure), future.head)
-        reader = PartsReader()
-        reader.begin(served.engine.begin, raw, left_s, target)
-        stream = stream_of(reader, form, partial(self._part, reader), _HEARTBEAT_S, error_body)
-        return await begun(stream)  # the first part is awaited, to tell its status
+        parts = StreamedAnswer(form, self._part, quick_object, _HEARTBEAT_S, error_body)
+        parts.begin(served.engine.begin, raw, left_s, target)
+        return await begun(parts.stream())  # the first part is awaited, to tell its status
 
     def _read(self, body: bytes, query: str) -> tuple[Served, Asked]:
         """Return whom a request asks, and what."""
@@ -172,11 +166,11 @@ class ApiEndpoint:
         is_text = not is_json(self._type)
         return served, self._api.pipelines.asked(served, fields, self._headers, is_text)
 
-    async def _part(self, reader: PartsReader, answer: Any) -> bytes:
+    async def _part(self, answer: Any, failure: PipelineError | None) -> bytes:
         """Return the JSON of a part. Raises HttpError for an error, which has a status here."""
         try:
             if is_short_answer(answer):
-                return write_object(payload_of(answer, reader.failure))
+                return write_object(payload_of(answer, failure))
             write = partial(large_part, answer, self._api.limits)
             return (await self._api.offload.run(write))[0]
         except PipelineError as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pipeline.answer_head import AnswerHead
 from pipeline.engine.request import RequestHandle, UnarySink
@@ -58,7 +58,6 @@ class HttpConnection(UnarySink, asyncio.Protocol):
     )  # fmt: skip
 
     transport: asyncio.Transport
-    exchange_class: ClassVar[type[Exchange]] = Exchange
 
     def __init__(self, listener: HttpListener) -> None:
         self.listener: HttpListener = listener
@@ -194,7 +193,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
                 self.hang_up()
                 return
         else:
-            exchange = self.exchange_class()
+            exchange = Exchange()
             exchange.given, exchange.has_more = reply, False
             self._serve(exchange)
             return
@@ -219,7 +218,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         """Have the parser read what has come, to the end of the request at most."""
         reader = self._reader
         if reader is None:
-            reader = self._reader = RequestReader(self._serve, self.exchange_class)
+            reader = self._reader = RequestReader(self._serve)
         if not reader.is_inside:  # its first byte
             if reader.due != self._due:  # the lane has answered one since
                 reader.pending_bytes = 0

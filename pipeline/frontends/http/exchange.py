@@ -56,6 +56,8 @@ class Exchange:
         is_begun: the head of the answer is sent; there is no other answer any more.
         given: the answer, if the lane has begun it.
         more_headers: of the answer.
+        status: of the answer; 0: there is none yet.
+        sent_bytes: of its body.
         task: answers it; cancelled when the caller leaves.
     """
 
@@ -73,6 +75,8 @@ class Exchange:
     is_begun: bool = False
     given: Awaitable[WebResponse] | None = None
     more_headers: tuple[Header, ...] = ()
+    status: int = 0
+    sent_bytes: int = 0
     task: asyncio.Task[Any] | None = None
     _awaited: asyncio.Future[None] | None = None
 
@@ -123,6 +127,7 @@ class Exchange:
         On loopback a packet costs as much as all of our own work for a request.
         """
         connection, body = self.connection, reply.body
+        self.status, self.sent_bytes = reply.status, 0 if self.method == "HEAD" else len(body)
         await self._drained()
         if connection.has_left:
             return
@@ -142,34 +147,47 @@ class Exchange:
 
     async def answer_in_pieces(self, reply: WebStream) -> None:
         """Answer with what comes, each piece as soon as it is there."""
-        connection, is_chunked = self.connection, not self.is_old
-        write = connection.transport.write
+        connection = self.connection
         async with contextlib.aclosing(reply.pieces) as pieces:
             async for piece in pieces:
-                start = b"" if self.is_begun else self._begin_pieces(reply)
-                if piece and is_chunked:
-                    start += b"%x\r\n" % len(piece)
-                end = b"\r\n" if piece and is_chunked else b""
+                head = b"" if self.is_begun else self._begin_pieces(reply)
                 if len(piece) <= SHORT_BYTES:
-                    write(b"".join((start, piece, end)))
+                    self.send(piece, head)
                 else:
-                    write(start)
-                    await self._write_in_slices(piece)
-                    write(end)
+                    await self._send_large(piece, head)
                 if connection.is_full:
                     await self._drained()
                 if connection.has_left:
                     return
         head = b"" if self.is_begun else self._begin_pieces(reply)
-        write(head + (b"0\r\n\r\n" if is_chunked else b""))
+        connection.transport.write(head + (b"" if self.is_old else b"0\r\n\r\n"))
         self.keeps_alive &= not connection.is_last
         connection.ended(self)
 
+    def send(self, piece: bytes, head: bytes = b"") -> bool:
+        """Send a short piece of a body that has begun; return whether there is room for more."""
+        connection = self.connection
+        self.sent_bytes += len(piece)
+        if piece:
+            head += piece if self.is_old else b"%x\r\n%b\r\n" % (len(piece), piece)
+        if head and not connection.transport.is_closing():
+            connection.transport.write(head)
+        return not (connection.is_full or connection.has_left)
+
+    async def _send_large(self, piece: bytes, head: bytes) -> None:
+        write, is_chunked = self.connection.transport.write, not self.is_old
+        self.sent_bytes += len(piece)
+        write(head + (b"%x\r\n" % len(piece) if is_chunked else b""))
+        await self._write_in_slices(piece)
+        write(b"\r\n" if is_chunked else b"")
+
     def _begin_pieces(self, reply: WebStream) -> bytes:
         """Return the head; from here on there is no other answer."""
-        self.is_begun = True
+        self.is_begun, self.status = True, reply.status
         self.keeps_alive &= not self.has_more  # nobody is going to read the rest
         head = self.connection.listener.head(reply, not self.keeps_alive, *self.more_headers)
+        if reply.begun is not None:
+            reply.begun(self.send)
         end = b"\r\n" if self.is_old else b"transfer-encoding: chunked\r\n\r\n"
         return head.removesuffix(_LENGTH) + end
 

@@ -5,12 +5,8 @@ Without a log there are none of these, so that it costs nothing.
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.request import RequestHandle, ResponseSink
 from pipeline.errors import PipelineError
@@ -22,7 +18,6 @@ from pipeline.frontends.http.routes import (
     LaneEndpoint,
     LaneReply,
     WebResponse,
-    WebStream,
     with_head,
 )
 from pipeline.frontends.listen import address_of
@@ -35,46 +30,10 @@ _CALLER_LEFT = 499  # the status of a request whose caller did not wait for the 
 _TRACE = re.compile(rb"\r\n%b:([^\r\n]*)" % HEADER.encode(), re.IGNORECASE)
 
 
-class LoggedExchange(Exchange):
-    """An exchange that knows what was answered.
-
-    Attributes:
-        status: of the answer; 0: there is none.
-        sent_bytes: of its body.
-    """
-
-    __slots__ = ("sent_bytes", "status")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.status: int = 0
-        self.sent_bytes: int = 0
-
-    async def answer(self, reply: WebResponse) -> None:
-        self.status = reply.status
-        self.sent_bytes = 0 if self.method == "HEAD" else len(reply.body)
-        await super().answer(reply)
-
-    async def answer_in_pieces(self, reply: WebStream) -> None:
-        counted = msgspec.structs.replace(reply, pieces=self._counted(reply))
-        await super().answer_in_pieces(counted)
-
-    async def _counted(self, reply: WebStream) -> AsyncGenerator[bytes, None]:
-        async with contextlib.aclosing(reply.pieces) as pieces:
-            async for piece in pieces:
-                self.status = reply.status
-                self.sent_bytes += len(piece)
-                yield piece
-        self.status = reply.status
-
-
 class LoggedConnection(HttpConnection):
     """A connection that has its requests written into a log."""
 
     __slots__ = ("_access", "_address", "_asked", "_began")
-
-    exchange_class: ClassVar[type[Exchange]] = LoggedExchange
-    _exchange: LoggedExchange | None
 
     def __init__(self, access: AccessLog, listener: HttpListener) -> None:
         super().__init__(listener)
@@ -123,7 +82,7 @@ class LoggedConnection(HttpConnection):
             *(status, sent_bytes, trace[1] if trace else b""),
         )
 
-    def _write_exchange(self, found: LoggedExchange) -> None:
+    def _write_exchange(self, found: Exchange) -> None:
         if not found.method:  # from the lane
             self._write_lane(found.status or _CALLER_LEFT, found.sent_bytes)
             return

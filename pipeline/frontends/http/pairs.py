@@ -21,8 +21,7 @@ from pipeline.frontends.http.routes import (
     not_allowed,
     whole,
 )
-from pipeline.frontends.http.streams import stream_form, stream_of, stream_of_error
-from pipeline.frontends.parts import PartsReader
+from pipeline.frontends.http.streams import StreamedAnswer, stream_form, stream_of_error
 from pipeline.frontends.wire import RESPONSES, JsonWire
 from pipeline.proto.pipeline.json import response_to_json
 from pipeline.proto.pipeline.large import LargeResponse
@@ -152,16 +151,16 @@ class PairsEndpoint:
         target = self._told(is_large)
         try:
             if form is not None:
-                reader = PartsReader()
-                reader.begin(self._begin, request, left_s, target)
-                return stream_of(reader, form, self._part, pairs.heartbeat_s)
+                parts = StreamedAnswer(form, self._part, _short_part, pairs.heartbeat_s)
+                parts.begin(self._begin, request, left_s, target)
+                return parts.stream()
             future = ask(self._begin, request, left_s, target)
         except OverloadedError as error:
             return await whole(self.reply(error, None))
         answer = await future
         return await whole(self.reply(answer, future.failure), future.head)
 
-    def _part(self, answer: Any) -> bytes | Awaitable[bytes]:
+    def _part(self, answer: Any, failure: PipelineError | None) -> bytes | Awaitable[bytes]:
         """Return the JSON of a part, at once if it is short. Raises PipelineError, HttpError."""
         if type(answer) is PlainResponse:
             return answer.to_json()
@@ -170,3 +169,8 @@ class PairsEndpoint:
         if not isinstance(answer, LargeResponse):
             raise HttpError(500, no_response(answer))
         return self._pairs.wire.written(answer)
+
+
+def _short_part(answer: Any) -> bytes | None:
+    """Return the JSON of a part that is a few texts; None: it is another one."""
+    return answer.to_json() if type(answer) is PlainResponse else None

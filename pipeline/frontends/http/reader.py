@@ -40,16 +40,14 @@ class RequestReader:
 
     Args:
         begin: takes a request when its head is read; the body follows.
-        kind: the class of its requests.
 
     Attributes:
         pending_bytes: of a head, trailers or blank lines, which nobody has taken.
         due: when the caller is given up, as it was when the reader was last asked.
     """
 
-    def __init__(self, begin: Callable[[Exchange], None], kind: type[Exchange] = Exchange) -> None:
+    def __init__(self, begin: Callable[[Exchange], None]) -> None:
         self._begin = begin
-        self._kind = kind
         self._parser = httptools.HttpRequestParser(self)
         self._exchange: Exchange | None = None  # which has not come in whole
         self._target = b""
@@ -179,7 +177,7 @@ class RequestReader:
     def on_message_begin(self) -> None:
         """Begin a request."""
         assert self._exchange is None, "it is cut in another way than here"
-        self._exchange, self._target = self._kind(), b""
+        self._exchange, self._target = Exchange(), b""
         self._is_headed = self._is_begun = False
 
     def on_url(self, url: bytes) -> None:

@@ -108,12 +108,16 @@ class WebStream(msgspec.Struct, frozen=True):
     The head goes out with the first of them: what `pieces` raises before that is answered as if an
     Endpoint had raised it. The next piece is asked for when the transport has let the one before
     it through. `pieces` is closed in any case, when the caller leaves too.
+
+    `begun` is told, once the head is out, what sends a short piece at once while no other one is on
+    its way; that returns whether there is room for more.
     """
 
     pieces: AsyncGenerator[bytes, None]
     content_type: bytes
     headers: tuple[Header, ...] = ()
     status: int = 200
+    begun: Callable[[Callable[[bytes], bool]], None] | None = None
 
 
 Endpoint = Callable[[WebRequest], Awaitable[WebResponse | WebStream]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
@@ -22,7 +23,15 @@ _JSON_TYPE = "application/json"
 _Q = re.compile(r"0(\.[0-9]*)?|1(\.0*)?")
 
 
-Write = Callable[[Any], bytes | Awaitable[bytes]]
+Write = Callable[[Any, PipelineError | None], bytes | Awaitable[bytes]]
+"""Makes the JSON of an answer, at once where that is short; or of the error that it tells.
+
+Raises PipelineError for an answer that is too large, and HttpError for another object, or for an
+error that has a status.
+"""
+
+WriteShort = Callable[[Any], bytes | None]
+"""Makes the JSON of a part that is known to be short; None: `Write` has to look at it."""
 
 
 class StreamForm(msgspec.Struct, frozen=True):
@@ -93,27 +102,6 @@ def _quality(parameters: Iterable[str]) -> float:
     return 1.0
 
 
-def stream_of(
-    reader: PartsReader,
-    form: StreamForm,
-    write: Write,
-    heartbeat_s: float,
-    write_error: Callable[[PipelineError], bytes] = error_body,
-) -> WebStream:
-    """Return the answer that a reader is given, as a stream.
-
-    Args:
-        reader: of a request that has begun; it is cancelled if the caller leaves.
-        form: of the body.
-        write: makes the JSON of an answer, at once where that is short. Raises PipelineError for
-            an answer that is too large, and HttpError for another object, or for an error that
-            has a status.
-        heartbeat_s: how long nothing may be sent, in s.
-        write_error: makes the JSON of an error.
-    """
-    return stream_in(form, _pieces(reader, form, write, heartbeat_s, write_error))
-
-
 def stream_in(form: StreamForm, pieces: AsyncGenerator[bytes, None]) -> WebStream:
     """Return the stream of pieces that have a form."""
     return WebStream(pieces, form.content_type, _PATH_HEADERS)
@@ -129,81 +117,162 @@ async def _error(error: PipelineError, form: StreamForm) -> AsyncGenerator[bytes
         yield piece
 
 
-async def _pieces(
-    reader: PartsReader,
-    form: StreamForm,
-    write: Write,
-    heartbeat_s: float,
-    write_error: Callable[[PipelineError], bytes],
-) -> AsyncGenerator[bytes, None]:
-    """Yield the body: a part counts as taken when the piece behind it is asked for."""
-    patience_s = heartbeat_s if form.heartbeat else None
-    has_begun = False
-    try:
-        while not reader.has_ended or reader.parts:
-            if not await reader.wait(patience_s):
-                has_begun = True
-                yield form.heartbeat
-            while reader.parts:
-                pieces, count, error = await _written(reader, form, write)
-                for piece in pieces:
-                    has_begun = True
-                    yield piece
-                if error is not None:
-                    raise error
-                reader.took_part(count)
-        failure = None if has_begun else reader.failure
-        head = None if failure is None else failure.head
-        if head is not None and head.status is not None and _is_error(reader.last):
-            error = error_from_wire(reader.last.err_no, reader.last.err_msg, failure)
-            raise HttpError(head.status, error, *head.fields)
-        for piece in await _last(reader.last, form, write):
-            has_begun = True
-            yield piece
-    except (PipelineError, HttpError) as error:
-        if isinstance(error, HttpError):
-            if not has_begun:  # it has a status of its own
-                raise
-            error = error.error
-        for piece in form.error(write_error(error)):
-            yield piece
-    finally:
-        reader.cancel()
+class StreamedAnswer(PartsReader):
+    """The answer that a reader is given, as a body in a form.
 
+    A part that is short goes out as it comes, if all before it is on its way and there is room.
 
-async def _written(
-    reader: PartsReader, form: StreamForm, write: Write
-) -> tuple[Sequence[bytes], int, PipelineError | HttpError | None]:
-    """Write the parts that are there, which go together if they are small.
-
-    Returns their pieces, how many parts these are, and why the next one cannot be written.
+    Args:
+        form: of the body.
+        write: makes the JSON of an answer.
+        write_short: makes that of a short part.
+        heartbeat_s: how long nothing may be sent.
+        write_error: makes the JSON of an error.
     """
-    parts, head, tail = reader.parts, form.part_head, form.tail
-    pieces: list[bytes] = []
-    size = count = 0
-    failure: PipelineError | HttpError | None = None
-    try:
-        while parts and size <= SHORT_BYTES:
-            body = write(parts.popleft())
-            if not isinstance(body, bytes):
-                body = await body
-            pieces += head, body, tail
-            size += len(body)
-            count += 1
-    except (PipelineError, HttpError) as error:
-        failure = error
-    return [b"".join(pieces)] if pieces and size <= SHORT_BYTES else pieces, count, failure
 
+    def __init__(
+        self,
+        form: StreamForm,
+        write: Write,
+        write_short: WriteShort,
+        heartbeat_s: float,
+        write_error: Callable[[PipelineError], bytes] = error_body,
+    ) -> None:
+        super().__init__()
+        self._form = form
+        self._write = write
+        self._write_short = write_short
+        self._heartbeat_s = heartbeat_s
+        self._write_error = write_error
+        self._send: Callable[[bytes], bool] | None = None
+        self._has_begun = False
+        self._untaken = 0  # parts that were sent, and left no room for others
+        self._sent_at = 0.0  # the last piece, on the loop's clock
+        self._timer: asyncio.TimerHandle | None = None
 
-async def _last(answer: Any, form: StreamForm, write: Write) -> tuple[bytes, ...]:
-    """Return the pieces behind the last part: an end, an error, or the one answer and an end."""
-    if answer is None:
-        return (form.end,)
-    body = write(answer)
-    if not isinstance(body, bytes):
-        body = await body
-    return form.error(body) if _is_error(answer) else (*form.part(body), form.end)
+    def stream(self) -> WebStream:
+        """Return it; the request has begun, and is cancelled if the caller leaves."""
+        return WebStream(
+            self._pieces(), self._form.content_type, _PATH_HEADERS, begun=self._take_way
+        )
 
+    def _take_way(self, send: Callable[[bytes], bool]) -> None:
+        self._send = send
 
-def _is_error(answer: Any) -> bool:
-    return isinstance(answer, Response) and answer.err_no != 0
+    def add(self, answers: Sequence[Any]) -> None:
+        send, waiter = self._send, self._waiter
+        if send is None or waiter is None or waiter.done() or not (piece := self._short(answers)):
+            super().add(answers)
+            return
+        self._sent_at = self._loop.time()
+        if send(piece):
+            self.took_part(len(answers))
+        else:
+            self._untaken = len(answers)
+            self._wake()
+
+    def _short(self, answers: Sequence[Any]) -> bytes:
+        """Return the piece of parts that are all short; b"": one is not."""
+        form, write, piece = self._form, self._write_short, b""
+        try:
+            for answer in answers:
+                body = write(answer)
+                if body is None:
+                    return b""
+                piece += form.part_head + body + form.tail
+        except PipelineError:  # `write` raises it, too
+            return b""
+        return piece
+
+    async def _pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yield the body: a part counts as taken when the piece behind it is asked for."""
+        form = self._form
+        self._watch()
+        try:
+            while not self.has_ended or self.parts:
+                is_there = await self.wait()
+                if self._untaken:
+                    yield b""  # comes back when there is room
+                    self.took_part(self._untaken)
+                    self._untaken = 0
+                elif not is_there:
+                    self._has_begun = True
+                    yield form.heartbeat
+                while self.parts:
+                    pieces, count, error = await self._written()
+                    for piece in pieces:
+                        self._has_begun = True
+                        yield piece
+                    if error is not None:
+                        raise error
+                    self._sent_at = self._loop.time()
+                    self.took_part(count)
+            for piece in await self._last():
+                self._has_begun = True
+                yield piece
+        except (PipelineError, HttpError) as error:
+            if isinstance(error, HttpError):
+                if not self._has_begun:  # it has a status of its own
+                    raise
+                error = error.error
+            for piece in form.error(self._write_error(error)):
+                yield piece
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self.cancel()
+
+    def _watch(self) -> None:
+        """Have a heartbeat sent whenever nothing was for so long."""
+        self._loop = asyncio.get_running_loop()
+        self._sent_at = self._loop.time()
+        if self._form.heartbeat:
+            self._timer = self._loop.call_later(self._heartbeat_s, self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if now >= self._sent_at + self._heartbeat_s:
+            self._sent_at = now
+            self._wake()
+        self._timer = self._loop.call_at(self._sent_at + self._heartbeat_s, self._look)
+
+    async def _written(
+        self,
+    ) -> tuple[Sequence[bytes], int, PipelineError | HttpError | None]:
+        """Write the parts that are there, which go together if they are small.
+
+        Returns their pieces, how many parts these are, and why the next one cannot be written.
+        """
+        parts, head, tail = self.parts, self._form.part_head, self._form.tail
+        pieces: list[bytes] = []
+        size = count = 0
+        failure: PipelineError | HttpError | None = None
+        try:
+            while parts and size <= SHORT_BYTES:
+                body = self._write(parts.popleft(), self.failure)
+                if not isinstance(body, bytes):
+                    body = await body
+                pieces += head, body, tail
+                size += len(body)
+                count += 1
+        except (PipelineError, HttpError) as error:
+            failure = error
+        return [b"".join(pieces)] if pieces and size <= SHORT_BYTES else pieces, count, failure
+
+    async def _last(self) -> tuple[bytes, ...]:
+        """Return the pieces behind the last part: an end, an error, or the one answer and an end.
+
+        Raises HttpError for an error that has a status.
+        """
+        answer, form, failure = self.last, self._form, self.failure
+        if answer is None:
+            return (form.end,)
+        is_error = isinstance(answer, Response) and answer.err_no != 0
+        head = None if failure is None or self._has_begun else failure.head
+        if head is not None and head.status is not None and is_error:
+            error = error_from_wire(answer.err_no, answer.err_msg, failure)
+            raise HttpError(head.status, error, *head.fields)
+        body = self._write(answer, self.failure)
+        if not isinstance(body, bytes):
+            body = await body
+        return form.error(body) if is_error else (*form.part(body), form.end)

@@ -1,13 +1,16 @@
-"""What Accept has to say for a stream, and that the lane leaves such requests alone."""
+"""What Accept has to say for a stream, when its parts go out, and that the lane leaves it alone."""
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from doubles import virtual
 
 from pipeline.engine.offload import Offload
 from pipeline.frontends.http.pairs import Pairs
 from pipeline.frontends.http.routes import SizeLimit, WebRequest
-from pipeline.frontends.http.streams import EVENTS, LINES, stream_form
+from pipeline.frontends.http.streams import EVENTS, LINES, StreamedAnswer, stream_form
 from pipeline.frontends.wire import JsonWire
 from pipeline.proto.slices import Limits
 
@@ -56,3 +59,85 @@ def test_the_lane_leaves_streams_alone(accept, is_left):
     path, headers = "/svc/prediction", {b"content-length": b"2", b"accept": accept}
     found = pairs.in_line(WebRequest("POST", path, path, "", headers, None, accepts=(accept,)))  # type: ignore[arg-type]
     assert (found is None) == is_left
+
+
+class Handle:
+    """A request; `taken` counts its parts that are on their way."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.is_cancelled = False
+
+    def took_part(self, count: int = 1) -> None:
+        self.taken += count
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+def streamed(request: Handle, heartbeat_s: float = 9.0) -> StreamedAnswer:
+    """Return the stream of a request whose parts are bytes; those of one letter are short."""
+    answer = StreamedAnswer(
+        EVENTS, lambda part, _: part, lambda part: part if len(part) == 1 else None, heartbeat_s
+    )
+    answer.begin(lambda *_: request, None)
+    return answer
+
+
+@virtual
+async def test_short_parts_go_out_as_they_come_and_others_in_their_turn():
+    request, sent = Handle(), []
+    answer = streamed(request)
+    stream = answer.stream()
+    answer.add([b"a"])
+    assert await anext(stream.pieces) == b"data: a\n\n"
+    assert stream.begun is not None
+    stream.begun(lambda piece: sent.append(piece) or True)
+    answer.add([b"b"])  # the piece before it is not on its way yet
+    assert (sent, request.taken) == ([], 0)
+    assert await anext(stream.pieces) == b"data: b\n\n"
+    following = asyncio.ensure_future(anext(stream.pieces))
+    await asyncio.sleep(0)
+    answer.add([b"c", b"d"])
+    assert (sent, request.taken) == ([b"data: c\n\ndata: d\n\n"], 4)
+    answer.add([b"e", b"long"])
+    answer.add([b"f"])
+    assert await following == b"data: e\n\ndata: long\n\ndata: f\n\n"
+    answer.end(None)
+    assert [piece async for piece in stream.pieces] == [EVENTS.end]
+    assert (len(sent), request.taken, request.is_cancelled) == (1, 7, False)
+
+
+@virtual
+async def test_a_part_that_leaves_no_room_is_taken_when_there_is_some():
+    request = Handle()
+    answer = streamed(request)
+    stream = answer.stream()
+    answer.add([b"a"])
+    await anext(stream.pieces)
+    assert stream.begun is not None
+    stream.begun(lambda piece: False)
+    following = asyncio.ensure_future(anext(stream.pieces))
+    await asyncio.sleep(0)
+    answer.add([b"b"])
+    assert (await following, request.taken) == (b"", 1)
+    answer.add([b"c"])
+    assert (await anext(stream.pieces), request.taken) == (b"data: c\n\n", 2)
+    await stream.pieces.aclose()
+    assert request.is_cancelled
+
+
+@virtual
+async def test_a_heartbeat_comes_when_nothing_was_sent_for_so_long():
+    loop, answer = asyncio.get_running_loop(), streamed(Handle(), heartbeat_s=10)
+    stream = answer.stream()
+    answer.add([b"a"])
+    await anext(stream.pieces)
+    assert stream.begun is not None
+    stream.begun(lambda piece: True)
+    began, following = loop.time(), asyncio.ensure_future(anext(stream.pieces))
+    await asyncio.sleep(7)
+    answer.add([b"b"])
+    assert await following == EVENTS.heartbeat
+    assert loop.time() == began + 17
+    await stream.pieces.aclose()
