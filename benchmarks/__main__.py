@@ -1,6 +1,7 @@
 """`python -m benchmarks`: measure our services and the bare baselines, print the tables.
 
-`python -m benchmarks big` is a measurement of its own, see `large`.
+`python -m benchmarks big`, `overload` and `pictures` are measurements of their own: see `large`,
+`overload` and `pictures`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import large, overload
+from benchmarks import large, overload, pictures
 from benchmarks.catalog import GROUPS, SETS, TARGETS
 from benchmarks.instructions import count_all
 from benchmarks.load import missing_tools
@@ -24,6 +25,8 @@ def main() -> int:
         return large.main(sys.argv[2:])
     if sys.argv[1:2] == ["overload"]:
         return overload.main(sys.argv[2:])
+    if sys.argv[1:2] == ["pictures"]:
+        return pictures.main(sys.argv[2:])
     arguments = _arguments()
     if missing := missing_tools():
         print(f"missing load generators: apt-get install {' '.join(missing)}", file=sys.stderr)

@@ -15,6 +15,7 @@ from benchmarks import NotMeasuredError
 from pipeline.proto import codec
 from pipeline.proto import inference_v2_pb2 as v2
 from pipeline.proto import pipeline_service_pb2 as pb
+from pipeline.proto.v2.raw import DATATYPES, datatype_of
 
 _TIMEOUT_S = 10.0
 _MOST_TEXT = 1000  # characters of a wrong answer that are shown
@@ -116,7 +117,7 @@ class PictureQuestion(Question):
 
 @dataclass(frozen=True, slots=True)
 class V2Question(Question):
-    """A float32 array for a model of the v2 protocol: raw bytes there and back."""
+    """An array for a model of the v2 protocol: raw bytes there and back."""
 
     model: str = ""
 
@@ -131,7 +132,7 @@ class V2Question(Question):
 
     def as_message(self) -> bytes:
         tensor = v2.ModelInferRequest.InferInputTensor(
-            name=self.key, datatype="FP32", shape=self.value.shape
+            name=self.key, datatype=datatype_of(self.value.dtype), shape=self.value.shape
         )
         return v2.ModelInferRequest(
             model_name=self.model, inputs=[tensor], raw_input_contents=[self.value.tobytes()]
@@ -142,31 +143,31 @@ class V2Question(Question):
             raise NotMeasuredError(f"not an answer with raw tensors: {body[:_MOST_TEXT]!r}")
         size = int(headers[_HEAD_BYTES])
         outputs = json.loads(body[:size])["outputs"]
-        shapes = {output["name"]: output["shape"] for output in outputs}
-        self.check(_arrays(shapes, [body[size:]]))
+        forms = {each["name"]: (each["datatype"], each["shape"]) for each in outputs}
+        self.check(_arrays(forms, [body[size:]]))
 
     def check_message(self, message: bytes) -> None:
         answer = v2.ModelInferResponse.FromString(message)
-        shapes = {output.name: [*output.shape] for output in answer.outputs}
-        self.check(_arrays(shapes, answer.raw_output_contents))
+        forms = {each.name: (each.datatype, [*each.shape]) for each in answer.outputs}
+        self.check(_arrays(forms, answer.raw_output_contents))
 
     def _head(self) -> bytes:
         tensor = {
             "name": self.key,
             "shape": self.value.shape,
-            "datatype": "FP32",
+            "datatype": datatype_of(self.value.dtype),
             "parameters": {"binary_data_size": self.value.nbytes},
         }
         head = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
         return json.dumps(head).encode()
 
 
-def _arrays(shapes: Mapping[str, list[int]], blocks: Any) -> dict[str, Any]:
-    """The float32 arrays of an answer; empty for what is none."""
+def _arrays(forms: Mapping[str, tuple[str, list[int]]], blocks: Any) -> dict[str, Any]:
+    """The arrays of an answer, of datatype and shape; empty for what is none."""
     try:
         return {
-            name: np.frombuffer(block, np.float32).reshape(shape)
-            for (name, shape), block in zip(shapes.items(), blocks, strict=True)
+            name: np.frombuffer(block, DATATYPES[datatype]).reshape(shape)
+            for (name, (datatype, shape)), block in zip(forms.items(), blocks, strict=True)
         }
     except ValueError:
         return {}
@@ -183,7 +184,8 @@ def ask_http(url: str, question: Question) -> bytes:
 
 def ask_grpc(port: int, question: Question) -> bytes:
     """The answer's message. Raises OSError while there is no server, NotMeasuredError."""
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    unlimited = [("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=unlimited) as channel:
         call: Callable[..., bytes] = channel.unary_unary(question.METHOD)
         try:
             message = call(question.as_message(), timeout=_TIMEOUT_S)

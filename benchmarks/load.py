@@ -20,6 +20,7 @@ _SCRIPT = Path(__file__).with_name("post.lua")
 _DEBIAN_PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client"}
 _GRPC_PREFIX_BYTES = 5
 _HTTP2_FRAME_BYTES = 2**14  # data that h2load takes at once, unless told otherwise
+_WINDOWS = ("-w24", "-W28")  # of flow control, in bits: what clients of gRPC come to by themselves
 _CHECKED_CALLS = 4  # of each client
 _ANSWER_LIMIT_S = 10  # wrk gives an answer up after 2 s, which slow Ops and 64 clients may need
 
@@ -124,7 +125,7 @@ def _h2load(
     message = question.as_message()
     frame = b"\0" + len(message).to_bytes(4, "big") + message
     with TemporaryDirectory() as folder:
-        command = ["h2load", "-t1", "-m1", *options, "-d", _file(folder, "frame", frame)]
+        command = ["h2load", "-t1", "-m1", *_WINDOWS, *options, "-d", _file(folder, "frame", frame)]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
         return _run([*command, f"http://127.0.0.1:{port}{question.METHOD}"], seconds)
 

@@ -29,7 +29,7 @@ class Service:
     """A running `benchmarks/services/<module>.py`; its output and logs go to `folder`.
 
     Args:
-        root: the tree that it runs from.
+        root: the tree that it runs from; a module that is new here runs from here, on that tree.
         under: a command that runs it, such as valgrind.
         environment: variables, besides this process's own.
     """
@@ -55,11 +55,13 @@ class Service:
             "PYTHONPATH": str(root),
             **(environment or {}),
         }
+        place = Path("benchmarks", "services", f"{module}.py")
+        script = next(tree / place for tree in (root, ROOT) if (tree / place).exists())
         self._start_s = time.monotonic()
         self.ready_s = math.nan
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [*under, sys.executable, "-m", f"benchmarks.services.{module}", *arguments],
+                [*under, sys.executable, "-P", str(script), *arguments],
                 cwd=root,
                 env=variables,
                 stdout=log,

@@ -1,4 +1,4 @@
-"""Serves a model repository, whose folder is the argument, in mode explicit; all is loaded."""
+"""Serves a model repository in mode explicit; all is loaded. Arguments: its folder, more flags."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if __name__ == "__main__":
                 f"--http-port={os.environ['BENCH_HTTP_PORT']}",
                 f"--grpc-port={os.environ['BENCH_GRPC_PORT']}",
                 "--allow-metrics=false",
+                *sys.argv[2:],
             ]
         )
     )

@@ -161,7 +161,7 @@ def test_a_question_of_the_v2_protocol_knows_its_answer() -> None:
     size = int(question.headers["Inference-Header-Content-Length"])
     tensor = v2.ModelInferResponse.InferOutputTensor(name="x", datatype="FP32", shape=[16])
     message = v2.ModelInferResponse(outputs=[tensor], raw_output_contents=[array.tobytes()])
-    head = b'{"outputs":[{"name":"x","shape":[16]}]}'
+    head = b'{"outputs":[{"name":"x","datatype":"FP32","shape":[16]}]}'
     headers = {"Inference-Header-Content-Length": str(len(head))}
 
     assert question.as_body()[size:] == array.tobytes()
