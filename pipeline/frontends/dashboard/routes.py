@@ -7,8 +7,10 @@ import functools
 import importlib
 import time
 import urllib.parse
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -35,23 +37,77 @@ Record = Callable[[float], Awaitable[list[bytes]]]
 _DEFAULT_SECONDS, _MIN_SECONDS, _MAX_SECONDS = "3", 0.1, 30.0
 _MAX_RECORDINGS = 2  # at a time; each may hold some 300 MB while its trace is made
 _CACHE_S = 0.4  # pages that are open at the same time share a status: they ask once a second
-_PAGE = "page.html"
 _STATIC = Path(__file__).with_name("static")
 _SAFE = safe_headers()
 ALWAYS_NEW = ((b"cache-control", b"no-store"), *_SAFE)
 
 
-class Dashboard:
+class StatusPage(ABC):
+    """Base of both pages: its files, and a status that is made anew at most every 0.4 s.
+
+    Args:
+        page: name of its file, at `/`.
+        status_path: where the status is.
+        whole: asks all replicas, or all models, of the server for their snapshots.
+        hosts: the names that the server goes by: pages elsewhere must not look on.
+        clock: `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        page: str,
+        status_path: str,
+        whole: AskAll,
+        hosts: Hosts | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._page = page
+        self._whole = whole
+        self._hosts = hosts or Hosts()
+        self._clock = clock
+        self._body = b""
+        self._from_s = float("-inf")
+        self._asking = asyncio.Lock()
+        self._paths: dict[str, Endpoint] = {status_path: self._status}
+
+    def endpoint(self, request: WebRequest) -> Endpoint | None:
+        """Return the endpoint of a path; None for paths of others."""
+        found = self._paths.get(request.path)
+        if found is None and request.path in _page_files(self._page):
+            found = self._file
+        if found is None:
+            return None
+        if request.method not in ("GET", "HEAD"):
+            raise not_allowed(request.method, b"GET, HEAD")
+        return functools.partial(self._for_own_pages, found)
+
+    async def _for_own_pages(self, found: Endpoint, request: WebRequest) -> WebResponse | WebStream:
+        await self._hosts.check(request.headers)
+        return await found(request)
+
+    async def _file(self, request: WebRequest) -> WebResponse:
+        return unless_known(_page_files(self._page)[request.path], request)
+
+    async def _status(self, request: WebRequest) -> WebResponse:
+        async with self._asking:
+            if self._clock() - self._from_s > _CACHE_S:
+                self._body = msgspec.json.encode(await self._made(time.time_ns() // 10**6))
+                self._from_s = self._clock()
+        return WebResponse(body=self._body, headers=ALWAYS_NEW)
+
+    @abstractmethod
+    async def _made(self, time_ms: int) -> dict[str, Any]:
+        """Return the status, made anew."""
+
+
+class Dashboard(StatusPage):
     """Routes `/`, the files of the page, `/status.json` and `/trace.json?seconds=3`.
 
     Args:
         name: of the service; None shows it as "pipeline".
         graph: is drawn.
-        whole: asks all replicas of the server for their snapshots.
         record: records seconds of spans in all replicas, see `Recording.record`; None: there are
             no spans to record.
-        hosts: the names that the server goes by: pages elsewhere must not look on.
-        clock: `time.monotonic`.
     """
 
     def __init__(
@@ -63,52 +119,20 @@ class Dashboard:
         hosts: Hosts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._hosts = hosts or Hosts()
+        super().__init__("page.html", "/status.json", whole, hosts, clock)
         self._name = name or "pipeline"
         self._graph = graph
         self._op_names = [op.name for op in graph.ops]
-        self._whole = whole
         self._record = record
-        self._clock = clock
-        self._status_body = b""
-        self._status_from_s = float("-inf")
-        self._asking = asyncio.Lock()
         self._recordings: set[asyncio.Future[tuple[bytes, bool]]] = set()
-        self._paths: dict[str, Endpoint] = {
-            "/status.json": self._status,
-            "/trace.json": self._trace,
-        }
+        self._paths["/trace.json"] = self._trace
 
-    def endpoint(self, request: WebRequest) -> Endpoint | None:
-        """Return the endpoint of a path; None for paths of others."""
-        found = self._paths.get(request.path)
-        if found is None and request.path in page_files(_PAGE):
-            found = functools.partial(file_at, _PAGE)
-        if found is None:
-            return None
-        if request.method not in ("GET", "HEAD"):
-            raise not_allowed(request.method, b"GET, HEAD")
-        return functools.partial(self._for_own_pages, found)
-
-    async def _for_own_pages(self, found: Endpoint, request: WebRequest) -> WebResponse | WebStream:
-        await self._hosts.check(request.headers)
-        return await found(request)
-
-    # Status -----------------------------------------------------------------------------
-
-    async def _status(self, request: WebRequest) -> WebResponse:
-        async with self._asking:
-            if self._clock() - self._status_from_s > _CACHE_S:
-                snapshots = await self._whole()
-                status = status_of(self._title, snapshots, time.time_ns() // 10**6)
-                self._status_body = msgspec.json.encode(status)
-                self._status_from_s = self._clock()
-        return WebResponse(body=self._status_body, headers=ALWAYS_NEW)
+    async def _made(self, time_ms: int) -> dict[str, Any]:
+        return status_of(self._title, await self._whole(), time_ms)
 
     @functools.cached_property
     def _title(self) -> Title:
-        version = importlib.import_module(__name__.partition(".")[0]).__version__
-        return Title(self._name, version, self._record is not None, layout_of(self._graph))
+        return Title(self._name, version(), self._record is not None, layout_of(self._graph))
 
     # Trace ------------------------------------------------------------------------------
 
@@ -167,13 +191,14 @@ def _seconds(query: str) -> float:
 
 
 @functools.cache
-def page_files(page: str) -> dict[str, WebResponse]:
+def _page_files(page: str) -> dict[str, WebResponse]:
     """Return the files by path, and `page` at `/`. They are read once: at the first request."""
     found = {f"/{name}": file for name, file in files_in(_STATIC, _SAFE).items()}
     found["/"] = found[f"/{page}"]
     return {path: file for path, file in found.items() if not path.endswith(".html")}
 
 
-async def file_at(page: str, request: WebRequest) -> WebResponse:
-    """Return one of the files of a page, or that it is known."""
-    return unless_known(page_files(page)[request.path], request)
+def version() -> str:
+    """Return the library's version."""
+    found: str = importlib.import_module(__name__.partition(".")[0]).__version__
+    return found
