@@ -15,7 +15,7 @@ import msgspec
 from pipeline.engine.models import UNLOADED, ModelState
 from pipeline.errors import ConfigError, InitError, described
 from pipeline.frontends.v2.control import IndexedModel, Overrides
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import V2Error, V2Status, internal, invalid
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.dependents import (
     affected_by,
@@ -108,7 +108,7 @@ class ModelPoller:
             found += models
             if not models:
                 text = f"failed to load '{name}', failed to poll from model repository"
-                failures[name] = V2Error(V2Status.INTERNAL, text)
+                failures[name] = internal(text)
         return found
 
     def _folders(self, name: str, overrides: Overrides) -> list[Path]:
@@ -251,11 +251,10 @@ class ModelControl:
         """Load a model, and what it is made of, or load it again. Raises V2Error."""
         self._check_explicit()
         if not name.strip():
-            text = "Model name cannot be empty. Please enter a valid name to deploy."
-            raise V2Error(V2Status.INVALID, text)
+            raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
         if "/" in name or "\\" in name or name.strip() in (".", ".."):
             text = f"failed to load '{name}', model name must not contain path traversal characters"
-            raise V2Error(V2Status.INVALID, text)
+            raise invalid(text)
         failures = await self._bring({name: overrides}, is_inner)
         for failed in named(failures, name):
             raise failures[failed]
@@ -373,7 +372,7 @@ class ModelControl:
         except ConfigError as error:
             _LOGGER.error("failed to load model '%s': %s", model.name, error)
             text = f"load failed for model '{model.name}': {error}\n"
-            failures[model.key] = V2Error(V2Status.INVALID, text)
+            failures[model.key] = invalid(text)
 
     async def _look_again(self, model: PolledModel) -> None:
         """End an ensemble that lacks a model now; load one that has all again, or other ones."""

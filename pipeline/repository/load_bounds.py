@@ -6,7 +6,7 @@ import math
 from pathlib import PurePosixPath
 
 from pipeline.frontends.v2.control import Overrides
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import V2Error, invalid
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.lenient_json import is_nested_deeper
 from pipeline.repository.op_settings import instances_of
@@ -79,4 +79,4 @@ def _can_be_a_file(name: str) -> bool:
 
 
 def _refused(name: str, why: str) -> V2Error:
-    return V2Error(V2Status.INVALID, f"failed to load '{name[:_MAX_NAME_BYTES]}', {why}")
+    return invalid(f"failed to load '{name[:_MAX_NAME_BYTES]}', {why}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import invalid
 from pipeline.proto.v2.codec import RequestedOutput
 from pipeline.proto.v2.raw import Array, datatype_of
 
@@ -32,8 +32,7 @@ def classes_wanted(outputs: Iterable[RequestedOutput]) -> dict[str, int]:
     for output in outputs:
         count = output.parameters.get(_PARAMETER, 0)
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**32:
-            raise V2Error(
-                V2Status.INVALID,
+            raise invalid(
                 f"parameter 'classification' of output '{output.name}' must be a number of "
                 f"classes, found {count!r}",
             )
@@ -58,10 +57,9 @@ def classes_of(array: Array, count: int, labels: Sequence[bytes], batches: bool)
     """
     datatype = datatype_of(array.dtype)
     if datatype not in _NUMBERS:
-        text = f"class result not available for output due to unsupported type '{datatype}'"
-        raise V2Error(V2Status.INVALID, text)
+        raise invalid(f"class result not available for output due to unsupported type '{datatype}'")
     if array.size > _MOST:
-        raise V2Error(V2Status.INVALID, "classification output tensor too large")
+        raise invalid("classification output tensor too large")
     rows = array.reshape(len(array), -1) if batches else array.reshape(1, -1)
     most = min(count, rows.shape[1])
     found = np.empty((len(rows), most), object)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import internal, invalid
 from pipeline.frontends.v2.json_objects import json_object
 from pipeline.frontends.v2.load_files import bytes_of, cut, text_of
 from pipeline.proto.plain_json import check_members
@@ -84,17 +84,16 @@ def overrides_of_json(body: bytes, limits: Limits) -> Overrides:
     check_members(rest)
     for name, value in _parameters(rest, "load model", limits.json_bytes).items():
         if not isinstance(value, str):
-            text = "attempt to access JSON non-string as string"
-            raise V2Error(V2Status.INTERNAL, text)
+            raise internal("attempt to access JSON non-string as string")
         if name == "config":
             config = text_of(value, long)
         elif name.startswith(_FILE):
             try:
                 files[name.removeprefix(_FILE)] = bytes_of(value, long)
             except binascii.Error as error:
-                raise V2Error(V2Status.INTERNAL, f"{name} is no base64: {error}") from error
+                raise internal(f"{name} is no base64: {error}") from error
         else:
-            raise V2Error(V2Status.INTERNAL, "unexpected error on creating Triton parameter")
+            raise internal("unexpected error on creating Triton parameter")
     return Overrides(config, files)
 
 
@@ -103,7 +102,7 @@ def with_dependents_of_json(body: bytes) -> bool:
     wanted = _parameters(body, "unload model").get("unload_dependents", False)
     if not isinstance(wanted, bool):
         text = "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as boolean"
-        raise V2Error(V2Status.INTERNAL, text)
+        raise internal(text)
     return wanted
 
 
@@ -113,10 +112,9 @@ def overrides_of(parameters: Mapping[str, Any]) -> Overrides:
     for name, value in parameters.items():
         wanted = {"config": "string_param"}.get(name, "bytes_param")
         if name != "config" and not name.startswith(_FILE):
-            raise V2Error(V2Status.INVALID, f"unrecognized load parameter '{name}'.")
+            raise invalid(f"unrecognized load parameter '{name}'.")
         if value.WhichOneof("parameter_choice") != wanted:
-            text = f"invalid value type for load parameter '{name}', expected {wanted}."
-            raise V2Error(V2Status.INVALID, text)
+            raise invalid(f"invalid value type for load parameter '{name}', expected {wanted}.")
         if name == "config":
             config = value.string_param
         else:
@@ -130,13 +128,12 @@ def with_dependents_of(parameters: Mapping[str, Any]) -> bool:
     if wanted is None:
         return False
     if wanted.WhichOneof("parameter_choice") != "bool_param":
-        text = "invalid value type for 'unload_dependents' parameter, expected bool_param."
-        raise V2Error(V2Status.INVALID, text)
+        raise invalid("invalid value type for 'unload_dependents' parameter, expected bool_param.")
     return bool(wanted.bool_param)
 
 
 def _parameters(body: bytes, what: str, most_bytes: int = SHORT_BYTES) -> Mapping[str, Any]:
     found = json_object(body, what, most_bytes).get("parameters", {})
     if not isinstance(found, dict):
-        raise V2Error(V2Status.INVALID, f"the {what} request must be a JSON object of parameters")
+        raise invalid(f"the {what} request must be a JSON object of parameters")
     return found

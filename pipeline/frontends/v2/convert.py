@@ -16,7 +16,7 @@ from pipeline.errors import (
     error_from_wire,
     utf8_text,
 )
-from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
+from pipeline.frontends.v2.errors import V2Error, internal, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot, fits, no_such_output
 from pipeline.op import PROFILE_KEY
 from pipeline.proto.codec import decode_tensors, numpy_to_tensor
@@ -101,10 +101,10 @@ def payload_of(answer: object, interface: ModelInterface, ensemble: str = "") ->
         if answer.error is not None:
             raise _in_ensemble(answer.error, ensemble)
         if not isinstance(answer.payload, Mapping):
-            raise _broken(f"the model answered with {_kind(answer.payload)}, not with a dict")
+            raise internal(f"the model answered with {_kind(answer.payload)}, not with a dict")
         return answer.payload
     if not isinstance(answer, Response):
-        raise _broken(f"pack_response_package returned {_kind(answer)}, not a Response")
+        raise internal(f"pack_response_package returned {_kind(answer)}, not a Response")
     if answer.err_no:
         raise _in_ensemble(error_from_wire(answer.err_no, answer.err_msg), ensemble)
     numeric = {slot.name for slot in interface.outputs or () if slot.datatype != _BYTES}
@@ -115,7 +115,7 @@ def payload_of(answer: object, interface: ModelInterface, ensemble: str = "") ->
     try:
         values.update(decode_tensors(answer.tensors))
     except PackageError as error:
-        raise _broken(str(error)) from error
+        raise internal(str(error)) from error
     return values
 
 
@@ -156,14 +156,14 @@ def arrays_of(
                 raise no_such_output(model, name)
             if may_lack:
                 continue
-            raise _broken(f"model '{model}' did not answer with its output '{name}'")
+            raise internal(f"model '{model}' did not answer with its output '{name}'")
         try:
             array = array_of(by_name[name])
             outputs[name] = (
                 array if name not in slots else _as_declared(array, slots[name], interface)
             )
         except (PipelineError, TypeError, ValueError, OverflowError) as error:
-            raise _broken(f"output '{name}' of model '{model}': {error}") from error
+            raise internal(f"output '{name}' of model '{model}': {error}") from error
     return outputs
 
 
@@ -179,7 +179,3 @@ def _as_declared(array: Array, slot: Slot, interface: ModelInterface) -> Array:
 
 def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
-
-
-def _broken(text: str) -> V2Error:
-    return V2Error(V2Status.INTERNAL, text)

@@ -53,6 +53,16 @@ class V2Error(Exception):
         self.retry_after_s: int | None = retry_after_s if kind is V2Status.UNAVAILABLE else None
 
 
+def invalid(text: str) -> V2Error:
+    """Return the error of a request that is wrong in itself."""
+    return V2Error(V2Status.INVALID, text)
+
+
+def internal(text: str) -> V2Error:
+    """Return the error of a request that failed by a fault of the server, or of its model."""
+    return V2Error(V2Status.INTERNAL, text)
+
+
 _BY_GRPC = {kind.grpc_status: kind for kind in V2Status}
 _BY_HTTP = {kind.http_status: kind for kind in reversed(V2Status)}
 _LATER = (503, 504)  # Triton knows no deadline that passed: to it, too late is unavailable

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Mapping,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +18,7 @@ from pipeline.errors import PipelineError
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, Stream, Unary
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
 from pipeline.frontends.v2.control import overrides_of, with_dependents_of
-from pipeline.frontends.v2.errors import NO_REPOSITORY_NAME
+from pipeline.frontends.v2.errors import NO_REPOSITORY_NAME, invalid
 from pipeline.frontends.v2.forms import InferCall, RequestForms
 from pipeline.frontends.v2.inference import Inference, Told, is_short_answer
 from pipeline.frontends.v2.log_settings import settings_of_message
@@ -72,31 +66,28 @@ def inference_service(
     """
     how = (offload or Offload(threads=0), limits or Limits(), takes_trace)
     calls, inference = _Calls(models), _InferenceCalls(models.inference, *how)
-    methods: Mapping[str, Unary] = {
-        "ServerLive": _unary(pb.ServerLiveRequest, calls.server_live),
-        "ServerReady": _unary(pb.ServerReadyRequest, calls.server_ready),
-        "ModelReady": _unary(pb.ModelReadyRequest, calls.model_ready),
-        "ServerMetadata": _unary(pb.ServerMetadataRequest, calls.server_metadata),
-        "ModelMetadata": _unary(pb.ModelMetadataRequest, calls.model_metadata),
-        "ModelConfig": _unary(pb.ModelConfigRequest, calls.model_config),
-        "ModelStatistics": _unary(pb.ModelStatisticsRequest, calls.model_statistics),
-        "TraceSetting": _unary(pb.TraceSettingRequest, calls.trace_setting),
-        "LogSettings": _unary(pb.LogSettingsRequest, calls.log_settings),
-        "SystemSharedMemoryStatus": _unary(pb.SystemSharedMemoryStatusRequest, calls.regions),
-        "SystemSharedMemoryRegister": _unary(pb.SystemSharedMemoryRegisterRequest, calls.register),
-        "SystemSharedMemoryUnregister": _unary(
-            pb.SystemSharedMemoryUnregisterRequest, calls.unregister
-        ),
-        "CudaSharedMemoryStatus": _unary(pb.CudaSharedMemoryStatusRequest, calls.cuda_regions),
-        "CudaSharedMemoryRegister": _unary(pb.CudaSharedMemoryRegisterRequest, calls.register_cuda),
-        "CudaSharedMemoryUnregister": _unary(
-            pb.CudaSharedMemoryUnregisterRequest, calls.unregister_cuda
-        ),
-        "RepositoryIndex": _unary(pb.RepositoryIndexRequest, calls.repository_index),
-        "RepositoryModelLoad": _unary(pb.RepositoryModelLoadRequest, calls.load),
-        "RepositoryModelUnload": _unary(pb.RepositoryModelUnloadRequest, calls.unload),
-        "ModelInfer": inference.model_infer,
+    answers: Mapping[str, Callable[[Any, GrpcCall], Awaitable[Message]]] = {
+        "ServerLive": calls.server_live,
+        "ServerReady": calls.server_ready,
+        "ModelReady": calls.model_ready,
+        "ServerMetadata": calls.server_metadata,
+        "ModelMetadata": calls.model_metadata,
+        "ModelConfig": calls.model_config,
+        "ModelStatistics": calls.model_statistics,
+        "TraceSetting": calls.trace_setting,
+        "LogSettings": calls.log_settings,
+        "SystemSharedMemoryStatus": calls.regions,
+        "SystemSharedMemoryRegister": calls.register,
+        "SystemSharedMemoryUnregister": calls.unregister,
+        "CudaSharedMemoryStatus": calls.cuda_regions,
+        "CudaSharedMemoryRegister": calls.register_cuda,
+        "CudaSharedMemoryUnregister": calls.unregister_cuda,
+        "RepositoryIndex": calls.repository_index,
+        "RepositoryModelLoad": calls.load,
+        "RepositoryModelUnload": calls.unload,
     }
+    methods = {name: _unary(getattr(pb, f"{name}Request"), each) for name, each in answers.items()}
+    methods["ModelInfer"] = inference.model_infer
     streams: Mapping[str, Stream] = {"ModelStreamInfer": inference.model_stream_infer}
     return GrpcService(SERVICE, methods, streams, {"ModelInfer": inference})
 
@@ -416,7 +407,7 @@ def _parsed(kind: type[_Request], message: bytes) -> _Request:
         return kind.FromString(message)
     except DecodeError as error:
         name = kind.DESCRIPTOR.name
-        raise V2Error(V2Status.INVALID, f"the message is no {name}: {error}") from error
+        raise invalid(f"the message is no {name}: {error}") from error
 
 
 def _failure(error: V2Error | PipelineError) -> GrpcError:

@@ -12,7 +12,7 @@ import msgspec
 import orjson
 
 from pipeline.engine.offload import Offload
-from pipeline.errors import PackageError, PipelineError, TooLargeError
+from pipeline.errors import PipelineError
 from pipeline.frontends.http.routes import (
     JSON,
     TEXT,
@@ -24,7 +24,7 @@ from pipeline.frontends.http.routes import (
 )
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status
 from pipeline.frontends.v2.control import overrides_of_json, with_dependents_of_json
-from pipeline.frontends.v2.errors import NO_REPOSITORY_NAME
+from pipeline.frontends.v2.errors import NO_REPOSITORY_NAME, invalid
 from pipeline.frontends.v2.http_inference import (
     HttpInference,
     ModelRequest,
@@ -35,7 +35,7 @@ from pipeline.frontends.v2.json_objects import json_object
 from pipeline.frontends.v2.shared_regions import no_cuda, no_cuda_region, region_of_json
 from pipeline.frontends.v2.trace_settings import changes_of_json, shown
 from pipeline.observe.statistics import stats_json
-from pipeline.proto.slices import SHORT_BYTES, Limits
+from pipeline.proto.slices import Limits
 
 _NAME = r"(?P<name>[^/]+)"
 _VERSION = r"(?:/versions/(?P<version>[0-9]+))?"
@@ -254,16 +254,7 @@ def _json(value: Any, status: int = 200) -> WebResponse:
 
 def _wants_ready(body: bytes) -> bool:
     """Return `ready` of a request for the index, which is empty or has `{"ready": true}`."""
-    if not body.strip():
-        return False
-    if len(body) > SHORT_BYTES:
-        text = f"the index request has {len(body)} bytes, and {SHORT_BYTES} are allowed"
-        raise TooLargeError(text)
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise PackageError(f"the request is no JSON: {error}") from error
-    only_ready = fields.get("ready", False) if isinstance(fields, dict) else None
+    only_ready = json_object(body, "index").get("ready", False)
     if not isinstance(only_ready, bool):
-        raise PackageError('the request must be a JSON object; its "ready" is true or false')
+        raise invalid('the index request must be a JSON object; its "ready" is true or false')
     return only_ready

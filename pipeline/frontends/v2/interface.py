@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pipeline.data import ANY, Tensor, announced_batch
 from pipeline.errors import PayloadTypeError
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import V2Error, invalid
 from pipeline.predictors.metadata import ModelMetadata, TensorMetadata
 from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 from pipeline.proto.v2.raw import datatype_of
@@ -90,12 +90,12 @@ class ModelInterface(msgspec.Struct, frozen=True):
         if len(inputs) == len(known) or (len(inputs) < len(known) and not missing):
             for name in inputs:
                 if name not in known:
-                    raise _refused(f"unexpected inference input '{name}' for model '{model}'")
+                    raise invalid(f"unexpected inference input '{name}' for model '{model}'")
         else:
             least, most = len(required), len(known)
             wanted = f"{most}" if least == most else f"number of inputs between {least} and {most}"
             wanted += " inputs" if least == most else ""
-            raise _refused(
+            raise invalid(
                 f"expected {wanted} but got {len(inputs)} inputs for model '{model}'. "
                 f"Got input(s) {_listed(inputs)}, but missing required input(s) "
                 f"{_listed(missing)}. Please provide all required input(s)."
@@ -104,13 +104,13 @@ class ModelInterface(msgspec.Struct, frozen=True):
     def _check_input(self, model: str, slot: Slot, array: Array) -> None:
         datatype = datatype_of(array.dtype)
         if datatype != slot.datatype:
-            raise _refused(
+            raise invalid(
                 f"inference input '{slot.name}' data-type is '{datatype}', but model '{model}' "
                 f"expects '{slot.datatype}'"
             )
         expected = slot.full_shape(self.batches)
         if slot.shape is not None and not fits(array.shape, expected):
-            raise _refused(
+            raise invalid(
                 f"unexpected shape for input '{slot.name}' for model '{model}'. "
                 f"Expected {_dims(expected)}, got {_dims(array.shape)}"
                 f"{_BATCH_NOTE if self.batches else ''}"
@@ -121,20 +121,20 @@ class ModelInterface(msgspec.Struct, frozen=True):
         batch = next(iter(sizes.values()))
         for name, size in sizes.items():
             if size != batch:
-                raise _refused(
+                raise invalid(
                     f"input '{name}' batch size does not match other inputs for '{model}'"
                 )
         if batch > self.max_batch_size:
-            raise _refused(
+            raise invalid(
                 f"inference request batch-size must be <= {self.max_batch_size} for '{model}'"
             )
         if not batch:
-            raise _refused(f"inference request batch-size must be >= 1 for '{model}'")
+            raise invalid(f"inference request batch-size must be >= 1 for '{model}'")
         return batch
 
 
 def no_such_output(model: str, name: str) -> V2Error:
-    return _refused(f"unexpected inference output '{name}' for model '{model}'")
+    return invalid(f"unexpected inference output '{name}' for model '{model}'")
 
 
 def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
@@ -205,10 +205,6 @@ def _slot(noted: TensorMetadata, batches: bool) -> Slot:
     datatype = datatype_of(np.dtype(noted.dtype)) if noted.dtype else "BYTES"
     shape = tuple(noted.shape[1:] if batches else noted.shape) if noted.shape else None
     return Slot(noted.name, datatype, shape, is_scalar=noted.shape == [])
-
-
-def _refused(text: str) -> V2Error:
-    return V2Error(V2Status.INVALID, text)
 
 
 def _listed(names: Iterable[str]) -> str:

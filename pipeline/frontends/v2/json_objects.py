@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import V2Error, V2Status, invalid
 from pipeline.proto.slices import SHORT_BYTES
 
 
@@ -23,8 +23,7 @@ def json_object(body: bytes, what: str, most_bytes: int = SHORT_BYTES) -> dict[s
     try:
         said = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        text = f"failed to parse the {what} JSON buffer: {error}"
-        raise V2Error(V2Status.INVALID, text) from error
+        raise invalid(f"failed to parse the {what} JSON buffer: {error}") from error
     if not isinstance(said, dict):
-        raise V2Error(V2Status.INVALID, f"the {what} request must be a JSON object")
+        raise invalid(f"the {what} request must be a JSON object")
     return said

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import V2Error, V2Status, invalid
 from pipeline.observe.logs.setup import log_switches, switch_logs
 
 _NO_FILE = "log file location can not be updated through network protocol"
@@ -55,8 +55,7 @@ class LogSettings:
         if _FORMAT in given:
             _check(_FORMAT, given[_FORMAT], str, "string")
             if given[_FORMAT] not in _FORMATS:
-                text = f"invalid argument for log_format, got: {given[_FORMAT]}"
-                raise V2Error(V2Status.INVALID, text)
+                raise invalid(f"invalid argument for log_format, got: {given[_FORMAT]}")
             self._format = given[_FORMAT]
         switch_logs(msgspec.structs.replace(log_switches(), **changes))
 
@@ -73,4 +72,4 @@ def settings_of_message(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _check(name: str, value: object, kind: type, word: str) -> None:
     is_kind = type(value) is kind
     if not is_kind or (isinstance(value, int) and not 0 <= value <= _MOST):
-        raise V2Error(V2Status.INVALID, f"expect {word} for '{name}'")
+        raise invalid(f"expect {word} for '{name}'")

@@ -13,7 +13,7 @@ from pipeline.engine.request import RequestTarget
 from pipeline.engine.sequences.feeds import hidden_inputs, hidden_outputs
 from pipeline.errors import ConfigError
 from pipeline.frontends.v2.convert import request_of, values_of
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import invalid
 from pipeline.frontends.v2.interface import (
     ModelInterface,
     interface_of,
@@ -153,8 +153,7 @@ class OpModel:
         elif self._own is not None:
             payload = {name: with_text(array) for name, array in inputs.items()}
         else:
-            raise V2Error(
-                V2Status.INVALID,
+            raise invalid(
                 f"model '{self.name}' cannot be asked by itself: neither does the Op "
                 f"{self.op.name!r} declare input_tensors, nor have its workers loaded a model "
                 "that tells its inputs. Give its class "

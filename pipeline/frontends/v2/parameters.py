@@ -9,7 +9,7 @@ import msgspec
 
 from pipeline.data import RequestInfo
 from pipeline.engine.sequences.pairs import LONGEST_ID
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import invalid
 from pipeline.proto.v2.codec import Parameters
 
 _MICROS = 1e-6
@@ -48,8 +48,7 @@ def timeout_of(parameters: Mapping[str, object]) -> float | None:
         if name in _KINDS:
             _check_kind(name, value)
         elif name.startswith("triton_"):
-            raise V2Error(
-                V2Status.INVALID,
+            raise invalid(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should "
                 f"not be specified. Found '{name}'",
             )
@@ -86,9 +85,8 @@ def _check_kind(name: str, value: object) -> None:
     if not fits or is_negative or is_long:
         unable = f"Unable to parse '{name}': attempt to access JSON {_TRITONS[kinds[-1]]}"
         ours = f"parameter '{name}' must be {wanted}, found {value!r}"
-        raise V2Error(V2Status.INVALID, f"{unable}: {ours}")
+        raise invalid(f"{unable}: {ours}")
     if name == "sequence_id" and isinstance(value, str) and len(value) > LONGEST_ID:
-        raise V2Error(
-            V2Status.INVALID,
+        raise invalid(
             f"parameter '{name}' must have at most {LONGEST_ID} characters, found {len(value)}",
         )

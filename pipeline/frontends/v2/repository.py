@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError
 from pipeline.frontends.base import HeaderForwarding
 from pipeline.frontends.v2 import model_config as config
 from pipeline.frontends.v2.control import Overrides, RepositoryControl
-from pipeline.frontends.v2.errors import NO_LOADING, V2Error, V2Status, v2_error
+from pipeline.frontends.v2.errors import NO_LOADING, V2Error, V2Status, invalid, v2_error
 from pipeline.frontends.v2.inference import Inference
 from pipeline.frontends.v2.log_settings import LogSettings
 from pipeline.frontends.v2.model import ConfiguredModel
@@ -186,7 +186,7 @@ class ModelRepository:
         nothing is changed then.
         """
         if name and not await self.is_model_ready(name):
-            raise V2Error(V2Status.INVALID, f"Request for unknown model : {name}")
+            raise invalid(f"Request for unknown model : {name}")
         changed = changes()
         if changed is not None:
             if self._traces.is_fixed:
@@ -195,7 +195,7 @@ class ModelRepository:
             try:
                 self._traces.change(name, changed)
             except ConfigError as error:
-                raise V2Error(V2Status.INVALID, str(error)) from error
+                raise invalid(str(error)) from error
         return self._traces.register.sampler(name).settings
 
     # Loading ----------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import orjson
@@ -70,6 +70,7 @@ _METHODS: Mapping[str, tuple[str, ...]] = {
     "trace": ("TraceSetting",),
     "logging": ("LogSettings",),
 }
+_Method = TypeVar("_Method")
 _API_OF = {method: api for api, methods in _METHODS.items() for method in methods}
 
 
@@ -146,15 +147,16 @@ class RestrictedLane:
 
 def restricted_service(service: GrpcService, secrets: Secrets) -> GrpcService:
     """Return a service of which some methods are for those who know their secret."""
+    closed = {method: secrets[api] for method, api in _API_OF.items() if api in secrets}
 
-    def secret_of(method: str) -> Secret | None:
-        return secrets.get(_API_OF.get(method, ""))
+    def guarded(found: Mapping[str, _Method], guard: Callable[[_Method, Secret], Any]) -> Any:
+        return {n: guard(each, closed[n]) if n in closed else each for n, each in found.items()}
 
     return replace(
         service,
-        methods={name: _unary(each, secret_of(name)) for name, each in service.methods.items()},
-        streams={name: _stream(each, secret_of(name)) for name, each in service.streams.items()},
-        direct={name: _direct(each, secret_of(name)) for name, each in service.direct.items()},
+        methods=guarded(service.methods, _unary),
+        streams=guarded(service.streams, _stream),
+        direct=guarded(service.direct, _CheckedDirect),
     )
 
 
@@ -173,10 +175,7 @@ def _check(secret: Secret, call: GrpcCall) -> None:
         raise GrpcError(grpc.StatusCode.UNAVAILABLE, text)
 
 
-def _unary(method: Unary, secret: Secret | None) -> Unary:
-    if secret is None:
-        return method
-
+def _unary(method: Unary, secret: Secret) -> Unary:
     async def checked(message: bytes, call: GrpcCall) -> bytes:
         _check(secret, call)
         return await method(message, call)
@@ -184,19 +183,12 @@ def _unary(method: Unary, secret: Secret | None) -> Unary:
     return checked
 
 
-def _stream(method: Stream, secret: Secret | None) -> Stream:
-    if secret is None:
-        return method
-
+def _stream(method: Stream, secret: Secret) -> Stream:
     def checked(messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncGenerator[bytes, None]:
         _check(secret, call)
         return method(messages, call)
 
     return checked
-
-
-def _direct(method: DirectMethod, secret: Secret | None) -> DirectMethod:
-    return method if secret is None else _CheckedDirect(method, secret)
 
 
 class _CheckedDirect:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import V2Error, internal
 from pipeline.frontends.v2.shared_regions import SharedRegions
 from pipeline.proto.slices import Limits
 from pipeline.proto.v2.codec import InferRequest, InferResponse, SharedPlace, StoredOutput
@@ -62,7 +62,7 @@ def stored(
         try:
             data = raw_view(array)
         except PayloadTypeError as error:
-            raise V2Error(V2Status.INTERNAL, f"output {name!r}: {error}") from None
+            raise internal(f"output {name!r}: {error}") from None
         regions.write(place.region, place.offset, place.byte_size, data, name)
         put[name] = StoredOutput(datatype_of(array.dtype), array.shape)
     return msgspec.structs.replace(response, outputs=outputs, stored=put)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import V2Error, V2Status, internal, invalid
 from pipeline.frontends.v2.json_objects import json_object
 
 _FOLDER = "/dev/shm"  # where shm_open has its names
@@ -133,7 +133,7 @@ class SharedRegions:
         with self._in_use(name, offset, byte_size) as (descriptor, start):
             data = bytearray(byte_size)
             if _all(os.preadv, descriptor, memoryview(data), start) < byte_size:
-                raise _invalid(f"Invalid shared memory region: '{name}'")
+                raise invalid(f"Invalid shared memory region: '{name}'")
             return data
 
     def write(
@@ -146,14 +146,13 @@ class SharedRegions:
         view = memoryview(data).cast("B")
         with self._in_use(name, offset, byte_size) as (descriptor, start):
             if len(view) > byte_size:
-                raise V2Error(
-                    V2Status.INTERNAL,
+                raise internal(
                     f"shared memory size specified with the request for output '{output}' "
                     f"({byte_size} bytes) should be at least {len(view)} bytes to hold the results",
                 )
             # Not beyond its end: the file would grow.
             if os.fstat(descriptor).st_size < start + len(view):
-                raise _invalid(f"Invalid shared memory region: '{name}'")
+                raise invalid(f"Invalid shared memory region: '{name}'")
             _all(os.pwritev, descriptor, view, start)
 
     @contextmanager
@@ -164,14 +163,14 @@ class SharedRegions:
             found = self._found(name)
             region, descriptor = found.region, found.descriptor
             if not 0 <= offset < region.byte_size:
-                raise _invalid(f"Invalid offset for shared memory region: '{name}'")
+                raise invalid(f"Invalid offset for shared memory region: '{name}'")
             if byte_size > _MOST - offset:
-                raise _invalid(
+                raise invalid(
                     f"Integer overflow detected: byte_size ({byte_size}) + offset ({offset}) "
                     f"exceeds maximum value ({_MOST}) for region '{name}'"
                 )
             if byte_size < 0 or offset + byte_size > region.byte_size:
-                raise _invalid(f"Invalid offset + byte size for shared memory region: '{name}'")
+                raise invalid(f"Invalid offset + byte size for shared memory region: '{name}'")
             own = os.dup(descriptor)
         try:
             yield own, region.offset + offset
@@ -197,14 +196,14 @@ class SharedRegions:
         cannot = f"cannot register shared memory region '{region.name}'"
         file_name = region.key.lstrip("/")
         if file_name in ("", ".", "..") or "/" in file_name or "\0" in file_name:
-            raise _invalid(f"{cannot} - invalid shm key '{region.key}'")
+            raise invalid(f"{cannot} - invalid shm key '{region.key}'")
         if file_name.startswith(_RESERVED):
-            raise _invalid(
+            raise invalid(
                 f"{cannot} with key '{region.key}' as the key contains the reserved prefix "
                 f"'{_RESERVED}'"
             )
         if not file_name.startswith(self._prefix or ""):
-            raise _invalid(
+            raise invalid(
                 f"{cannot} with key '{region.key}' as the key does not begin with '{self._prefix}'"
             )
         return file_name
@@ -216,8 +215,7 @@ class SharedRegions:
         try:
             descriptor = os.open(path, flags)
         except (OSError, UnicodeEncodeError):
-            text = f"Unable to open shared memory region: '{region.key}'"
-            raise V2Error(V2Status.INTERNAL, text) from None
+            raise internal(f"Unable to open shared memory region: '{region.key}'") from None
         found = os.fstat(descriptor)
         is_within = 0 <= region.offset <= _MOST and 0 <= region.byte_size <= _MOST
         if (
@@ -226,7 +224,7 @@ class SharedRegions:
             or region.offset + region.byte_size > found.st_size
         ):
             os.close(descriptor)
-            raise _invalid(f"failed to register shared memory region '{region.name}': invalid args")
+            raise invalid(f"failed to register shared memory region '{region.name}': invalid args")
         return descriptor
 
 
@@ -248,10 +246,6 @@ def _unknown(name: str) -> V2Error:
     return V2Error(V2Status.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
 
 
-def _invalid(text: str) -> V2Error:
-    return V2Error(V2Status.INVALID, text)
-
-
 _LACKS = "Shared memory register request has no '{}' field"
 _NO_NAME = "'region name' is necessary to register system shared memory region"
 
@@ -259,18 +253,18 @@ _NO_NAME = "'region name' is necessary to register system shared memory region"
 def region_of_json(name: str, body: bytes) -> Region:
     """Return the region that is to be registered. Raises V2Error, in Triton's words."""
     if not name:
-        raise V2Error(V2Status.INVALID, _NO_NAME)
+        raise invalid(_NO_NAME)
     said = json_object(body, "register")
     for field in ("key", "byte_size"):
         if field not in said:
-            raise V2Error(V2Status.INVALID, _LACKS.format(field))
+            raise invalid(_LACKS.format(field))
     key, offset, size = said["key"], said.get("offset", 0), said["byte_size"]
     if not isinstance(key, str):
-        raise V2Error(V2Status.INVALID, "attempt to access JSON non-string as string: 'key'")
+        raise invalid("attempt to access JSON non-string as string: 'key'")
     for field, value in (("offset", offset), ("byte_size", size)):
         if type(value) is not int or value < 0:
             unsigned = "attempt to access JSON non-unsigned-integer as unsigned-integer"
-            raise V2Error(V2Status.INVALID, f"{unsigned}: '{field}'")
+            raise invalid(f"{unsigned}: '{field}'")
     return Region(name, key, offset, size)
 
 
@@ -278,7 +272,7 @@ def no_cuda(name: str, is_new: bool) -> V2Error:
     """Return why memory of cards is neither registered nor unregistered."""
     what = "register" if is_new else "unregister"
     text = f"failed to {what} CUDA shared memory region: '{name}', GPUs not supported"
-    return V2Error(V2Status.INVALID, text)
+    return invalid(text)
 
 
 def no_cuda_region(name: str) -> V2Error:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.config.schema import RequestTracesConfig
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import V2Error, V2Status, invalid
 
 _LEVEL, _FILE = "trace_level", "trace_file"
 _NUMBERS = {
@@ -40,7 +40,7 @@ def changes_of_json(said: Mapping[str, Any]) -> dict[str, Any]:
             values[name] = ()
         elif name == _LEVEL:
             if not isinstance(value, list):
-                raise _invalid("attempt to access JSON non-array as array")
+                raise invalid("attempt to access JSON non-array as array")
             if value:
                 values[name] = [_text(each) for each in value]
         elif name in _NUMBERS:
@@ -68,7 +68,7 @@ def changes_of(said: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         if values is None:
             continue
         if len(values) > 1:
-            raise _invalid(f"expect only 1 value for '{name}'")
+            raise invalid(f"expect only 1 value for '{name}'")
         changes[field] = _number(name, values[0], least, most) if values else None
     return changes
 
@@ -77,7 +77,7 @@ def _level(names: Sequence[str]) -> tuple[str, ...] | None:
     """Return the levels among names; None: none of these is one."""
     if _OFF in names:
         if len(names) > 1:
-            raise _invalid("Expect only one trace level 'OFF' is specified")
+            raise invalid("Expect only one trace level 'OFF' is specified")
         return ()
     return tuple(level for level in _LEVELS if level in names) or None
 
@@ -85,21 +85,17 @@ def _level(names: Sequence[str]) -> tuple[str, ...] | None:
 def _number(name: str, text: str, least: int, most: int) -> int:
     found = _NUMBER.match(text)
     if found is None:
-        raise _invalid(f"Unable to parse '{name}', got: {text}")
+        raise invalid(f"Unable to parse '{name}', got: {text}")
     value = int(found[1])
     if value not in _INT32:
         bounds = f"[ {least}, {most} ]"
-        raise _invalid(f"Unable to parse '{name}', value is out of range {bounds}, got: {text}")
+        raise invalid(f"Unable to parse '{name}', value is out of range {bounds}, got: {text}")
     if value < least < 0:
-        raise _invalid(f"Unable to parse '{name}'. Expecting value >= {least}, got: {text}")
+        raise invalid(f"Unable to parse '{name}'. Expecting value >= {least}, got: {text}")
     return value % (most + 1) if least == 0 else value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise _invalid("attempt to access JSON non-string as string")
+        raise invalid("attempt to access JSON non-string as string")
     return value
-
-
-def _invalid(text: str) -> V2Error:
-    return V2Error(V2Status.INVALID, text)
