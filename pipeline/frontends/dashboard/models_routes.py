@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pipeline.frontends.dashboard.routes import StatusPage, version
+from pipeline.frontends.dashboard.routes import LivePage, version
 from pipeline.frontends.dashboard.status import counters_of
 from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.v2.control import IndexedModel, RepositoryControl
@@ -15,7 +15,7 @@ from pipeline.observe.snapshot import AskAll, ModelCounters, Snapshot
 _READY = "READY"
 
 
-class ModelsDashboard(StatusPage):
+class ModelsDashboard(LivePage):
     """Routes `/`, the files of the page and `/models.json`.
 
     The page loads and unloads models by the paths of the v2 protocol. `control` has the models.

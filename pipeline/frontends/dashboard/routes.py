@@ -42,7 +42,7 @@ _SAFE = safe_headers()
 ALWAYS_NEW = ((b"cache-control", b"no-store"), *_SAFE)
 
 
-class StatusPage(ABC):
+class LivePage(ABC):
     """Base of both pages: its files, and a status that is made anew at most every 0.4 s.
 
     Args:
@@ -100,7 +100,7 @@ class StatusPage(ABC):
         """Return the status, made anew."""
 
 
-class Dashboard(StatusPage):
+class Dashboard(LivePage):
     """Routes `/`, the files of the page, `/status.json` and `/trace.json?seconds=3`.
 
     Args:
