@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pipeline.cli.client import named
+from pipeline.cli.client import ServerAddress, add_question, named, question_of
 from pipeline.cli.parsing import FAILED, above_0, amount, at_least_1, command_parser, fails
 from pipeline.cli.progress import ProgressLine
-from pipeline.cli.question import ServerAddress, add_question, question_of
 from pipeline.errors import ConfigError
 from pipeline.system.event_loop import loop_factory
 from pipeline.tuning.load import LoadFigures, LoadRequest, read_load, replay

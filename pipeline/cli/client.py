@@ -1,4 +1,4 @@
-"""`pipeline client`: asks a server over HTTP, and prints what it answers."""
+"""`pipeline client`: makes a question of words, asks a server over HTTP, prints the answer."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import dataclasses
 import http.client
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote, urlsplit
 
 import msgspec
+import numpy as np
 
 from pipeline.cli.parsing import FAILED, above_0, command_parser, fails
-from pipeline.cli.question import (
-    JSON,
-    Form,
-    ServerAddress,
-    add_question,
-    only_pipeline,
-    question_of,
-)
 from pipeline.errors import ConfigError
 
 _TIMEOUT_S = 60.0
@@ -122,3 +119,158 @@ def _timeout(text: str) -> float:
     if (timeout_s := above_0(text)) > _MAX_TIMEOUT_S:
         raise argparse.ArgumentTypeError(f"expected a number to {_MAX_TIMEOUT_S:g}, found {text!r}")
     return timeout_s
+
+
+# What is asked ----------------------------------------------------------------------------------
+
+
+Form = Literal["api", "pipeline", "v2"]
+JSON = "application/json"
+_API, _V2 = "/api/", "/v2/models/"
+_DATATYPES = {"b": "BOOL", "i": "INT64", "f": "FP32"}
+_ELSEWHERE = "expected http://HOST:PORT or http://HOST:PORT/NAME"
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """A host and port at which a server is asked, and the path of the URL."""
+
+    host: str
+    port: int
+    is_tls: bool
+    path: str
+
+    @classmethod
+    def of(cls, url: str) -> ServerAddress:
+        """Return what a URL says. Raises ConfigError: it is none of HTTP."""
+        local = f"127.0.0.1{url}" if url.startswith(":") else url
+        try:
+            parts = urlsplit(local if "://" in local else f"http://{local}")
+            port = parts.port
+        except ValueError as error:
+            raise ConfigError(f"{url}: {error}; {_ELSEWHERE}") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{url}: {_ELSEWHERE}")
+        is_tls = parts.scheme == "https"
+        return cls(parts.hostname, port or (443 if is_tls else 80), is_tls, parts.path)
+
+    def connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Return a connection that is not open yet."""
+        kind = http.client.HTTPSConnection if self.is_tls else http.client.HTTPConnection
+        return kind(self.host, self.port, timeout=timeout_s)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A path and what is posted to it."""
+
+    path: str
+    body: bytes
+
+
+def add_question(parser: argparse.ArgumentParser) -> None:
+    """Add the URL and the fields to a parser."""
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        help="http://HOST:PORT/NAME; without a name: the only pipeline that is there",
+    )
+    parser.add_argument(
+        "fields",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="a field as text; KEY:=JSON as a number, list, ...; KEY=@FILE the text of a file",
+    )
+    parser.add_argument(
+        "--form",
+        choices=("api", "pipeline", "v2"),
+        help="api: plain JSON, the default; pipeline: pairs of keys and values; v2: Triton's, "
+        "where NAME may be an Op",
+    )
+
+
+def question_of(address: ServerAddress, form: Form | None, words: Sequence[str]) -> Question:
+    """Return what is asked. Raises ConfigError: a word is wrong, or the URL names no pipeline.
+
+    The path of a URL may say the form, too: /api/NAME, /v2/models/NAME.
+    """
+    fields = dict(map(_field, words))
+    path = address.path.rstrip("/")
+    if path.startswith(_API):
+        form, path = form or "api", path.removeprefix("/api")
+    elif path.startswith(_V2):
+        form, path = form or "v2", path.removeprefix("/v2/models").removesuffix("/infer")
+    name = path.strip("/")
+    if not name:
+        raise ConfigError("the URL names no pipeline")
+    match form or "api":
+        case "api":
+            return Question(f"{_API}{quote(name)}", msgspec.json.encode(fields))
+        case "pipeline":
+            return Question(_with_method(name), msgspec.json.encode(_pairs(fields)))
+        case _:
+            return Question(f"{_V2}{quote(name)}/infer", msgspec.json.encode(_inputs(fields)))
+
+
+def only_pipeline(document: Any) -> str:
+    """Return the name of the pipeline that an OpenAPI document describes.
+
+    Raises ConfigError: there are none or several.
+    """
+    paths = document.get("paths", {}) if isinstance(document, Mapping) else {}
+    names = sorted(path.removeprefix(_API) for path in paths if path.startswith(_API))
+    if len(names) != 1:
+        there = f"there are {', '.join(names)}" if names else "there is none"
+        raise ConfigError(f"the URL names no pipeline, and {there}; {_ELSEWHERE}")
+    return str(names[0])
+
+
+def _field(word: str) -> tuple[str, Any]:
+    key, equals, text = word.partition("=")
+    if not equals or not key.rstrip(":"):
+        raise ConfigError(f"{word!r}: expected KEY=VALUE, KEY:=JSON or KEY=@FILE")
+    if key.endswith(":"):
+        try:
+            return key[:-1], msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{word!r}: no JSON behind := ({error})") from None
+    if text.startswith("@"):
+        try:
+            return key, Path(text[1:]).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{word!r}: {getattr(error, 'strerror', None) or error}") from None
+    return key, text
+
+
+def _with_method(name: str) -> str:
+    return f"/{quote(name)}" if "/" in name else f"/{quote(name)}/prediction"
+
+
+def _pairs(fields: Mapping[str, Any]) -> dict[str, list[str]]:
+    texts = (
+        value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for value in fields.values()
+    )
+    return {"key": list(fields), "value": list(texts)}
+
+
+def _inputs(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"inputs": [_input(name, value) for name, value in fields.items()]}
+
+
+def _input(name: str, value: Any) -> dict[str, Any]:
+    """Return a tensor: text is one element of BYTES; numbers and lists are what numpy makes."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise ConfigError(f"{name}: its lists are not of the same lengths") from None
+    array = array.reshape(1) if array.ndim == 0 else array
+    datatype = _DATATYPES.get(array.dtype.kind, "BYTES")
+    if datatype == "BYTES" and array.dtype.kind != "U":
+        raise ConfigError(f"{name}: expected text, a number, true or false, or lists of these")
+    return {
+        "name": name,
+        "datatype": datatype,
+        "shape": list(array.shape),
+        "data": array.reshape(-1).tolist(),
+    }

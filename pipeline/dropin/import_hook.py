@@ -9,9 +9,11 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
+
+import numpy as np
 
 from pipeline.config.default_host import listen_as_the_predecessor
-from pipeline.dropin import numpy_shims
 from pipeline.errors import InitError
 from pipeline.observe.logs.remote import log_as_the_predecessor
 
@@ -141,7 +143,56 @@ def install() -> None:
             f"{strangers[0]} ({where}) was imported before pipeline.dropin.install(): call "
             "install() first, or start the script by `python -m pipeline run`."
         )
-    numpy_shims.restore()
+    restore_numpy_names()
     listen_as_the_predecessor()
     log_as_the_predecessor()
     sys.meta_path.insert(0, ImportHook())
+
+
+# Names that NumPy has dropped -------------------------------------------------------------------
+
+
+_FORMER = {
+    "bool": bool,
+    "complex": complex,
+    "complex_": np.complex128,
+    "float": float,
+    "float_": np.float64,
+    "Inf": np.inf,
+    "infty": np.inf,
+    "int": int,
+    "NaN": np.nan,
+    "object": object,
+    "product": np.prod,
+    "row_stack": np.vstack,
+    "str": str,
+    "string_": np.bytes_,
+    "unicode_": np.str_,
+}
+_text_to_array = np.fromstring
+
+
+def restore_numpy_names() -> None:
+    """Add what this NumPy lacks of the names above, and `np.fromstring` of bytes. Idempotent."""
+    for name, value in _FORMER.items():
+        vars(np).setdefault(name, value)  # to ask by hasattr would be a warning
+    np.fromstring = _fromstring  # type: ignore[assignment]  # it is overloaded there
+
+
+def write_scalars_as_before() -> None:
+    """Write `0.9` where NumPy 2 writes `np.float32(0.9)`, in this context.
+
+    Scripts send `str()` of lists with NumPy's scalars in them, and their clients evaluate it.
+    """
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":  # before it, they are written so anyway
+        np.set_printoptions(legacy="1.25")
+
+
+def _fromstring(
+    string: Any, dtype: Any = float, count: int = -1, *, sep: str = "", **like: Any
+) -> np.ndarray:
+    """Without `sep` the bytes are the array's own, in a copy that may be written to."""
+    if sep:
+        return _text_to_array(string, dtype, count, sep=sep, **like)
+    data = string.encode("latin-1") if isinstance(string, str) else string
+    return np.frombuffer(data, dtype, count).copy()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.dropin import numpy_shims
-from pipeline.dropin.import_hook import install
+from pipeline.dropin.import_hook import install, write_scalars_as_before
 from pipeline.system import script
 from pipeline.system.script import ScriptNotFoundError, check_script
 
@@ -27,4 +26,4 @@ def run_module(name: str, arguments: Sequence[str] = ()) -> None:
 
 def _lead_imports_here() -> None:
     install()
-    numpy_shims.write_scalars_as_before()
+    write_scalars_as_before()

@@ -18,8 +18,7 @@ from pipeline.frontends.api.describing import Description
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.api.routes import ApiRoutes
 from pipeline.frontends.base import Frontend, FrontendContext
-from pipeline.frontends.dashboard.models_routes import ModelsDashboard
-from pipeline.frontends.dashboard.routes import Dashboard
+from pipeline.frontends.dashboard.routes import Dashboard, ModelsDashboard
 from pipeline.frontends.grpc.inference import pipeline_service
 from pipeline.frontends.grpc.logged import logged
 from pipeline.frontends.grpc.server import GrpcFrontend, GrpcService

@@ -19,8 +19,7 @@ from pipeline.errors import (
 )
 from pipeline.proto.pipeline.array_text import text_to_numpy
 from pipeline.schema import models
-from pipeline.schema.arrays import hints_of_dict, made_array, rule_of
-from pipeline.schema.documents import components_of
+from pipeline.schema.arrays import components_of, hints_of_dict, made_array, rule_of
 from pipeline.schema.faults import failed, fault
 from pipeline.schema.kinds import (
     alternatives,
@@ -29,9 +28,10 @@ from pipeline.schema.kinds import (
     is_nested,
     name_of,
     of_object,
+    plain,
     within,
+    without_objects,
 )
-from pipeline.schema.plain import plain, without_objects
 
 _TEXT = (inspect.StrType, inspect.AnyType)
 _NUMBERS = (inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.NoneType)

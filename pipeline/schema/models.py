@@ -9,8 +9,7 @@ import numpy as np
 
 from pipeline.errors import PackageError, PayloadTypeError, PipelineError, one_line, printable
 from pipeline.schema.faults import failed, path_of
-from pipeline.schema.kinds import found_name
-from pipeline.schema.plain import plain, without_objects
+from pipeline.schema.kinds import found_name, plain, without_objects
 
 REFERENCE = "#/components/schemas/"
 

@@ -28,9 +28,16 @@ from pipeline.predictors.base import Predictor
 from pipeline.proto.messages import PipelineResponse
 from pipeline.runtime.base import Exposure
 from pipeline.server import PipelineServer
-from pipeline.testing.http import JSON, HttpReply, ask, ask_for_lines
+from pipeline.testing.http import (
+    HEADER,
+    JSON,
+    HttpReply,
+    ask,
+    ask_for_lines,
+    infer_body,
+    outputs_of,
+)
 from pipeline.testing.predictor import Fake, as_predictor
-from pipeline.testing.v2 import HEADER, infer_body, outputs_of
 from pipeline.web_service import WebService
 
 

@@ -11,7 +11,7 @@ from pipeline.engine.models import Served
 from pipeline.frontends.v2.interface import Slot
 from pipeline.frontends.v2.model import OpModel
 from pipeline.op import Op, overrides
-from pipeline.schema.documents import tensor_schema
+from pipeline.schema.arrays import tensor_schema
 
 
 class ModelTensors(msgspec.Struct, frozen=True):

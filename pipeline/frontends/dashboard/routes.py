@@ -8,7 +8,7 @@ import importlib
 import time
 import urllib.parse
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pipeline.engine.graph import Graph
 from pipeline.errors import NoServiceError, OverloadedError, PackageError
 from pipeline.frontends.dashboard.layout import layout_of
 from pipeline.frontends.dashboard.recent import read_recording
-from pipeline.frontends.dashboard.status import Title, status_of
+from pipeline.frontends.dashboard.status import Title, counters_of, status_of
 from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.routes import (
     Endpoint,
@@ -29,8 +29,9 @@ from pipeline.frontends.http.routes import (
     not_allowed,
 )
 from pipeline.frontends.http.static_files import files_in, safe_headers, unless_known
+from pipeline.frontends.v2.control import IndexedModel, RepositoryControl
 from pipeline.observe.analysis.chrome_trace import Event, events, trace_json
-from pipeline.observe.snapshot import AskAll
+from pipeline.observe.snapshot import AskAll, ModelCounters, Snapshot
 
 Record = Callable[[float], Awaitable[list[bytes]]]
 
@@ -202,3 +203,67 @@ def version() -> str:
     """Return the library's version."""
     found: str = importlib.import_module(__name__.partition(".")[0]).__version__
     return found
+
+
+# The page of a server of a repository -----------------------------------------------------------
+
+
+_READY = "READY"
+
+
+class ModelsDashboard(LivePage):
+    """Routes `/`, the files of the page and `/models.json`.
+
+    The page loads and unloads models by the paths of the v2 protocol. `control` has the models.
+    """
+
+    def __init__(self, control: RepositoryControl, whole: AskAll, hosts: Hosts) -> None:
+        super().__init__("models.html", "/models.json", whole, hosts)
+        self._control = control
+
+    async def _made(self, time_ms: int) -> dict[str, Any]:
+        control = self._control
+        index, snapshots = await asyncio.gather(control.index(), self._whole())
+        return {
+            "name": control.server_name,
+            "version": version(),
+            "time_ms": time_ms,
+            "is_ready": control.is_ready,
+            "loads": control.is_explicit,
+            "models": models_of(index, snapshots),
+        }
+
+
+def models_of(index: Iterable[IndexedModel], snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
+    """Return each version of each model, in the order of the index.
+
+    What is not ready has no figures.
+    """
+    found = {(snapshot.model, snapshot.version): snapshot for snapshot in snapshots}
+    return [
+        {
+            "name": each.name,
+            "version": each.version,
+            "state": each.state,
+            "reason": each.reason,
+            "figures": _figures(found.get((each.name, each.version)))
+            if each.state == _READY
+            else None,
+        }
+        for each in index
+    ]
+
+
+def _figures(snapshot: Snapshot | None) -> dict[str, Any] | None:
+    if snapshot is None:
+        return None
+    ops = snapshot.engine.ops
+    mine = (counters for counters in snapshot.models if counters.name == snapshot.model)
+    is_whole = len(ops) > 1 or any(op.workers.kind == "model" for op in ops)
+    shown = ("kind", "wanted", "up", "busy")
+    return {
+        "counters": counters_of(next(mine, ModelCounters(""))),
+        "queued": sum(op.queued + op.joining for op in ops),
+        "running": snapshot.engine.inside,
+        "workers": None if is_whole else {name: getattr(ops[0].workers, name) for name in shown},
+    }

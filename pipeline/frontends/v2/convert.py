@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy.typing as npt
+import numpy as np
 
 from pipeline.data import ChannelData
 from pipeline.errors import (
@@ -16,15 +16,14 @@ from pipeline.errors import (
     error_from_wire,
     utf8_text,
 )
-from pipeline.frontends.v2.errors import V2Error, internal, v2_error
+from pipeline.frontends.v2.errors import V2Error, internal, invalid, v2_error
 from pipeline.frontends.v2.interface import ModelInterface, Slot, fits, no_such_output
 from pipeline.op import PROFILE_KEY
 from pipeline.proto.codec import decode_tensors, numpy_to_tensor
 from pipeline.proto.pipeline.array_text import text_to_numpy
 from pipeline.proto.pipeline_service_pb2 import Request, Response
-from pipeline.proto.v2.raw import array_of, in_datatype, with_text
-
-Array = npt.NDArray[Any]
+from pipeline.proto.v2.codec import RequestedOutput
+from pipeline.proto.v2.raw import Array, array_of, datatype_of, in_datatype, with_text
 
 _BYTES = "BYTES"
 _MAX_LOG_ID = 2**63 - 1
@@ -179,3 +178,71 @@ def _as_declared(array: Array, slot: Slot, interface: ModelInterface) -> Array:
 
 def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
+
+
+# Outputs as classes -----------------------------------------------------------------------------
+
+
+_PARAMETER = "classification"
+_MOST = 1_000_000  # elements of an output that is looked through, as in Triton
+_NUMBERS = {
+    *(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)),
+    *("FP32", "FP64"),
+}
+
+Labels = Mapping[str, Sequence[bytes]]
+"""Names of the classes, by output."""
+
+
+def classes_wanted(outputs: Iterable[RequestedOutput]) -> dict[str, int]:
+    """Return how many classes a request wants of each output that it wants so.
+
+    Raises:
+        V2Error: it is no number of classes.
+    """
+    wanted = {}
+    for output in outputs:
+        count = output.parameters.get(_PARAMETER, 0)
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**32:
+            raise invalid(
+                f"parameter 'classification' of output '{output.name}' must be a number of "
+                f"classes, found {count!r}",
+            )
+        if count:
+            wanted[output.name] = count
+    return wanted
+
+
+def classes_of(array: Array, count: int, labels: Sequence[bytes], batches: bool) -> Array:
+    """Return the highest values of an output, each as b"<value>:<index>[:<label>]".
+
+    Args:
+        count: that are wanted; there may be fewer.
+        labels: by index, as far as there are any.
+        batches: each row of the output has classes of its own.
+
+    Returns:
+        An array of the shape (rows, classes), or (classes,).
+
+    Raises:
+        V2Error: it is no output of numbers, or of too many.
+    """
+    datatype = datatype_of(array.dtype)
+    if datatype not in _NUMBERS:
+        raise invalid(f"class result not available for output due to unsupported type '{datatype}'")
+    if array.size > _MOST:
+        raise invalid("classification output tensor too large")
+    rows = array.reshape(len(array), -1) if batches else array.reshape(1, -1)
+    most = min(count, rows.shape[1])
+    found = np.empty((len(rows), most), object)
+    for at, row in enumerate(rows):
+        # From the highest; of equal ones the first.
+        order = (len(row) - 1 - np.argsort(row[::-1], kind="stable"))[::-1][:most]
+        found[at] = [_class(row[index], index, labels) for index in order.tolist()]
+    return found if batches else found[0]
+
+
+def _class(value: Any, index: int, labels: Sequence[bytes]) -> bytes:
+    text = f"{float(value):f}" if value.dtype.kind == "f" else str(int(value))
+    label = b":" + labels[index] if index < len(labels) and labels[index] else b""
+    return f"{text}:{index}".encode() + label

@@ -22,7 +22,7 @@ from pipeline.frontends.v2.errors import NO_REPOSITORY_NAME, invalid
 from pipeline.frontends.v2.forms import InferCall, RequestForms
 from pipeline.frontends.v2.inference import Inference, Told, is_short_answer
 from pipeline.frontends.v2.log_settings import settings_of_message
-from pipeline.frontends.v2.model_views import number_of
+from pipeline.frontends.v2.model import number_of
 from pipeline.frontends.v2.shared_regions import Region, no_cuda, no_cuda_region
 from pipeline.frontends.v2.side_by_side import Place, side_by_side
 from pipeline.frontends.v2.trace_settings import changes_of, shown

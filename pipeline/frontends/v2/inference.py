@@ -18,16 +18,13 @@ from pipeline.engine.request import Begin, RequestTarget, ask
 from pipeline.errors import PipelineError
 from pipeline.frontends.base import HeaderForwarding, takes_info
 from pipeline.frontends.parts import answers_to
-from pipeline.frontends.v2.classification import classes_of, classes_wanted
-from pipeline.frontends.v2.convert import arrays_of, payload_of
+from pipeline.frontends.v2.convert import arrays_of, classes_of, classes_wanted, payload_of
 from pipeline.frontends.v2.convoys import Muster, Routed
 from pipeline.frontends.v2.errors import V2Error, v2_error
 from pipeline.frontends.v2.interface import ModelInterface
-from pipeline.frontends.v2.model import ConfiguredModel, Model, PipelineModel
-from pipeline.frontends.v2.model_views import ModelViews
+from pipeline.frontends.v2.model import ConfiguredModel, Model, ModelViews, PipelineModel
 from pipeline.frontends.v2.parameters import OF_SEQUENCES, info_of, timeout_of
-from pipeline.frontends.v2.shared_memory import opened, stored
-from pipeline.frontends.v2.shared_regions import SharedRegions
+from pipeline.frontends.v2.shared_regions import SharedRegions, opened, stored
 from pipeline.frontends.v2.side_by_side import Place
 from pipeline.observe.traces.traces import HTTP, Asked, FrontendStages, RequestTraces
 from pipeline.proto.pipeline.large import LargeResponse

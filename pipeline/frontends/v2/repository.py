@@ -18,8 +18,7 @@ from pipeline.frontends.v2.control import Overrides, RepositoryControl
 from pipeline.frontends.v2.errors import NO_LOADING, V2Error, V2Status, invalid, v2_error
 from pipeline.frontends.v2.inference import Inference
 from pipeline.frontends.v2.log_settings import LogSettings
-from pipeline.frontends.v2.model import ConfiguredModel
-from pipeline.frontends.v2.model_views import ModelViews
+from pipeline.frontends.v2.model import ConfiguredModel, ModelViews
 from pipeline.frontends.v2.shared_regions import SharedRegions
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.observe.statistics import StatisticsError, merge, select, version_number

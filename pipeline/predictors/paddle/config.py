@@ -14,8 +14,7 @@ from typing import Any
 from pipeline.errors import InitError
 from pipeline.predictors.base import Device, DeviceType
 from pipeline.predictors.paddle import PaddleModel
-from pipeline.predictors.paddle.files import ModelFiles
-from pipeline.predictors.paddle.program import Program
+from pipeline.predictors.paddle.program import ModelFiles, Program
 
 _LOGGER = logging.getLogger(__name__)
 

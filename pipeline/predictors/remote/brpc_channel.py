@@ -26,8 +26,7 @@ from pipeline.predictors.remote.brpc_connection import (
     ConnectionLostError,
     OutOfTimeError,
 )
-from pipeline.predictors.remote.brpc_pool import BrpcPool, CannotConnectError
-from pipeline.predictors.remote.endpoints import EndpointPolicy
+from pipeline.predictors.remote.brpc_pool import BrpcPool, CannotConnectError, EndpointPolicy
 from pipeline.proto.brpc.frames import (
     BrpcCode,
     BrpcTrace,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from paths import ROOT
 
+from pipeline.cli.dockerize import OwnWheel
 from pipeline.cli.init import service_files
 from pipeline.cli.main import main
-from pipeline.cli.own_wheel import OwnWheel
 from pipeline.config.schema import load_config
 
 FILES = {

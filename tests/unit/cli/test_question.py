@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.cli.question import ServerAddress, only_pipeline, question_of
+from pipeline.cli.client import ServerAddress, only_pipeline, question_of
 from pipeline.errors import ConfigError
 
 

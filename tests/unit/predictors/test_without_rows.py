@@ -7,8 +7,7 @@ import pytest
 
 from pipeline.errors import InputError
 from pipeline.predictors.base import TEXT, TensorSpec
-from pipeline.predictors.signature import ModelSignature
-from pipeline.predictors.without_rows import answer_without_rows
+from pipeline.predictors.signature import ModelSignature, answer_without_rows
 
 F32 = np.dtype(np.float32)
 

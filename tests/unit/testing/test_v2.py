@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import OverloadedError, ProductError, UserCodeError
 from pipeline.testing import HttpReply
-from pipeline.testing.v2 import HEADER, infer_body, outputs_of
+from pipeline.testing.http import HEADER, infer_body, outputs_of
 
 
 def test_what_is_sent_can_be_read_back():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.frontends.v2.classification import classes_of, classes_wanted
+from pipeline.frontends.v2.convert import classes_of, classes_wanted
 from pipeline.frontends.v2.errors import V2Error
 from pipeline.proto.v2.codec import RequestedOutput
 

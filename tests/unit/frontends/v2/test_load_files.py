@@ -9,17 +9,16 @@ import json
 import pytest
 
 from pipeline.errors import TooLargeError
-from pipeline.frontends.v2 import load_files
-from pipeline.frontends.v2.control import overrides_of_json
-from pipeline.frontends.v2.load_files import bytes_of, cut, text_of
+from pipeline.frontends.v2 import control
+from pipeline.frontends.v2.control import bytes_of, cut, overrides_of_json, text_of
 from pipeline.proto.slices import Limits
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(load_files, "_LONG_BYTES", 24)
-    monkeypatch.setattr(load_files, "_WINDOW_BYTES", 3)
-    monkeypatch.setattr(load_files, "SLICE_BYTES", 8)
+    monkeypatch.setattr(control, "_LONG_BYTES", 24)
+    monkeypatch.setattr(control, "_WINDOW_BYTES", 3)
+    monkeypatch.setattr(control, "SLICE_BYTES", 8)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 30, 31, 32])
@@ -51,7 +50,7 @@ def test_what_is_no_base64_is_refused(text):
 
 
 def test_too_many_texts_are_refused_before_they_are_made(monkeypatch):
-    monkeypatch.setattr(load_files, "_MOST_TEXTS", 3)
+    monkeypatch.setattr(control, "_MOST_TEXTS", 3)
     with pytest.raises(TooLargeError, match="more than 3 texts"):
         cut(b'["a", "b", "c", "d"]')
 

@@ -9,8 +9,7 @@ import pytest
 
 from pipeline.errors import TooLargeError
 from pipeline.frontends.v2.errors import V2Error
-from pipeline.frontends.v2.shared_memory import opened
-from pipeline.frontends.v2.shared_regions import Region, SharedRegions
+from pipeline.frontends.v2.shared_regions import Region, SharedRegions, opened
 from pipeline.proto.slices import Limits
 from pipeline.proto.v2.codec import InferRequest, SharedInput, SharedPlace
 

@@ -12,7 +12,7 @@ from onnx_doubles import CPU, FLOAT, build, value_info
 
 from pipeline.errors import InitError
 from pipeline.predictors.onnx import OnnxModel
-from pipeline.predictors.onnx.errors import brief, why_it_does_not_load
+from pipeline.predictors.onnx.binding import brief, why_it_does_not_load
 from pipeline.predictors.onnx.predictor import load
 
 

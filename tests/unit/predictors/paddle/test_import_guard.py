@@ -12,7 +12,7 @@ import warnings
 
 import pytest
 
-from pipeline.predictors.paddle.import_guard import preserve_process_state
+from pipeline.predictors.paddle.predictor import preserve_process_state
 
 
 @pytest.fixture

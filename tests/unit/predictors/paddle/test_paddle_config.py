@@ -17,8 +17,7 @@ from pipeline.predictors.paddle.config import (
     configure,
     require_avx512,
 )
-from pipeline.predictors.paddle.files import ModelFiles
-from pipeline.predictors.paddle.program import Program
+from pipeline.predictors.paddle.program import ModelFiles, Program
 
 CPU = Device(DeviceType.CPU)
 GPU = Device(DeviceType.GPU, 1)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InitError
-from pipeline.predictors.paddle.files import find_weights, tensor_sizes
-from pipeline.predictors.paddle.program import Program
+from pipeline.predictors.paddle.program import Program, find_weights, tensor_sizes
 from pipeline.proto import paddle_program_pb2 as pb
 
 FLOAT, INT64, NEW = 5, 3, 99
