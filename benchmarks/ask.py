@@ -86,6 +86,22 @@ class PlainQuestion(Question):
 
 
 @dataclass(frozen=True, slots=True)
+class FormQuestion(PlainQuestion):
+    """A picture as the file of a form, as browsers send it; the answer is plain JSON."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Content-Type": "multipart/form-data; boundary=0a1b2c"}
+
+    def as_body(self) -> bytes:
+        head = (
+            f'--0a1b2c\r\nContent-Disposition: form-data; name="{self.key}"; filename="a.jpg"\r\n'
+        )
+        start = f"{head}Content-Type: image/jpeg\r\n\r\n".encode()
+        return start + bytes(self.value) + b"\r\n--0a1b2c--\r\n"
+
+
+@dataclass(frozen=True, slots=True)
 class V2JsonQuestion(Question):
     """Numbers for a model of the v2 protocol: JSON there and back."""
 

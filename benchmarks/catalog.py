@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.ask import PictureQuestion, PlainQuestion, Question, V2JsonQuestion, V2Question
+from benchmarks.ask import (
+    FormQuestion,
+    PictureQuestion,
+    PlainQuestion,
+    Question,
+    V2JsonQuestion,
+    V2Question,
+)
 from benchmarks.process import ROOT
 from benchmarks.services.common import (
     BLIND,
@@ -24,6 +31,7 @@ from benchmarks.services.common import (
     PROFILED,
     WATCHED,
 )
+from benchmarks.services.picture_model import picture
 from benchmarks.services.python_work import expected
 
 MANY = 64  # clients at which throughput is compared
@@ -108,6 +116,10 @@ def _is_positive(answer: Mapping[str, str]) -> bool:
 _ECHO = Question("x", _TEXT, _echoes)
 _DIAMOND = Question("x", _TEXT, _is_twice_the_sum)
 _IMDB = Question("words", REVIEW, _is_positive, repeats_exactly=False)
+_LABEL = FormQuestion("image", picture(), lambda answer: answer["label"] == 1)
+_SCORES = PlainQuestion(
+    "words", REVIEW, lambda answer: np.sum(answer["prediction"]) > 0.5, repeats_exactly=False
+)
 _PYTHON = Question("x", "1", lambda answer: answer == {"x": str(expected(1))})
 
 
@@ -222,6 +234,15 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         Case("plain onnxruntime loop", ("imdb_loop",), _LOOP, _IMDB),
         _imdb("I IMDB ensemble, HTTP"),
     ),
+    "peers": tuple(
+        case
+        for name, model, question in (("JPEGs", "jpeg", _LABEL), ("IMDB", "imdb", _SCORES))
+        for case in (
+            Case(f"{name}, FastAPI", ("peer", "fastapi", model), _HTTP, question, "/predict"),
+            Case(f"{name}, LitServe", ("peer", "litserve", model), _HTTP, question, "/predict"),
+            Case(name, (model,), _HTTP, question, f"/api/{model}"),
+        )
+    ),
     "process": (
         Case("mosec, four processes", ("mosec_four",), _HTTP, _DIAMOND),
         echo_case("E, threads"),
@@ -311,7 +332,18 @@ GROUPS: dict[str, tuple[Case, ...]] = {
 }
 
 SETS = {
-    "goals": ("http", "grpc", "batch", "imdb", "process", "v2", "gateway", "watched", "crowd"),
+    "goals": (
+        "http",
+        "grpc",
+        "batch",
+        "imdb",
+        "peers",
+        "process",
+        "v2",
+        "gateway",
+        "watched",
+        "crowd",
+    ),
     "rest": ("remote", "big", "plain", "python", "fleet", "malloc"),
 }
 """What is measured, and written, together; a part of docs/performance.md each."""
@@ -371,6 +403,11 @@ TARGETS = (
     _at_least("B batches, adaptive", "bare sleeps beside B", 0.98),
     _p50_at_most("B batches, adaptive", 1.0, 5.4),
     _at_least("I IMDB ensemble, HTTP", "plain onnxruntime loop", 0.85),
+    *(
+        _at_least(name, f"{name}, {peer}", ratio)
+        for name in ("JPEGs", "IMDB")
+        for peer, ratio in (("FastAPI", 2.0), ("LitServe", 4.0))
+    ),
     _at_least("Dp, processes", "mosec, four processes", 3.0),
     _at_least("Dp, processes", PREDECESSOR_D_PER_S, 10.0),
     Target("Ep, processes", 1, "p50_us", "E, threads", at_most=100.0, hops=1),

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from tempfile import mkdtemp
 
+from benchmarks.services.installed import PYTHON, folder_of
 from benchmarks.services.ports import GRPC_PORT, HTTP_PORT
 
 _PACKAGES = ("nvidia-pytriton==0.7.0", "numpy==1.26.4")
-_VERSION = "{}.{}".format(*sys.version_info)
 
 _MODEL = """
 import sys
@@ -55,18 +54,11 @@ ensemble_scheduling {{ step [{_STEPS.format("a")}{_STEPS.format("b")}
 
 def installed() -> Path:
     """The folder with the server's packages, made when it is not there."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    site = cache / "pipeline-benchmarks" / f"triton-{_VERSION}"
-    stub = site / "pytriton/tritonserver/backends/python/triton_python_backend_stub"
+    site = folder_of("triton", "pytriton", "--no-deps", *_PACKAGES)
+    server = site / "pytriton/tritonserver"
+    stub = server / "backends/python/triton_python_backend_stub"
     if not stub.exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--no-deps"]
-        done = subprocess.run(
-            [*pip, f"--target={site}", *_PACKAGES], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            sys.exit(f"skipped: Triton cannot be installed: {done.stderr.strip()}")
-        stubs = site / "pytriton/tritonserver/python_backend_stubs"
-        shutil.copy(stubs / _VERSION / stub.name, stub)
+        shutil.copy(server / "python_backend_stubs" / PYTHON / stub.name, stub)
     return site
 
 
