@@ -54,9 +54,9 @@ BUDGETS = {
     "the link": 2143,
     "a step of a sequence": 4796,
     "a Python model alone": 5470,
-    "a part of a stream": 1100,  # some more, or fewer, as threads take turns
-    "a part that goes alone": 1504,
-    "a word of 32 callers": 1100,  # some more, or fewer, as threads take turns
+    "a part of a stream": 990,  # some more, or fewer, as threads take turns
+    "a part that goes alone": 1330,
+    "a word of 32 callers": 960,  # some more, or fewer, as threads take turns
     "a Python model in a convoy of 8": 3233,  # fewer where all of them are read in one turn
 }
 """Bytecodes of each case: lower one when a change makes its request cheaper."""
@@ -65,9 +65,9 @@ TOLERANCE = 0.02
 """Share of a budget by which a count may be above it."""
 
 STEPS = {
-    "a part of a stream": (30, 24),
-    "a part that goes alone": (40, 36),
-    "a word of 32 callers": (23, 13),
+    "a part of a stream": (28, 21),
+    "a part that goes alone": (33, 25),
+    "a word of 32 callers": (18, 9),
 }
 """(calls of ours, moves between our files) that a part of a stream may take at most."""
 

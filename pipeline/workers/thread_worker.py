@@ -143,9 +143,7 @@ class ThreadPool:
     def on_outbox(self, run: StreamRun, _: None) -> None:
         """Pass on what a run has made; what is added to it from now on is told anew."""
         run.is_told = False
-        outbox = run.outbox
-        entries = [outbox.popleft() for _ in range(len(outbox))]
-        cast(StreamOwner, self._owner).parts(run, together(entries))
+        cast(StreamOwner, self._owner).parts(run, together(run.outbox))
 
     def on_done_busy(self, worker: ThreadWorker, job: Job | Trip) -> None:
         """`worker` is done with `job`; it has taken another, or was looked after already."""

@@ -234,6 +234,8 @@ class BoundOp(OpFacts):
         """
         if type(fetched) is not dict and isinstance(fetched, Routed):
             return fetched
+        if self._needs_dicts and type(fetched) is dict:  # it is the answer
+            return fetched
         if self._needs_dicts and not isinstance(fetched, _FETCHED):
             expected = "return a dict, or write a postprocess that makes one of it or its results"
             raise self._refused("preprocess", fetched, expected)

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, Protocol
 
 from msgspec import field
@@ -43,6 +43,7 @@ from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
 
 _WHOLE = (PipelineError, Routed)  # what one part of a mini-batch says for all of it
 _UNSET = object()
+_TRACE = attrgetter("trace")
 _EXCEEDED = "exceeded retry count"
 _ADVICE = (
     "Please check the input dict and checkout PipelineServingLogs/pipeline.log for more details."
@@ -292,7 +293,7 @@ class BatchRun(Batch, eq=False):
             # What the call asks for belongs to the trace of its first traced item.
             trace = self.items[call.items[0]].trace
             if len(call.items) > 1:
-                trace = first_of(self.items[index].trace for index in call.items)
+                trace = first_of(map(_TRACE, map(self.items.__getitem__, call.items)))
             if trace or call_trace():
                 set_call_trace(child(trace, op.name, "process") if trace else "")
             if self.contexts:

@@ -24,11 +24,10 @@ from pipeline.engine.request import ACTIVE, PACKING, RequestState
 from pipeline.engine.run.payload import opened
 from pipeline.engine.run.stage_errors import log_raised
 from pipeline.engine.streams.combine import StreamLimits, combined, size_of
-from pipeline.engine.streams.dispatcher import StreamDispatcher, is_for_one_op
+from pipeline.engine.streams.dispatcher import StreamDispatcher, note_parts
 from pipeline.engine.streams.flow import ENDED, Bundle, RequestStream
 from pipeline.engine.streams.iterative import IterativeDispatcher
 from pipeline.engine.streams.plan import StreamPlan
-from pipeline.engine.streams.spans import note_parts
 from pipeline.errors import (
     DeadlineError,
     PayloadTypeError,
@@ -119,7 +118,7 @@ class StreamDelivery(Filter):
         op = request.target.op if request.target is not None else None
         if op is not None and op not in self._plan.makers:
             return
-        request.stream = stream = RequestStream()
+        request.stream = stream = RequestStream(is_for_one_op=op is not None)
         stream.changes = self._ways.filters().on_answer
         stream.out = self._out_of(op)
         request.live += stream.began_anew()
@@ -134,7 +133,7 @@ class StreamDelivery(Filter):
         if stream.timer is not None:
             stream.timer.cancel()
         takes_parts = stream.out is not None and request.sink.takes_parts
-        if self._journal is None or not takes_parts or is_for_one_op(request):
+        if self._journal is None or not takes_parts or stream.is_for_one_op:
             return
         now, kind = self._clock_ns(), _KINDS.get(request.outcome, PartKind.FAILED)
         if not (stream.has_last and kind is PartKind.EMPTY):
@@ -259,7 +258,7 @@ class StreamDelivery(Filter):
     def _give(self, request: RequestState, stream: RequestStream, answers: list[Any]) -> None:
         """Give a sink parts that go together."""
         given, count = stream.given, len(answers)
-        if self._journal is not None and not is_for_one_op(request):
+        if self._journal is not None and not stream.is_for_one_op:
             now, data_id, rows = self._clock_ns(), request.data_id, self._journal.parts
             began_ns, made_ns = stream.given_ns or request.start_ns, stream.made_ns or now
             for number in range(given, given + count):

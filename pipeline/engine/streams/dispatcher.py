@@ -6,7 +6,17 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from pipeline.engine.detours import no_such_way
-from pipeline.engine.journal.journal import EngineObservers, Outcome, PartKind, outcome_of
+from pipeline.engine.journal.journal import (
+    FROM_OUTSIDE,
+    MAX_ROWS,
+    EngineObservers,
+    Journal,
+    Outcome,
+    PartKind,
+    outcome_of,
+    pack_part,
+)
+from pipeline.engine.journal.spans import SpanRecorder
 from pipeline.engine.op.channel import Item, first_error, own_dict
 from pipeline.engine.op.dispatcher import OpDispatcher, Shortcut, item_of
 from pipeline.engine.ports import OpNode, Router
@@ -28,12 +38,13 @@ from pipeline.engine.streams.flow import (
 from pipeline.engine.streams.inlet import Inlet, inlet_of
 from pipeline.engine.streams.plan import StreamPlan, check_streams
 from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.streams.spans import note_cut, note_end, note_made, note_stream
 from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Loop, Worker, WorkersFactory
 from pipeline.errors import PipelineError, note_op
 from pipeline.op import Op
 from pipeline.routes import Answer, Goto, Routed
+
+_GIVEN = int(PartKind.GIVEN)
 
 
 class StreamDispatcher(OpDispatcher):
@@ -429,3 +440,60 @@ def _spread(by: str, request: RequestState, message: Any, to: Sequence[OpNode]) 
 def is_for_one_op(request: RequestState) -> bool:
     """Return whether a request is for one Op alone."""
     return request.target is not None and request.target.op is not None
+
+
+def note_stream(spans: SpanRecorder, run: StreamRun, item: Item, outcome: int) -> None:
+    """Take down the span of a request whose generator is done with it: one for all its parts."""
+    if run.tells_steps or not spans.is_wanted:
+        return
+    request, now = item.request, spans.clock_ns()
+    began, prepared = run.start_ns or now, run.preprocess_end_ns or now
+    times = item.ready_ns, began, prepared, now, now, now
+    spans.batches += 1
+    spans.row(request, run.ran_at, spans.batches, request.rows, outcome, *times)
+    request.input_ns += prepared - began
+    request.infer_ns += now - prepared
+
+
+def note_cut(spans: SpanRecorder, flow: Flow) -> None:
+    """Take down a stream that ends with its request, or has to start anew with it."""
+    item = flow.run.items[flow.place]
+    request, outcome = item.request, Outcome(item.request.outcome)
+    if request.generation != RequestState.OVER or outcome not in (Outcome.OK, *FROM_OUTSIDE):
+        outcome = Outcome.OTHER
+    if outcome is Outcome.CANCELED:
+        note_end(spans, flow, item, PartKind.CANCELED)
+    note_stream(spans, flow.run, item, outcome)
+
+
+def note_made(spans: SpanRecorder, flow: Flow, item: Item, bundle: Bundle) -> None:
+    """Take down the last parts that an Op has made."""
+    journal = spans.journal
+    if journal is None:
+        return
+    parts, target, data_id, count = journal.parts, spans.index, item.data_id, len(bundle.parts)
+    times_ns = bundle.times_ns or [spans.clock_ns()] * count
+    number, began_ns = flow.sent - count, flow.sent_ns or flow.run.start_ns or times_ns[0]
+    for made_ns in times_ns:
+        parts.append(pack_part(data_id, target, number, _GIVEN, began_ns, made_ns, made_ns))
+        number, began_ns = number + 1, made_ns
+    flow.sent_ns = began_ns
+    if len(parts) >= MAX_ROWS:
+        journal.flush_parts()
+
+
+def note_end(spans: SpanRecorder, flow: Flow, item: Item, kind: PartKind) -> None:
+    """Take down the end of a stream that an Op has made."""
+    if spans.journal is not None:
+        now = spans.clock_ns()
+        began_ns = flow.sent_ns or flow.run.start_ns or now
+        row = pack_part(item.data_id, spans.index, flow.sent, kind, began_ns, now, now)
+        note_parts(spans.journal, [row])
+        flow.sent_ns = now
+
+
+def note_parts(journal: Journal, rows: Sequence[bytes]) -> None:
+    """Take down parts of streams, see `journal.PART`."""
+    journal.parts += rows
+    if len(journal.parts) >= MAX_ROWS:
+        journal.flush_parts()

@@ -50,11 +50,15 @@ def apart(entries: Iterable[tuple[int, Any]]) -> Iterable[tuple[int, Any]]:
             yield place, outcome
 
 
-def together(entries: Iterable[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """Return the entries of a run with parts of one request that follow each other as a Bundle."""
+def together(made: deque[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Take the entries of a run: parts of one request that follow each other as a Bundle.
+
+    Others may be added meanwhile.
+    """
     found: list[tuple[int, Any]] = []
     last, bundle = -1, Bundle()
-    for place, outcome in entries:
+    for _ in range(len(made)):
+        place, outcome = made.popleft()
         if outcome is ENDED or isinstance(outcome, PipelineError | Routed):
             found.append((place, outcome))
             last = -1
@@ -145,6 +149,7 @@ class RequestStream(msgspec.Struct, eq=False):
 
     Attributes:
         out: the stream that is its answer; None: that comes at once.
+        is_for_one_op: whether it is for one Op alone.
         waiting: parts of it that are not packed yet, and its end.
         is_packing: whether one is being packed.
         is_passing: whether somebody is at `waiting` just now.
@@ -161,6 +166,7 @@ class RequestStream(msgspec.Struct, eq=False):
 
     flows: dict[Maker, Flow] = field(default_factory=dict)
     out: Maker | None = None
+    is_for_one_op: bool = False
     waiting: deque[Any] = field(default_factory=deque)
     is_packing: bool = False
     is_passing: bool = False

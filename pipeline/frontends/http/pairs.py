@@ -25,7 +25,7 @@ from pipeline.frontends.http.streams import StreamedAnswer, stream_form, stream_
 from pipeline.frontends.wire import RESPONSES, JsonWire
 from pipeline.proto.pipeline.json import response_to_json
 from pipeline.proto.pipeline.large import LargeResponse
-from pipeline.proto.pipeline.plain import PlainResponse
+from pipeline.proto.pipeline.plain import PlainResponse, short_json
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES
 
@@ -151,7 +151,7 @@ class PairsEndpoint:
         target = self._told(is_large)
         try:
             if form is not None:
-                parts = StreamedAnswer(form, self._part, _short_part, pairs.heartbeat_s)
+                parts = StreamedAnswer(form, self._part, short_json, pairs.heartbeat_s)
                 parts.begin(self._begin, request, left_s, target)
                 return parts.stream()
             future = ask(self._begin, request, left_s, target)
@@ -169,8 +169,3 @@ class PairsEndpoint:
         if not isinstance(answer, LargeResponse):
             raise HttpError(500, no_response(answer))
         return self._pairs.wire.written(answer)
-
-
-def _short_part(answer: Any) -> bytes | None:
-    """Return the JSON of a part that is a few texts; None: it is another one."""
-    return answer.to_json() if type(answer) is PlainResponse else None

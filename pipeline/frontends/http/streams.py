@@ -160,13 +160,13 @@ class StreamedAnswer(PartsReader):
         self._send = send
 
     def add(self, answers: Sequence[Any]) -> None:
-        send, waiter = self._send, self._waiter
+        send, waiter, request = self._send, self._waiter, self._request
         if send is None or waiter is None or waiter.done() or not (piece := self._short(answers)):
             super().add(answers)
             return
         self._sent_at = self._loop.time()
-        if send(piece):
-            self.took_part(len(answers))
+        if send(piece) and request is not None:
+            request.took_part(len(answers))
         else:
             self._untaken = len(answers)
             self._wake()

@@ -141,11 +141,20 @@ def pack_short(payload: Any) -> PlainResponse | None:
     if type(payload) is not dict or len(payload) > _FEW:
         return None
     keys, values = [*payload], [*payload.values()]
+    if len(keys) == 1 and type(text := values[0]) is str is type(key := keys[0]):  # as of words
+        is_ascii = text.isascii() and key.isascii()
+        if is_ascii and len(key) + len(text) <= _SHORT:
+            return PlainResponse(keys, values)
     if {*map(type, keys), *map(type, values)} != _STR:
         return None
     texts = "".join(keys + values)
     is_fit = len(texts) <= _SHORT and (texts.isascii() or _is_utf8(texts))
     return PlainResponse(keys, values) if is_fit else None
+
+
+def short_json(answer: Any) -> bytes | None:
+    """Return the JSON of a PlainResponse; None: it is another answer."""
+    return answer.to_json() if type(answer) is PlainResponse else None
 
 
 def pack_plain(payload: Mapping[str, Any]) -> PlainResponse | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -9,8 +10,7 @@ from typing import Any, cast
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.flow import ENDED, together
 from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.streams.step import StepRun
-from pipeline.engine.streams.stepped import Made, SteppedRun
+from pipeline.engine.streams.stepped import Made, SteppedRun, StepRun
 from pipeline.errors import PipelineError
 from pipeline.routes import Answer
 from pipeline.workers.process.sending import SentStream
@@ -79,15 +79,15 @@ def entries_of(sent: Sent, parts: WireParts, outcomes: Sequence[tuple[int, Any]]
     """Return parts as a StreamRun's owner takes them, and count them: its worker may die."""
     run = cast(StreamRun, sent.run)
     run.start_ns, run.preprocess_end_ns = parts.start_ns, parts.preprocess_end_ns
-    entries: list[Entry] = []
+    told: deque[Entry] = deque()
     for place, outcome in outcomes:
         index = sent.indexes[place] if sent.indexes else place
         if outcome is None or isinstance(outcome, PipelineError | Answer):
             run.ended[index] = True
         else:
             run.made[index] += 1
-        entries.append((index, ENDED if outcome is None else outcome))
-    entries = together(entries)
+        told.append((index, ENDED if outcome is None else outcome))
+    entries = together(told)
     return entries if parts.step is None else _made(run, entries, parts, parts.step)
 
 

@@ -11,8 +11,7 @@ from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.streams.flow import ENDED, apart
 from pipeline.engine.streams.plan import is_iterative
 from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.streams.step import StepRun
-from pipeline.engine.streams.stepped import Made, SteppedRun
+from pipeline.engine.streams.stepped import Made, SteppedRun, StepRun
 from pipeline.workers.process.pages import ForgottenRequests, StatusPage
 from pipeline.workers.process.wire import (
     ItemOutcome,

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import Answer
 from pipeline.engine.run.call import Call
-from pipeline.engine.streams.pull import Piece, Pull
+from pipeline.engine.streams.run import NO_PART, Pull
 from pipeline.errors import PayloadTypeError
 
 
@@ -25,13 +25,13 @@ def alone():
 
 
 def parts(pieces):
-    return {piece.item: piece.data for piece in pieces if piece.has_part}
+    return {item: part for item, part, _ in pieces if part is not NO_PART}
 
 
 def test_each_request_gets_its_rows():
     found = pull(1, 2).pieces({"x": np.array([1, 2, 3])})
-    assert [piece.data["x"].tolist() for piece in found] == [[1], [2, 3]]
-    assert not any(piece.is_last for piece in found)
+    assert [part["x"].tolist() for _, part, _ in found] == [[1], [2, 3]]
+    assert not any(is_last for *_, is_last in found)
 
 
 def test_none_ends_a_request_which_has_no_row_then():
@@ -45,7 +45,7 @@ def test_none_ends_a_request_which_has_no_row_then():
 def test_done_ends_with_a_part_and_is_taken_out():
     batch = pull(1, 1)
     yielded = {"x": ["a", "b"], "done": np.array([True, False])}
-    assert batch.pieces(yielded) == [Piece(0, {"x": ["a"]}, True), Piece(1, {"x": ["b"]})]
+    assert batch.pieces(yielded) == [(0, {"x": ["a"]}, True), (1, {"x": ["b"]}, False)]
     assert batch.items == [1]
     assert "done" in yielded, "it is the user's"
 
@@ -53,23 +53,22 @@ def test_done_ends_with_a_part_and_is_taken_out():
 def test_several_rows_are_done_when_all_are():
     batch = pull(2, 1)
     found = batch.pieces({"x": ["a", "b", "c"], "done": [True, False, True]})
-    assert [piece.is_last for piece in found] == [False, True]
+    assert [is_last for *_, is_last in found] == [False, True]
     found = batch.pieces({"x": ["a", "b"], "done": [True, True]})
-    assert [piece.is_last for piece in found] == [True]
+    assert [is_last for *_, is_last in found] == [True]
     assert batch.items == []
 
 
 def test_a_lone_request_of_a_batching_op_ends_in_the_same_ways():
-    assert alone().pieces({"x": ["a"], "done": [True]}) == [Piece(0, {"x": ["a"]}, True)]
-    assert alone().pieces({"x": ["a"], "done": True}) == [Piece(0, {"x": ["a"]}, True)]
-    (piece,) = alone().pieces({"x": [None]})
-    assert not piece.has_part
+    assert alone().pieces({"x": ["a"], "done": [True]}) == [(0, {"x": ["a"]}, True)]
+    assert alone().pieces({"x": ["a"], "done": True}) == [(0, {"x": ["a"]}, True)]
+    assert alone().pieces({"x": [None]}) == [(0, NO_PART, True)]
 
 
 def test_an_answer_of_a_batch_is_one_for_each():
     found = pull(1, 1).pieces(Answer({"x": ["a", "b"]}))
-    assert [type(piece.data) for piece in found] == [Answer, Answer]
-    assert [piece.data.answer for piece in found] == [{"x": ["a"]}, {"x": ["b"]}]
+    assert [type(part) for _, part, _ in found] == [Answer, Answer]
+    assert [part.answer for _, part, _ in found] == [{"x": ["a"]}, {"x": ["b"]}]
 
 
 def test_rows_that_do_not_fit_are_refused():

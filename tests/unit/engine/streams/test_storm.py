@@ -15,8 +15,7 @@ from pipeline.engine.streams.delivery import StreamDelivery
 from pipeline.engine.streams.dispatcher import StreamDispatcher
 from pipeline.engine.streams.inlet import Inlet
 from pipeline.engine.streams.run import StreamRun
-from pipeline.engine.streams.step import Progress
-from pipeline.engine.streams.stepped import SteppedRun
+from pipeline.engine.streams.stepped import Progress, SteppedRun
 
 _SEED = 5_000
 _CASES = 150
