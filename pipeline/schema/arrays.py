@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import types
 import typing
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
@@ -56,7 +56,7 @@ def made_array(kind: Any, value: Any) -> Any:
     return value if dtype is None else as_dtype(value, dtype)
 
 
-@functools.lru_cache(256)
+@lru_cache(256)
 def _wanted(kind: Any) -> np.dtype[Any] | None:
     """Return the dtype that a type says. Raises NotImplementedError: it is no array's."""
     if not is_array_type(kind):
@@ -161,19 +161,19 @@ def rule_of(kind: Any, memo: dict[Any, Rule] | None = None) -> Rule | None:
     if origin is Annotated:
         tensor = next((one for one in arguments[1:] if isinstance(one, Tensor)), None)
         if tensor is not None and is_array_type(arguments[0]):
-            return _TensorRule(tensor)
+            return partial(_tensor_rule, tensor)
         return rule_of(arguments[0], memo)
     if origin in (typing.Required, typing.NotRequired):
         return rule_of(arguments[0], memo)
     if origin in (typing.Union, types.UnionType):
         rules = [rule for one in arguments if (rule := rule_of(one, memo)) is not None]
-        return _OptionalRule(rules[0]) if rules else None
+        return partial(_optional_rule, rules[0]) if rules else None
     if origin is list:
         rule = rule_of(arguments[0], memo)
-        return _ListRule(rule) if rule else None
+        return partial(_list_rule, rule) if rule else None
     if origin is dict:
         rule = rule_of(arguments[1], memo)
-        return _DictRule(rule) if rule else None
+        return partial(_dict_rule, rule) if rule else None
     return _rule_of_class(kind, memo) if isinstance(kind, type) else None
 
 
@@ -197,55 +197,33 @@ def hints_of_dict(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, dict) and hasattr(kind, "__total__")
 
 
-class _TensorRule:
-    def __init__(self, tensor: Tensor) -> None:
-        self._shape = tensor.shape
-        self._dtype = DATATYPES[tensor.datatype]
-
-    def __call__(self, value: Any) -> Any:
-        array = as_dtype(value, self._dtype)
-        if array.shape == self._shape:
-            return array
-        sizes = zip(array.shape, self._shape, strict=False)
-        fits = len(array.shape) == len(self._shape) and all(
-            wanted in (ANY, size) for size, wanted in sizes
-        )
-        if not fits:
-            wanted = _dims(self._shape)
-            raise ValueError(f"Expected `array {wanted}`, got `array {_dims(array.shape)}`{INNER}")
-        return array
+def _tensor_rule(tensor: Tensor, value: Any) -> Any:
+    array = as_dtype(value, DATATYPES[tensor.datatype])
+    sizes = zip(array.shape, tensor.shape, strict=False)
+    if array.ndim != len(tensor.shape) or any(wanted not in (ANY, size) for size, wanted in sizes):
+        wanted = _dims(tensor.shape)
+        raise ValueError(f"Expected `array {wanted}`, got `array {_dims(array.shape)}`{INNER}")
+    return array
 
 
 def _dims(shape: tuple[int, ...]) -> str:
     return "[" + ", ".join("any" if size == ANY else str(size) for size in shape) + "]"
 
 
-class _OptionalRule:
-    def __init__(self, rule: Rule) -> None:
-        self._rule = rule
-
-    def __call__(self, value: Any) -> Any:
-        return self._rule(value) if isinstance(value, _RULED) else value
+def _optional_rule(rule: Rule, value: Any) -> Any:
+    return rule(value) if isinstance(value, _RULED) else value
 
 
-class _ListRule:
-    def __init__(self, rule: Rule) -> None:
-        self._rule = rule
-
-    def __call__(self, value: Any) -> Any:
-        if isinstance(value, list):
-            return [_within(self._rule, one, f"[{n}]") for n, one in enumerate(value)]
+def _list_rule(rule: Rule, value: Any) -> Any:
+    if not isinstance(value, list):
         return value
+    return [_within(rule, one, f"[{n}]") for n, one in enumerate(value)]
 
 
-class _DictRule:
-    def __init__(self, rule: Rule) -> None:
-        self._rule = rule
-
-    def __call__(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: _within(self._rule, one, f".{key}") for key, one in value.items()}
+def _dict_rule(rule: Rule, value: Any) -> Any:
+    if not isinstance(value, dict):
         return value
+    return {key: _within(rule, one, f".{key}") for key, one in value.items()}
 
 
 class _ObjectRule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -110,15 +110,8 @@ class MsgspecSchema:
 
     def check(self, fields: dict[str, Any], is_text: bool = False) -> dict[str, Any]:
         """Return what the Ops see; see BoundSchema."""
-        try:
-            given = self._given(fields, is_text)
-            found = self._converted(given, is_text)
-        except (msgspec.ValidationError, ValueError) as error:
-            raise PackageError(self._fault(error, given, is_text)) from None
-        except PipelineError:
-            raise
-        except Exception as error:
-            raise failed(self.name, error) from error
+        given = self._given(fields, is_text)
+        found = self._converted(given, is_text, PackageError)
         if self._is_dict:
             return dict(found)
         values = {field.name: getattr(found, field.name) for field in self._fields}
@@ -136,15 +129,7 @@ class MsgspecSchema:
                 value = value.reshape(())[()]
                 answer = {**answer, field.key: value}
             given[field.key] = plain(value, field.has_arrays)
-        try:
-            self._converted(given, is_text=False)
-        except (msgspec.ValidationError, ValueError) as error:
-            text = self._fault(error, given, is_text=False)
-            raise PayloadTypeError(f"the answer is no {self.name}: {text}") from None
-        except PipelineError:
-            raise
-        except Exception as error:
-            raise failed(self.name, error) from error
+        self._converted(given, False, PayloadTypeError, f"the answer is no {self.name}: ")
         missing = {
             field.key: field.default()
             for field in self._fields
@@ -156,9 +141,18 @@ class MsgspecSchema:
         """Return it as JSON schema; see BoundSchema."""
         return components_of(self._schema, self._kind)
 
-    def _converted(self, given: Mapping[str, Any], is_text: bool) -> Any:
-        found = msgspec.convert(given, self._schema, strict=not is_text, dec_hook=made_array)
-        return found if self._rule is None else self._rule(found)
+    def _converted(
+        self, given: dict[str, Any], is_text: bool, refusal: type[PipelineError], before: str = ""
+    ) -> Any:
+        try:
+            found = msgspec.convert(given, self._schema, strict=not is_text, dec_hook=made_array)
+            return found if self._rule is None else self._rule(found)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise refusal(before + self._fault(error, given, is_text)) from None
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise failed(self.name, error) from error
 
     def _given(self, fields: dict[str, Any], is_text: bool) -> dict[str, Any]:
         """Return values as msgspec takes them: of text its JSON, of arrays lists or one element."""
