@@ -6,12 +6,10 @@ import asyncio
 import contextlib
 import http.client
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -29,8 +27,7 @@ from pipeline.tuning.tried_server import (
     TrialError,
     TriedOp,
     family_of,
-    port_of,
-    stop,
+    running,
     timed,
     trial_of,
 )
@@ -59,27 +56,14 @@ class ModelsServer:
         self.port: int = 0
 
     def __enter__(self) -> ModelsServer:
-        try:
-            folder = self._stack.enter_context(TemporaryDirectory(prefix="pipeline-trial-"))
-            output = Path(folder, "output")
-            file = self._stack.enter_context(output.open("wb"))
-            self._child = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "pipeline", "repository"),
-                    *(f"--model-repository={each}" for each in self._repositories),
-                    *("--model-control-mode=explicit", "--http-port=0", "--allow-grpc=false"),
-                    *("--allow-metrics=false", "--edge=embedded", "--http-address=127.0.0.1"),
-                    *(f"--load-model={each}" for each in self._models),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
-            self._stack.callback(stop, self._child)
-            self.port = port_of(self._child, output, _TIMEOUT_S)
-        except BaseException:
-            self._stack.close()
-            raise
+        command = [
+            *(sys.executable, "-m", "pipeline", "repository"),
+            *(f"--model-repository={each}" for each in self._repositories),
+            *("--model-control-mode=explicit", "--http-port=0", "--allow-grpc=false"),
+            *("--allow-metrics=false", "--edge=embedded", "--http-address=127.0.0.1"),
+            *(f"--load-model={each}" for each in self._models),
+        ]
+        self._child, self.port, _ = self._stack.enter_context(running(command, _TIMEOUT_S))
         return self
 
     def __exit__(self, *_: object) -> None:

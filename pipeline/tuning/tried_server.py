@@ -141,31 +141,33 @@ class Bench:
         return timed(settings, self._measured)
 
     def _measured(self, settings: Settings) -> Trial:
-        with TemporaryDirectory(prefix="pipeline-trial-") as folder:
-            output = Path(folder, "output")
-            with self._running(settings, output) as (child, port):
-                asyncio.run(replay(port, self.requests, self.clients, self.warm_up_s))
-                begins_at, before = output.stat().st_size, family_of(child.pid)
-                load = asyncio.run(replay(port, self.requests, self.clients, self.seconds))
-                after = family_of(child.pid)
+        ops = {name: keys_of(op) for name, op in zip(self.names, settings, strict=True)}
+        with running(_command(Changes(ops=ops), self.script), self.start_s) as (
+            child,
+            port,
+            output,
+        ):
+            asyncio.run(replay(port, self.requests, self.clients, self.warm_up_s))
+            begins_at, before = output.stat().st_size, family_of(child.pid)
+            load = asyncio.run(replay(port, self.requests, self.clients, self.seconds))
+            after = family_of(child.pid)
+            stop(child)
             return trial_of(settings, load, before, after, lambda: _ops_of(output, begins_at))
 
-    @contextlib.contextmanager
-    def _running(
-        self, settings: Settings, output: Path
-    ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-        """Start the server; yield it and its HTTP port; stop it."""
-        ops = {name: keys_of(op) for name, op in zip(self.names, settings, strict=True)}
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], start_s: float
+) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """Start a server; yield it, its HTTP port and the file that it writes to; stop it."""
+    with TemporaryDirectory(prefix="pipeline-trial-") as folder:
+        output = Path(folder, "output")
         with output.open("wb") as file:
             child = subprocess.Popen(
-                _command(Changes(ops=ops), self.script),
-                env=_variables(str(output.parent)),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
+                command, env=_variables(folder), stdin=subprocess.DEVNULL, stdout=file, stderr=file
             )
         try:
-            yield child, port_of(child, output, self.start_s)
+            yield child, port_of(child, output, start_s), output
         finally:
             stop(child)
 
