@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import http.client
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -63,16 +64,12 @@ def named(address: ServerAddress, timeout_s: float) -> ServerAddress:
     """
     if address.path.strip("/"):
         return address
-    connection = address.connect(timeout_s)
-    try:
-        connection.request("GET", "/openapi.json")
-        response = connection.getresponse()
+    document: Any = {}
+    with address.asked(timeout_s, "GET", "/openapi.json") as response:
         body = response.read()
-        document = msgspec.json.decode(body) if response.status == http.HTTPStatus.OK else {}
-    except msgspec.DecodeError:
-        document = {}
-    finally:
-        connection.close()
+    if response.status == http.HTTPStatus.OK:
+        with contextlib.suppress(msgspec.DecodeError):
+            document = msgspec.json.decode(body)
     return dataclasses.replace(address, path=f"/{only_pipeline(document)}")
 
 
@@ -80,15 +77,11 @@ def _ask(address: ServerAddress, given: argparse.Namespace) -> int:
     form: Form | None = given.form
     question = question_of(address, form, given.fields)
     headers = {"content-type": JSON, **dict(map(_header, given.header))}
-    connection = address.connect(given.timeout)
-    try:
-        connection.request("POST", question.path, question.body, headers)
-        response = connection.getresponse()
+    asked = given.timeout, "POST", question.path, question.body, headers
+    with address.asked(*asked) as response:
         if not response.getheader("content-type", "").startswith(JSON):
             return _pass_on(response)
         body = response.read()
-    finally:
-        connection.close()
     sys.stdout.write(msgspec.json.format(body, indent=2).decode() + "\n")
     return FAILED if _is_error(response.status, msgspec.json.decode(body)) else 0
 
@@ -154,10 +147,13 @@ class ServerAddress:
         is_tls = parts.scheme == "https"
         return cls(parts.hostname, port or (443 if is_tls else 80), is_tls, parts.path)
 
-    def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a connection that is not open yet."""
+    @contextlib.contextmanager
+    def asked(self, timeout_s: float, *request: Any) -> Iterator[http.client.HTTPResponse]:
+        """Ask, and give the answer; the connection ends behind it."""
         kind = http.client.HTTPSConnection if self.is_tls else http.client.HTTPConnection
-        return kind(self.host, self.port, timeout=timeout_s)
+        with contextlib.closing(kind(self.host, self.port, timeout=timeout_s)) as connection:
+            connection.request(*request)
+            yield connection.getresponse()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -13,8 +14,9 @@ from pipeline.config.json_schema import config_schema, encoded
 from pipeline.config.layers import layers_here, merged, read_layers, use, without
 from pipeline.config.rows import ConfigRow, rows_of, without_defaults
 from pipeline.config.schema import ServiceConfig, config_of
-from pipeline.config.yaml import dotted, flow
+from pipeline.config.yaml import KeyPath, Source, dotted, flow
 from pipeline.errors import ConfigError, PipelineError
+from pipeline.op import Op
 from pipeline.system.script import ScriptNotFoundError
 
 _COLUMN = 40  # at which comments begin
@@ -63,8 +65,6 @@ def _show(given: argparse.Namespace) -> int:
     try:
         file, constructors = given.file, None
         if file.endswith(_SCRIPT_SUFFIX):
-            from pipeline.cli.constructors import constructors_of  # here: it loads the server
-
             file, constructors = constructors_of(file)
         source, overrides = read_layers(ServiceConfig, file, None, layers_here())
     except (PipelineError, ScriptNotFoundError) as error:
@@ -100,3 +100,46 @@ def _json(rows: Iterable[ConfigRow]) -> str:
         if not row.is_section
     ]
     return msgspec.json.format(msgspec.json.encode(objects), indent=2).decode() + "\n"
+
+
+# What constructors of a script say --------------------------------------------------------------
+
+
+def constructors_of(script: str) -> tuple[str, Source]:
+    """Return the config.yml that a script names, and what the constructors of its Ops say.
+
+    The script is executed up to where its server would start.
+
+    Raises:
+        ScriptNotFoundError: there is no such script.
+        ConfigError: it runs no server, or one whose configuration is a dict.
+        PipelineError: its graph or configuration is wrong.
+    """
+    from pipeline.cli.graph import server_of  # here: it loads the server
+
+    server = server_of(False, script, ())
+    if server is None or (config := server._config) is None or (graph := server._graph) is None:
+        raise ConfigError(f"{script} ended without running a server")
+    if config.source == "yml_dict":
+        raise ConfigError(f"{script}: its configuration is a dict, and no file that can be shown")
+    said = {op.name: _said(op) for op in graph.all_ops}
+    origins: dict[KeyPath, str] = {
+        ("op", name, key): f"constructor of Op {name!r}" for name in said for key in said[name]
+    }
+    return config.source, Source(script, {"op": said}, origins=origins)
+
+
+def _said(op: Op) -> dict[str, Any]:
+    """Return what an Op's constructor says, by the keys of config.yml."""
+    given = {key: value for key, value in op.pipeline_given.items() if value is not None}
+    handler: Any = given.pop("local_service_handler", None)
+    if handler is not None:
+        settings: Mapping[str, Any] = handler.as_settings()
+        given["local_service_conf"] = {k: v for k, v in settings.items() if v is not None}
+    if isinstance(strategy := given.get("sequence"), str):
+        given["sequence"] = {"strategy": strategy}
+    if "dynamic_batching" in given:
+        given["batching"] = "dynamic"
+    if given.get("retry") == 0:  # stands for not given
+        del given["retry"]
+    return given

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.cli.drawing import FORMATS, drawing_of
-from pipeline.cli.fused import fused
+from pipeline.cli.drawing import FORMATS, drawing_of, fused
 from pipeline.cli.parsing import FAILED, WRONG_USAGE, add_layers, command_parser, fails
 from pipeline.config import schema as configuration
 from pipeline.config.layers import layers_here, read_layers, use

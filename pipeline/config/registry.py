@@ -82,7 +82,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "statistics": "pipeline.observe.statistics:open_statistics",
         "slow_requests": "pipeline.frontends.dashboard.recent:open_slow_requests",
         "recording": "pipeline.frontends.dashboard.recent:open_recording",
-        "last_minute": "pipeline.frontends.dashboard.minute:open_last_minute",
+        "last_minute": "pipeline.frontends.dashboard.recent:open_last_minute",
         "profile": "pipeline.observe.paddle.profile:open_profile",
         "opentelemetry": "pipeline.tracing.sink:open_telemetry",
         "tracer": "pipeline.observe.paddle.tracer:open_tracer",

@@ -18,8 +18,7 @@ from pipeline.data import ANY, Tensor
 from pipeline.proto.lists import as_array
 from pipeline.proto.v2.raw import DATATYPES
 from pipeline.schema.faults import INNER
-from pipeline.schema.kinds import found_name, within
-from pipeline.schema.models import REFERENCE
+from pipeline.schema.kinds import REFERENCE, found_name, within
 
 Array = npt.NDArray[Any]
 Rule = Callable[[Any], Any]

@@ -12,6 +12,9 @@ from msgspec import inspect
 
 from pipeline.errors import one_line, printable
 
+REFERENCE = "#/components/schemas/"
+"""Where a document has the JSON schemas of types."""
+
 _NAMES: dict[type, str] = {
     inspect.AnyType: "anything",
     inspect.NoneType: "null",

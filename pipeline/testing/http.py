@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,14 +93,8 @@ def ask(
     port: int, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
 ) -> HttpReply:
     """Return what the server at `port` of this machine answers."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
-    try:
-        connection.request(method, path, body, dict(headers))
-        response = connection.getresponse()
-        named = {name.lower(): value for name, value in response.getheaders()}
-        return HttpReply(response.status, named, response.read())
-    finally:
-        connection.close()
+    with _asked(port, method, path, body, headers) as response:
+        return _reply(response)
 
 
 def ask_for_lines(port: int, path: str, body: bytes) -> Iterator[Any]:
@@ -107,21 +102,28 @@ def ask_for_lines(port: int, path: str, body: bytes) -> Iterator[Any]:
 
     Raises the PipelineError that is one of them, or that the server answers instead.
     """
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
-    try:
-        connection.request("POST", path, body, {"content-type": JSON, "accept": LINES})
-        response = connection.getresponse()
+    with _asked(port, "POST", path, body, {"content-type": JSON, "accept": LINES}) as response:
         if not response.getheader("content-type", "").startswith(LINES):
-            named = {name.lower(): value for name, value in response.getheaders()}
-            HttpReply(response.status, named, response.read()).raise_for_error()
+            _reply(response).raise_for_error()
         for line in response:
             said = orjson.loads(line)
             error = error_in(said)
             if error is not None:
                 raise error
             yield said
-    finally:
-        connection.close()
+
+
+@contextlib.contextmanager
+def _asked(port: int, *request: Any) -> Iterator[http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    with contextlib.closing(connection):
+        connection.request(*request)
+        yield connection.getresponse()
+
+
+def _reply(response: http.client.HTTPResponse) -> HttpReply:
+    named = {name.lower(): value for name, value in response.getheaders()}
+    return HttpReply(response.status, named, response.read())
 
 
 # The v2 protocol --------------------------------------------------------------------------------

@@ -91,13 +91,12 @@ class ModelsServer:
     def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT_S)
         try:
-            connection.request(method, path, body)
-            answer = connection.getresponse()
-            text = answer.read()
+            with contextlib.closing(connection):
+                connection.request(method, path, body)
+                answer = connection.getresponse()
+                text = answer.read()
         except (OSError, http.client.HTTPException) as error:
             raise TrialError(f"{path}: {error}") from error
-        finally:
-            connection.close()
         if answer.status != 200:
             raise TrialError(text.decode("utf-8", "replace"))
         return text

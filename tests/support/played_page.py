@@ -13,8 +13,7 @@ from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.journal.journal import NO_WORKER, PIPELINE, REQUEST, SPAN, Outcome, Rows
 from pipeline.engine.state import EngineState, OpState, WorkersState
-from pipeline.frontends.dashboard.minute import LastMinute
-from pipeline.frontends.dashboard.recent import Recording, SlowRequestLog
+from pipeline.frontends.dashboard.recent import LastMinute, Recording, SlowRequestLog
 from pipeline.frontends.dashboard.routes import Dashboard
 from pipeline.frontends.http.server import HttpFrontend
 from pipeline.observe.snapshot import Snapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.schema.models import REFERENCE
+from pipeline.schema.kinds import REFERENCE
 
 _DEEPEST = 8  # levels of what refers to itself
 _MOST_ITEMS = 4

@@ -12,7 +12,7 @@ import msgspec
 from pipeline.engine.sequences.pairs import END, ID, START
 from pipeline.frontends.api.bodies import KEYS
 from pipeline.frontends.api.examples import example_of
-from pipeline.schema.models import REFERENCE
+from pipeline.schema.kinds import REFERENCE
 
 _LOGGER = logging.getLogger(__name__)
 

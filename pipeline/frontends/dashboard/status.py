@@ -10,8 +10,7 @@ import msgspec
 from pipeline.engine.journal.journal import BY_CALLERS, Outcome
 from pipeline.engine.state import OpState, SequencesState
 from pipeline.frontends.dashboard.layout import Layout
-from pipeline.frontends.dashboard.minute import merged
-from pipeline.frontends.dashboard.recent import MAX_FAILED, MAX_SLOW
+from pipeline.frontends.dashboard.recent import MAX_FAILED, MAX_SLOW, merged
 from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, RecentRequest, Snapshot
 from pipeline.observe.statistics import merge
 

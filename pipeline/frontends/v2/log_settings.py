@@ -18,23 +18,20 @@ _MOST = 2**31 - 1
 
 
 class LogSettings:
-    """The settings of one server. Levels are those of all logs of its process.
+    """The settings of one server; levels are those of all logs of its process.
 
-    Args:
-        file: where the log goes, as its caller has said it; only shown.
-        format: one of Triton's names; only shown: our lines have one form.
+    The format is only shown: our lines have one form. So is the file, which nobody names here.
     """
 
-    def __init__(self, file: str = "", format: str = _FORMATS[0]) -> None:
-        self._file = file
-        self._format = format
+    def __init__(self) -> None:
+        self._format = _FORMATS[0]
 
     def shown(self) -> dict[str, bool | int | str]:
         """Return all settings, in the words of the protocol."""
         now = log_switches()
         switches = {name: getattr(now, field) for name, field in _SWITCHES.items()}
         said = {_VERBOSE: now.verbose, _FORMAT: self._format}
-        return {_FILE: self._file, **switches, **said}
+        return {_FILE: "", **switches, **said}
 
     def change(self, said: Mapping[str, Any]) -> None:
         """Change settings; None leaves one as it is, and unknown ones are passed over.

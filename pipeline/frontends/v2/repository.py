@@ -50,7 +50,6 @@ class ModelRepository:
         control: of a repository, from which models are loaded; None: there is none.
         regions: shared memory of callers; None: there is none.
         limits: of text in it.
-        log_settings: what can be changed of the log while the server runs.
         traces: of requests whose turn it is; None: there are none.
 
     Raises:
@@ -66,14 +65,13 @@ class ModelRepository:
         control: RepositoryControl | None = None,
         regions: SharedRegions | None = None,
         limits: Limits | None = None,
-        log_settings: LogSettings | None = None,
         traces: RequestTraces | None = None,
     ) -> None:
         self._registry = registry
         self._control = control
         self.views: ModelViews = ModelViews(registry, control)
         self.regions: SharedRegions = regions or SharedRegions()
-        self.log_settings: LogSettings = log_settings or LogSettings()
+        self.log_settings: LogSettings = LogSettings()
         self._traces = traces or RequestTraces()
         self._has_statistics = has_statistics
         self.inference: Inference = Inference(

@@ -29,11 +29,14 @@ from pipeline.predictors.onnx.binding import (
 from pipeline.predictors.onnx.providers import (
     RECORD_PLACEMENT,
     TENSORRT,
+    Options,
     Plan,
+    building,
+    cache_options,
     check_session,
+    engine_folder,
     plan_providers,
 )
-from pipeline.predictors.onnx.tensorrt import Options, building, cache_options, engine_folder
 from pipeline.predictors.signature import (
     ModelSignature,
     answer_without_rows,

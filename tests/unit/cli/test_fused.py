@@ -9,8 +9,7 @@ import pytest
 from doubles import Tag
 
 from pipeline import Op, RequestOp, ResponseOp
-from pipeline.cli.drawing import FORMATS, drawing_of
-from pipeline.cli.fused import Fused, fused
+from pipeline.cli.drawing import FORMATS, Fused, drawing_of, fused
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.engine.graph import Graph, build_graph

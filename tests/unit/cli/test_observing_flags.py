@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.cli.observing_flags import metrics_of, traces_of
+from pipeline.cli.repository import metrics_of, traces_of
 from pipeline.errors import ConfigError
 
 

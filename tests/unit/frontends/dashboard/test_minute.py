@@ -6,7 +6,7 @@ import pytest
 from played_page import MS, request, rows
 
 from pipeline.engine.journal.journal import REQUEST, SPAN, Outcome
-from pipeline.frontends.dashboard.minute import SECONDS, LastMinute, merged
+from pipeline.frontends.dashboard.recent import SECONDS, LastMinute, merged
 from pipeline.observe.snapshot import MinuteSeries
 
 S = 1000 * MS

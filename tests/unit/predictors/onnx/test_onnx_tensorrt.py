@@ -19,7 +19,7 @@ from pipeline.errors import InitError
 from pipeline.predictors.base import Device, DeviceType
 from pipeline.predictors.onnx import OnnxModel
 from pipeline.predictors.onnx.predictor import load
-from pipeline.predictors.onnx.tensorrt import building, engine_folder, tensorrt_options
+from pipeline.predictors.onnx.providers import building, engine_folder, tensorrt_options
 
 
 @pytest.fixture(autouse=True)
