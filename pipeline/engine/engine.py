@@ -30,7 +30,7 @@ from pipeline.engine.journal.journal import (
     outcome_of,
 )
 from pipeline.engine.op.cache import CachedGraph, ModelCache
-from pipeline.engine.pack_jobs import Packer
+from pipeline.engine.pack_jobs import Packer, PackJob, Unpacker
 from pipeline.engine.request import (
     ACTIVE,
     ENDED,
@@ -121,13 +121,17 @@ class Engine:
             self._admission.is_full = self.executor.is_full
         into = stored.bound(self._dispatch, complete) if stored else self._dispatch
         self._unpacker = unpacker_of(graph.request_op, factory, into, complete)
-        self._packer = Packer(graph.response_op, factory, self._answer, config.limits)
+        self._packer = Packer(
+            graph.response_op, factory, self._answer, config.limits, self._complete
+        )
         ways = Ways(complete, self._answer, self._end, self._end_now, lambda: self._filters)
         self.executor.delivery = delivery_of(
             graph.response_op, streams, config, self.executor, self._packer, loop, observers, ways
         )
         self._filters = chain = FilterChain(self._own_filters(config), filters)
         self.executor.convoys = ConvoyWay(self.executor, self._admission, chain, config, stored)
+        if complete == self._complete and streams is None:
+            self._begin_trips_before(is_alone=stored is None)
         self._on_readiness = on_readiness
         self._ids = itertools.count(*numbering)
         self._was_ready = self._is_leaving = self._is_closing = False
@@ -155,6 +159,16 @@ class Engine:
         if config.dag.retry > 1:
             filters.append(RequestRetry(config.dag.retry, executor.start_over))
         return filters + orders
+
+    def _begin_trips_before(self, is_alone: bool) -> None:
+        """Have the user's unpack and pack be steps of trips, where nobody comes in between."""
+        unpacker, packer, trips = self._unpacker, self._packer, self.executor.trips
+        is_alone = is_alone and self._filters.looks_in_any_thread and type(unpacker) is Unpacker
+        if is_alone and not unpacker.is_inline:
+            unpacker.trips, unpacker.looks = trips, self._filters.on_input
+        if not packer.is_inline:
+            packer.trips = trips
+        trips.groups.end_at(unpacker if unpacker.trips else None, packer if packer.trips else None)
 
     # Life -----------------------------------------------------------------------------------
 
@@ -347,8 +361,8 @@ class Engine:
 
     # Out ------------------------------------------------------------------------------------
 
-    def _complete(self, request: RequestState, answer: Any) -> None:
-        """Pack the last Op's payload, or an error in its place."""
+    def _complete(self, request: RequestState, answer: Any, packed: PackJob | None = None) -> None:
+        """Pack the last Op's payload, or an error in its place; `packed` at the end of a trip."""
         if request.phase is not ACTIVE:
             return
         target = request.target
@@ -370,7 +384,11 @@ class Engine:
             node.channel.discard_parts(request)
         if request.live > 1:  # there are branches that nobody waits for any more
             self.executor.drop(request)
-        if wants_response:
+        if packed is not None:
+            request.completed_ns = packed.start_ns
+            if not packed.is_under_way:
+                packed.packed(request, packed.result)
+        elif wants_response:
             self._packer.pack(request, payload, error, keeps=answer)
         else:
             self._answer(request, channel_data(request, payload, error))

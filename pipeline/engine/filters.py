@@ -69,7 +69,8 @@ class Filter:
 class FilterChain:
     """The hooks that are overridden, by name, in the order in which they are called.
 
-    `lets_convoys_pass`: none of them has to see each request of a Convoy.
+    `lets_convoys_pass`: none of them has to see each request of a Convoy. `looks_in_any_thread`:
+    whether `on_input` may be called there.
 
     Args:
         ours: filters of this library.
@@ -86,6 +87,10 @@ class FilterChain:
 
     def __init__(self, ours: Sequence[Filter], users: Sequence[Filter] = ()) -> None:
         self.lets_convoys_pass: bool = not users and all(map(_lets_convoys_pass, ours))
+        self.looks_in_any_thread: bool = all(
+            type(each) is ProfileFilter or type(each).on_input is Filter.on_input
+            for each in (*users, *ours)
+        )
         for name in FilterChain.__annotations__:
             base = getattr(Filter, name)
             hooks = [

@@ -5,7 +5,7 @@ Methods of ours are quick, unless the data is large; a user's own methods may be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,9 +13,12 @@ import msgspec
 
 from pipeline.data import ChannelData, context_of
 from pipeline.engine.answers import channel_data, not_unpacked, package_error, packing_error
+from pipeline.engine.op.channel import Item
+from pipeline.engine.ports import Links, TripStarts
 from pipeline.engine.request import ACTIVE, ENDED, RequestState
 from pipeline.engine.run.bound_op import BoundOp, unpack_result
 from pipeline.engine.run.stages import CallWatch
+from pipeline.engine.trips.pace import Pace
 from pipeline.engine.worker_api import Worker, Workers, WorkersFactory
 from pipeline.errors import PipelineError
 from pipeline.op import (
@@ -40,21 +43,43 @@ class PackJob(msgspec.Struct, eq=False):
 
     `method` is the name of an overridden one, or a function of ours. `keeps` is whatever the
     argument needs to stay alive. `packed` takes the result.
+
+    As a step of a trip it has an `item`, and what came of that as `outcomes`: itself, or of a
+    request that is unpacked the payload that `read` returns.
     """
 
     worker: ClassVar[None] = None  # any will do
+    rows: ClassVar[tuple[int, ...]] = ()
+    executions: ClassVar[tuple[int, ...]] = ()
 
     request: RequestState
     method: str | Callable[[Any], Any]
     argument: Any
     packed: Callable[[RequestState, Any], None]
     keeps: Any = None
+    read: Callable[[RequestState, Any], Any] | None = None
     result: Any = None
+    start_ns: int = 0
+    end_ns: int = 0
+    item: Item | None = None
+    outcomes: Sequence[Any] = ()
+    is_under_way: bool = False
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """Call the method, if somebody waits for its result."""
-        if not self._is_wanted():
+        self.start_ns = clock_ns()
+        if self._is_wanted():
+            self._call(op)
+        self.end_ns = clock_ns()
+        if (item := self.item) is None:
             return
+        self.outcomes = [self]
+        if self.read is not None and not item.is_over:
+            self.outcomes = [self.read(self.request, self.result)]
+            item.log_id = self.request.log_id
+            item.ready_ns = self.request.dispatched_ns = self.end_ns
+
+    def _call(self, op: BoundOp) -> None:
         try:
             with wanted_while(self._is_wanted):
                 if isinstance(self.method, str):
@@ -75,20 +100,45 @@ class PackJob(msgspec.Struct, eq=False):
     def _is_wanted(self) -> bool:
         return self.request.phase is not ENDED
 
+    @property
+    def preprocess_end_ns(self) -> int:
+        return self.end_ns
+
+    @property
+    def process_end_ns(self) -> int:
+        return self.end_ns
+
+    def take(self, visit: Any) -> None:
+        """Do nothing: it has run as it is."""
+
 
 class PackRunner:
-    """Owner of the workers of unpack or pack, which are always threads."""
+    """Owner of the workers of unpack or pack, which are always threads.
+
+    Attributes:
+        trips: those that the user's method may be a step of; None: it is of none.
+    """
 
     def __init__(self, op: Op, method: str, make_workers: WorkersFactory) -> None:
         self.op: Op = op
+        self.name: str = op.name
         self.is_inline: bool = runs_on_the_loop(op, method)
         self.workers: Workers = make_workers(op, self)
+        self.pace: Pace = Pace()
+        self.links: Links = Links()
+        self.trips: TripStarts | None = None
 
-    def done(self, worker: Worker | None, job: PackJob) -> None:
+    def done(self, worker: Worker | None, job: Any) -> None:
         """Pass on what a thread made."""
+        trips = self.trips
+        if trips is not None and type(job) is not PackJob:
+            trips.done(worker, job)
+            return
+        if trips is not None and self.pace.took(job.end_ns - job.start_ns):
+            trips.changed()
         job.packed(job.request, job.result)
 
-    def lost(self, job: PackJob, error: PipelineError) -> None:
+    def lost(self, job: Any, error: PipelineError) -> None:
         """Ignore it: threads lose no job."""
 
     def workers_changed(self) -> None:
@@ -104,7 +154,10 @@ class Unpacker(PackRunner):
 
     Attributes:
         given: takes a request that came unpacked, and its payload.
+        looks: look, in any thread, at what was unpacked in a trip.
     """
+
+    looks: Sequence[Callable[[RequestState, Any], None]] = ()
 
     def __init__(
         self,
@@ -130,7 +183,12 @@ class Unpacker(PackRunner):
                 self._unpacked(request, payload)
                 return
         if not self.is_inline:
-            self.workers.submit([PackJob(request, "unpack_request_package", raw, self._take)])
+            job: Any = PackJob(
+                request, "unpack_request_package", raw, self._take, read=self._read_within
+            )
+            if self.trips is not None and self.pace.was_fusable:
+                job = self.trips.begin_before(self, job, request)
+            self.workers.submit([job])
         elif target is not None and target.is_large:
             self.workers.submit([PackJob(request, self._unpack_large, raw, self._take)])
         else:
@@ -160,9 +218,26 @@ class Unpacker(PackRunner):
 
     def _take(self, request: RequestState, unpacked: Any) -> None:
         """Pass on what the Op made of a request, if that still waits for it."""
-        if request.phase is not ACTIVE:
-            return
+        if request.phase is ACTIVE:
+            self.route(request, self.read(request, unpacked))
+
+    def _read_within(self, request: RequestState, unpacked: Any) -> Any:
+        """Return the payload of a request that is on a trip, in the thread of that."""
         payload = self.read(request, unpacked)
+        for look in self.looks if type(payload) is dict else ():
+            look(request, payload)
+        return payload
+
+    def count(self, run: PackJob) -> None:
+        """Take note that a request, which was on a trip, is to be unpacked by itself."""
+        run.request.live -= 1
+
+    def enqueue(self, request: RequestState, slot: str, part: Any) -> None:
+        """Refuse what does not happen: a trip begins here."""
+        raise TypeError("nothing comes to the RequestOp")
+
+    def route(self, request: RequestState, payload: Any) -> None:
+        """Pass on the payload of a request, or what ends it."""
         if isinstance(payload, PipelineError | Answer):
             self.end(request, payload)
         else:
@@ -198,6 +273,7 @@ class Packer(PackRunner):
     Args:
         packed: takes a request and its response; a PlainResponse for a PlainRequest, where it fits.
         limits: of text that is large.
+        complete: takes a request and its last answer, and if a trip has packed that, the PackJob.
 
     Attributes:
         combine: makes one answer of the parts of a stream; None: ours does.
@@ -209,8 +285,10 @@ class Packer(PackRunner):
         make_workers: WorkersFactory,
         packed: Callable[[RequestState, Any], None],
         limits: Limits,
+        complete: Callable[..., None],
     ) -> None:
         super().__init__(op, "pack_response_package", make_workers)
+        self._complete = complete
         self._op = op
         self._packed = packed
         self._limits = limits
@@ -241,6 +319,26 @@ class Packer(PackRunner):
         pack = self._pack_large if self.is_inline else "pack_response_package"
         passed = partial(_pass, packed)
         self.workers.submit([PackJob(request, pack, data, passed, keeps)])
+
+    def step(self, items: Sequence[Item]) -> PackJob:
+        """Return the job of the last answer of a trip."""
+        (item,) = items
+        ((_, payload),) = item.inputs.items()
+        data, packed = channel_data(item.request, payload, None), partial(_pass, self._packed)
+        return PackJob(item.request, "pack_response_package", data, packed, item=item)
+
+    def enqueue(self, request: RequestState, slot: str, part: Any) -> None:
+        """Take the last answer of a trip, which ended before it was packed."""
+        self._complete(request, part)
+
+    def count(self, run: PackJob) -> None:
+        """Take note that the end of a trip is a job of its worker from now on."""
+        run.is_under_way = True
+        self._complete(run.request, {}, run)
+
+    def route(self, request: RequestState, answer: PackJob) -> None:
+        """Pass on a request whose answer was packed at the end of a trip."""
+        self._complete(request, {}, answer)
 
     def goes_plain(self, request: RequestState) -> bool:
         """Return whether who asks takes a PlainResponse, and text is all that is answered."""

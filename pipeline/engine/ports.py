@@ -19,23 +19,45 @@ from pipeline.engine.schedulers.base import Load, Scheduler
 from pipeline.engine.shedding import Shedder
 from pipeline.engine.state import EdgeState
 from pipeline.engine.trips.pace import Pace
-from pipeline.engine.trips.trip import Step, Trip
+from pipeline.engine.trips.trip import Step, StepJob, Trip
 from pipeline.engine.worker_api import Loop, Worker, Workers
 from pipeline.errors import PipelineError
 from pipeline.op import Op
 
 
-class OpNode(Recipient, Surrounded, Protocol):
-    """The dispatcher of one Op."""
+class Stop(Protocol):
+    """Something that a trip comes past: an Op, or the RequestOp or ResponseOp of a user."""
 
     op: Op
-    channel: Channel
-    scheduler: Scheduler
+    name: str
     workers: Workers
-    load: Load
-    shedder: Shedder
     pace: Pace
     links: Links
+
+    def enqueue(self, request: RequestState, slot: str, part: Any) -> None:
+        """Take what came here, where the trip has ended before."""
+
+    def count(self, run: Any) -> Any:
+        """Take note that a step is a job of its worker from now on."""
+
+    def route(self, request: RequestState, answer: Any) -> None:
+        """Pass on what came of a request here, where the trip has ended with it."""
+
+
+class PackStop(Stop, Protocol):
+    """A user's ResponseOp at the end of trips."""
+
+    def step(self, items: Sequence[Item]) -> StepJob:
+        """Return the job of the last answer of a trip, which is the only input of its item."""
+
+
+class OpNode(Recipient, Stop, Surrounded, Protocol):
+    """The dispatcher of one Op."""
+
+    channel: Channel
+    scheduler: Scheduler
+    load: Load
+    shedder: Shedder
     room: Room
     spans: SpanRecorder
     watch: WorkerWatch
@@ -48,7 +70,6 @@ class OpNode(Recipient, Surrounded, Protocol):
     def enqueue_direct(self, request: RequestState, target: RequestTarget) -> None: ...
     def begin_lap(self, request: RequestState, again: Container[str] | None = None) -> None: ...
     def drop(self, request: RequestState) -> None: ...
-    def count(self, run: BatchRun) -> BatchRun: ...
     def release(self, run: BatchRun | Item) -> None: ...
     def pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None: ...
     def lost(self, job: BatchRun | Item | Trip, error: PipelineError) -> None: ...
@@ -137,9 +158,9 @@ class TripStarts(Protocol):
 
     def begin(self, leader: OpNode, runs: Sequence[BatchRun]) -> list[Any]: ...
     def begin_alone(self, leader: OpNode, run: Item) -> Trip | Item: ...
-    def done(self, worker: Worker | None, trip: Trip) -> None: ...
+    def begin_before(self, unpacker: Stop, job: Any, request: RequestState) -> Any: ...
+    def done(self, worker: Worker | None, trip: Any) -> None: ...
     def lost(self, trip: Trip, error: PipelineError) -> None: ...
-    def took(self, node: OpNode, run: BatchRun) -> None: ...
     def hung(self, node: OpNode) -> None: ...
     def changed(self) -> None: ...
     def has_trips(self, node: OpNode) -> bool: ...

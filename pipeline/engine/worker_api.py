@@ -149,7 +149,7 @@ class Borrower(Protocol):
     @property
     def step_ns(self) -> int: ...
 
-    def take_out(self) -> tuple[int, Any, BatchRun] | None:
+    def take_out(self) -> tuple[int, Any, Any] | None:
         """Make the step that runs a batch of its worker's own; None if no step runs just now."""
 
 
@@ -170,7 +170,7 @@ class Lender(Protocol):
     def states(self) -> Iterable[dict[str, Any]]:
         """Return the attributes of each worker's copy of the Op."""
 
-    def part(self, trip: Borrower) -> tuple[int, Any, BatchRun] | None:
+    def part(self, trip: Borrower) -> tuple[int, Any, Any] | None:
         """Take a trip of one of these workers from it, on the loop.
 
         The step that runs becomes a job of the worker that was borrowed for it, and the worker

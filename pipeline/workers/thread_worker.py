@@ -20,7 +20,6 @@ from queue import SimpleQueue
 from typing import Any, Protocol, cast
 
 from pipeline.engine.run.bound_op import BoundOp
-from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.flow import together
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.stepped import Made
@@ -196,7 +195,7 @@ class ThreadPool:
         if self.take_idle(worker):
             self.make_idle(worker)
 
-    def part(self, trip: Borrower) -> tuple[int, Any, BatchRun] | None:
+    def part(self, trip: Borrower) -> tuple[int, Any, Any] | None:
         with EXCHANGE:
             found = trip.take_out()
             if found is None:

@@ -48,8 +48,8 @@ async def quick_server(
 def set_pace(server: PipelineServer, is_quick: bool = True) -> None:
     """Group its Ops anew, as if they had all turned out so."""
     engine = server.executor
-    for node in engine.executor.nodes.values():
-        node.pace.is_quick = is_quick
+    for stop in (*engine.executor.nodes.values(), engine._unpacker, engine._packer):
+        stop.pace.is_quick = is_quick
     engine.executor.trips.groups.form()
 
 

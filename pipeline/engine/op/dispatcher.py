@@ -256,6 +256,10 @@ class OpDispatcher:
             self.fail(scheduler.clear(), outage, Outcome.OTHER)
             self.places_freed()
 
+    def route(self, request: RequestState, answer: Any) -> None:
+        """Pass on what came of a request here in a trip, which has ended with it."""
+        self._router.route(self, request, answer)
+
     def count(self, run: BatchRun) -> BatchRun:
         """Take note of a batch that goes to the workers, or is there already."""
         self.load.running += 1
@@ -291,8 +295,8 @@ class OpDispatcher:
         if job.is_superseded:
             return
         self.load.served((job.end_ns - job.start_ns) / 1e9)
-        if self.pace.is_fusable:
-            self._router.trips.took(self, job)
+        if self.pace.is_fusable and self.pace.took(job.end_ns - job.start_ns, len(job.items)):
+            self._router.trips.changed()
         self.release(job)
         self.links.answered += len(job.items)
         if self.spans.is_wanted:

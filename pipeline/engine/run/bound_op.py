@@ -99,6 +99,7 @@ class BoundOp(OpFacts):
         self.state: dict[str, Any] = vars(self.op)
         self.feeds: SequenceFeeds | None = feeds_of(self.op)
         self._has_columns = has_columns(op)
+        self._called: dict[str, Callable[..., Any]] = {}
         self._loop = loop
         self._awaited: concurrent.futures.Future[Any] | None = None
         # An override set on the instance is bound to the original: bind it to the copy.
@@ -300,9 +301,12 @@ class BoundOp(OpFacts):
 
         `data_id` is that of the request, for the log; `context` is for a method that asks for it.
         """
-        function = getattr(self.op, method)
-        if inspect.iscoroutinefunction(function):
-            function = self._on_loop(function, method)
+        function = self._called.get(method)
+        if function is None:
+            function = getattr(self.op, method)
+            if inspect.iscoroutinefunction(function):
+                function = self._on_loop(function, method)
+            self._called[method] = function
         try:
             return function(argument) if context is None else function(argument, context=context)
         except AbandonedError:

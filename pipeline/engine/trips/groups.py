@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.batching import traits_of
 from pipeline.config.elastic import bounds_of
 from pipeline.engine.journal.spans import WayRows
-from pipeline.engine.ports import OpNode, Receiver, Router, alone
+from pipeline.engine.ports import OpNode, PackStop, Receiver, Router, Stop, alone
+from pipeline.engine.run.hooks import asking
 from pipeline.engine.run.op_facts import OpFacts
 from pipeline.engine.trips.trip import Step, TripPlan
-from pipeline.op import Op, runs_process
+from pipeline.op import EXECUTOR_NAME, Op, runs_process
 
 if TYPE_CHECKING:
     from pipeline.engine.trips.pace import Pace
@@ -37,19 +38,35 @@ class OpGroups:
         self._executor = executor
         self._nodes: tuple[OpNode, ...] = tuple(executor.nodes.values())
         self._plans: list[TripPlan] = []
-        self._of_leader: dict[OpNode, TripPlan | None] = {}
-        is_on = is_on and len(self._nodes) > 1
+        self._of_leader: dict[Stop, TripPlan | None] = {}
+        self._is_on = is_on
+        self._unpacker: Stop | None = None
+        self._packer: PackStop | None = None
+        self.end_at(None, None)
+
+    def end_at(self, unpacker: Stop | None, packer: PackStop | None) -> None:
+        """Have groups begin with the RequestOp, and end with the ResponseOp, where these may."""
+        for end in (unpacker, packer):
+            if end is not None and self._is_on:
+                end.pace.is_fusable = end.pace.was_fusable = is_fusable_end(end)
+        self._unpacker = unpacker if unpacker and unpacker.pace.is_fusable else None
+        self._packer = packer if packer and packer.pace.is_fusable else None
+        is_on = self._is_on and len(self._nodes) + len(self._ends) > 1
         for node in self._nodes:
             is_fusable = is_on and obstacle(node, self._nodes) is None
             node.pace.is_fusable = node.pace.was_fusable = is_fusable
+
+    @property
+    def _ends(self) -> list[Stop]:
+        return [end for end in (self._unpacker, self._packer) if end is not None]
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return, for each Op that does not go by itself, the names of those that it goes with."""
         found: dict[str, tuple[str, ...]] = {}
         for node in self._nodes:
             plan = None if node.name in found else self.plan(node)
-            if plan is not None:
-                group = tuple(step.name for step in plan.steps)
+            if plan is not None and len(plan.ops) > 1:
+                group = tuple(plan.steps[place].name for place in plan.ops)
                 found |= {name: group for name in group if name not in found}
         return found
 
@@ -57,11 +74,10 @@ class OpGroups:
         """Form the groups anew. Trips that are under way, or queued, go on as they were planned."""
         self._plans = [plan for plan in self._plans if plan.trips]
         self._of_leader.clear()
-        for node in self._nodes:
-            pace = node.pace
-            if goes(node) and is_bound(node.op, node.workers):
-                pace.is_fusable = False
-            pace.entered = ()
+        for stop in (*self._nodes, *self._ends):
+            if goes(stop) and is_bound(stop.op, stop.workers):
+                stop.pace.is_fusable = False
+            stop.pace.entered = ()
         for node in self._nodes:
             node.links.receivers = self._receivers(node.links.successors)
         self._executor.receivers = self._receivers(self._executor.entries)
@@ -78,7 +94,7 @@ class OpGroups:
             (node, entered if node is first else ()) for node in readers if node not in entered
         )
 
-    def plan(self, leader: OpNode) -> TripPlan | None:
+    def plan(self, leader: Stop) -> TripPlan | None:
         """Return how trips go that begin at `leader`; None: they do not."""
         try:
             return self._of_leader[leader]
@@ -86,28 +102,42 @@ class OpGroups:
             plan = self._of_leader[leader] = self.planned(leader)
             return plan
 
-    def planned(self, leader: OpNode) -> TripPlan | None:
+    def planned(self, leader: Stop) -> TripPlan | None:
         """Return the plan of a group that begins at `leader`, made anew; None: there is none."""
-        if not goes(leader):
+        receivers = self._executor.receivers
+        opens = leader is self._unpacker
+        if opens and (len(receivers) > 1 or receivers[0][0].channel.is_join):
             return None
-        inside, entered = self._inside(leader), leader.pace.entered
-        if len(inside) == 1 or not all(node in inside for node in entered):
+        first: Any = receivers[0][0] if opens else leader
+        if not (goes(leader) and goes(first)):
             return None
-        places = {node: place for place, node in enumerate(inside)}
-        steps = tuple(self._step(node, places) for node in inside)
-        with_process = (place for place, step in enumerate(steps) if not step.is_plain)
+        inside, entered = self._inside(first), first.pace.entered
+        closes = self._packer is not None and goes(self._packer) and self._executor.last in inside
+        if len(inside) + opens + closes == 1 or not all(node in inside for node in entered):
+            return None
+        places = {node: place for place, node in enumerate(inside, opens)}
+        steps = [self._step(node, places, closes) for node in inside]
+        if opens:
+            steps.insert(0, _opening(leader, [places[node] for node in (first, *entered)]))
+        if closes and self._packer is not None:
+            producers = (self._executor.last.name,)
+            steps.append(_end(self._packer, "@pack", producers, make=self._packer.step))
+        ops = range(opens, opens + len(inside))
         plan = TripPlan(
-            steps,
-            tuple(places[node] for node in entered),
-            entered,
-            next(with_process, len(inside)),
-            books=tuple((node.links, node.pace) for node in inside),
+            tuple(steps),
+            None if opens else first,
+            ops,
+            () if opens else tuple(places[node] for node in entered),
+            () if opens else entered,
+            next((place for place in ops if not steps[place].is_plain), len(steps)),
+            closes,
+            books=tuple((step.node.links, step.node.pace) for step in steps),
             is_whole=len(inside) == len(self._nodes),
             recorders=tuple(node.spans for node in inside),
             watches=tuple(node.watch for node in inside if node.watch.timeout_s is not None),
         )
-        if (journal := leader.spans.journal) is not None:
-            last_read = [step.last_read for step in plan.steps]
+        if (journal := first.spans.journal) is not None:
+            last_read = [max(-1, steps[place].last_read - opens) for place in ops]
             plan.rows = WayRows(journal, plan.recorders, last_read)
         self._plans.append(plan)
         return plan
@@ -123,7 +153,7 @@ class OpGroups:
                 names.add(node.name)
         return inside
 
-    def _step(self, node: OpNode, places: dict[OpNode, int]) -> Step:
+    def _step(self, node: OpNode, places: dict[OpNode, int], closes: bool) -> Step:
         successors = node.links.successors
         outside: list[Receiver] = []
         for first, entered in node.links.receivers:
@@ -134,9 +164,12 @@ class OpGroups:
             for order, reader in enumerate(successors)
             if reader in places
         )
+        is_last = self._executor.last is node
+        if is_last and closes:
+            readers = ((max(places.values()) + 1, False),)
         lender = node.workers.lender
         assert lender is not None, "the others are in no group"
-        is_read_outside = self._executor.last is node or bool(outside)
+        is_read_outside = (is_last and not closes) or bool(outside)
         only_reader = readers[0][0] if len(readers) == 1 and not is_read_outside else 0
         return Step(
             node,
@@ -165,8 +198,8 @@ def place_of(node: OpNode) -> int:
     return node.spans.index
 
 
-def goes(node: OpNode) -> bool:
-    """Return whether an Op is in a group now."""
+def goes(node: Stop) -> bool:
+    """Return whether an Op, or an end of the graph, is in a group now."""
     return node.pace.is_quick and node.pace.is_fusable
 
 
@@ -178,6 +211,27 @@ def goes_along(node: OpNode) -> bool:
 def waits_for_nobody(node: OpNode) -> bool:
     """Return whether an idle worker of an Op gets a request at once, alone if no other is there."""
     return goes_along(node) or node.op.pipeline_config.auto_batching_timeout_s is None
+
+
+def _end(end: Stop, name: str, producers: tuple[str, ...] = (), **told: Any) -> Step:
+    """Return the step of a RequestOp or ResponseOp."""
+    lender = end.workers.lender
+    assert lender is not None, "the others are in no group"
+    return Step(end, name, lender, producers, **{"is_plain": False, "only_reader": -1, **told})
+
+
+def _opening(unpacker: Stop, readers: Sequence[int]) -> Step:
+    """Return the step of the RequestOp, which these read."""
+    given = tuple((place, order > 0) for order, place in enumerate(readers))
+    only_reader = readers[0] if len(readers) == 1 else 0
+    return _end(unpacker, EXECUTOR_NAME, readers=given, only_reader=only_reader)
+
+
+def is_fusable_end(end: Stop) -> bool:
+    """Return whether a RequestOp or ResponseOp of a user's may be in a group."""
+    config, op = end.op.pipeline_config, end.op
+    is_other = end.workers.lender is None or bool(asking(op)) or bounds_of(config) is not None
+    return config.fuse and not is_other and not has_threads_module(op)
 
 
 def obstacle(node: OpNode, nodes: Iterable[OpNode]) -> str | None:

@@ -6,9 +6,9 @@ Plain code for whoever runs the Ops: it knows neither threads nor the event loop
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -19,17 +19,37 @@ from pipeline.engine.worker_api import Lender
 
 if TYPE_CHECKING:
     from pipeline.engine.op.worker_watch import WorkerWatch
-    from pipeline.engine.ports import Links, OpNode, Receiver
+    from pipeline.engine.ports import Links, OpNode, Receiver, Stop
     from pipeline.engine.trips.pace import Pace
 
 _LONGEST_NS = 2_000_000  # no step begins when a trip has lasted so long
 
 
+class StepJob(Protocol):
+    """Job that a step is, where that is more than the two methods of an Op that `is_plain`."""
+
+    @property
+    def rows(self) -> Any: ...
+    @property
+    def executions(self) -> Any: ...
+    @property
+    def outcomes(self) -> Sequence[Any]: ...
+    @property
+    def preprocess_end_ns(self) -> int: ...
+    @property
+    def process_end_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+    def run(self, op: Any, watch: Any, clock_ns: Callable[[], int]) -> None: ...
+    def take(self, visit: Any) -> None:
+        """Have the outcome and the times of the request, which ran by itself."""
+
+
 class Step(msgspec.Struct, frozen=True, eq=False):
-    """One Op of a trip.
+    """One Op of a trip; or a user's RequestOp before them, or ResponseOp behind them.
 
     Attributes:
-        node: the Op's dispatcher.
+        node: the Op's dispatcher, or who unpacks or packs.
         lender: its workers.
         producers: those that it reads, by name, in the Op's order.
         readers: the steps that read its answer, and whether they get a dict of their own.
@@ -40,9 +60,10 @@ class Step(msgspec.Struct, frozen=True, eq=False):
             where it is read outside alone; else 0.
         last_read: the place of the last step that it reads; -1: of none in the plan.
         is_plain: whether its Op is, see OpFacts.
+        make: makes the job that it is for its worker alone.
     """
 
-    node: OpNode
+    node: Stop
     name: str
     lender: Lender
     producers: tuple[str, ...]
@@ -53,6 +74,7 @@ class Step(msgspec.Struct, frozen=True, eq=False):
     only_reader: int = 0
     last_read: int = -1
     is_plain: bool = True
+    make: Callable[[list[Item]], Any] = BatchRun
 
 
 class TripPlan(msgspec.Struct, eq=False):
@@ -60,26 +82,34 @@ class TripPlan(msgspec.Struct, eq=False):
 
     Attributes:
         steps: in an order in which each comes after all that it reads; the first one leads.
+        leader: its dispatcher; None: a RequestOp, at which nobody counts requests.
+        ops: the places of the steps that are Ops.
+        packs: whether one comes behind them.
+        ends: marks of those and of what comes before them.
         entries: the places of those that read what the first one reads, and are entered with it.
         entered: their dispatchers.
         short: how many of the first steps have no `process`: a busy server's trips end there.
-        nodes: the dispatchers of all steps.
+        nodes: of all steps.
         ways: of each step its place, name, only reader, whether it is plain, idle workers, backlog.
         blank: what came for each step, and for what is read outside, while nothing has. Who reads
             several has their names in it, with None, so that they come in the Op's own order.
         outlets: steps that are read outside.
         books: of each step, what counts its answers and how long they take.
-        recorders: of the spans of each step.
+        recorders: of the spans of each Op.
         rows: takes down requests that went through all steps; None: nobody reads it.
         is_whole: whether the steps are all Ops of the graph.
         watches: those of the steps' workers that have a timeout.
     """
 
     steps: tuple[Step, ...]
+    leader: OpNode | None = None
+    ops: range = range(0)
     entries: tuple[int, ...] = ()
     entered: tuple[OpNode, ...] = ()
     short: int = 0
-    nodes: frozenset[OpNode] = frozenset()
+    packs: bool = False
+    ends: int = 0
+    nodes: frozenset[Stop] = frozenset()
     trips: int = 0
     ways: tuple[tuple[int, str, int, bool, list[Any], deque[Any]], ...] = ()
     blank: tuple[dict[str, Any], ...] = ()
@@ -91,6 +121,7 @@ class TripPlan(msgspec.Struct, eq=False):
     watches: tuple[WorkerWatch, ...] = ()
 
     def __post_init__(self) -> None:
+        self.ends = OF_STEP * (self.ops.stop or len(self.steps))
         self.nodes = frozenset(step.node for step in self.steps)
         self.ways = tuple(
             (
@@ -113,7 +144,7 @@ class Trip:
     makes the step a job of that worker like any other.
 
     Attributes:
-        lead: the run of the plan's first Op.
+        lead: the job of the plan's first step, as it would be without a trip.
         until: how many steps it may take.
         worker: None: any worker will do to begin it.
         walker: the worker whose thread runs it.
@@ -126,11 +157,11 @@ class Trip:
         answer: of the last step, where that is no dict.
         failure: of ours, on data of any type: what its caller is told.
         is_void: whether its request was over before it began, and nothing was done.
-        apart: the batch that the step has become; see `take_out`. What follows is for that one.
+        apart: the job that the step has become; see `take_out`. What follows is for that one.
     """
 
     plan: TripPlan
-    lead: Item | BatchRun
+    lead: Any
     until: int
     item: Item
     worker: None = None
@@ -140,12 +171,12 @@ class Trip:
     came: list[dict[str, Any]] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
-    runs: dict[int, tuple[Any, BatchRun]] = field(default_factory=dict)
-    batch: tuple[int, BatchRun] | None = None
+    runs: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    batch: tuple[int, StepJob] | None = None
     answer: Any = None
     failure: BaseException | None = None
     is_void: bool = False
-    apart: BatchRun | None = None
+    apart: Any = None
     outcome: Any = field(init=False)
     start_ns: int = field(init=False)
     preprocess_end_ns: int = field(init=False)
@@ -208,6 +239,7 @@ class Trip:
                 self.batch = place, batch
                 held.append(worker)
                 answer, middle_ns, later_ns, end_ns = self._whole(batch, worker, clock_ns)
+                log_id = item.log_id
             try:
                 held.pop()
             except IndexError:
@@ -233,9 +265,9 @@ class Trip:
         return True
 
     def _whole(
-        self, run: BatchRun, worker: Any, clock_ns: Callable[[], int]
+        self, run: StepJob, worker: Any, clock_ns: Callable[[], int]
     ) -> tuple[Any, int, int, int]:
-        """Run a step with `process` as a batch of one; return its answer and three times."""
+        """Run a step that is not plain; return its answer and three times."""
         worker.perform(run, clock_ns)
         answer = run.outcomes[0] if run.outcomes else None
         if self.held and (type(answer) is not dict or run.rows or run.executions):
@@ -254,7 +286,7 @@ class Trip:
         last = self.plan.steps[place].last_read
         return self.item.ready_ns if last < 0 else self.marks[OF_STEP * last + OF_STEP - 1]
 
-    def take_out(self) -> tuple[int, Any, BatchRun] | None:
+    def take_out(self) -> tuple[int, Any, Any] | None:
         """Make the step that runs a batch of its worker's own; None if no step runs just now.
 
         Called in any thread: of it and the thread that runs the trip, the first has the step.
@@ -274,15 +306,16 @@ class Trip:
             return place, worker, run
         return None
 
-    def _as_batch(self, place: int) -> BatchRun:
-        """Return the run of a step as a batch of one."""
-        if not place and isinstance(self.lead, BatchRun):
+    def _as_batch(self, place: int) -> Any:
+        """Return the job that a step is for its worker alone: of an Op a batch of one."""
+        if not place and type(self.lead) is not Item:
             return self.lead
-        return BatchRun([self.item.following(self.came[place], self.ready_ns(place))])
+        item = self.item.following(self.came[place], self.ready_ns(place))
+        return self.plan.steps[place].make([item])
 
     # What the loop asks, when nobody runs it any more ---------------------------------------------
 
-    def left(self) -> list[tuple[OpNode, dict[str, Any]]]:
+    def left(self) -> list[tuple[Stop, dict[str, Any]]]:
         """Return what came for steps that were not taken."""
         found = []
         for step, came in list(zip(self.plan.steps, self.came, strict=False))[self.done :]:

@@ -12,7 +12,8 @@ from typing import Any
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.journal.spans import OF_STEP
 from pipeline.engine.op.channel import Item, own_dict
-from pipeline.engine.ports import OpNode, Router
+from pipeline.engine.ports import OpNode, Router, Stop
+from pipeline.engine.request import RequestState
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.trips import pace
 from pipeline.engine.trips.groups import OpGroups, is_bound_after_all
@@ -56,11 +57,6 @@ class Trips:
 
     # OpGroups -------------------------------------------------------------------------------------
 
-    def took(self, node: OpNode, run: BatchRun) -> None:
-        """Take down how long an Op took."""
-        if node.pace.took(run.end_ns - run.start_ns, len(run.items)):
-            self.changed()
-
     def hung(self, node: OpNode) -> None:
         """Take down that an Op hangs: it goes by itself for now."""
         if node.pace.hung():
@@ -90,7 +86,7 @@ class Trips:
     def _job(self, plan: TripPlan | None, run: BatchRun) -> Trip | BatchRun:
         item = run.items[0]
         if plan is not None and len(run.items) == 1 and item.entered is plan.entered:
-            until = self._until(plan)
+            until = self._until(plan, item.request)
             if until and not (item.is_feed or item.is_alone):
                 return self._begun(Trip(plan, run, until, item))
         for item in run.items:
@@ -101,18 +97,35 @@ class Trips:
     def begin_alone(self, leader: OpNode, run: Item) -> Trip | Item:
         """Return the job for a request that leaves: a trip, or as it is."""
         plan = self.groups.plan(leader)
-        if plan is not None and plan.entered is run.entered and (until := self._until(plan)):
-            return self._begun(Trip(plan, run, until, run))
+        if plan is not None and plan.entered is run.entered:
+            until = self._until(plan, run.request)
+            if until:
+                return self._begun(Trip(plan, run, until, run))
         if run.entered:
             self._enter_apart(run)
         return run
 
-    def _until(self, plan: TripPlan) -> int:
+    def begin_before(self, unpacker: Stop, job: Any, request: RequestState) -> Any:
+        """Return the job for a request that is to be unpacked: a trip, or as it is."""
+        plan, target = self.groups.plan(unpacker), request.target
+        if plan is None or not (target is None or target.op is None):
+            return job
+        until = self._until(plan, request)
+        if not until:
+            return job
+        request.live += 1
+        told = request.generation, request.data_id, request.log_id
+        job.item = item = Item(request, *told, {}, self._loop.time())
+        return self._begun(Trip(plan, job, until, item))
+
+    def _until(self, plan: TripPlan, request: RequestState) -> int:
         """Return how many steps a trip may take that begins now; 0: it would gain nothing."""
         count = len(plan.steps)
-        if plan.short == count or self._is_idle():
-            return count
-        return plan.short if plan.short > 1 else 0
+        if plan.packs and request.target is not None and not request.target.wants_response:
+            count -= 1
+        if plan.short < count and not self._is_idle():
+            count = plan.short
+        return count if count > 1 else 0
 
     def _begun(self, trip: Trip) -> Trip:
         """Take note that a trip leaves."""
@@ -137,16 +150,17 @@ class Trips:
 
     def done(self, worker: Worker | None, trip: Trip) -> None:
         """Take note of what a trip has done; what it has not goes the usual way."""
-        leader = trip.plan.steps[0].node
+        leader = trip.plan.leader
         self._end(trip)
-        if trip.marks:
-            leader.load.served((trip.marks[-1] - trip.began_ns) / 1e9)
-        leader.release(trip.lead)
+        if leader is not None:
+            if trip.marks:
+                leader.load.served((trip.marks[-1] - trip.began_ns) / 1e9)
+            leader.release(trip.lead)
         self._settle(trip)
         item = trip.item
         if item.generation == item.request.generation:
             self._executor.gone(item)
-        if not leader.is_dirty and len(leader.scheduler):
+        if leader is not None and not leader.is_dirty and len(leader.scheduler):
             self._executor.cycle.mark_dirty(leader)
 
     def lost(self, trip: Trip, error: PipelineError) -> None:
@@ -154,7 +168,8 @@ class Trips:
         self._end(trip)
         if trip.item.entered:
             self._enter_apart(trip.item)
-        trip.plan.steps[0].node.lost(trip.lead, error)
+        if trip.plan.leader is not None:
+            trip.plan.leader.lost(trip.lead, error)
 
     def close(self) -> None:
         """Cancel the timer."""
@@ -173,17 +188,19 @@ class Trips:
 
     def _part(self, trip: Trip) -> None:
         """Have a step that lasts too long be a run of its Op, and the rest go on without it."""
-        first = trip.plan.steps[0]
-        leader, found = first.node, first.lender.part(trip)
+        plan = trip.plan
+        leader, found = plan.leader, plan.steps[0].lender.part(trip)
         if found is None:
             return
         place, _, run = found
         self._end(trip)
-        if run is not trip.lead:
+        if leader is not None and run is not trip.lead:
             leader.release(trip.lead)
-            trip.plan.steps[place].node.count(run)
         self._settle(trip)
-        self._executor.cycle.mark_dirty(leader)
+        if leader is None or run is not trip.lead:
+            plan.steps[place].node.count(run)
+        if leader is not None:
+            self._executor.cycle.mark_dirty(leader)
 
     def _end(self, trip: Trip) -> None:
         trip.plan.trips -= 1
@@ -208,7 +225,7 @@ class Trips:
                 if item.generation == request.generation:
                     node.enqueue(request, slot, part)
         if trip.answer is not None and item.generation == request.generation:
-            executor.route(plan.steps[trip.done - 1].node, request, trip.answer)
+            plan.steps[trip.done - 1].node.route(request, trip.answer)
 
     def _fail(self, failure: BaseException, item: Item) -> None:
         what = f"a request could not be passed from Op to Op: {described(failure)}"
@@ -224,15 +241,18 @@ def _taken_down(trip: Trip, clock_ns: Callable[[], int]) -> bool:
     """Take down what a trip has done; return whether the groups have to be formed anew."""
     plan, marks, item = trip.plan, trip.marks, trip.item
     if not marks:
-        if trip.is_void and plan.recorders[0].is_wanted:
+        if trip.is_void and plan.leader is not None and plan.recorders[0].is_wanted:
             plan.recorders[0].unfinished([item], Outcome.OTHER)
         return False
-    request, rows = item.request, plan.rows
-    is_usual = trip.answer is None and not trip.runs and request.spans is None
-    if not is_usual or len(marks) < OF_STEP * len(plan.steps):
+    request, rows, began_ns, is_well = item.request, plan.rows, trip.began_ns, trip.answer is None
+    if len(marks) > plan.ends:  # it was packed, too, which is no span
+        is_well, marks = trip.runs.pop(plan.ops.stop) is not None, marks[: plan.ends]
+    if not is_well or trip.runs or request.spans is not None or len(marks) < plan.ends:
         _take_down_spans(trip)
     elif rows is not None:
-        told = item.ready_ns, trip.began_ns, clock_ns(), *marks
+        if plan.leader is None:
+            began_ns, marks = item.ready_ns, marks[OF_STEP:]
+        told = item.ready_ns, began_ns, clock_ns(), *marks
         is_over = item.generation != request.generation
         if plan.is_whole and request.way is None and not is_over:
             request.way = rows, told
@@ -255,7 +275,10 @@ def _is_other_pace(trip: Trip) -> bool:
         for (_, its_pace), step_end_ns in zip(plan.books, ends, strict=False):
             is_other |= its_pace.took(step_end_ns - began_ns)
             began_ns = step_end_ns
-    if isinstance(trip.answer, PipelineError):
+    answer = trip.answer
+    if answer is not None and done > plan.ops.stop:
+        answer = answer.result  # of the pack
+    if isinstance(answer, PipelineError):
         node = plan.steps[done - 1].node
         is_other |= is_bound_after_all(node.op, node.workers, node.pace, marks[-1])
     return is_other
@@ -263,12 +286,11 @@ def _is_other_pace(trip: Trip) -> bool:
 
 def _take_down_spans(trip: Trip) -> None:
     """Take down the spans, in the order of the steps."""
-    recorders, marks, last = trip.plan.recorders, trip.marks, trip.done - 1
-    if not recorders[0].is_wanted:
+    ops, recorders, marks, last = trip.plan.ops, trip.plan.recorders, trip.marks, trip.done - 1
+    if not recorders[0].is_wanted and trip.item.request.spans is None:
         return
     now_ns = recorders[0].clock_ns()
-    for place in range(last + 1):
-        recorder = recorders[place]
+    for recorder, place in zip(recorders, range(ops.start, min(last + 1, ops.stop)), strict=False):
         if place in trip.runs:
             recorder.batch(*trip.runs[place], now_ns)
         else:

@@ -27,7 +27,7 @@ from fused import (
     value_of,
 )
 
-from pipeline import Op, RequestOp, ResponseOp
+from pipeline import Filter, Op, RequestOp, ResponseOp
 from pipeline.config import registry
 from pipeline.config.batching import SchedulerTraits
 from pipeline.engine import request as request_file
@@ -689,3 +689,151 @@ async def test_trips_have_the_journal_read_before_it_is_long():
         journal.spans += [bytes(SPAN.itemsize)] * 4096
         await ask(server)
         assert journal.flushes == flushes + 1
+
+
+# A user's unpack and pack ------------------------------------------------------------------------
+
+
+class Unpacks(RequestOp):
+    act = staticmethod(lambda op, x: None)
+
+    def unpack_request_package(self, request):
+        self.act(self, request.value[0])
+        return dict(zip(request.key, request.value, strict=True)), 7, None, ""
+
+
+class Packs(ResponseOp):
+    act = staticmethod(lambda op, x: None)
+
+    def pack_response_package(self, channeldata):
+        if channeldata.payload is not None:
+            self.act(self, channeldata.payload["x"])
+        return super().pack_response_package(channeldata)
+
+
+def between(*kinds, unpacks=None, packs=None, **acts):
+    """The ResponseOp of a chain of Ops between a RequestOp and a ResponseOp of a user's."""
+    first = Unpacks()
+    if unpacks is not None:
+        first.act = unpacks
+    read = first
+    for name, kind in zip("abcdef", kinds, strict=False):
+        op = kind(name=name, input_ops=[read])
+        if name in acts:
+            op.act = acts[name]
+        read = op
+    response = Packs(input_ops=[read])
+    if packs is not None:
+        response.act = packs
+    return response
+
+
+@pytest.mark.usefixtures("steps_may_last")
+@pytest.mark.parametrize("kinds", [[Calls], [Calls, Processes]])
+@on_loop
+async def test_a_users_unpack_and_pack_run_in_the_same_thread_as_the_ops(kinds):
+    threads, log_ids = [], []
+
+    def act(op, x):
+        threads.append(threading.current_thread().name)
+
+    class Logged(Calls):
+        def preprocess(self, input_dicts, data_id, log_id):
+            log_ids.append(log_id)
+            return super().preprocess(input_dicts)
+
+    acts = {"unpacks": act, "packs": act, "a": act, "b": act, "c": act}
+    async with quick_server(between(Logged, *kinds, **acts)) as server:
+        assert value_of(await ask(server, log_id=5)) == "1"
+    assert len(threads) == 3 + len(kinds)
+    assert len(set(threads)) == 1
+    assert threads[0].startswith("pipeline-@DAGExecutor-")
+    assert log_ids == [7]
+
+
+@pytest.mark.usefixtures("steps_may_last")
+@pytest.mark.parametrize("kinds", [[Calls], [Calls, Calls]])
+@on_loop
+async def test_the_journal_tells_a_trip_with_unpack_and_pack_as_any_other(kinds):
+    told = []
+    for is_quick in (True, False):
+        async with quick_server(between(*kinds), is_quick) as server:
+            for _ in range(3):
+                await ask(server)
+            told.append(counted(server))
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("where", ["unpacks", "a", "packs"])
+@on_loop
+async def test_others_go_on_while_unpack_or_pack_hangs_in_a_trip(where):
+    hangs = Hangs()
+    config = {"op": {"a": {"concurrency": 2}}}
+    async with quick_server(between(Calls, Calls, **{where: hangs}), **config) as server:
+        lost = asyncio.create_task(ask(server, "hang"))
+        await until(hangs.began.is_set)
+        for number in range(5):
+            assert value_of(await ask(server, str(number))) == str(number)
+        assert not lost.done()
+        hangs.release.set()
+        assert value_of(await lost) == "hang"
+        assert server.executor.inside == 0
+    assert hangs.calls["hang"] == 1
+
+
+def _raises(op, x):
+    raise ValueError(f"{type(op).__name__} cannot")
+
+
+@pytest.mark.usefixtures("steps_may_last")
+@pytest.mark.parametrize("where", ["unpacks", "packs"])
+@on_loop
+async def test_what_unpack_or_pack_raises_in_a_trip_is_told_as_ever(where):
+    told = []
+    for is_quick in (True, False):
+        async with quick_server(between(Calls, Calls, **{where: _raises}), is_quick) as server:
+            answer = await ask(server)
+            told.append((answer.err_no, answer.err_msg, counted(server)))
+    assert told[0] == told[1]
+    assert "cannot" in told[0][1]
+
+
+@pytest.mark.usefixtures("steps_may_last")
+@on_loop
+async def test_who_wants_no_response_is_not_packed_at_the_end_of_a_trip():
+    packed = []
+    target = RequestTarget(payload={"x": "1"}, wants_response=False)
+    async with quick_server(between(Calls, Calls, packs=lambda op, x: packed.append(x))) as server:
+        assert (await ask(server, target=target)).payload == {"x": "1"}
+    assert packed == []
+
+
+@pytest.mark.usefixtures("steps_may_last")
+@on_loop
+async def test_a_request_whose_caller_leaves_while_it_is_unpacked_in_a_trip_goes_no_further():
+    hangs, seen = Hangs(), []
+    acts = {"unpacks": hangs, "a": lambda op, x: seen.append(x)}
+    async with quick_server(between(Calls, Calls, **acts)) as server:
+        lost = asyncio.create_task(ask(server, "hang"))
+        await until(hangs.began.is_set)
+        lost.cancel()
+        await until(lambda: server.executor.inside == 0)
+        hangs.release.set()
+        assert value_of(await ask(server, "next")) == "next"
+    assert seen == ["next"]
+
+
+@pytest.mark.usefixtures("steps_may_last")
+@on_loop
+async def test_a_filter_that_looks_at_what_was_unpacked_does_so_on_the_loop(monkeypatch):
+    looked = []
+
+    class Looks(Filter):
+        def on_input(self, request, payload):
+            looked.append((payload, threading.current_thread()))
+
+    monkeypatch.setattr(registry, "_registered", {})
+    registry.register("filters", "looks", Looks)
+    async with quick_server(between(Calls, Calls), filters={"looks": {}}) as server:
+        assert value_of(await ask(server)) == "1"
+    assert looked == [({"x": "1"}, threading.current_thread())]

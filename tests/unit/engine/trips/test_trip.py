@@ -72,6 +72,9 @@ class Node:
     def __init__(self, name):
         self.name = name
 
+    def job_of(self, item):
+        return BatchRun([item])
+
 
 EDGES = {"a": ("read",), "b": ("a",), "c": ("a",), "d": ("b", "c")}
 
