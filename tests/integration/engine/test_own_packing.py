@@ -1,4 +1,4 @@
-"""A user's unpack and pack, each in threads of its own; every interleaving is forced."""
+"""A user's unpack and pack, at the ends of trips; every interleaving is forced."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from doubles import on_loop, until
 from fused import (
     TIMED_OUT,
     Hangs,
+    a_trip_may_last,
     ask,
     counted,
     quick_server,
+    steps_may_last,
     value_of,
 )
 
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine.request import RequestTarget
 from pipeline.proto.pipeline_service_pb2 import Request
+
+__all__ = ["a_trip_may_last", "steps_may_last"]
 
 PACKAGE = 8000
 OWN = "pipeline-@DAGExecutor"
@@ -79,17 +83,21 @@ async def serving(reads=nothing, passes=nothing, writes=nothing, names="ab", qui
         yield server
 
 
-@pytest.mark.parametrize("config", [{}, {"dag": {"fuse": "off"}}, {"dag": {"retry": 2}}])
+@pytest.mark.usefixtures("a_trip_may_last", "steps_may_last")
+@pytest.mark.parametrize(
+    ("config", "is_alone"),
+    [({}, False), ({"dag": {"fuse": "off"}}, True), ({"dag": {"retry": 2}}, True)],
+)
 @on_loop
-async def test_they_run_on_threads_of_their_own(config):
+async def test_they_run_in_one_go_with_the_ops_where_nobody_comes_between(config, is_alone):
     seen = []
 
     def act(x):
         seen.append(here())
 
-    async with serving(act, nothing, act, **config) as server:
+    async with serving(act, act, nothing, **config) as server:
         assert value_of(await ask(server)) == "1"
-    assert [name.startswith(OWN) for name in seen] == [True, True]
+    assert [name.startswith(OWN) for name in seen] == [True, not is_alone, not is_alone]
 
 
 @on_loop

@@ -764,65 +764,6 @@ async def test_the_journal_tells_a_trip_with_unpack_and_pack_as_any_other(kinds)
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("where", ["unpacks", "a", "packs"])
-@on_loop
-async def test_others_go_on_while_unpack_or_pack_hangs_in_a_trip(where):
-    hangs = Hangs()
-    config = {"op": {"a": {"concurrency": 2}}}
-    async with quick_server(between(Calls, Calls, **{where: hangs}), **config) as server:
-        lost = asyncio.create_task(ask(server, "hang"))
-        await until(hangs.began.is_set)
-        for number in range(5):
-            assert value_of(await ask(server, str(number))) == str(number)
-        assert not lost.done()
-        hangs.release.set()
-        assert value_of(await lost) == "hang"
-        assert server.executor.inside == 0
-    assert hangs.calls["hang"] == 1
-
-
-def _raises(op, x):
-    raise ValueError(f"{type(op).__name__} cannot")
-
-
-@pytest.mark.usefixtures("steps_may_last")
-@pytest.mark.parametrize("where", ["unpacks", "packs"])
-@on_loop
-async def test_what_unpack_or_pack_raises_in_a_trip_is_told_as_ever(where):
-    told = []
-    for is_quick in (True, False):
-        async with quick_server(between(Calls, Calls, **{where: _raises}), is_quick) as server:
-            answer = await ask(server)
-            told.append((answer.err_no, answer.err_msg, counted(server)))
-    assert told[0] == told[1]
-    assert "cannot" in told[0][1]
-
-
-@pytest.mark.usefixtures("steps_may_last")
-@on_loop
-async def test_who_wants_no_response_is_not_packed_at_the_end_of_a_trip():
-    packed = []
-    target = RequestTarget(payload={"x": "1"}, wants_response=False)
-    async with quick_server(between(Calls, Calls, packs=lambda op, x: packed.append(x))) as server:
-        assert (await ask(server, target=target)).payload == {"x": "1"}
-    assert packed == []
-
-
-@pytest.mark.usefixtures("steps_may_last")
-@on_loop
-async def test_a_request_whose_caller_leaves_while_it_is_unpacked_in_a_trip_goes_no_further():
-    hangs, seen = Hangs(), []
-    acts = {"unpacks": hangs, "a": lambda op, x: seen.append(x)}
-    async with quick_server(between(Calls, Calls, **acts)) as server:
-        lost = asyncio.create_task(ask(server, "hang"))
-        await until(hangs.began.is_set)
-        lost.cancel()
-        await until(lambda: server.executor.inside == 0)
-        hangs.release.set()
-        assert value_of(await ask(server, "next")) == "next"
-    assert seen == ["next"]
-
-
 @pytest.mark.usefixtures("steps_may_last")
 @on_loop
 async def test_a_filter_that_looks_at_what_was_unpacked_does_so_on_the_loop(monkeypatch):
