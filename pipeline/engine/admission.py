@@ -39,12 +39,6 @@ def without_places(nodes: Collection[OpNode], most: int) -> Callable[[], int]:
     return parked
 
 
-class ActiveRequests(set[RequestState]):
-    """Requests in the graph; `beside` are those of convoys, but for one of each."""
-
-    beside: int = 0
-
-
 class AdmissionController:
     """Admits requests to the graph, in order of arrival.
 
@@ -56,6 +50,7 @@ class AdmissionController:
     Attributes:
         queue_size: most that wait.
         active: requests that are in the graph, or whose answers are packed.
+        inside: how many they are, where some are several.
         queued: requests that wait to be admitted.
         accepted: requests that were admitted, or queued.
         rejected: requests that were sent away.
@@ -73,7 +68,8 @@ class AdmissionController:
         enter: Callable[[RequestState], None],
         clock: Callable[[], float],
     ) -> None:
-        self.active: ActiveRequests = ActiveRequests()
+        self.active: set[RequestState] = set()
+        self.inside: int = 0
         self.queued: int = 0
         self._is_admitting = False
         self.accepted: int = 0
@@ -88,11 +84,6 @@ class AdmissionController:
         self._enter = enter
         self._clock = clock
         self.throughput: Throughput | None = None
-
-    @property
-    def inside(self) -> int:
-        """Return how many requests are active."""
-        return len(self.active) + self.active.beside
 
     def has_room(self, count: int) -> bool:
         """Return whether so many more may become active at once."""
@@ -132,12 +123,8 @@ class AdmissionController:
 
     def submit(self, request: RequestState) -> None:
         """Admit a request, or let it wait."""
-        self.accepted += 1
-        has_place = (
-            self.is_open and not self.queued and len(self.active) + self.active.beside < self._cap
-        )
-        if request.convoy is not None:
-            self.accepted += len(request.convoy) - 1
+        self.accepted += request.count
+        has_place = self.is_open and not self.queued and self.inside < self._cap
         if has_place and (self.is_full is None or not self.is_full()):
             self._admit(request)
         else:
@@ -154,9 +141,9 @@ class AdmissionController:
         """
         if is_served and self.throughput is not None:
             self.throughput.served()
-        if request.convoy is not None and request in self.active:
-            self.active.beside -= len(request.convoy) - 1
-        self.active.discard(request)
+        if request in self.active:
+            self.active.remove(request)
+            self.inside -= request.count
         if self.queued:
             self._queue.pop(request, None)
             self._late.pop(request, None)
@@ -192,8 +179,7 @@ class AdmissionController:
 
     def _admit(self, request: RequestState) -> None:
         self.active.add(request)
-        if request.convoy is not None:
-            self.active.beside += len(request.convoy) - 1
+        self.inside += request.count
         self._enter(request)
 
     def _count(self) -> None:

@@ -75,7 +75,7 @@ class Convoy(msgspec.Struct, eq=False):
         self, request: RequestState, numbers: Iterator[int], forget: Callable[[int], None]
     ) -> None:
         """Be the members of a request that an engine begins, whose next data ids are `numbers`."""
-        request.convoy = self
+        request.convoy, request.count = self, len(self.rows)
         self.ids = [next(numbers) % LAST_ID for _ in self.rows]
         self.forget = forget
 
@@ -92,9 +92,9 @@ class Convoy(msgspec.Struct, eq=False):
         self.followers.append(found)
         return found
 
-    def fail(self, each: Each, op: str) -> None:
-        """Take down which of them have failed, at the Op of this name."""
-        for place, outcome in enumerate(each.outcomes):
+    def came(self, answer: Any, op: str) -> None:
+        """Take down which of them have failed at the Op of this name, if they are apart."""
+        for place, outcome in enumerate(answer.outcomes if type(answer) is Each else ()):
             if isinstance(outcome, PipelineError):
                 note_op(outcome, op)
                 self.errors[place] = outcome
@@ -145,7 +145,8 @@ class Convoy(msgspec.Struct, eq=False):
         """Yield a state of each member as if it had been the request, which has ended."""
         for place, rows in enumerate(self.rows):
             state = copy(request)
-            state.convoy, state.data_id, state.rows = None, self.ids[place], rows
+            state.convoy, state.count = None, 1
+            state.data_id, state.rows = self.ids[place], rows
             error = self.errors.get(place)
             if place in self.left:
                 state.outcome = Outcome.CANCELED

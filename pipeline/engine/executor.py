@@ -8,7 +8,6 @@ from typing import Any
 
 from pipeline.config.schema import DagConfig
 from pipeline.engine.admission import AdmissionController
-from pipeline.engine.convoy import Each
 from pipeline.engine.convoy_way import ConvoyCount, ConvoyWay, takes_convoys
 from pipeline.engine.detours import Detours, link
 from pipeline.engine.graph import Graph
@@ -224,28 +223,33 @@ class Executor:
 
         That is a payload, perhaps in a Goto or Answer, or an Absent or PipelineError.
         """
-        is_plain = type(answer) is dict
-        if not is_plain:
-            note_op(answer, source.name)
-            if request.convoy is not None and type(answer) is Each:
-                request.convoy.fail(answer, source.name)
-        if not is_plain and isinstance(answer, Answer):
-            source.links.withheld.update(source.links.successors)
+        links, target = source.links, request.target
+        is_for_all = target is None or target.op is None
+        if type(answer) is dict and is_for_all and not (jumped or links.is_target):
+            if source is self.last:  # as nearly always
+                self.complete(request, answer)
+            else:
+                self.send(request, links.receivers, source.name, answer)
+            return
+        note_op(answer, source.name)
+        if request.convoy is not None:
+            request.convoy.came(answer, source.name)
+        if isinstance(answer, Answer):
+            links.withheld.update(links.successors)
             request.head = answer.head
             self.complete(request, answer.answer)
-        elif request.target is not None and request.target.op is not None:
-            source.links.withheld.update(source.links.successors)
+        elif not is_for_all:
+            links.withheld.update(links.successors)
             self.complete(request, answer.answer if isinstance(answer, Goto) else answer)
-        elif source.links.is_target and source in request.detoured().settled:
+        elif links.is_target and source in request.detoured().settled:
             return  # a jump stood in for it
-        elif not is_plain and isinstance(answer, Goto):
+        elif isinstance(answer, Goto):
             self._detours.goto(source, request, answer)
         elif jumped and not isinstance(answer, PipelineError):
             self._detours.jump(source, request, answer)
         elif source is self.last:
             self.complete(request, answer.at_the_end() if type(answer) is Absent else answer)
         else:
-            links = source.links
             if links.is_target:
                 request.detoured().settled.add(source)
             if isinstance(answer, PipelineError | Absent):

@@ -39,6 +39,9 @@ class Filter:
             `Options`; None: it has none.
     """
 
+    # Whether it has nothing to do for requests that come together, and looks in any thread.
+    pipeline_is_light: bool = False
+
     def __init__(self, options: Any = None) -> None:
         self.options: Any = options
 
@@ -86,9 +89,9 @@ class FilterChain:
     on_end: tuple[Callable[[RequestState], None], ...]
 
     def __init__(self, ours: Sequence[Filter], users: Sequence[Filter] = ()) -> None:
-        self.lets_convoys_pass: bool = not users and all(map(_lets_convoys_pass, ours))
+        self.lets_convoys_pass: bool = not users and all(each.pipeline_is_light for each in ours)
         self.looks_in_any_thread: bool = all(
-            type(each) is ProfileFilter or type(each).on_input is Filter.on_input
+            each.pipeline_is_light or type(each).on_input is Filter.on_input
             for each in (*users, *ours)
         )
         for name in FilterChain.__annotations__:
@@ -129,11 +132,6 @@ def _made(name: str, options: object) -> Filter:
         if hint and method not in hooks:
             _LOGGER.warning("filters.%s: %s is no hook%s", name, method, hint)
     return made
-
-
-def _lets_convoys_pass(ours: Filter) -> bool:
-    """Return whether a filter has nothing to do for requests that come together."""
-    return type(ours) is ProfileFilter or (type(ours) is Deadline and not ours.has_limit)
 
 
 def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -187,14 +185,10 @@ class Deadline(Filter):
         end: Callable[[RequestState, PipelineError, Outcome], None],
     ) -> None:
         self._limit_s = limit_s
+        self.pipeline_is_light: bool = limit_s is None
         self._loop = loop
         self._judge = judge
         self._end = end
-
-    @property
-    def has_limit(self) -> bool:
-        """Return whether the service has a deadline of its own."""
-        return self._limit_s is not None
 
     def on_admission(self, request: RequestState) -> None:
         left_s = request.timeout_s
@@ -256,6 +250,8 @@ class Trace(Filter):
 
 class ProfileFilter(Filter):
     """Profile of a request in its answer, where the caller asked for one and `write` gives one."""
+
+    pipeline_is_light: bool = True
 
     def __init__(self, write: Callable[[RequestState], str], clock_ns: Callable[[], int]) -> None:
         self._write = write

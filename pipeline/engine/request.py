@@ -103,7 +103,7 @@ class Members(Protocol):
         self, request: RequestState, numbers: Iterator[int], forget: Callable[[int], None]
     ) -> None: ...
     def following(self, infos: list[RequestInfo]) -> Members: ...
-    def fail(self, each: Any, op: str) -> None: ...
+    def came(self, answer: Any, op: str) -> None: ...
     def comes_again(self, error: PipelineError | None) -> bool: ...
     def endings(self, outcome: Any) -> Iterator[tuple[int, int, int]]: ...
     def tell(self, observers: EngineObservers, request: RequestState, target: int) -> bool: ...
@@ -212,7 +212,8 @@ class RequestState(msgspec.Struct, eq=False):
     it is not traced. `detours`: what it has jumped and looped, if it has. `stream`: where the graph
     has streams, how far those of this request are. `judged_by`: of the Op that might have refused
     it before it was admitted.
-    `convoy`: those that it is, if it is several. `head`: what an Op says of the head of its answer.
+    `convoy`: those that it is, if it is several; `count`: how many. `head`: what an Op
+    says of the head of its answer.
     """
 
     OVER: ClassVar[int] = -1
@@ -250,6 +251,7 @@ class RequestState(msgspec.Struct, eq=False):
     stream: RequestStream | None = None
     judged_by: object | None = None
     convoy: Members | None = None
+    count: int = 1
     head: AnswerHead | None = None
 
     def detoured(self) -> Detoured:
