@@ -39,6 +39,12 @@ def without_places(nodes: Collection[OpNode], most: int) -> Callable[[], int]:
     return parked
 
 
+class ActiveRequests(set[RequestState]):
+    """Requests in the graph; `count`: how many they are, where some are several."""
+
+    count: int = 0
+
+
 class AdmissionController:
     """Admits requests to the graph, in order of arrival.
 
@@ -50,7 +56,6 @@ class AdmissionController:
     Attributes:
         queue_size: most that wait.
         active: requests that are in the graph, or whose answers are packed.
-        inside: how many they are, where some are several.
         queued: requests that wait to be admitted.
         accepted: requests that were admitted, or queued.
         rejected: requests that were sent away.
@@ -68,8 +73,7 @@ class AdmissionController:
         enter: Callable[[RequestState], None],
         clock: Callable[[], float],
     ) -> None:
-        self.active: set[RequestState] = set()
-        self.inside: int = 0
+        self.active: ActiveRequests = ActiveRequests()
         self.queued: int = 0
         self._is_admitting = False
         self.accepted: int = 0
@@ -84,6 +88,11 @@ class AdmissionController:
         self._enter = enter
         self._clock = clock
         self.throughput: Throughput | None = None
+
+    @property
+    def inside(self) -> int:
+        """Return how many requests are active."""
+        return self.active.count
 
     def has_room(self, count: int) -> bool:
         """Return whether so many more may become active at once."""
@@ -124,7 +133,7 @@ class AdmissionController:
     def submit(self, request: RequestState) -> None:
         """Admit a request, or let it wait."""
         self.accepted += request.count
-        has_place = self.is_open and not self.queued and self.inside < self._cap
+        has_place = self.is_open and not self.queued and self.active.count < self._cap
         if has_place and (self.is_full is None or not self.is_full()):
             self._admit(request)
         else:
@@ -143,7 +152,7 @@ class AdmissionController:
             self.throughput.served()
         if request in self.active:
             self.active.remove(request)
-            self.inside -= request.count
+            self.active.count -= request.count
         if self.queued:
             self._queue.pop(request, None)
             self._late.pop(request, None)
@@ -179,7 +188,7 @@ class AdmissionController:
 
     def _admit(self, request: RequestState) -> None:
         self.active.add(request)
-        self.inside += request.count
+        self.active.count += request.count
         self._enter(request)
 
     def _count(self) -> None:

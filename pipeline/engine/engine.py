@@ -48,6 +48,7 @@ from pipeline.engine.state import EngineState
 from pipeline.engine.stored_inputs import StoredInputs
 from pipeline.engine.streams.delivery import Ways
 from pipeline.engine.streams.plan import plan_streams
+from pipeline.engine.trips.trips import Trips
 from pipeline.engine.worker_api import WorkersFactory
 from pipeline.errors import (
     ClosedError,
@@ -67,6 +68,18 @@ from pipeline.system.startup_log import told_if_any_is_slow
 
 _LOGGER = logging.getLogger(__name__)
 _JOIN_TIMEOUT_S = 5.0
+
+
+def join_trips(
+    unpacker: Unpacker, packer: Packer, trips: Trips, filters: FilterChain, stored: object
+) -> None:
+    """Have the user's unpack and pack be steps of trips, where nobody comes in between."""
+    is_alone = stored is None and filters.looks_in_any_thread and type(unpacker) is Unpacker
+    if is_alone and not unpacker.is_inline:
+        unpacker.trips, unpacker.looks = trips, filters.on_input
+    if not packer.is_inline:
+        packer.trips = trips
+    trips.groups.end_at(unpacker if unpacker.trips else None, packer if packer.trips else None)
 
 
 class Engine:
@@ -131,7 +144,7 @@ class Engine:
         self._filters = chain = FilterChain(self._own_filters(config), filters)
         self.executor.convoys = ConvoyWay(self.executor, self._admission, chain, config, stored)
         if complete == self._complete and streams is None:
-            self._begin_trips_before(is_alone=stored is None)
+            join_trips(self._unpacker, self._packer, self.executor.trips, chain, stored)
         self._on_readiness = on_readiness
         self._ids = itertools.count(*numbering)
         self._was_ready = self._is_leaving = self._is_closing = False
@@ -159,16 +172,6 @@ class Engine:
         if config.dag.retry > 1:
             filters.append(RequestRetry(config.dag.retry, executor.start_over))
         return filters + orders
-
-    def _begin_trips_before(self, is_alone: bool) -> None:
-        """Have the user's unpack and pack be steps of trips, where nobody comes in between."""
-        unpacker, packer, trips = self._unpacker, self._packer, self.executor.trips
-        is_alone = is_alone and self._filters.looks_in_any_thread and type(unpacker) is Unpacker
-        if is_alone and not unpacker.is_inline:
-            unpacker.trips, unpacker.looks = trips, self._filters.on_input
-        if not packer.is_inline:
-            packer.trips = trips
-        trips.groups.end_at(unpacker if unpacker.trips else None, packer if packer.trips else None)
 
     # Life -----------------------------------------------------------------------------------
 

@@ -91,9 +91,6 @@ class BoundOp(OpFacts):
         self.op: Op = copy.copy(op)
         self.worker = worker
         self.context: RequestContext | Sequence[RequestContext] | None = None
-        self._named = {
-            hook.name: f"Op {op.name!r}: {hook.name}" for hook in (PREPROCESS, PROCESS, POSTPROCESS)
-        }
         self._needs_dicts = not overrides(op, "postprocess")
         self.keeps_state: bool = overrides(op, "preprocess") and not self._needs_dicts
         self.state: dict[str, Any] = vars(self.op)
@@ -187,7 +184,7 @@ class BoundOp(OpFacts):
         if isinstance(data, _FEEDS):
             return data, skip
         if isinstance(data, Routed):  # nothing else runs
-            return checked(data, self._named["preprocess"]), True
+            return checked(data, _named(self, "preprocess")), True
         data = self._finished("preprocess", data)
         if self.runs_process and not skip:
             raise PayloadTypeError(
@@ -216,7 +213,7 @@ class BoundOp(OpFacts):
             expected = "it runs for several requests at once, return Goto from postprocess"
             raise self._refused("process", result, expected)
         if isinstance(result, Answer):
-            return checked(result, self._named["process"])
+            return checked(result, _named(self, "process"))
         if result is None or self._needs_dicts:
             return self.answer(result)
         return self._finished("process", result)
@@ -249,12 +246,12 @@ class BoundOp(OpFacts):
         """Return what the user's postprocess returned, in one form: a dict, a Goto or Answer."""
         if isinstance(answer, tuple):
             if len(answer) != 3:
-                answer = _padded(answer, 3, self._named["postprocess"])
+                answer = _padded(answer, 3, _named(self, "postprocess"))
             answer, code, info = answer
             if code is not None:
-                raise _product_error(code, info, self._named["postprocess"])
+                raise _product_error(code, info, _named(self, "postprocess"))
         if isinstance(answer, Routed):
-            return checked(answer, self._named["postprocess"])
+            return checked(answer, _named(self, "postprocess"))
         if not isinstance(answer, dict):
             _close(answer)
             raise PayloadTypeError(
@@ -275,11 +272,11 @@ class BoundOp(OpFacts):
     def _refused(self, method: str, value: Any, expected: str) -> PayloadTypeError:
         _close(value)
         found = "None" if value is None else type(value).__name__
-        return PayloadTypeError(f"{self._named[method]} returned {found}: {expected}")
+        return PayloadTypeError(f"{_named(self, method)} returned {found}: {expected}")
 
     def _unpack_prepared(self, returned: tuple[Any, ...]) -> Prepared:
         """Return (data, is_skip, code, info), or (data, code, info) without the flag."""
-        what = self._named["preprocess"]
+        what = _named(self, "preprocess")
         if len(returned) == 3 and not isinstance(returned[1], bool | np.bool_):
             data, code, info = returned
             skip: Any = False
@@ -364,6 +361,10 @@ class BoundOp(OpFacts):
         if left_by is not None:
             raise left_by
         return result
+
+
+def _named(op: BoundOp, hook: str) -> str:
+    return f"Op {op.name!r}: {hook}"
 
 
 def unpack_result(returned: Any) -> tuple[Any, int | None]:
