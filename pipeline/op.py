@@ -19,8 +19,8 @@ from pipeline.proto.slices import SLICE, breathe
 from pipeline.routes import names_of_ops
 
 if TYPE_CHECKING:
-    from pipeline.config.controls import Control
     from pipeline.config.schema import OpConfig
+    from pipeline.config.sequences import Control
     from pipeline.schema.bound import BoundSchema
     from pipeline.tracing.running import Notes
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Sequence
 
-from pipeline.cli.parsing import FAILED, WRONG_USAGE, command_parser, fails
-from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
+from pipeline.cli.parsing import FAILED, WRONG_USAGE, above_0, command_parser, fails
+from pipeline.dropin.import_hook import run_module, run_script
+from pipeline.system.script import ScriptNotFoundError
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -89,17 +89,10 @@ def analyse_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", help="the server's stderr, of Paddle Serving's too")
     parser.add_argument(
-        "--qps", type=_rate, metavar="N", help="requests/s to aim at; otherwise what is in reach"
+        "--qps", type=above_0, metavar="N", help="requests/s to aim at; otherwise what is in reach"
     )
     parser.add_argument(
         "--trace", metavar="OUT", help="also write a trace for chrome://tracing, ui.perfetto.dev"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
-
-
-def _rate(text: str) -> float:
-    rate = float(text)
-    if not (rate > 0 and math.isfinite(rate)):
-        raise ValueError(text)
-    return rate

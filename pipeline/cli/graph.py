@@ -12,7 +12,6 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from pipeline.cli.drawing import FORMATS, drawing_of, fused
 from pipeline.cli.parsing import FAILED, WRONG_USAGE, add_layers, command_parser, fails
@@ -27,23 +26,17 @@ from pipeline.config.schema import (
     unknown_ops,
 )
 from pipeline.config.yaml import KeyPath, Source
-from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
+from pipeline.dropin.import_hook import run_module, run_script
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.runtime.predictor_loader import resolve_path
 from pipeline.server import PipelineServer
+from pipeline.system.script import ScriptNotFoundError
 
 _START_TIMEOUT_S = 10.0  # for a thread of the script to run its server
 _POLL_INTERVAL_S = 0.01
 
 
 # graph ------------------------------------------------------------------------------------
-
-
-class _GraphArguments(NamedTuple):
-    format: str
-    is_module: bool
-    script: str
-    arguments: Sequence[str]
 
 
 def graph(arguments: Sequence[str]) -> int:
@@ -57,7 +50,7 @@ def graph(arguments: Sequence[str]) -> int:
     return status
 
 
-def _draw(given: _GraphArguments) -> int:
+def _draw(given: argparse.Namespace) -> int:
     try:
         server = server_of(given.is_module, given.script, given.arguments)
     except ScriptNotFoundError as error:
@@ -107,7 +100,7 @@ def graph_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _graph_arguments(arguments: Sequence[str]) -> _GraphArguments:
+def _graph_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the arguments: those of the script may look like options, in any order."""
     rest, ours, words = list(arguments), list[str](), list[str]()
     while rest:
@@ -123,7 +116,8 @@ def _graph_arguments(arguments: Sequence[str]) -> _GraphArguments:
         else:
             words.append(word)
     given = graph_parser().parse_args([*words[:1], *ours])
-    return _GraphArguments(given.format, given.is_module, given.script, words[1:])
+    given.arguments = words[1:]
+    return given
 
 
 def server_of(is_module: bool, script: str, arguments: Sequence[str]) -> PipelineServer | None:

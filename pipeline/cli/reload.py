@@ -18,7 +18,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from pipeline.cli.parsing import FAILED
 from pipeline.system.listeners import is_shared_with_strangers
@@ -38,22 +37,6 @@ Ports = Mapping[str, str]
 """Ports that a server has, by their keys in config.yml."""
 
 
-class Release(Protocol):
-    """A server process, from its start to its end."""
-
-    def ports(self) -> Ports | None:
-        """Return the ports, once it is ready; None: it is not yet."""
-
-    def status(self) -> int | None:
-        """Return the exit status; None: it runs."""
-
-    def leave(self) -> None:
-        """Have it answer what it has, and end; a second call: at once."""
-
-    def shared_port(self) -> str:
-        """Return a port of it at which another program listens, too; "": there is none."""
-
-
 class Reloader:
     """The server that serves, the one that starts, and those that leave, as files change.
 
@@ -68,7 +51,7 @@ class Reloader:
 
     def __init__(
         self,
-        start: Callable[[Ports], Release],
+        start: Callable[[Ports], ServerProcess],
         changed: Callable[[], Sequence[str]],
         say: Callable[[str], object],
     ) -> None:
@@ -76,9 +59,9 @@ class Reloader:
         self._changed = changed
         self._say = say
         self._ports: Ports = {}
-        self._serving: Release | None = None
-        self._starting: Release | None = start({})
-        self._leaving: list[Release] = []
+        self._serving: ServerProcess | None = None
+        self._starting: ServerProcess | None = start({})
+        self._leaving: list[ServerProcess] = []
         self.is_unwanted: bool = False
 
     def tick(self) -> None:
@@ -127,7 +110,7 @@ class Reloader:
         running = (self._starting, self._serving, *self._leaving)
         return all(release is None or release.status() is not None for release in running)
 
-    def _leave(self, release: Release | None) -> None:
+    def _leave(self, release: ServerProcess | None) -> None:
         if release is not None and release.status() is None:
             release.leave()
             self._leaving.append(release)
@@ -180,7 +163,7 @@ def _command(
 
 
 class ServerProcess:
-    """A Release that is a process, which tells its ports as a service manager is told."""
+    """A server, from its start to its end; it tells its ports as a service manager is told."""
 
     def __init__(self, command: Sequence[str], place: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -193,6 +176,7 @@ class ServerProcess:
         )
 
     def ports(self) -> Ports | None:
+        """Return the ports, once it is ready; None: it is not yet."""
         try:
             lines = self._socket.recv(_MAX_DATAGRAM).decode().splitlines()
         except BlockingIOError:
@@ -203,17 +187,20 @@ class ServerProcess:
         return self._ports
 
     def shared_port(self) -> str:
+        """Return a port of it at which another program listens, too; "": there is none."""
         taken = (port for port in self._ports.values() if port != _ANY_FREE)
         session = self._process.pid  # see above
         return next((p for p in taken if is_shared_with_strangers(int(p), session)), "")
 
     def status(self) -> int | None:
+        """Return the exit status; None: it runs."""
         status = self._process.poll()
         if status is not None:
             self._socket.close()
         return status
 
     def leave(self) -> None:
+        """Have it answer what it has, and end; a second call: at once."""
         self._process.terminate()
 
 

@@ -16,8 +16,8 @@ import msgspec
 
 from pipeline.cli.parsing import command_parser
 from pipeline.config import fields, registry
-from pipeline.config.restrictions import Api
 from pipeline.config.schema import Edge
+from pipeline.config.sections import Api
 from pipeline.errors import ConfigError, PipelineError, PortInUseError
 from pipeline.observe.logs.setup import LogSwitches
 from pipeline.repository.control import ControlSettings

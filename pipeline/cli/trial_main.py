@@ -17,10 +17,11 @@ from pipeline.cli.graph import server_of
 from pipeline.config.layers import Layers, read_layers
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import OpConfig, ServiceConfig, config_of
-from pipeline.dropin.script import ScriptNotFoundError, run_module, run_script
+from pipeline.dropin.import_hook import run_module, run_script
 from pipeline.engine.streams.plan import plan_streams
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.op import Op
+from pipeline.system.script import ScriptNotFoundError
 from pipeline.tuning.tried_server import Changes, OpValues, TriedOp, TriedService
 
 _SETTINGS = ("concurrency", "batch_size", "auto_batching_timeout")

@@ -9,10 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from pipeline.config.batching import DynamicBatchingConfig, fault_of_batching, traits_of
-from pipeline.config.controls import controls_of
-from pipeline.config.elastic import fault_of_bounds
 from pipeline.config.fields import Mismatch, found, settings_of
-from pipeline.config.ragged import fault_of_ragged
 from pipeline.config.reader import Reader
 from pipeline.config.schema import (
     DagConfig,
@@ -21,7 +18,8 @@ from pipeline.config.schema import (
     SequenceConfig,
     ServiceConfig,
 )
-from pipeline.config.sequences import fault_of_states
+from pipeline.config.sections import fault_of_bounds, fault_of_ragged
+from pipeline.config.sequences import controls_of, fault_of_states
 from pipeline.config.yaml import Source
 from pipeline.errors import ConfigError
 

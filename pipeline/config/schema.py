@@ -12,9 +12,7 @@ from msgspec import Meta, Struct
 
 from pipeline.config.access import AccessConfig, TlsConfig
 from pipeline.config.batching import DynamicBatchingConfig
-from pipeline.config.cors import CorsConfig, fault_of_cors
 from pipeline.config.default_host import LOOPBACK, default_host
-from pipeline.config.elastic import ElasticConfig
 from pipeline.config.fields import (
     Alias,
     Chosen,
@@ -26,14 +24,22 @@ from pipeline.config.fields import (
     found,
 )
 from pipeline.config.layers import NO_LAYERS, Layers, read_layers
-from pipeline.config.ragged import BatchInputConfig, BatchOutputConfig
-from pipeline.config.rate_limits import NeedsConfig, RateLimitConfig
-from pipeline.config.ray import RayConfig, RayOpConfig
 from pipeline.config.reader import Reader
 from pipeline.config.registry import did_you_mean
-from pipeline.config.restrictions import RestrictionsConfig
+from pipeline.config.sections import (
+    BatchInputConfig,
+    BatchOutputConfig,
+    CorsConfig,
+    ElasticConfig,
+    InputStoreConfig,
+    NeedsConfig,
+    RateLimitConfig,
+    RayConfig,
+    RayOpConfig,
+    RestrictionsConfig,
+    fault_of_cors,
+)
 from pipeline.config.sequences import ControlConfig, StateConfig
-from pipeline.config.stores import InputStoreConfig
 from pipeline.config.yaml import KeyPath, Source, dotted
 from pipeline.errors import ConfigError
 from pipeline.proto.slices import Limits

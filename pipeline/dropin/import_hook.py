@@ -16,6 +16,8 @@ import numpy as np
 from pipeline.config.default_host import listen_as_the_predecessor
 from pipeline.errors import InitError
 from pipeline.observe.logs.remote import log_as_the_predecessor
+from pipeline.system import script
+from pipeline.system.script import check_script
 
 _SERVER = "pipeline.dropin.server"
 _CLIENT = "pipeline.dropin.client"
@@ -196,3 +198,24 @@ def _fromstring(
         return _text_to_array(string, dtype, count, sep=sep, **like)
     data = string.encode("latin-1") if isinstance(string, str) else string
     return np.frombuffer(data, dtype, count).copy()
+
+
+# Scripts ----------------------------------------------------------------------------------------
+
+
+def run_script(path: str, arguments: Sequence[str] = ()) -> None:
+    """Run a file, as `system.script.run_script` does."""
+    check_script(path)
+    _lead_imports_here()
+    script.run_script(path, arguments)
+
+
+def run_module(name: str, arguments: Sequence[str] = ()) -> None:
+    """Run a module, as `system.script.run_module` does."""
+    _lead_imports_here()
+    script.run_module(name, arguments)
+
+
+def _lead_imports_here() -> None:
+    install()
+    write_scalars_as_before()

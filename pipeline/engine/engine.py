@@ -60,7 +60,7 @@ from pipeline.errors import (
     error_from_wire,
 )
 from pipeline.op import Op
-from pipeline.predictors.metadata import ModelMetadata
+from pipeline.predictors.base import ModelMetadata
 from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline.plain import PlainResponse
 from pipeline.proto.pipeline_service_pb2 import Response

@@ -18,7 +18,7 @@ from pipeline.engine.run.stages import BatchRun, CallWatch
 from pipeline.engine.state import WorkersState
 from pipeline.errors import PipelineError
 from pipeline.op import Op
-from pipeline.predictors.metadata import ModelMetadata
+from pipeline.predictors.base import ModelMetadata
 
 SetUp = Callable[[Op, int], None]
 """Gives an Op the predictor of the worker with this number."""

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from pipeline.config.access import ROLES, AccessConfig, document_of, fault_of_access
-from pipeline.config.cors import CorsConfig
 from pipeline.config.schema import ServiceConfig
+from pipeline.config.sections import CorsConfig
 from pipeline.errors import ConfigError, InitError
 from pipeline.frontends.link.frames import VERSION
 from pipeline.frontends.link.places import make_secret, socket_paths

@@ -12,7 +12,7 @@ import msgspec
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.state import EngineState
 from pipeline.metrics import MetricSamples
-from pipeline.predictors.metadata import MemoryUse
+from pipeline.predictors.base import MemoryUse
 
 LATENCY_STEPS = 121
 """Buckets of a latency histogram: bucket i holds what took up to 1 us * 2**(i / 4), and longer

@@ -41,7 +41,7 @@ from pipeline.observe.tables import (
     kept,
     tally,
 )
-from pipeline.predictors.metadata import MemoryUse
+from pipeline.predictors.base import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse
 
 # Fields of ModelCounters that are sums: each of a row of values of what succeeded, then two others.

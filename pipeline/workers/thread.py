@@ -28,7 +28,7 @@ from pipeline.engine.worker_api import (
 )
 from pipeline.errors import DeadlineError, InitError, PipelineError, WorkerDiedError, described
 from pipeline.op import Op, predictor_of
-from pipeline.predictors.metadata import ModelMetadata, metadata_of
+from pipeline.predictors.base import ModelMetadata, metadata_of
 from pipeline.workers.inbox import LoopInbox
 from pipeline.workers.peer_calls import LoopCaller
 from pipeline.workers.thread_worker import ThreadPool, ThreadWorker

@@ -231,7 +231,7 @@ def _metrics() -> Iterator[str]:
     metrics = importlib.import_module("pipeline.observe.metrics")
     snapshots = importlib.import_module("pipeline.observe.snapshot")
     state = importlib.import_module("pipeline.engine.state")
-    memory = importlib.import_module("pipeline.predictors.metadata")
+    memory = importlib.import_module("pipeline.predictors.base")
     counters = snapshots.ModelCounters("op")
     counters.memory = [memory.MemoryUse("GPU", 0, 1)]
     workers = state.WorkersState("thread", 4, 3, 2, 1, 9)

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import orjson
@@ -258,11 +258,10 @@ class HttpClient:
             headers["Content-Encoding"] = "gzip"
         if self.try_response_gzip:
             headers["Accept-Encoding"] = "gzip"
-        to = self._to()
-        status, kind, answer = self._posts.post(to, body, headers)
+        status, kind, answer = self._posts.post(self, body, headers)
         if status != HTTPStatus.OK:
             raise PredictorError(
-                f"{to.url()} answered {status}: {one_line(answer.decode('utf-8', 'replace'))}"
+                f"{self._url} answered {status}: {one_line(answer.decode('utf-8', 'replace'))}"
             )
         return _response(answer) if kind == _PROTO else _from_json(answer)
 
@@ -337,17 +336,10 @@ class HttpClient:
                 f"feed {name!r} has {array.size} elements, which are not {shape}"
             ) from None
 
-    def _to(self) -> PostTo:
-        return PostTo(
-            self.http_s,
-            self.ip,
-            self.port,
-            self.service_name,
-            self.timeout_ms,
-            self.max_body_size,
-            self._retries,
-            self.ssl_context,
-        )
+    @property
+    def _url(self) -> str:
+        """The service, as errors name it."""
+        return f"{self.http_s}{self.ip}:{self.port}{self.service_name}"
 
     def _close_grpc(self) -> None:
         grpc, self._grpc = self._grpc, None
@@ -390,22 +382,6 @@ _PATH = re.compile(r"/[!$-~]*")  # printable ASCII, without blanks, quotes, and 
 _HUNG_UP = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
 
-class PostTo(NamedTuple):
-    """A service, and the limits of a call. `retries`: of a connection that cannot be made."""
-
-    scheme: str
-    ip: str
-    port: str
-    path: str
-    timeout_ms: int
-    most_bytes: int
-    retries: int
-    ssl_context: ssl.SSLContext | None
-
-    def url(self) -> str:
-        return f"{self.scheme}{self.ip}:{self.port}{self.path}"
-
-
 class HttpPosts:
     """POSTs to one server; each thread that asks has a connection of its own."""
 
@@ -422,7 +398,9 @@ class HttpPosts:
         if kept is not None:
             kept.close()
 
-    def post(self, to: PostTo, body: bytes, headers: Mapping[str, Any]) -> tuple[int, str, bytes]:
+    def post(
+        self, to: HttpClient, body: bytes, headers: Mapping[str, Any]
+    ) -> tuple[int, str, bytes]:
         """Return (status, content type, unpacked body).
 
         Raises:
@@ -431,31 +409,31 @@ class HttpPosts:
             PredictorError: there is no answer, or none that can be read.
             DeadlineError: the time was over.
         """
-        _check(to.path, headers)
+        _check(to.service_name, headers)
         for attempt in itertools.count():
             connection, is_used = self._connection(to)
             try:
-                connection.request("POST", to.path, body, dict(headers))
+                connection.request("POST", to.service_name, body, dict(headers))
                 answer = connection.getresponse()
-                content = answer.read(to.most_bytes + 1)
+                content = answer.read(to.max_body_size + 1)
                 break
             except TimeoutError as error:
                 connection.close()
-                text = f"{to.url()}: no answer within {to.timeout_ms} ms"
+                text = f"{to._url}: no answer within {to.timeout_ms} ms"
                 raise DeadlineError(text) from error
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 # The server may have closed a connection while nobody used it.
                 was_closed = is_used and isinstance(error, _HUNG_UP)
-                if not was_closed and attempt >= to.retries:
-                    raise PredictorUnavailableError(f"{to.url()}: {error!r}") from error
+                if not was_closed and attempt >= to._retries:
+                    raise PredictorUnavailableError(f"{to._url}: {error!r}") from error
         try:
             return answer.status, answer.getheader("Content-Type", ""), _whole(to, answer, content)
         except PredictorError:
             connection.close()
             raise
 
-    def _connection(self, to: PostTo) -> tuple[http.client.HTTPConnection, bool]:
+    def _connection(self, to: HttpClient) -> tuple[http.client.HTTPConnection, bool]:
         """Return this thread's connection, and whether it was used before."""
         kept: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         timeout_s = to.timeout_ms / 1000
@@ -464,7 +442,7 @@ class HttpPosts:
             return kept, True
         host, port = checked_address(f"{to.ip}:{to.port}")
         made: http.client.HTTPConnection
-        if to.scheme == "https://":
+        if to.http_s == "https://":
             context = to.ssl_context or ssl.create_default_context()
             made = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
         else:
@@ -498,18 +476,18 @@ def _check(path: str, headers: Mapping[str, Any]) -> None:
             raise InputError(f"headers of HttpClient: {error}") from None
 
 
-def _whole(to: PostTo, answer: http.client.HTTPResponse, content: bytes) -> bytes:
+def _whole(to: HttpClient, answer: http.client.HTTPResponse, content: bytes) -> bytes:
     """Return the unpacked body. Raises PredictorError: it is too large, broken or cut off."""
-    is_over = len(content) > to.most_bytes or not answer.length
+    is_over = len(content) > to.max_body_size or not answer.length
     if answer.getheader("Content-Encoding", "") == "gzip":
         unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
         try:
-            content = unpacker.decompress(content, to.most_bytes + 1)
+            content = unpacker.decompress(content, to.max_body_size + 1)
         except zlib.error as error:
-            raise PredictorError(f"{to.url()}: the answer is no gzip: {error}") from error
-        is_over = is_over and (unpacker.eof or len(content) > to.most_bytes)
+            raise PredictorError(f"{to._url}: the answer is no gzip: {error}") from error
+        is_over = is_over and (unpacker.eof or len(content) > to.max_body_size)
     if not is_over:
-        raise PredictorError(f"{to.url()}: the answer was cut off")
-    if len(content) > to.most_bytes:
-        raise PredictorError(f"{to.url()}: the answer is above {to.most_bytes} bytes")
+        raise PredictorError(f"{to._url}: the answer was cut off")
+    if len(content) > to.max_body_size:
+        raise PredictorError(f"{to._url}: the answer is above {to.max_body_size} bytes")
     return content

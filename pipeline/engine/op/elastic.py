@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from pipeline.config.batching import traits_of
-from pipeline.config.elastic import ElasticConfig, bounds_of
+from pipeline.config.sections import ElasticConfig, bounds_of
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.op.dispatcher import OpDispatcher
 from pipeline.engine.worker_api import Resizable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.config.ragged import BatchInputConfig, BatchOutputConfig
+from pipeline.config.sections import BatchInputConfig, BatchOutputConfig
 from pipeline.engine.run.call import Call
 from pipeline.engine.run.collate import bounded, rows_of
 from pipeline.errors import InputError, PayloadTypeError, PipelineError

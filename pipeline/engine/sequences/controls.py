@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config.controls import Control, Kind
+from pipeline.config.sequences import Control, Kind
 from pipeline.data import SequenceStep
 from pipeline.errors import InputError
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.config.batching import has_sequences, traits_of
-from pipeline.config.controls import Control, Kind, controls_of
+from pipeline.config.sequences import Control, Kind, controls_of
 from pipeline.data import SequenceStep
 from pipeline.engine.run.call import Call
 from pipeline.engine.run.op_facts import is_ragged, plan_of

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.batching import traits_of
-from pipeline.config.elastic import bounds_of
+from pipeline.config.sections import bounds_of
 from pipeline.engine.journal.spans import WayRows
 from pipeline.engine.ports import OpNode, PackStop, Receiver, Router, Stop, alone
 from pipeline.engine.run.hooks import asking

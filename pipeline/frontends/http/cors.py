@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.config.cors import ANY_ORIGIN, CorsConfig
+from pipeline.config.sections import ANY_ORIGIN, CorsConfig
 from pipeline.frontends.http.routes import Header, WebResponse
 
 _METHODS = b"GET, HEAD, POST"  # what changes models is not for pages

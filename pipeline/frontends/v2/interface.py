@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pipeline.data import ANY, Tensor, announced_batch
 from pipeline.errors import PayloadTypeError
 from pipeline.frontends.v2.errors import V2Error, invalid
-from pipeline.predictors.metadata import ModelMetadata, TensorMetadata
+from pipeline.predictors.base import ModelMetadata, TensorMetadata
 from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 from pipeline.proto.v2.raw import datatype_of
 

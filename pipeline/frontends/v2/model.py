@@ -26,7 +26,7 @@ from pipeline.frontends.v2.interface import (
 from pipeline.frontends.v2.model_config import config_of_op, config_of_pipeline, step_of
 from pipeline.observe.statistics import StatisticsError, version_number
 from pipeline.op import Op, overrides
-from pipeline.predictors.metadata import ModelMetadata
+from pipeline.predictors.base import ModelMetadata
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.v2.json import RawInput

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from pipeline.config.batching import QueuePolicyConfig, traits_of
-from pipeline.config.controls import Control, controls_of
 from pipeline.config.schema import OpConfig
-from pipeline.config.sequences import StateConfig, datatype
+from pipeline.config.sequences import Control, StateConfig, controls_of, datatype
 from pipeline.data import ANY, declared
 from pipeline.engine.graph import Graph
 from pipeline.frontends.v2.interface import ModelInterface, Slot

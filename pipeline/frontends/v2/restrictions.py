@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import grpc
 import orjson
 
-from pipeline.config.restrictions import RestrictionConfig
+from pipeline.config.sections import RestrictionConfig
 from pipeline.engine.request import RequestHandle, ResponseSink
 from pipeline.errors import ConfigError
 from pipeline.frontends.grpc.server import (

@@ -14,8 +14,14 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from pipeline.errors import ClosedError, InitError, PredictorError
-from pipeline.predictors.base import TEXT, AcceleratedModel, Device, TensorSpec
-from pipeline.predictors.metadata import LoadMeter, MemoryUse
+from pipeline.predictors.base import (
+    TEXT,
+    AcceleratedModel,
+    Device,
+    LoadMeter,
+    MemoryUse,
+    TensorSpec,
+)
 from pipeline.predictors.onnx import OnnxModel
 from pipeline.predictors.onnx.binding import (
     DeviceMemory,

@@ -20,8 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from pipeline.errors import ClosedError, InitError, InputError, PredictorError, one_line
-from pipeline.predictors.base import TEXT, Device
-from pipeline.predictors.metadata import LoadMeter, MemoryUse
+from pipeline.predictors.base import TEXT, Device, LoadMeter, MemoryUse
 from pipeline.predictors.model_conf import conf_beside
 from pipeline.predictors.paddle import PaddleModel
 from pipeline.predictors.paddle.config import check_device, check_quantized, configure

@@ -11,7 +11,7 @@ from google.protobuf.message import EncodeError, Message
 from msgspec import Struct
 
 from pipeline.config import registry
-from pipeline.config.stores import InputStoreConfig
+from pipeline.config.sections import InputStoreConfig
 from pipeline.errors import InitError, InputError
 from pipeline.predictors.base import Predictor, as_own_struct
 from pipeline.predictors.signature import refuse_unknown_arguments

@@ -12,8 +12,13 @@ import numpy as np
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import ConfigError
 from pipeline.op import Op, RequestOp, ResponseOp
-from pipeline.predictors.base import LocalModel, load_local_predictor
-from pipeline.predictors.metadata import ModelMetadata, TensorMetadata, metadata_of
+from pipeline.predictors.base import (
+    LocalModel,
+    ModelMetadata,
+    TensorMetadata,
+    load_local_predictor,
+    metadata_of,
+)
 from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig
 from pipeline.proto.v2.raw import datatype_of
 from pipeline.repository.backends.base import ModelSource

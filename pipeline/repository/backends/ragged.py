@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.config.ragged import BatchInputConfig, BatchOutputConfig
+from pipeline.config.sections import BatchInputConfig, BatchOutputConfig
 from pipeline.engine.run.ragged import Arrays, RaggedBatch
 from pipeline.op import Op, RequestOp
 from pipeline.proto.inference_v2_pb2 import BatchInput, DataType, ModelConfig

@@ -20,7 +20,7 @@ from pipeline.errors import (
 )
 from pipeline.metrics import LEDGER
 from pipeline.op import Op
-from pipeline.predictors.metadata import ModelMetadata
+from pipeline.predictors.base import ModelMetadata
 from pipeline.workers.process.call_host import CallHost
 from pipeline.workers.process.calls import WireRoom
 from pipeline.workers.process.outcomes import ItemCodec, PayloadStore

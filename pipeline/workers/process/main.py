@@ -30,7 +30,7 @@ from pipeline.errors import (
 )
 from pipeline.metrics import LEDGER
 from pipeline.op import Op, configure_op, predictor_of
-from pipeline.predictors.metadata import metadata_of
+from pipeline.predictors.base import metadata_of
 from pipeline.system.event_loop import LoopThread
 from pipeline.workers.process.calls import CallLink
 from pipeline.workers.process.outcomes import outcome_of

@@ -21,7 +21,7 @@ from pipeline.engine.streams.stepped import SteppedRun
 from pipeline.engine.worker_api import Owner, StreamOwner, Worker, WorkersBase
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
-from pipeline.predictors.metadata import ModelMetadata
+from pipeline.predictors.base import ModelMetadata
 from pipeline.workers.process.handle import Commons, ProcessContext, ProcessWorker
 from pipeline.workers.process.pages import ForgottenRequests
 from pipeline.workers.process.sending import SendingOp, SentStream

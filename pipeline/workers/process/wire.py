@@ -23,7 +23,7 @@ from pipeline.config.schema import OpConfig
 from pipeline.data import RequestInfo
 from pipeline.metrics import SeriesChange
 from pipeline.op import WorkerSpec
-from pipeline.predictors.metadata import ModelMetadata
+from pipeline.predictors.base import ModelMetadata
 from pipeline.workers.shm.arena import Block
 from pipeline.workers.shm.payload import SerializedPayload
 from pipeline.workers.warm_up import WarmUpSample

@@ -23,7 +23,7 @@ from pipeline.engine.run.bound_op import BoundOp
 from pipeline.errors import described, utf8_text
 from pipeline.metrics import LEDGER, Ledger
 from pipeline.op import predictor_of
-from pipeline.predictors.metadata import metadata_of
+from pipeline.predictors.base import metadata_of
 from pipeline.workers.process.main import ServedWorker, WorkerPlace, initialised
 from pipeline.workers.process.pages import ForgottenRequests, StatusPage
 from pipeline.workers.process.wire import Jobs, WorkerReport

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pipeline.config.ray import RayConfig
+from pipeline.config.sections import RayConfig
 
 Told = Callable[[Any, "Exception | None"], None]
 """Told the value of a reference, or why there is none; in whatever thread."""

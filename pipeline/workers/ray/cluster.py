@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from pipeline.config.ray import RayConfig
+from pipeline.config.sections import RayConfig
 from pipeline.errors import InitError, described
 from pipeline.workers.ray.api import (
     ActorGoneError,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.ray import RayConfig, RayOpConfig
+from pipeline.config.sections import RayConfig, RayOpConfig
 from pipeline.engine.worker_api import Owner, WorkerContext
 from pipeline.errors import ConfigError
 from pipeline.op import Op

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from pipeline.config.ray import RayOpConfig
+from pipeline.config.sections import RayOpConfig
 from pipeline.engine.run.hooks import asking
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.worker_api import Owner, Worker

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pipeline.config.controls import Control, Kind, controls_of
-from pipeline.config.sequences import ControlConfig
+from pipeline.config.sequences import Control, ControlConfig, Kind, controls_of
 from pipeline.errors import ConfigError
 
 

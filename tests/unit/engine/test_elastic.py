@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config.elastic import ElasticConfig
+from pipeline.config.sections import ElasticConfig
 from pipeline.engine.op.elastic import Demand, ElasticPolicy
 
 CONFIG = ElasticConfig(utilization=0.8, max_wait_ms=100, idle_s=60)

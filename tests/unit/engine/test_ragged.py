@@ -10,8 +10,8 @@ from doubles import Engine, settle, virtual
 
 from pipeline import Op, RequestOp
 from pipeline.config.op_settings import resolve_op
-from pipeline.config.ragged import BatchOutputConfig
 from pipeline.config.schema import load_config
+from pipeline.config.sections import BatchOutputConfig
 from pipeline.data import RequestInfo
 from pipeline.engine.request import RequestTarget, ask
 from pipeline.engine.run.collate import distribute

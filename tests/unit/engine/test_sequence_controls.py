@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.config.controls import Control, Kind
+from pipeline.config.sequences import Control, Kind
 from pipeline.data import SequenceStep
 from pipeline.engine.sequences.controls import Controls, gathered, spread
 

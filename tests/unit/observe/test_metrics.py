@@ -21,7 +21,7 @@ from pipeline.observe.snapshot import (
     ModelCounters,
     Snapshot,
 )
-from pipeline.predictors.metadata import MemoryUse
+from pipeline.predictors.base import MemoryUse
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -36,7 +36,7 @@ from pipeline.observe.statistics import (
     version_number,
 )
 from pipeline.observe.tables import LATENCY_BOUNDS_NS
-from pipeline.predictors.metadata import MemoryUse
+from pipeline.predictors.base import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse
 
 OFFSET_NS = 1_700_000_000_000_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.predictors import metadata
-from pipeline.predictors.metadata import LoadMeter, MemoryUse
+from pipeline.predictors.base import LoadMeter, MemoryUse
 
 
 class Process:

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.config.controls import Control, controls_of
-from pipeline.config.sequences import ControlConfig
+from pipeline.config.sequences import Control, ControlConfig, controls_of
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import ConfigError, InitError
 from pipeline.op import ResponseOp

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.config.controls import Control
+from pipeline.config.sequences import Control
 from pipeline.data import RequestContext
 from pipeline.engine.sequences.controls import Controls, in_slots, of_nobody
 from pipeline.engine.sequences.feeds import has_fillers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config.cors import CorsConfig, fault_of_cors
+from pipeline.config.sections import CorsConfig, fault_of_cors
 from pipeline.frontends.http.cors import Cors
 
 APP = "https://app.example.com"

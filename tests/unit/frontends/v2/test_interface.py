@@ -14,7 +14,7 @@ from pipeline.frontends.v2.interface import (
     interface_of,
 )
 from pipeline.frontends.v2.model import ConfiguredModel
-from pipeline.predictors.metadata import ModelMetadata, TensorMetadata
+from pipeline.predictors.base import ModelMetadata, TensorMetadata
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.backends.identity import IdentityBackend
 from pipeline.repository.backends.onnxruntime import OnnxRuntimeBackend

@@ -12,7 +12,7 @@ from pipeline.data import Tensor
 from pipeline.errors import ConfigError
 from pipeline.frontends.v2 import V2Error, V2Status
 from pipeline.frontends.v2.parameters import info_of, timeout_of
-from pipeline.predictors.metadata import ModelMetadata, TensorMetadata
+from pipeline.predictors.base import ModelMetadata, TensorMetadata
 
 
 class Show(Op):

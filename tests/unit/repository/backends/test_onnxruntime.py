@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.predictors.metadata import ModelMetadata, TensorMetadata
+from pipeline.predictors.base import ModelMetadata, TensorMetadata
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.backends.onnxruntime import ONNXRUNTIME, completed
 from pipeline.repository.model_checks import check_tensors

@@ -16,8 +16,8 @@ from played_ray import PlayedRay, big
 
 from pipeline import Op, RequestOp
 from pipeline.config.op_settings import resolve_op
-from pipeline.config.ray import RayConfig, RayOpConfig
 from pipeline.config.schema import LocalServiceConfig, OpConfig, load_config
+from pipeline.config.sections import RayConfig, RayOpConfig
 from pipeline.engine.worker_api import WorkerContext
 from pipeline.errors import ConfigError, InitError, PayloadTypeError
 from pipeline.op import configure_op

@@ -12,7 +12,7 @@ from played import Sample, run_of
 from played_ray import RayPool, big
 
 from pipeline import Op
-from pipeline.config.ray import RayOpConfig
+from pipeline.config.sections import RayOpConfig
 from pipeline.engine.run.payload import opened
 from pipeline.errors import DataLostError, InitError, UserCodeError
 from pipeline.workers.ray.api import UnreachableError

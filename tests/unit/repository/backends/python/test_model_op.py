@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from pipeline.config.controls import Control, Kind
 from pipeline.config.schema import OpConfig
+from pipeline.config.sequences import Control, Kind
 from pipeline.data import RequestContext, SequenceStep
 from pipeline.engine.model_answers import error_in
 from pipeline.errors import (
