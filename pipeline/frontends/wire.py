@@ -12,7 +12,7 @@ from pipeline.data import ChannelData
 from pipeline.engine.offload import Offload
 from pipeline.errors import DeadlineError, PackageError, PipelineError, TooLargeError
 from pipeline.frontends.http.routes import error_body
-from pipeline.proto.inflate import emptied
+from pipeline.proto.inflate import emptied, whole
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.large import LargeResponse, read_request
 from pipeline.proto.pipeline.plain import (
@@ -23,7 +23,7 @@ from pipeline.proto.pipeline.plain import (
 )
 from pipeline.proto.pipeline.response import pack_error
 from pipeline.proto.pipeline_service_pb2 import Request, Response
-from pipeline.proto.slices import Limits
+from pipeline.proto.slices import Limits, Piece
 
 RESPONSES = (PlainResponse, Response)
 """Answers that `Wire.write` takes."""
@@ -35,11 +35,14 @@ class Wire(Protocol):
     `names` are the two parts of a path of JSON, which a request in protobuf says itself.
     """
 
+    offload: Offload
+    """Where large messages are read and written."""
+
     def read(self, message: bytes, *names: str) -> Any:
         """Return the request of a short message. Raises PackageError."""
 
     async def read_large(
-        self, pieces: Sequence[bytes], timeout_s: float | None, *names: str
+        self, pieces: Sequence[Piece], timeout_s: float | None, *names: str
     ) -> tuple[Any, float | None]:
         """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
 
@@ -48,6 +51,9 @@ class Wire(Protocol):
 
     def write_large(self, response: LargeResponse) -> Awaitable[bytes]:
         """Return the bytes of an answer, or of the error that it was not written."""
+
+    def write_pieces(self, response: LargeResponse) -> Awaitable[bytes | list[Piece]]:
+        """Return the same in pieces, if it has some that need no copy."""
 
     def write_error(self, error: PipelineError) -> bytes:
         """Return the bytes of an answer that is an error."""
@@ -72,7 +78,7 @@ class PipelineWire:
     ) -> None:
         self._is_own = is_own
         self._is_plain = is_plain
-        self._offload = offload or Offload(threads=0)
+        self.offload: Offload = offload or Offload(threads=0)
         self._limits = limits or Limits()
 
     def read(self, message: bytes, *names: str) -> PlainRequest | Request:
@@ -82,15 +88,15 @@ class PipelineWire:
         return _whole(message)
 
     async def read_large(
-        self, pieces: Sequence[bytes], timeout_s: float | None, *names: str
+        self, pieces: Sequence[Piece], timeout_s: float | None, *names: str
     ) -> tuple[Any, float | None]:
         """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
         read = partial(self._read_large, list(pieces))
         del pieces
-        return await self._offload.run(read, timeout_s)
+        return await self.offload.run(read, timeout_s)
 
-    def _read_large(self, pieces: list[bytes]) -> Any:
-        message = emptied(pieces)
+    def _read_large(self, pieces: list[Piece]) -> Any:
+        message = whole(pieces)
         if self._is_own:
             return read_request(message, self._limits)
         request = _whole(message)
@@ -106,10 +112,16 @@ class PipelineWire:
     async def write_large(self, response: LargeResponse) -> bytes:
         """Return the bytes of an answer, or of the error that it was not written in time."""
         try:
-            message, _ = await self._offload.run(response.to_wire)
+            return (await self.offload.run(response.to_wire))[0]
         except DeadlineError as error:
             return self.write_error(error)
-        return message
+
+    async def write_pieces(self, response: LargeResponse) -> bytes | list[Piece]:
+        """Return the same in pieces, the elements of tensors where they are."""
+        try:
+            return (await self.offload.run(response.pieces))[0]
+        except DeadlineError as error:
+            return self.write_error(error)
 
     def write_error(self, error: PipelineError) -> bytes:
         """Return the bytes of a Response that is an error."""
@@ -126,7 +138,7 @@ class JsonWire:
     """
 
     def __init__(self, offload: Offload, limits: Limits, is_plain: bool = False) -> None:
-        self._offload = offload
+        self.offload: Offload = offload
         self._limits = limits
         self.read: Callable[..., Any] = (
             plain_request_from_json if is_plain else jsonpb.request_from_json
@@ -135,14 +147,14 @@ class JsonWire:
     write_error: Callable[[PipelineError], bytes] = staticmethod(error_body)
 
     async def read_large(
-        self, pieces: Sequence[bytes], timeout_s: float | None, *names: str
+        self, pieces: Sequence[Piece], timeout_s: float | None, *names: str
     ) -> tuple[Any, float | None]:
         """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
         read = partial(self._read_large, list(pieces), *names)
         del pieces
-        return await self._offload.run(read, timeout_s)
+        return await self.offload.run(read, timeout_s)
 
-    def _read_large(self, pieces: list[bytes], name: str, method: str) -> Any:
+    def _read_large(self, pieces: list[Piece], name: str, method: str) -> Any:
         size = sum(map(len, pieces))
         if size > (limit := self._limits.json_bytes):
             raise TooLargeError(f"the request is larger than max_json_bytes ({limit} bytes)")
@@ -161,14 +173,16 @@ class JsonWire:
         except (DeadlineError, TooLargeError) as error:
             return error_body(error)
 
+    write_pieces = write_large
+
     async def written(self, response: LargeResponse) -> bytes:
         """Return the JSON of an answer. Raises PipelineError: it is too large, or too late."""
         write = partial(jsonpb.large_response_to_json, response, self._limits)
-        return (await self._offload.run(write))[0]
+        return (await self.offload.run(write))[0]
 
 
-def _whole(message: bytes) -> Request:
+def _whole(message: Piece) -> Request:
     try:
-        return Request.FromString(message)
+        return Request.FromString(bytes(message))
     except DecodeError as error:
         raise PackageError(f"not a Request: {error}") from error

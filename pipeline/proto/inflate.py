@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
-from pipeline.proto.slices import SLICE_BYTES, breathe
+from pipeline.proto.slices import SLICE_BYTES, Piece, breathe
 
 
 def inflated(data: bytes | memoryview, window_bits: int, most: int) -> bytes:
@@ -38,8 +39,13 @@ def inflated(data: bytes | memoryview, window_bits: int, most: int) -> bytes:
     return emptied(pieces)
 
 
-def emptied(pieces: list[bytes]) -> bytes:
+def emptied(pieces: list[Any]) -> bytes:
     """Join the pieces and empty the list, so that nothing is there twice for long."""
-    whole = b"".join(pieces)  # lets others run
+    joined = b"".join(pieces)  # lets others run
     pieces.clear()
-    return whole
+    return joined
+
+
+def whole(pieces: list[Piece]) -> Piece:
+    """Return the only piece as it is, or join them all; the list is empty then."""
+    return pieces.pop() if len(pieces) == 1 else emptied(pieces)

@@ -20,6 +20,9 @@ SLICE = 8192
 
 SLICE_BYTES = 128 * 1024
 
+Piece = bytes | memoryview
+"""A piece of a message."""
+
 MAX_TENSORS = 2**14
 """Tensors of one message, and members of an object of JSON that are tensors."""
 

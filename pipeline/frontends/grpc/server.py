@@ -16,7 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 from urllib.parse import unquote
 
 import grpc
@@ -96,6 +96,9 @@ class GrpcCall:
     """
 
     __slots__ = ("_context", "time_left")
+
+    takes_pieces: ClassVar[bool] = False
+    """Whether the answer may be the pieces of a long message, in a list."""
 
     def __init__(self, context: _Context) -> None:
         self._context = context

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from pipeline.answer_head import AnswerHead, http_status_for
@@ -35,9 +35,9 @@ from pipeline.frontends.link.frames import (
     end_of,
     fields,
 )
-from pipeline.frontends.link.outbox import Sending
-from pipeline.proto.inflate import emptied
-from pipeline.proto.slices import SHORT_BYTES
+from pipeline.frontends.link.outbox import Message, Sending
+from pipeline.proto.inflate import whole
+from pipeline.proto.slices import SHORT_BYTES, Piece
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -54,8 +54,13 @@ class Peer(Protocol):
     max_bytes: int
     """Limit of a message."""
 
-    def answer(self, number: int, message: bytes, end: bytes = SUCCESS) -> None:
+    def answer(self, number: int, message: Message, end: bytes = SUCCESS) -> None:
         """Answer a unary call, and end it as `end` says."""
+
+    async def answer_long(
+        self, number: int, pieces: Sequence[Piece], end: bytes, offload: Offload
+    ) -> None:
+        """Answer a unary call with a long message, where the gateway can read it if possible."""
 
     def fail(self, number: int, end: bytes) -> None:
         """End a call as `end` says."""
@@ -114,6 +119,7 @@ class LinkCall(GrpcCall):
 
     __slots__ = ("_metadata", "_number", "_peer", "_pieces", "_size", "_timeout_ns", "_window")
 
+    takes_pieces: ClassVar[bool] = True
     credit: ClassVar[int] = CALL_CREDIT
     """Bytes of DATA that its caller may send before it is given more."""
 
@@ -144,10 +150,14 @@ class LinkCall(GrpcCall):
         """Begin a unary call, whose message is there in whole."""
         raise NotImplementedError
 
+    def begin_long(self, message: memoryview) -> None:
+        """Begin a unary call, whose message lies in the server's memory."""
+        self._begin_long([message])
+
     def open(self, flags: int, data: bytes) -> None:
         """Begin a call with the first of several frames."""
         self._window = Window(self.credit)
-        self._pieces: list[bytes] = []
+        self._pieces: list[Piece] = []
         self._size = 0
         self._take(flags, data, 0)
 
@@ -184,7 +194,7 @@ class LinkCall(GrpcCall):
             text = f"the request is larger than max_message_bytes ({limit} bytes)"
             self._peer.fail(self._number, end_of_error(TooLargeError(text)))
 
-    def _begin_long(self, pieces: list[bytes]) -> None:
+    def _begin_long(self, pieces: list[Piece]) -> None:
         """Begin a unary call, of a message of any size."""
         raise NotImplementedError
 
@@ -235,24 +245,27 @@ class UnaryCall(_TaskCall):
         """Begin."""
         self._begin_long([message])
 
-    def _begin_long(self, pieces: list[bytes]) -> None:
+    def _begin_long(self, pieces: list[Piece]) -> None:
         self._answer_with(self._asked(pieces))
 
-    async def _asked(self, pieces: list[bytes]) -> bytes:
+    async def _asked(self, pieces: list[Piece]) -> Message:
         message = await self._method.joined(pieces)
-        answer: bytes = await self._method.answer(message, self)
+        answer: Message = await self._method.answer(message, self)
         return answer
 
-    def _answer_with(self, answer: Awaitable[bytes]) -> None:
+    def _answer_with(self, answer: Awaitable[Message]) -> None:
         self._task = self._peer.loop.create_task(self._answer(answer))
 
-    async def _answer(self, answer: Awaitable[bytes]) -> None:
+    async def _answer(self, answer: Awaitable[Message]) -> None:
+        peer, number = self._peer, self._number
         try:
             message = await answer
+            if isinstance(message, bytes):
+                peer.answer(number, message, self._end)
+            else:
+                await peer.answer_long(number, message, self._end, self._method.offload)
         except Exception as error:
             self._fail(error)
-        else:
-            self._peer.answer(self._number, message, self._end)
 
     def _fail(self, error: Exception) -> None:
         self._peer.fail(self._number, end_of_exception(error, self._method.name))
@@ -285,6 +298,8 @@ class DirectCall(UnarySink, UnaryCall):
             reply = self._method.direct.reply(answer, self)
             if isinstance(reply, bytes):
                 self._peer.answer(self._number, reply)
+            elif isinstance(reply, list):
+                self._answer_with(_at_once(reply))
             else:
                 self._answer_with(reply)
         except Exception as error:
@@ -295,6 +310,10 @@ class DirectCall(UnarySink, UnaryCall):
         super().cancel()
         if self._work is not None:
             self._work.cancel()
+
+
+async def _at_once(message: Message) -> Message:
+    return message
 
 
 class StreamCall(_TaskCall):
@@ -310,7 +329,7 @@ class StreamCall(_TaskCall):
 
     def open(self, flags: int, data: bytes) -> None:
         """Begin, with the first message if it is there."""
-        self._messages: deque[tuple[list[bytes], int]] = deque()
+        self._messages: deque[tuple[list[Piece], int]] = deque()
         self._arrived = asyncio.Event()
         self._has_ended = self._is_closed = False
         self._owed = 0
@@ -354,7 +373,7 @@ class StreamCall(_TaskCall):
         owed, self._owed = self._owed, 0
         self._peer.give_back(self._number, self._window, owed)
 
-    async def _read(self) -> AsyncGenerator[bytes, None]:
+    async def _read(self) -> AsyncGenerator[Piece, None]:
         while True:
             while self._messages:
                 pieces, owed = self._messages.popleft()
@@ -401,10 +420,8 @@ class Method(NamedTuple):
     answer: Any
     direct: Any = None
 
-    async def joined(self, pieces: list[bytes]) -> bytes:
+    async def joined(self, pieces: list[Piece]) -> Piece:
         """Return a message of its pieces."""
-        if len(pieces) == 1:
-            return pieces.pop()
-        if sum(map(len, pieces)) <= SHORT_BYTES:
-            return b"".join(pieces)
-        return (await self.offload.run(functools.partial(emptied, pieces)))[0]
+        if len(pieces) == 1 or sum(map(len, pieces)) <= SHORT_BYTES:
+            return whole(pieces)
+        return (await self.offload.run(functools.partial(whole, pieces)))[0]

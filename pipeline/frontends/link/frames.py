@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 
-VERSION = 5
+VERSION = 6
 """Of the format. Both sides are of one version; those before it had other frames or limits."""
 
-HELLO, OPEN, HEADERS, DATA, END, RESET, CREDIT, PING, PONG, STATE, GOAWAY = range(1, 12)
+HELLO, OPEN, HEADERS, DATA, END, RESET, CREDIT, PING, PONG, STATE, GOAWAY, FREED = range(1, 13)
 """Kinds."""
 
-MORE, LAST, MESSAGE = 1, 2, 4
-"""Flags: the message goes on; this side sends no more; there are data of a message, maybe none."""
+MORE, LAST, MESSAGE, PLACED = 1, 2, 4, 8
+"""Flags: the message goes on; this side sends no more; there are data of a message, maybe none;
+the data are PLACES, which say where the message lies in the server's memory."""
 
 CANCELED, REFUSED, TOO_LARGE, OVERRUN, BROKEN, NO_METHOD = range(1, 7)
 """Reasons of a RESET; only REFUSED is safe to repeat."""
@@ -45,6 +47,11 @@ and the trailers, which follow; then data."""
 
 STATED = struct.Struct(">BI")
 """Payload of a STATE: 1 if the server is ready, else 0; calls in flight."""
+
+PLACE = struct.Struct(">IQQ")
+"""A piece of a message: region, offset and size; behind NO_REGION the piece itself follows."""
+
+NO_REGION = 2**32 - 1
 
 _NUMBER, _LONG = struct.Struct(">I"), struct.Struct(">Q")
 SUCCESS = ENDED.pack(0, 200, 0, 0, 0, 0)
@@ -71,6 +78,13 @@ class LinkLimits(msgspec.Struct, frozen=True):
     message_bytes: int = 0
 
 
+class SharedRegion(msgspec.Struct, frozen=True):
+    """Region of the server's memory that a gateway may write to; its descriptor comes along."""
+
+    region: int = 0
+    region_bytes: int = 0
+
+
 class MethodEntry(msgspec.Struct, frozen=True):
     """A line of the table of methods: the number that an OPEN has, and the name."""
 
@@ -91,6 +105,7 @@ class Hello(msgspec.Struct, frozen=True):
     methods: Sequence[MethodEntry] = ()
     trace: bool = False
     headers: bool = False
+    memory: SharedRegion | None = None
 
 
 def read_hello(kind: int, payload: bytes) -> Hello:
@@ -121,6 +136,22 @@ def frame(kind: int, number: int, payload: bytes = b"", flags: int = 0, method: 
 def answered(number: int, message: bytes, end: bytes = SUCCESS) -> bytes:
     """Return the END of a call that is answered with a message; both fit a frame."""
     return HEAD.pack(len(end) + len(message), END, _WHOLE, 0, number) + end + message
+
+
+def placed(number: int, end: bytes, pieces: Iterable[bytes | Place]) -> bytes:
+    """Return the END of a call whose answer lies, but for some bytes, in the server's memory."""
+    said = [end]
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            said += (PLACE.pack(NO_REGION, 0, len(piece)), piece)
+        else:
+            said.append(PLACE.pack(piece.region, piece.offset, piece.size))
+    return frame(END, number, b"".join(said), _WHOLE | PLACED)
+
+
+def freed(offsets: Sequence[int]) -> bytes:
+    """Return a FREED: a gateway's blocks that begin there are read."""
+    return frame(FREED, 0, struct.pack(f">{len(offsets)}Q", *offsets))
 
 
 def hello(said: Hello) -> bytes:
@@ -170,6 +201,19 @@ def _cut(text: str) -> bytes:
     return (
         data if len(data) <= _TEXT_BYTES else data[:_TEXT_BYTES].decode("utf-8", "ignore").encode()
     )
+
+
+class Place(Protocol):
+    """Bytes in the server's memory."""
+
+    @property
+    def region(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
 
 
 OnOpen = Callable[[int, int, int, bytes, int, int], None]

@@ -17,6 +17,7 @@ from pipeline.frontends.link.calls import LinkCall, Peer, end_of_error, end_of_e
 from pipeline.frontends.link.frames import SUCCESS, end_of, fields
 from pipeline.frontends.wire import RESPONSES, Wire
 from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.slices import Piece
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -115,10 +116,10 @@ class InferenceCall(UnarySink, LinkCall):
             return timeout_s, RequestTarget(traceparent=trace, is_large=is_large, info=info)
         return timeout_s, None
 
-    def _begin_long(self, pieces: list[bytes]) -> None:
+    def _begin_long(self, pieces: list[Piece]) -> None:
         self._work = self._peer.loop.create_task(self._read_large(pieces))
 
-    async def _read_large(self, pieces: list[bytes]) -> None:
+    async def _read_large(self, pieces: list[Piece]) -> None:
         service = self._service
         try:
             timeout_s, target = self._told(self.timeout_s, is_large=True)
@@ -148,8 +149,12 @@ class InferenceCall(UnarySink, LinkCall):
 
     async def _write_large(self, answer: LargeResponse) -> None:
         try:
-            message = await self._service.wire.write_large(answer)
-            self._peer.answer(self._number, message, self._end)
+            wire = self._service.wire
+            message = await wire.write_pieces(answer)
+            if isinstance(message, bytes):
+                self._peer.answer(self._number, message, self._end)
+            else:
+                await self._peer.answer_long(self._number, message, self._end, wire.offload)
         except Exception as error:
             self._fail(error)
 

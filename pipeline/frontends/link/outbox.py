@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.frontends.link.frames import (
@@ -18,7 +18,13 @@ from pipeline.frontends.link.frames import (
     SUCCESS,
     answered,
     frame,
+    placed,
 )
+from pipeline.frontends.link.memory import GatewayMemory
+from pipeline.proto.slices import Piece
+
+Message = bytes | Sequence[Piece]
+"""A message, in one piece or several; those in pieces are long."""
 
 _FLUSH_BYTES = 4 * FRAME_BYTES  # of long messages; then the event loop has others to see to
 
@@ -31,7 +37,7 @@ class Sending:
         credit: bytes of DATA that the peer takes.
         size: bytes that wait.
         room: done when few of them do.
-        waiting: messages, of the first what is left.
+        waiting: pieces of messages, of the first what is left; and whether its message goes on.
         end: what ends the call behind them; None: nothing so far.
         is_queued: whether it waits for its turn.
     """
@@ -43,14 +49,14 @@ class Sending:
         self.credit: int = credit
         self.size: int = 0
         self.room: asyncio.Future[None] | None = None
-        self.waiting: deque[memoryview] = deque()
+        self.waiting: deque[tuple[memoryview, bool]] = deque()
         self.end: bytes | None = None
         self.is_queued: bool = False
 
     @property
     def needs_credit(self) -> bool:
         """True if the next frame takes some."""
-        return bool(self.waiting) and len(self.waiting[0]) > 0
+        return bool(self.waiting) and len(self.waiting[0][0]) > 0
 
     @property
     def is_over(self) -> bool:
@@ -73,11 +79,13 @@ class Outbox:
     Attributes:
         call_credit: bytes of DATA that the peer takes of a call, to begin with.
         stream_credit: those of a stream.
+        memory: that it shares with the peer; None: none.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, write: Callable[[bytes], None]) -> None:
         self.call_credit: int = 0
         self.stream_credit: int = 0
+        self.memory: GatewayMemory | None = None
         self._loop = loop
         self._write = write
         self._short: list[bytes] = []
@@ -100,14 +108,21 @@ class Outbox:
             self._is_awaited = True
             self._loop.call_soon(self.flush)
 
-    def answer(self, number: int, message: bytes, end: bytes = SUCCESS) -> None:
+    def answer(self, number: int, message: Message, end: bytes = SUCCESS) -> None:
         """Answer a unary call, and end it as `end` says."""
-        if len(message) + len(end) <= FRAME_BYTES:
-            self.send(answered(number, message, end))
-        else:
-            sending = self._begin(number, self.call_credit)
-            self.add(sending, message)
-            self.finish(sending, end)
+        if isinstance(message, bytes):
+            if len(message) + len(end) <= FRAME_BYTES:
+                self.send(answered(number, message, end))
+                return
+            message = (message,)
+        elif self.memory is not None and self.memory.is_mapped:
+            places = self.memory.places(number, message)
+            if places is not None:
+                self.send(placed(number, end, places))
+                return
+        sending = self._begin(number, self.call_credit)
+        self._add(sending, message)
+        self.finish(sending, end)
 
     def fail(self, number: int, end: bytes) -> None:
         """End a call without an answer, as `end_of` says, behind what is being sent of it."""
@@ -126,8 +141,12 @@ class Outbox:
 
     def add(self, sending: Sending, message: bytes) -> None:
         """Send a message behind those that wait."""
-        sending.waiting.append(memoryview(message))
-        sending.size += len(message)
+        self._add(sending, (message,))
+
+    def _add(self, sending: Sending, pieces: Sequence[Piece]) -> None:
+        for index, piece in enumerate(pieces, start=1):
+            sending.waiting.append((memoryview(piece), index < len(pieces)))
+            sending.size += len(piece)
         self._queue(sending)
 
     def finish(self, sending: Sending, end: bytes = SUCCESS) -> None:
@@ -157,6 +176,8 @@ class Outbox:
         """Write all short messages, and of long ones as much as the peer takes."""
         self._is_awaited = False
         packet, self._short = self._short, []
+        if self.memory is not None and (freed := self.memory.freed()):
+            packet.append(freed)
         if self._turns and not self._is_full:
             self._add_pieces(packet, _FLUSH_BYTES)
             if self._turns:
@@ -214,12 +235,12 @@ class Outbox:
                 self._sendings.pop(sending.number, None)
 
     def _add_piece(self, packet: list[Any], sending: Sending) -> int:
-        rest = sending.waiting.popleft()
+        rest, goes_on = sending.waiting.popleft()
         size = min(len(rest), FRAME_BYTES, sending.credit)
-        flags = MESSAGE
         if size < len(rest):
-            sending.waiting.appendleft(rest[size:])
-            flags |= MORE
+            sending.waiting.appendleft((rest[size:], goes_on))
+            goes_on = True
+        flags = MESSAGE | MORE if goes_on else MESSAGE
         packet.append(HEAD.pack(size, DATA, flags, 0, sending.number))
         packet.append(rest[:size])
         sending.credit -= size

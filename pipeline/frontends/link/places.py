@@ -63,13 +63,25 @@ class Connected(Protocol):
         """Return what the system knows."""
 
 
-def stranger_at(connection: Connected | None) -> int | None:
-    """Return the user at the other end of a Unix socket; None: it is ours, root, or not known.
+class At(NamedTuple):
+    """Process and user at the other end of a Unix socket.
 
     It is who it was when it connected, or listened, whatever it has become since.
     """
+
+    process: int
+    user: int
+
+    @property
+    def is_stranger(self) -> bool:
+        """Return whether it is neither this user's nor root's."""
+        return self.user not in (_ROOT, os.geteuid())
+
+
+def who_is_at(connection: Connected | None) -> At | None:
+    """Return who is at the other end of a Unix socket; None: it is not known."""
     if _SO_PEERCRED is None or connection is None:
         return None
     found = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(found)
-    return None if user in (_ROOT, os.geteuid()) else int(user)
+    process, user, _ = _CREDENTIALS.unpack(found)
+    return At(process, user)

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
+from pipeline.engine.offload import Offload
 from pipeline.errors import ClosedError, PipelineError
 from pipeline.frontends.link import frames
 from pipeline.frontends.link.calls import LinkCall, end_of_error
@@ -23,10 +26,13 @@ from pipeline.frontends.link.frames import (
     MethodEntry,
     Window,
 )
+from pipeline.frontends.link.memory import GatewayMemory, sent_with
 from pipeline.frontends.link.methods import LinkMethod
-from pipeline.frontends.link.outbox import Outbox, Sending
-from pipeline.frontends.link.places import stranger_at
+from pipeline.frontends.link.outbox import Message, Outbox, Sending
+from pipeline.frontends.link.places import At, who_is_at
 from pipeline.frontends.listen import BACKLOG, UNIX, bind
+from pipeline.proto.slices import Piece
+from pipeline.workers.shm.server_memory import ServerMemory
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -49,6 +55,7 @@ class LinkFrontend:
         max_message_bytes: limit of a message.
         max_calls: limit of the calls in flight on a connection.
         secret: that a gateway has to know; "": none.
+        memory: that gateways share; None: none.
     """
 
     port = 0
@@ -62,6 +69,7 @@ class LinkFrontend:
         max_message_bytes: int = _LARGEST,
         max_calls: int = _MAX_CALLS,
         secret: str = "",
+        memory: ServerMemory | None = None,
     ) -> None:
         self.hello: Hello = Hello(
             limits=LinkLimits(calls=max_calls, message_bytes=max_message_bytes),
@@ -76,6 +84,8 @@ class LinkFrontend:
         self.connections: set[Connection] = set()
         self.is_ready: bool = False
         self._secret = secret.encode()
+        self._memory = memory
+        self._shared: set[GatewayMemory] = set()  # with gateways whose processes there may be
         self._path = path
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
@@ -95,6 +105,21 @@ class LinkFrontend:
     def knows(self, secret: str) -> bool:
         """Return whether it is the secret."""
         return hmac.compare_digest(secret.encode(), self._secret)
+
+    def share_with(self, gateway: At | None) -> GatewayMemory | None:
+        """Return memory to share with a gateway; None: there is none, or it cannot be watched."""
+        if self._memory is None or gateway is None:
+            return None
+        try:
+            shared = GatewayMemory(self._memory, gateway.process)
+        except (OSError, ValueError):
+            return None
+        self._shared.add(shared)
+        return shared
+
+    def forget(self, shared: GatewayMemory, loop: asyncio.AbstractEventLoop) -> None:
+        """Take memory back from a gateway when its process has ended."""
+        shared.leave(loop, lambda: self._shared.discard(shared))
 
     async def set_ready(self, ready: bool) -> None:
         """Tell every gateway."""
@@ -128,6 +153,9 @@ class LinkFrontend:
             await asyncio.wait([connection.lost for connection in leaving], timeout=grace_s)
         for connection in leaving:
             connection.transport.abort()  # its gateway does not read
+        for shared in self._shared:
+            shared.close()
+        self._shared.clear()
 
 
 class Connection(asyncio.Protocol):
@@ -149,6 +177,7 @@ class Connection(asyncio.Protocol):
     loop: asyncio.AbstractEventLoop
     _outbox: Outbox
     _timer: asyncio.TimerHandle
+    _peer: At | None
 
     def __init__(self, door: LinkFrontend) -> None:
         self._door = door
@@ -173,9 +202,9 @@ class Connection(asyncio.Protocol):
         self.lost = self.loop.create_future()
         self._door.connections.add(self)
         self._timer = self.loop.call_later(_CHECK_INTERVAL_S, self.check_alive)
-        stranger = stranger_at(transport.get_extra_info("socket"))
-        if stranger is not None:
-            self._give_up(f"it is of user {stranger}, and this server of {os.geteuid()}")
+        self._peer = who_is_at(transport.get_extra_info("socket"))
+        if self._peer is not None and self._peer.is_stranger:
+            self._give_up(f"it is of user {self._peer.user}, and this server of {os.geteuid()}")
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -198,6 +227,8 @@ class Connection(asyncio.Protocol):
         self._door.connections.discard(self)
         self.lost.set_result(None)
         self._outbox.clear()
+        if self._outbox.memory is not None:
+            self._door.forget(self._outbox.memory, self.loop)
         calls, self.calls = self.calls, {}
         for call in calls.values():
             call.cancel()
@@ -240,8 +271,20 @@ class Connection(asyncio.Protocol):
         self._outbox.call_credit = said.limits.call_credit
         self._outbox.stream_credit = said.limits.stream_credit
         self._inbox.use(self._open, self._take)
-        self._outbox.send(frames.hello(self._door.hello))
+        self._greet()
         self.tell_state()
+
+    def _greet(self) -> None:
+        """Say who we are, with the memory that is shared if there is some."""
+        said, memory = self._door.hello, self._door.share_with(self._peer)
+        if memory is None:
+            self._outbox.send(frames.hello(said))
+            return
+        self._outbox.memory = memory
+        greeting = frames.hello(msgspec.structs.replace(said, memory=memory.told))
+        sent = sent_with(self.transport, greeting, memory.fd)
+        if sent < len(greeting):
+            self._outbox.send(greeting[sent:])
 
     def _open(self, flags: int, method: int, number: int, data: bytes, body: int, end: int) -> None:
         if end - body < _OPENED_BYTES:
@@ -254,6 +297,7 @@ class Connection(asyncio.Protocol):
         if number <= self._last:
             raise BrokenError(f"the id {number} comes after {self._last}")
         self._last = number
+        placed = self._message_at(data[message:end]) if flags & frames.PLACED else None
         called = self._methods.get(method)
         if called is None:
             self._outbox.send(frames.reset(number, frames.NO_METHOD, f"no method {method}"))
@@ -263,10 +307,17 @@ class Connection(asyncio.Protocol):
             return
         metadata = data[body:message] if told else b""
         call = self.calls[number] = called.call(self, number, timeout_ns, metadata, called.argument)
-        if flags == _WHOLE:
+        if placed is not None:
+            call.begin_long(placed)
+        elif flags == _WHOLE:
             call.begin(data[message:end])
         else:
             call.open(flags, data[message:end])
+
+    def _message_at(self, places: bytes) -> memoryview:
+        if self._outbox.memory is None:
+            raise BrokenError("a message in memory that is not shared")
+        return self._outbox.memory.message(places)
 
     def _take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if kind == frames.DATA:
@@ -282,6 +333,9 @@ class Connection(asyncio.Protocol):
             self._outbox.send(frames.frame(frames.PONG, number))
             if self._told != len(self.calls):
                 self.tell_state()
+        elif kind == frames.FREED and self._outbox.memory is not None:
+            self._outbox.memory.is_mapped = True
+            self._outbox.memory.has_read(number)
         elif kind not in (frames.PONG, frames.GOAWAY):
             raise BrokenError(f"a frame of kind {kind} with {len(payload)} bytes")
 
@@ -294,12 +348,21 @@ class Connection(asyncio.Protocol):
 
     # What calls do (see `calls.Peer`) ---------------------------------------------------------
 
-    def answer(self, number: int, message: bytes, end: bytes = frames.SUCCESS) -> None:
+    def answer(self, number: int, message: Message, end: bytes = frames.SUCCESS) -> None:
         """Answer a unary call, and end it as `end` says."""
         if self.calls.pop(number, None) is not None:
             self._outbox.answer(number, message, end)
             if self._idle is not None:
                 self._check_idle()
+
+    async def answer_long(
+        self, number: int, pieces: Sequence[Piece], end: bytes, offload: Offload
+    ) -> None:
+        """Answer a unary call with a long message, where the gateway can read it if possible."""
+        memory = self._outbox.memory
+        if memory is not None:
+            pieces = await memory.in_reach(pieces, offload)
+        self.answer(number, pieces, end)
 
     def fail(self, number: int, end: bytes) -> None:
         """End a call as `end` says."""

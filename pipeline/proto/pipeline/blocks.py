@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from pipeline.errors import PackageError, TooLargeError
 from pipeline.proto.pipeline_service_pb2 import Tensor
-from pipeline.proto.slices import MAX_TENSORS, SLICE_BYTES, Limits, breathe, sliced
+from pipeline.proto.slices import MAX_TENSORS, SLICE_BYTES, Limits, Piece, breathe, sliced
 
 Array = npt.NDArray[Any]
 View = memoryview
@@ -51,7 +51,7 @@ class _OddError(DecodeError):
     """A form that only protobuf itself reads."""
 
 
-def hollow(data: bytes, kind: type[Message], shape: Shape, limits: Limits) -> BlockMessage:
+def hollow(data: Piece, kind: type[Message], shape: Shape, limits: Limits) -> BlockMessage:
     """Return the message, its long fields left in `data`.
 
     Raises:
@@ -61,10 +61,10 @@ def hollow(data: bytes, kind: type[Message], shape: Shape, limits: Limits) -> Bl
     view = memoryview(data)
     try:
         found = _BlockWalk(limits).message(view, shape)
-        rest = data if found.rest is view else bytes(found.rest)  # a copy keeps others waiting, too
-        return _paired(kind.FromString(rest), found, limits)
+        rest = data if found.rest is view else found.rest
+        return _paired(kind.FromString(bytes(rest)), found, limits)
     except _OddError:
-        return BlockMessage(kind.FromString(data), {}, {}, limits)
+        return BlockMessage(kind.FromString(bytes(data)), {}, {}, limits)
 
 
 def _paired(message: Any, found: _Found, limits: Limits) -> BlockMessage:

@@ -15,7 +15,16 @@ from pipeline.proto.codec import numeric_layout, numpy_to_tensor
 from pipeline.proto.pipeline.blocks import BlockMessage, Shape, field_head, hollow, varint_block
 from pipeline.proto.pipeline.packed import PACKED_DTYPES
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
-from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, joined, sliced, weight
+from pipeline.proto.slices import (
+    SHORT_BYTES,
+    SLICE_BYTES,
+    Limits,
+    Piece,
+    breathe,
+    joined,
+    sliced,
+    weight,
+)
 
 _FEW = 64  # keys or tensors that are looked at one by one
 _NUMBER_BYTES = 8  # at most, as protobuf or JSON writes it on the average
@@ -28,7 +37,7 @@ _REQUEST_SHAPE = Shape(frozenset(), {Request.TENSORS_FIELD_NUMBER: TENSOR_SHAPE}
 _LINE_BYTES = 57 * 1024  # a multiple of 3: base64 has no padding within
 
 
-def read_request(message: bytes, limits: Limits) -> BlockMessage:
+def read_request(message: Piece, limits: Limits) -> BlockMessage:
     """Return the Request in `message`, for our own RequestOp.
 
     Raises PackageError, and TooLargeError for more text than `limits` lets pass.
@@ -134,6 +143,10 @@ class LargeResponse:
 
     def to_wire(self) -> bytes:
         """Return the message as protobuf writes it."""
+        return joined(self.pieces())
+
+    def pieces(self) -> list[Piece]:
+        """Return the message as protobuf writes it, in pieces, the elements where they are."""
         pieces = self._head_pieces()
         for tensor in self._tensors or ():
             breathe()
@@ -142,7 +155,7 @@ class LargeResponse:
             )
             pieces.append(field_head(Response.TENSORS_FIELD_NUMBER, sum(map(len, parts))))
             pieces += parts
-        return joined(pieces)
+        return pieces
 
     def _head_pieces(self) -> list[Any]:
         """Return the head, long texts in slices: protobuf writes those while all others wait."""

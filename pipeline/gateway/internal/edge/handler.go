@@ -43,6 +43,7 @@ type Handler struct {
 
 	client    *balancer
 	marshaler *marshaler
+	left      leftHeads
 	routes    [routeNowhere + 1]*metrics.Route
 }
 
@@ -114,7 +115,7 @@ func (g *Handler) serve(w http.ResponseWriter, r *http.Request, side access.Side
 			g.infer(x, name, method)
 			return
 		}
-		g.web.forward(x)
+		g.forward(x)
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -181,21 +180,15 @@ func (p *passthrough) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// stepOf returns what a request says of its sequence: in a header, or in its query or its body if that is here.
+// stepOf is stepOfBody for a request whose body may be here.
 func stepOf(in, r *http.Request) *sequence.Step {
-	if found := sequence.OfHeader(in.Header[sequence.Header]); found != nil {
-		return found
-	}
 	var body []byte
 	if r.GetBody != nil && r.ContentLength <= wholeBytes {
 		if again, err := r.GetBody(); err == nil {
 			body, _ = io.ReadAll(again)
 		}
 	}
-	if size, err := strconv.Atoi(in.Header.Get(jsonLength)); err == nil && size >= 0 && size <= len(body) {
-		body = body[:size] // tensors follow
-	}
-	return sequence.OfJSON(in.URL.Path, in.URL.RawQuery, body)
+	return stepOfBody(in, body)
 }
 
 // mayComeTwice says whether a request may be sent again that a backend may have seen.

@@ -1,6 +1,7 @@
 package grpcedge
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -127,7 +128,7 @@ func (s *Server) mayTell(name string) bool {
 
 // unary answers one message with one.
 func (s *Server) unary(stream grpc.ServerStream, clients []*link.Client, call *link.Call) error {
-	var message asked
+	message := asked{client: clients[0], method: call.Method}
 	if err := stream.RecvMsg(&message); errors.Is(err, io.EOF) {
 		return status.Error(codes.Internal, textNothing)
 	} else if err != nil {
@@ -139,7 +140,7 @@ func (s *Server) unary(stream grpc.ServerStream, clients []*link.Client, call *l
 	if err := share.Need(int64(len(message.data()))); err != nil {
 		return s.failure(stream, err)
 	}
-	call.Budget = share
+	call.Budget, call.Block = share, message.block
 	err := link.ErrNeverLeft
 	for _, client := range clients {
 		var found link.Answer
@@ -160,20 +161,49 @@ func (s *Server) answer(stream grpc.ServerStream, found *link.Answer) error {
 		found.Release()
 		return endOf(stream, &end)
 	}
-	if size := len(found.Data); size > s.config.MaxMessageBytes {
+	if size := found.Size(); size > s.config.MaxMessageBytes {
 		found.Release()
 		return s.tooLarge("Sent", size)
 	}
 	sendTrailers(stream, end.Trailers)
-	return stream.SendMsg(&answer{mem.NewBuffer(&found.Data, releaser{found})})
+	return stream.SendMsg(&answer{piecesOf(found)})
 }
 
-// releaser frees an answer that is written. gRPC takes nothing of it.
-type releaser struct{ owner *link.Answer }
+// piecesOf returns the message of an answer, which is released when gRPC has written it.
+func piecesOf(found *link.Answer) mem.BufferSlice {
+	owner := &releaser{owner: found}
+	owner.pieces.Store(1)
+	defer owner.Put(nil)
+	if found.Parts == nil {
+		owner.pieces.Add(1)
+		return mem.BufferSlice{mem.NewBuffer(&found.Data, owner)}
+	}
+	pieces := make(mem.BufferSlice, len(found.Parts))
+	for at := range found.Parts {
+		part := &found.Parts[at]
+		if mem.IsBelowBufferPoolingThreshold(cap(*part)) { // of which nobody is told that it is written
+			pieces[at] = mem.SliceBuffer(bytes.Clone(*part))
+			continue
+		}
+		owner.pieces.Add(1)
+		pieces[at] = mem.NewBuffer(part, owner)
+	}
+	return pieces
+}
 
-func (r releaser) Get(int) *[]byte { panic("nothing is taken of an answer") }
+// releaser frees an answer whose pieces are written. gRPC takes nothing of it.
+type releaser struct {
+	owner  *link.Answer
+	pieces atomic.Int32
+}
 
-func (r releaser) Put(*[]byte) { r.owner.Release() }
+func (r *releaser) Get(int) *[]byte { panic("nothing is taken of an answer") }
+
+func (r *releaser) Put(*[]byte) {
+	if r.pieces.Add(-1) == 0 {
+		r.owner.Release()
+	}
+}
 
 // stream answers messages with messages, as they come.
 func (s *Server) stream(stream grpc.ServerStream, clients []*link.Client, call *link.Call) error {
@@ -216,7 +246,7 @@ func (s *Server) stream(stream grpc.ServerStream, clients []*link.Client, call *
 		if len(data) > s.config.MaxMessageBytes {
 			return s.tooLarge("Sent", len(data))
 		}
-		if err := stream.SendMsg(&answer{mem.SliceBuffer(data)}); err != nil {
+		if err := stream.SendMsg(&answer{mem.BufferSlice{mem.SliceBuffer(data)}}); err != nil {
 			return err
 		}
 	}

@@ -173,7 +173,7 @@ func (b *bench) open(t *testing.T) grpc.ClientStream {
 
 func say(t *testing.T, opened grpc.ClientStream, text string) {
 	t.Helper()
-	if err := opened.SendMsg(&answer{mem.SliceBuffer(text)}); err != nil {
+	if err := opened.SendMsg(&answer{mem.BufferSlice{mem.SliceBuffer(text)}}); err != nil {
 		t.Fatal(err)
 	}
 }

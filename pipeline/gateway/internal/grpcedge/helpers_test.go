@@ -122,7 +122,7 @@ func (b *bench) call(ctx context.Context, method, message string, options ...grp
 	go func() {
 		var got asked
 		var trailers metadata.MD
-		err := b.conn.Invoke(ctx, method, &answer{mem.SliceBuffer(message)}, &got, append(options, grpc.Trailer(&trailers))...)
+		err := b.conn.Invoke(ctx, method, &answer{mem.BufferSlice{mem.SliceBuffer(message)}}, &got, append(options, grpc.Trailer(&trailers))...)
 		found := heard{code: status.Code(err), text: status.Convert(err).Message(), trailers: trailers}
 		if err == nil {
 			found.answer = string(got.data())

@@ -133,8 +133,8 @@ func (s *grantedStream) SendMsg(message any) error {
 		clock.Sleep(s.ctx, s.owed)
 	}
 	if said, isOurs := message.(*answer); isOurs {
-		s.sent += int64(said.buffer.Len())
-		s.owed = s.grant.Sent(said.buffer.Len())
+		s.sent += int64(said.pieces.Len())
+		s.owed = s.grant.Sent(said.pieces.Len())
 	}
 	return s.ServerStream.SendMsg(message)
 }

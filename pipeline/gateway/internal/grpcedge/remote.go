@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -153,7 +154,7 @@ func (s *Server) passUnary(remote Remote, stream grpc.ServerStream, call *upstre
 	}
 	_ = stream.SetHeader(found.Header) // it fails only when they are sent
 	stream.SetTrailer(found.Trailer)
-	return stream.SendMsg(&answer{found.Data})
+	return stream.SendMsg(&answer{mem.BufferSlice{found.Data}})
 }
 
 // passStream passes messages on as they come, both ways. Nothing is opened before the caller says something.
@@ -216,7 +217,7 @@ func (s *Server) passBack(stream grpc.ServerStream, open *upstream.Stream) error
 			data.Free()
 			return s.tooLarge("Sent", size)
 		}
-		if err := stream.SendMsg(&answer{data}); err != nil {
+		if err := stream.SendMsg(&answer{mem.BufferSlice{data}}); err != nil {
 			return err
 		}
 	}

@@ -1,20 +1,23 @@
 package link
 
 import (
+	"bytes"
 	"context"
 	"sync"
 	"time"
 
+	"pipeline/gateway/internal/arena"
 	"pipeline/gateway/internal/link/frame"
 )
 
 // Call says what a server is asked.
 type Call struct {
-	Method   string    // a name of the server's table
-	Deadline time.Time // the caller's; zero: none. The time left is computed when the frame is written
-	Caller   string    // who asks, for logs; "": nobody says
-	Metadata []byte    // Fields
-	Budget   Budget    // counts what is held of a long answer; nil: nothing
+	Method   string       // a name of the server's table
+	Deadline time.Time    // the caller's; zero: none. The time left is computed when the frame is written
+	Caller   string       // who asks, for logs; "": nobody says
+	Metadata []byte       // Fields
+	Budget   Budget       // counts what is held of a long answer; nil: nothing
+	Block    *arena.Block // where the message of a unary call lies; nil: in our own memory
 }
 
 // Budget counts the bytes of answers that are held.
@@ -44,18 +47,45 @@ func AppendField(fields []byte, name, value string) []byte {
 // Answer is how a unary call ended, and the message that it was answered with.
 type Answer struct {
 	End
-	Data  []byte
+	Data  []byte   // the message, or nil
+	Parts [][]byte // its pieces, of which some lie in the server's memory
 	owner *frame.Buffer
+	lease *lease
 }
 
-// Release gives the memory of Data back, which nobody may read any more.
+// lease is the server's memory that an answer lies in, which it keeps until it is told.
+type lease struct {
+	conn *conn
+	id   uint64
+	size int64
+}
+
+// Size returns the bytes of the message.
+func (a *Answer) Size() int {
+	size := len(a.Data)
+	for _, part := range a.Parts {
+		size += len(part)
+	}
+	return size
+}
+
+// Release gives the memory of the message back, which nobody may read any more.
 func (a *Answer) Release() {
 	a.owner.Release()
-	a.owner, a.Data = nil, nil
+	if a.lease != nil {
+		a.lease.conn.memory.Left()
+		a.lease.conn.hasRead(a.lease.id, a.lease.size)
+	}
+	a.owner, a.Data, a.Parts, a.lease = nil, nil, nil, nil
 }
 
-// Detach returns Data, which are the caller's from then on.
+// Detach returns the message in one piece, which is the caller's from then on.
 func (a *Answer) Detach() []byte {
+	if a.Parts != nil {
+		whole := bytes.Join(a.Parts, nil)
+		a.Release()
+		return whole
+	}
 	data := a.Data
 	if a.owner != nil {
 		a.owner.Detach()
@@ -74,11 +104,12 @@ type call struct {
 	// What is written.
 	in             *turns
 	before, behind *call
-	isOpen         bool   // its OPEN is, or may be, on its way
-	message        []byte // what is left of one
-	hasMessage     bool   // there is one, of 0 bytes or more
-	endsSending    bool   // with it, or without one
-	hasEnded       bool   // nothing follows any more
+	isOpen         bool         // its OPEN is, or may be, on its way
+	message        []byte       // what is left of one
+	hasMessage     bool         // there is one, of 0 bytes or more
+	block          *arena.Block // not nil: the message says where in it the real one lies
+	endsSending    bool         // with it, or without one
+	hasEnded       bool         // nothing follows any more
 	sent           chan struct{}
 	credit         int64 // bytes of DATA that the server takes
 
@@ -111,14 +142,26 @@ func (c *call) flags() (flags byte) {
 	if c.endsSending {
 		flags |= frame.Last
 	}
+	if c.block != nil {
+		flags |= frame.Placed
+	}
 	return flags
 }
 
 // unaryCalls are used again when they are over.
 var unaryCalls = sync.Pool{New: func() any { return &call{wake: make(chan struct{}, 1)} }}
 
-// Unary asks and waits for the answer. The data may be used again as soon as it returns. Its error is one of this
-// package's, that of ctx, or that of the budget.
+// Place returns a block of the server's memory for a message of so many bytes, of which that at `lead` is aligned; nil: there is no
+// room, or no such memory.
+func (c *Client) Place(size, lead int) *arena.Block {
+	if conn := c.current.Load(); conn != nil {
+		return conn.memory.Place(size, lead)
+	}
+	return nil
+}
+
+// Unary asks and waits for the answer. The data may be used again as soon as it returns, but for those in a block. Its error is
+// one of this package's, that of ctx, or that of the budget.
 func (c *Client) Unary(ctx context.Context, what *Call, data []byte) (Answer, error) {
 	conn, method, err := c.prepare(what, false)
 	if err != nil {
@@ -131,6 +174,11 @@ func (c *Client) Unary(ctx context.Context, what *Call, data []byte) (Answer, er
 	*asked = call{
 		wake: asked.wake, pieces: asked.pieces[:0],
 		method: method, opened: what.opened(), budget: what.Budget, message: data, hasMessage: true, endsSending: true,
+	}
+	if what.Block.IsOf(conn.memory) {
+		asked.block = what.Block
+		region, offset, size := what.Block.Where(data)
+		asked.message = frame.AppendPlace(nil, region, offset, size)
 	}
 	if err := conn.begin(asked); err != nil {
 		unaryCalls.Put(asked)
@@ -146,7 +194,7 @@ func (c *Client) Unary(ctx context.Context, what *Call, data []byte) (Answer, er
 		<-asked.wake // it came at the same moment
 	}
 	answer, err := asked.answer, asked.err
-	asked.answer, asked.opened, asked.budget = Answer{}, frame.Opened{}, nil
+	asked.answer, asked.opened, asked.budget, asked.block = Answer{}, frame.Opened{}, nil, nil
 	unaryCalls.Put(asked)
 	return answer, err
 }

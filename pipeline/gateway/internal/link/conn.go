@@ -10,8 +10,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"pipeline/gateway/internal/arena"
 	"pipeline/gateway/internal/link/frame"
 )
+
+// mostRead bytes of the server's memory are kept from it until there is something else to say.
+const mostRead = 4 << 20
 
 // conn is one connection. Whoever asks puts a call into the queue; one goroutine writes what is there, another
 // one reads the answers, and a third one looks whether anything comes.
@@ -21,16 +25,19 @@ type conn struct {
 	gone chan struct{} // closed when the connection is
 	peer Peer          // known when calls are begun
 
+	memory *arena.Memory // of the server, likewise; nil: it shares none
+
 	wasHeard atomic.Bool // since the last look
 
-	lock     sync.Mutex
-	lastID   uint64
-	queue    queue
-	calls    map[uint64]*call
-	limits   frame.Limits
-	inFlight int   // at the server, as it says
-	isLeft   bool  // the server takes no calls any more
-	failure  error // not nil: it is closed
+	lock      sync.Mutex
+	lastID    uint64
+	queue     queue
+	calls     map[uint64]*call
+	limits    frame.Limits
+	inFlight  int   // at the server, as it says
+	isLeft    bool  // the server takes no calls any more
+	readBytes int64 // bytes of answers that the server is going to be told are read
+	failure   error // not nil: it is closed
 }
 
 func newConn(raw net.Conn) *conn {
@@ -125,6 +132,24 @@ func (c *conn) forget(asked *call) bool {
 	return true
 }
 
+// hasRead has the server told, with the next frame, that the answer to a call is read.
+func (c *conn) hasRead(id uint64, size int64) {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	c.tellRead(id, size)
+}
+
+// tellRead is hasRead; the lock is held.
+func (c *conn) tellRead(id uint64, size int64) {
+	if c.failure != nil {
+		return
+	}
+	c.queue.words = frame.AppendFreed(c.queue.words, id)
+	if c.readBytes += size; c.readBytes >= mostRead {
+		notify(c.wake)
+	}
+}
+
 // drop ends a call that is in flight; the lock is held.
 func (c *conn) drop(asked *call, reason Reason) {
 	if asked.isOpen {
@@ -199,6 +224,7 @@ func (c *conn) take(batch []byte) []byte {
 	if c.failure != nil {
 		return batch
 	}
+	c.readBytes = 0
 	return c.queue.fill(batch)
 }
 
@@ -255,4 +281,5 @@ func (c *conn) close(why error) {
 		}
 	}
 	c.queue = queue{}
+	c.memory.Close()
 }

@@ -27,6 +27,11 @@ func (e *LostError) Error() string { return "the backend went away with the requ
 // Reason says why a call was reset.
 type Reason = frame.Reason
 
+// LeftError says that a POST, of which nothing was begun, is for the server's HTTP port.
+type LeftError struct{ ByHead bool } // whatever its body is
+
+func (e *LeftError) Error() string { return "the server leaves it to its HTTP port" }
+
 // ResetError says that the server has dropped a call.
 type ResetError struct {
 	Reason Reason
@@ -46,6 +51,8 @@ func (e *ResetError) asError() error {
 		return ErrTooLarge
 	case frame.ReasonNoMethod:
 		return ErrNoMethod
+	case frame.ReasonLeft:
+		return &LeftError{e.Text != ""}
 	}
 	return e
 }

@@ -56,6 +56,9 @@ func (q *queue) fill(batch []byte) []byte {
 // open adds the first frame of a call.
 func (q *queue) open(batch []byte, each *call, now time.Time) []byte {
 	each.isOpen = true
+	if each.block != nil {
+		each.block.Told()
+	}
 	batch, each.message = frame.AppendOpen(batch, each.flags(), each.method, each.id, &each.opened, now, each.message)
 	q.wrote(each)
 	return batch

@@ -2,21 +2,27 @@ package link
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
+	"os"
 
+	"pipeline/gateway/internal/arena"
 	"pipeline/gateway/internal/link/frame"
 )
 
 // read delivers answers until the connection is gone, and says why it is. It reports that there is a link, and
 // each STATE.
 func (c *conn) read(begin func(), report func(isReady bool)) error {
-	source := bufio.NewReaderSize(c.raw, frame.MaxBytes)
+	greeting := &descriptors{Conn: c.raw}
+	source := bufio.NewReaderSize(greeting, frame.MaxBytes)
 	first, err := frame.Read(source)
-	if err != nil {
-		return err
+	came := greeting.only()
+	if err == nil {
+		err = c.meet(first, came)
+		first.Body.Release()
+	} else if came != nil {
+		_ = came.Close()
 	}
-	err = c.meet(first)
-	first.Body.Release()
 	if err != nil {
 		return err
 	}
@@ -49,9 +55,14 @@ func (c *conn) read(begin func(), report func(isReady bool)) error {
 	}
 }
 
-// meet takes note of the server's HELLO.
-func (c *conn) meet(first frame.Frame) error {
+// meet takes note of the server's HELLO, and maps the memory whose descriptor came with it.
+func (c *conn) meet(first frame.Frame, came *os.File) error {
 	said, err := frame.ReadHello(first)
+	if err == nil && came != nil && said.Memory.RegionBytes > 0 {
+		c.memory, _ = arena.Open(came, said.Memory.Region, said.Memory.RegionBytes) // without it all goes over the connection
+	} else if came != nil {
+		_ = came.Close()
+	}
 	if err != nil {
 		return err
 	}
@@ -59,6 +70,10 @@ func (c *conn) meet(first frame.Frame) error {
 	defer c.lock.Unlock()
 	c.limits = said.Limits
 	c.peer = peerOf(said)
+	if c.memory != nil { // from now on answers may lie there
+		c.queue.words = frame.AppendFreed(c.queue.words, 0)
+		notify(c.wake)
+	}
 	return nil
 }
 
@@ -74,6 +89,8 @@ func (c *conn) deliver(got frame.Frame) error {
 		return c.takeCredit(got)
 	case frame.Goaway:
 		return c.leave(got)
+	case frame.Freed:
+		return c.takeBack(got)
 	case frame.Ping:
 		c.queue.words = frame.Append(c.queue.words, frame.Pong, 0, got.ID, nil)
 		notify(c.wake)
@@ -88,11 +105,29 @@ func (c *conn) deliver(got frame.Frame) error {
 	}
 	asked, waits := c.calls[got.ID]
 	if !waits { // no more
+		if got.Kind == frame.End && got.Has(frame.Placed) {
+			c.tellRead(got.ID, 0)
+		}
 		got.Body.Release()
 		return nil
 	}
 	c.deliverTo(asked, got)
 	return nil
+}
+
+// takeBack takes blocks that the server has read; the lock is held.
+func (c *conn) takeBack(got frame.Frame) error {
+	offsets, err := frame.ReadFreed(got.Body.Data)
+	got.Body.Release()
+	if err == nil && c.memory == nil {
+		err = errors.New("it frees memory, and shares none")
+	}
+	for _, each := range offsets {
+		if err == nil {
+			err = c.memory.Freed(each)
+		}
+	}
+	return err
 }
 
 func (c *conn) deliverTo(asked *call, got frame.Frame) {
@@ -156,6 +191,13 @@ func (c *conn) takeEnd(asked *call, got frame.Frame) {
 			asked.messages = append(asked.messages, message{data: append([]byte(nil), data...)})
 		}
 		got.Body.Release()
+	case got.Has(frame.Placed):
+		if err := c.takePlaced(asked, got, data); err != nil {
+			c.tellRead(got.ID, 0)
+			got.Body.Release()
+			c.finish(asked, err)
+			return
+		}
 	case len(asked.pieces) == 0:
 		asked.answer.Data, asked.answer.owner = data, got.Body
 	default: // it came in DATA
@@ -165,6 +207,34 @@ func (c *conn) takeEnd(asked *call, got frame.Frame) {
 		asked.pieces = asked.pieces[:0]
 	}
 	c.finish(asked, nil)
+}
+
+// takePlaced takes an answer that lies in the server's memory, which it keeps until the answer is released.
+func (c *conn) takePlaced(asked *call, got frame.Frame, data []byte) error {
+	if c.memory == nil {
+		return &ResetError{frame.ReasonBroken, "its answer is in memory, and it shares none"}
+	}
+	parts, err := frame.ReadParts(data)
+	if err != nil {
+		return &ResetError{frame.ReasonBroken, err.Error()}
+	}
+	size, pieces := int64(0), make([][]byte, len(parts))
+	for at, part := range parts {
+		if pieces[at] = part.Bytes; part.Bytes == nil {
+			if pieces[at], err = c.memory.View(part.Region, part.Offset, part.Size); err != nil {
+				return &ResetError{frame.ReasonBroken, err.Error()}
+			}
+			size += int64(part.Size)
+		}
+	}
+	if asked.budget != nil {
+		if err := asked.budget.Need(size); err != nil {
+			return err
+		}
+	}
+	c.memory.Reads()
+	asked.answer.Parts, asked.answer.owner, asked.answer.lease = pieces, got.Body, &lease{c, got.ID, size}
+	return nil
 }
 
 // takeCredit lets a call send more; the lock is held.

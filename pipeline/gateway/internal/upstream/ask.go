@@ -19,6 +19,7 @@ type Want struct {
 	IsSafe   bool           // it may be done twice
 	MayHedge bool           // at once, too
 	Step     *sequence.Step // of a sequence; nil: of none. It is never done twice
+	First    *Backend       // is asked first, if it can be; nil: whose turn it is
 	Asked    string         // the name of the backend whose answer counts, as Ask notes it
 
 	first Attempt

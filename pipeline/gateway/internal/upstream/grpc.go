@@ -48,7 +48,7 @@ func (c *grpcConn) Unary(ctx context.Context, call *Call) (Reply, error) {
 	var answer []byte
 	err := c.conn.Invoke(call.outgoing(ctx), call.Method, call.Data, &answer, grpc.ForceCodecV2(rawCodec{}), grpc.Peer(&seenBy), grpc.Trailer(&trailer))
 	if err == nil {
-		return Reply{answer, headOfTrailer(trailer)}, nil
+		return Reply{Data: answer, Head: headOfTrailer(trailer)}, nil
 	}
 	switch {
 	case ctx.Err() != nil:

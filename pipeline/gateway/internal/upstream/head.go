@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"pipeline/gateway/internal/failure"
+	"pipeline/gateway/internal/link"
 	"pipeline/gateway/internal/reserved"
 )
 
@@ -21,6 +22,16 @@ const statusKey = "pipeline-status"
 type Reply struct {
 	Data []byte
 	Head *failure.Head // nil: nothing
+	Long *link.Answer  // to a POST: has the data, and is to be released; nil: no POST
+}
+
+// headOfPOST returns the head of the answer to a POST.
+func headOfPOST(status int, fields iter.Seq2[string, string]) *failure.Head {
+	head := &failure.Head{Status: status, Header: http.Header{}}
+	for name, value := range fields {
+		head.Header.Add(name, value)
+	}
+	return head
 }
 
 // headOfEnd returns the head that a link's end says; nil: it is the usual one.

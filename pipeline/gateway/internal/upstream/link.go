@@ -63,13 +63,16 @@ func (l *Link) Unary(ctx context.Context, call *Call) (Reply, error) {
 		answer.Release()
 		return Reply{}, err
 	}
+	if call.Method == POST {
+		return Reply{Head: headOfPOST(answer.Status, answer.Trailers.All()), Long: &answer}, nil
+	}
 	head := headOfEnd(answer.Status, answer.Trailers.All())
-	return Reply{answer.Detach(), head}, nil
+	return Reply{Data: answer.Detach(), Head: head}, nil
 }
 
 // linked returns what a link is told of a call. Its error is a *failure.Error.
 func (l *Link) linked(call *Call) (*link.Call, error) {
-	asked := &link.Call{Method: call.Method, Caller: call.Caller}
+	asked := &link.Call{Method: call.Method, Caller: call.Caller, Block: call.Block}
 	if call.Method == pipelinepb.PipelineService_Inference_FullMethodName {
 		asked.Method = linkInference
 	}
@@ -82,6 +85,10 @@ func (l *Link) linked(call *Call) (*link.Call, error) {
 	}
 	if call.Share != nil {
 		asked.Budget = call.Share
+	}
+	if call.Head != nil {
+		asked.Deadline, asked.Metadata = time.Time{}, call.Head // which says when to answer
+		return asked, nil
 	}
 	if call.Path != "" {
 		asked.Metadata = link.AppendField(make([]byte, 0, 64), pathKey, call.Path)
@@ -151,7 +158,10 @@ func (l *Link) Traits() Traits {
 		return Traits{IsLocal: true}
 	}
 	_, takesJSON := peer.Methods[JSON]
-	return Traits{IsLocal: true, WantsHeaders: peer.WantsHeaders, TakesJSON: takesJSON}
+	_, takesPOST := peer.Methods[POST]
+	return Traits{
+		IsLocal: true, WantsHeaders: peer.WantsHeaders, WantsTrace: peer.WantsTrace, TakesJSON: takesJSON, TakesPOST: takesPOST,
+	}
 }
 
 // Close has nothing to do: the connection ends with Watch.

@@ -34,6 +34,9 @@ func (c *candidates) of(work Work) []*Backend {
 func (p *Pool) pick(want *Want, asked []*Backend) *Backend {
 	work := want.Work
 	list := p.Candidates.Load().of(work)
+	if want.First != nil && len(asked) == 0 && slices.Contains(list, want.First) {
+		return want.First
+	}
 	if want.Step != nil && p.sequences != nil {
 		return p.pickFor(want.Step, list, asked)
 	}

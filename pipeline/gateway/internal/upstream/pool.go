@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"pipeline/gateway/internal/arena"
 	"pipeline/gateway/internal/balance"
 	"pipeline/gateway/internal/config"
 	"pipeline/gateway/internal/failure"
@@ -62,6 +63,8 @@ type candidates struct {
 	WantHeaders bool // one of them is told all headers
 	AllLocal    bool // see Traits
 	AllTakeJSON bool
+	AllTakePOST bool
+	WantTrace   bool
 }
 
 // NewPool prepares the backends of a command line; Set says which there are from then on, Start connects to them.
@@ -183,7 +186,7 @@ func (p *Pool) choose() *candidates {
 	for _, each := range p.members {
 		best = min(best, each.rank())
 	}
-	chosen := candidates{AllLocal: true, AllTakeJSON: true, IsReady: best < lastRank}
+	chosen := candidates{AllLocal: true, AllTakeJSON: true, AllTakePOST: true, IsReady: best < lastRank}
 	for _, each := range p.members {
 		if each.rank() == best {
 			chosen.add(each)
@@ -202,6 +205,8 @@ func (c *candidates) add(each *Backend) {
 	c.WantHeaders = c.WantHeaders || traits.WantsHeaders
 	c.AllLocal = c.AllLocal && traits.IsLocal
 	c.AllTakeJSON = c.AllTakeJSON && traits.TakesJSON
+	c.AllTakePOST = c.AllTakePOST && traits.TakesPOST
+	c.WantTrace = c.WantTrace || traits.WantsTrace
 	if each.Web != nil {
 		c.Web = append(c.Web, each)
 	}
@@ -225,12 +230,29 @@ func (p *Pool) IsReady() bool { return p.Candidates.Load().IsReady }
 // Unary asks one backend, and another one only if that is safe: see Ask. Its error is a *failure.Error, or
 // one of package context.
 func (p *Pool) Unary(ctx context.Context, call *Call) (Reply, error) {
-	want := &Want{Work: Calls, IsSafe: call.IsSafe, MayHedge: call.IsSafe, Step: call.Step}
+	want := &Want{Work: Calls, IsSafe: call.IsSafe, MayHedge: call.IsSafe && call.Block == nil, Step: call.Step, First: call.First}
 	answer, err := Ask(ctx, p, want, func(ctx context.Context, chosen *Attempt) (Reply, error) {
 		return chosen.Unary(ctx, call)
 	})
 	call.Asked = want.Asked
 	return answer, err
+}
+
+// Place returns memory of the backend whose turn it is, for a long message, of which the byte at `lead` is aligned, and who that is. A nil
+// block: there is none.
+func (p *Pool) Place(size, lead int) (*arena.Block, *Backend) {
+	if p.IsSticky() {
+		return nil, nil // whose turn it is the message says
+	}
+	chosen := p.pick(&Want{Work: Calls}, nil)
+	if chosen == nil {
+		return nil, nil
+	}
+	linked, isLink := chosen.Upstream.(*Link)
+	if !isLink {
+		return nil, nil
+	}
+	return linked.Place(size, lead), chosen
 }
 
 // Links returns the links to ask for a call, beginning with the one whose turn it is.

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/metadata"
 
+	"pipeline/gateway/internal/arena"
 	"pipeline/gateway/internal/deadline"
 	"pipeline/gateway/internal/memory"
 	"pipeline/gateway/internal/sequence"
@@ -20,6 +21,10 @@ const TimeoutKey = "pipeline-timeout"
 // JSON is the method of an inference whose request and answer are the JSON of the HTTP port as it is; who has it
 // says so by its Traits.
 const JSON = "json"
+
+// POST is the method of a POST over HTTP whose head is the call's, and whose answer has a head of its own; who has it says so
+// by its Traits. Its error may be a *link.LeftError: the HTTP port is to be asked.
+const POST = "post"
 
 // ErrNeverLeft says that an upstream cannot have seen a request: another one may be asked.
 var ErrNeverLeft = errors.New("the request has not left")
@@ -47,6 +52,9 @@ type Call struct {
 	Share   *memory.Share     // where its bytes are counted; nil: nowhere
 	IsSafe  bool              // the caller says that it may be done twice
 	Step    *sequence.Step    // nil: of no sequence, or it does not matter
+	Head    []byte            // of a POST
+	Block   *arena.Block      // where the data lie, by Place; nil: elsewhere
+	First   *Backend          // who is asked first; nil: whose turn it is
 
 	Asked string // the name of the backend whose answer counts, as the pool notes it
 }
@@ -56,6 +64,8 @@ type Traits struct {
 	IsLocal      bool // it is the server whose child the gateway is, reached by a link
 	WantsHeaders bool // it is told all headers
 	TakesJSON    bool // it has the method JSON
+	TakesPOST    bool // it has the method POST
+	WantsTrace   bool // it is told the traceparent
 }
 
 // Upstream is a connection to a pipeline server.

@@ -27,13 +27,15 @@ const (
 	Pong    = 9  //
 	State   = 10 // u8 whether the server is ready, u32 calls in flight
 	Goaway  = 11 // u64 the last id that is taken, text
+	Freed   = 12 // of the server: u64 offsets of blocks that it has read; ours: the id of a call whose answer we have read
 
 	More    = 1 // the message goes on in the next frame
 	Last    = 2 // this side sends no more messages
 	Message = 4 // there is data of a message, maybe 0 bytes
+	Placed  = 8 // the data are Parts, which say where the message lies
 
 	// Version is that of the format. Both sides are of one version; those before it had other frames or limits.
-	Version = 5
+	Version = 6
 
 	HeadBytes   = 16
 	OpenBytes   = 11
@@ -41,6 +43,7 @@ const (
 	creditBytes = 4
 	stateBytes  = 5
 	goawayBytes = 8
+	partBytes   = 20
 	MaxBytes    = 64 << 10 // at most, so that others' frames pass between two of a long message
 
 	// A side may send so many bytes of DATA of a call before the other one gives credit for more.
@@ -79,7 +82,7 @@ func Append(data []byte, kind, flags byte, id uint64, payload []byte) []byte {
 // is left of that. The time left is that of now.
 func AppendOpen(data []byte, flags byte, method uint16, id uint64, what *Opened, now time.Time, message []byte) (all, left []byte) {
 	size := OpenBytes + len(what.Caller) + len(what.Metadata)
-	if room := MaxBytes - size; len(message) > room {
+	if room := MaxBytes - size; len(message) > room && flags&Placed == 0 {
 		message, left = message[:room], message[room:]
 		flags = flags&^Last | More
 	}
@@ -103,6 +106,13 @@ type Greeting struct {
 	Methods []Entry `json:"methods,omitempty"`
 	Trace   bool    `json:"trace,omitempty"`   // traceparent is wanted as metadata
 	Headers bool    `json:"headers,omitempty"` // all headers are wanted as metadata
+	Memory  Memory  `json:"memory,omitzero"`   // comes along as a descriptor
+}
+
+// Memory is that of a server, and which of its regions is the gateway's to write to.
+type Memory struct {
+	Region      uint32 `json:"region"`
+	RegionBytes int64  `json:"region_bytes"` // 0: there is none
 }
 
 // Limits are what a side takes.
@@ -163,7 +173,7 @@ func Read(source *bufio.Reader) (Frame, error) {
 		Kind: head[4], Flags: head[5],
 		Method: binary.BigEndian.Uint16(head[6:]), ID: binary.BigEndian.Uint64(head[8:]),
 	}
-	if size > MaxBytes || found.Kind < Hello || found.Kind > Goaway {
+	if size > MaxBytes || found.Kind < Hello || found.Kind > Freed {
 		return Frame{}, fmt.Errorf("it sent a frame of kind %d with %d bytes", found.Kind, size)
 	}
 	_, _ = source.Discard(HeadBytes) // which are there
@@ -205,6 +215,68 @@ func ReadEnd(body []byte) (end Ended, data []byte, err error) {
 		end.Trailers = slices.Clone(rest[text : text+trailers])
 	}
 	return end, rest[text+trailers:], nil
+}
+
+// Part is a piece of a message: some bytes, or where they lie in the server's memory.
+type Part struct {
+	Bytes        []byte // nil: they lie there
+	Region       uint32
+	Offset, Size uint64
+}
+
+// noRegion stands before bytes that follow.
+const noRegion = 1<<32 - 1
+
+// AppendPlace adds a piece that lies in the server's memory.
+func AppendPlace(data []byte, region uint32, offset, size uint64) []byte {
+	data = binary.BigEndian.AppendUint32(data, region)
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(data, offset), size)
+}
+
+// AppendBytes adds a piece that is here.
+func AppendBytes(data, piece []byte) []byte {
+	return append(AppendPlace(data, noRegion, 0, uint64(len(piece))), piece...)
+}
+
+// ReadParts returns the pieces of a message.
+func ReadParts(data []byte) (parts []Part, err error) {
+	for len(data) > 0 {
+		if len(data) < partBytes {
+			return nil, fmt.Errorf("a place of %d bytes", len(data))
+		}
+		part := Part{
+			Region: binary.BigEndian.Uint32(data),
+			Offset: binary.BigEndian.Uint64(data[4:]), Size: binary.BigEndian.Uint64(data[12:]),
+		}
+		if data = data[partBytes:]; part.Region == noRegion {
+			if part.Size > uint64(len(data)) {
+				return nil, fmt.Errorf("%d bytes of a message, and %d follow", part.Size, len(data))
+			}
+			part.Bytes, data = data[:part.Size:part.Size], data[part.Size:]
+		}
+		parts = append(parts, part)
+	}
+	return parts, nil
+}
+
+// AppendFreed says that the answer to a call is read, or which of a gateway's blocks are.
+func AppendFreed(data []byte, id uint64, offsets ...uint64) []byte {
+	data = AppendHead(data, 8*len(offsets), Freed, 0, 0, id)
+	for _, each := range offsets {
+		data = binary.BigEndian.AppendUint64(data, each)
+	}
+	return data
+}
+
+// ReadFreed returns which blocks are free.
+func ReadFreed(body []byte) (offsets []uint64, err error) {
+	if len(body)%8 != 0 {
+		return nil, fmt.Errorf("it frees %d bytes of places", len(body))
+	}
+	for at := 0; at < len(body); at += 8 {
+		offsets = append(offsets, binary.BigEndian.Uint64(body[at:]))
+	}
+	return offsets, nil
 }
 
 func AppendReset(data []byte, id uint64, reason Reason, text string) []byte {
@@ -272,6 +344,7 @@ const (
 	ReasonOverrun  Reason = 4 // more was sent than there was credit for
 	ReasonBroken   Reason = 5 // anything else that is no call
 	ReasonNoMethod Reason = 6 // nothing of this number is there
+	ReasonLeft     Reason = 7 // a POST is for the HTTP port; with a text: whatever its body is
 )
 
 // The server's side, for servers that are played ---------------------------------------------
@@ -305,6 +378,11 @@ func AppendEnd(data []byte, id uint64, end Ended, message []byte) []byte {
 	if message != nil {
 		flags |= Message
 	}
+	return AppendFlaggedEnd(data, flags, id, end, message)
+}
+
+// AppendFlaggedEnd adds an END whose flags are given, as Placed is.
+func AppendFlaggedEnd(data []byte, flags byte, id uint64, end Ended, message []byte) []byte {
 	data = AppendHead(data, EndBytes+len(end.Text)+len(end.Trailers)+len(message), End, flags, 0, id)
 	data = binary.BigEndian.AppendUint16(append(data, byte(end.Code)), uint16(end.Status))
 	data = binary.BigEndian.AppendUint32(data, uint32(end.ErrNo))

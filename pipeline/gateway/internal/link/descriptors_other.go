@@ -1,0 +1,13 @@
+//go:build !linux
+
+package link
+
+import (
+	"net"
+	"os"
+)
+
+// descriptors is a connection: descriptors are passed on Linux only.
+type descriptors struct{ net.Conn }
+
+func (*descriptors) only() *os.File { return nil }
