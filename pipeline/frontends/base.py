@@ -17,6 +17,7 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.models import ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.engine.run.hooks import asking
+from pipeline.engine.run.payload import LOCAL, MemoryDomain
 from pipeline.errors import PackageError
 from pipeline.observe.custom_metrics import CustomMetrics
 from pipeline.observe.snapshot import AskAll
@@ -71,7 +72,8 @@ class FrontendContext:
     frontend may add `routes` to the HTTP port, `lanes` for those of its paths that are to be quick,
     what is `described` of them in /openapi.json, and `services` to the gRPC port. Without `graph`
     and `engine`, which are the first ones, the models are those of a repository, under `control`.
-    Requests by v2 are traced in files as `traces` says; their code counts in `metrics`.
+    Requests by v2 are traced in files as `traces` says; their code counts in `metrics`. Large
+    bodies are received in `memory`.
     """
 
     name: str | None
@@ -93,6 +95,7 @@ class FrontendContext:
     control: RepositoryControl | None = None
     traces: RequestTraces | None = None
     metrics: CustomMetrics | None = None
+    memory: MemoryDomain = LOCAL
 
     @property
     def forwarding(self) -> HeaderForwarding | None:

@@ -27,8 +27,9 @@ from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.metrics import MetricsRoutes, metrics_server
 from pipeline.frontends.http.routes import LaneService, Routes
 from pipeline.frontends.http.server import HttpFrontend
-from pipeline.frontends.link.methods import inference_methods, service_methods
+from pipeline.frontends.link.methods import LinkMethod, inference_methods, service_methods
 from pipeline.frontends.link.places import find_secret, keep_private, socket_paths
+from pipeline.frontends.link.post import POST, PostCall, PostService
 from pipeline.frontends.link.server import LinkFrontend
 from pipeline.frontends.listen import UNIX, is_loopback
 from pipeline.frontends.v2 import ModelRepository
@@ -186,14 +187,19 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
             takes_trace,
             forwarding,
         )
+    restricts = bool(config.restricted_apis.grpc or config.restricted_apis.http)
+    asked = _http(context, f"{UNIX}{paths.http}", 0)
+    methods.append(LinkMethod(POST, PostCall, PostService(asked.heads, offload)))
     linked = LinkFrontend(
         methods,
         paths.link,
         takes_trace,
-        takes_headers=forwarding is not None or bool(config.restricted_apis.grpc),
+        takes_headers=forwarding is not None or restricts,
         secret=find_secret(context.sockets),
+        memory=context.memory,
+        own_memory_bytes=config.dag.shared_memory_mib * 2**20,
     )
-    return InternalFrontends([linked, _http(context, f"{UNIX}{paths.http}", 0)], paths)
+    return InternalFrontends([linked, asked], paths)
 
 
 def metrics(context: FrontendContext, options: None) -> Frontend | None:

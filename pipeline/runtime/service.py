@@ -16,6 +16,7 @@ from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.models import ModelRegistry, key_of_model
 from pipeline.engine.offload import Offload
+from pipeline.engine.run.payload import LOCAL, MemoryDomain
 from pipeline.errors import InitError
 from pipeline.frontends.base import Frontend, FrontendContext
 from pipeline.frontends.v2.control import RepositoryControl
@@ -298,8 +299,18 @@ class Service(Runtime):
             control=self._control,
             traces=self._traces,
             metrics=self._share.metrics,
+            memory=self._memory,
         )
         await self._frontends.open(self._exposure.frontends(context))
+
+    @property
+    def _memory(self) -> MemoryDomain:
+        """Return the memory that worker processes of this server read, if it has some."""
+        if self._processes is not None:
+            return self._processes.processes.memory
+        graphs = (graph.engine.executor.nodes.values() for graph in self._graphs)
+        domains = (node.workers.memory_domain for nodes in graphs for node in nodes)
+        return next((domain for domain in domains if domain.is_mapped), LOCAL)
 
     async def _all_snapshots(self) -> list[Snapshot]:
         """Return the Snapshots of all models of a repository, each by itself, and the process's."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,6 +39,9 @@ class MemoryDomain:
 
     Ops whose workers have the same domain hand each other payloads unopened.
     """
+
+    is_mapped: ClassVar[bool] = False
+    """Whether other processes of this machine read what lies in it where it is."""
 
     def serialize(self, payload: Any) -> Any:
         """Return what several Ops of this domain can read; raises PipelineError."""

@@ -64,6 +64,9 @@ class HttpFrontend:
         is_plain: `begin` takes a PlainRequest where a Request stands.
         lanes: of paths of others that have one.
         access: the log of requests; None: there is none.
+
+    Attributes:
+        heads: those whose requests need no task.
     """
 
     pipeline_has_lane: ClassVar[bool] = True  # tests hold both ways to the same answers
@@ -104,8 +107,8 @@ class HttpFrontend:
         self._routes = routes
         self._has_health = bool(lanes)
         most = min(self._json_limit.size, SHORT_BYTES)
-        heads = HeadMemory(lanes if self.pipeline_has_lane else (), most)
-        self._listener = HttpListener(self._answer, read_timeout_s, heads, access)
+        self.heads: HeadMemory = HeadMemory(lanes if self.pipeline_has_lane else (), most)
+        self._listener = HttpListener(self._answer, read_timeout_s, self.heads, access)
 
     # Life -------------------------------------------------------------------------------
 

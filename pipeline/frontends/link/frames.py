@@ -27,8 +27,9 @@ MORE, LAST, MESSAGE, PLACED = 1, 2, 4, 8
 """Flags: the message goes on; this side sends no more; there are data of a message, maybe none;
 the data are PLACES, which say where the message lies in the server's memory."""
 
-CANCELED, REFUSED, TOO_LARGE, OVERRUN, BROKEN, NO_METHOD = range(1, 7)
-"""Reasons of a RESET; only REFUSED is safe to repeat."""
+CANCELED, REFUSED, TOO_LARGE, OVERRUN, BROKEN, NO_METHOD, LEFT = range(1, 8)
+"""Reasons of a RESET; only REFUSED is safe to repeat. LEFT: a POST is for the HTTP port; with a
+text it is whatever its body is."""
 
 FRAME_BYTES = 64 * 1024
 """Most of a frame's payload."""

@@ -146,8 +146,9 @@ class GatewayMemory:
             self.close()
             ended()
 
-        self._loop = loop
-        loop.add_reader(self._process, over)
+        if self._process >= 0:
+            self._loop = loop
+            loop.add_reader(self._process, over)
 
     def close(self) -> None:
         """Take all of it back: nobody else has it any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import os
@@ -14,7 +15,8 @@ from typing import cast
 import msgspec
 
 from pipeline.engine.offload import Offload
-from pipeline.errors import ClosedError, PipelineError
+from pipeline.engine.run.payload import LOCAL, MemoryDomain
+from pipeline.errors import ClosedError, InitError, PipelineError
 from pipeline.frontends.link import frames
 from pipeline.frontends.link.calls import LinkCall, end_of_error
 from pipeline.frontends.link.frames import (
@@ -32,6 +34,7 @@ from pipeline.frontends.link.outbox import Message, Outbox, Sending
 from pipeline.frontends.link.places import At, who_is_at
 from pipeline.frontends.listen import BACKLOG, UNIX, bind
 from pipeline.proto.slices import Piece
+from pipeline.workers.shm.arena import Arena
 from pipeline.workers.shm.server_memory import ServerMemory
 
 _LOGGER = logging.getLogger(__name__)
@@ -55,7 +58,8 @@ class LinkFrontend:
         max_message_bytes: limit of a message.
         max_calls: limit of the calls in flight on a connection.
         secret: that a gateway has to know; "": none.
-        memory: that gateways share; None: none.
+        memory: of the workers, which gateways share if it is mapped.
+        own_memory_bytes: of each region of memory for the gateways alone, if it is not; 0: none.
     """
 
     port = 0
@@ -69,7 +73,8 @@ class LinkFrontend:
         max_message_bytes: int = _LARGEST,
         max_calls: int = _MAX_CALLS,
         secret: str = "",
-        memory: ServerMemory | None = None,
+        memory: MemoryDomain = LOCAL,
+        own_memory_bytes: int = 0,
     ) -> None:
         self.hello: Hello = Hello(
             limits=LinkLimits(calls=max_calls, message_bytes=max_message_bytes),
@@ -84,7 +89,9 @@ class LinkFrontend:
         self.connections: set[Connection] = set()
         self.is_ready: bool = False
         self._secret = secret.encode()
-        self._memory = memory
+        self._memory = cast(ServerMemory, memory) if memory.is_mapped else None
+        self._own_memory_bytes = own_memory_bytes
+        self._own_memory: ServerMemory | None = None
         self._shared: set[GatewayMemory] = set()  # with gateways whose processes there may be
         self._path = path
         self._socket: socket.socket | None = None
@@ -93,6 +100,9 @@ class LinkFrontend:
     async def start(self, is_ready: bool = False) -> None:
         """Bind and listen. InitError: there cannot be a socket at the path."""
         self.is_ready = is_ready
+        if self._memory is None and self._own_memory_bytes:
+            with contextlib.suppress(InitError, OSError):  # then all goes over the socket
+                self._memory = self._own_memory = ServerMemory(Arena(self._own_memory_bytes))
         self._socket = bind(f"{UNIX}{self._path}", 0, "http_server")
         self._server = await asyncio.get_running_loop().create_unix_server(
             self.accept, sock=self._socket, backlog=BACKLOG
@@ -156,6 +166,8 @@ class LinkFrontend:
         for shared in self._shared:
             shared.close()
         self._shared.clear()
+        if self._own_memory is not None:
+            self._own_memory.close()
 
 
 class Connection(asyncio.Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ class ServerMemory(MemoryDomain):
         arena: that all share.
         trusts_workers: whether what a worker has serialized is opened here whatever is in it.
     """
+
+    is_mapped: ClassVar[bool] = True
 
     def __init__(self, arena: Arena, trusts_workers: bool = False) -> None:
         self.arena = arena
@@ -73,6 +75,12 @@ class ServerMemory(MemoryDomain):
         self._placed.add(block)
         self._placed_bytes += block.size
         view = self.arena.read(block)[pad:]
+        return np.asarray(MemoryHold(view, BlockLease([block], self._released.extend)))
+
+    def body_of(self, block: Block) -> np.ndarray[Any, Any]:
+        """Return what the writer of another region has put in a block: it keeps that in use."""
+        self._used[block.region] += 1
+        view = self.arena.read(block)
         return np.asarray(MemoryHold(view, BlockLease([block], self._released.extend)))
 
     def serialize(self, payload: Any) -> SharedPayload:

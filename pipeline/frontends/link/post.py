@@ -1,0 +1,125 @@
+"""PostCall: a POST of the HTTP edge, answered over the link as the lane of the HTTP port does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Any, NamedTuple
+
+from pipeline.answer_head import AnswerHead
+from pipeline.engine.offload import Offload
+from pipeline.engine.request import RequestHandle, UnarySink
+from pipeline.errors import PipelineError, UserCodeError
+from pipeline.frontends.http.heads import HeadMemory
+from pipeline.frontends.http.routes import (
+    HandOverError,
+    HttpError,
+    LaneEndpoint,
+    LaneReply,
+    WebResponse,
+    error_body,
+    whole,
+    with_head,
+)
+from pipeline.frontends.link.calls import LinkCall, Peer
+from pipeline.frontends.link.frames import LEFT, end_of, fields
+
+_LOGGER = logging.getLogger(__name__)
+
+POST = "post"
+"""Method of the HTTP edge: the body of a POST, whose head is the metadata."""
+
+_NO_HEAD = AnswerHead()
+
+
+class PostService(NamedTuple):
+    """What answers plain POSTs, by their heads, and where large answers are written."""
+
+    heads: HeadMemory
+    offload: Offload
+
+
+class PostCall(UnarySink, LinkCall):
+    """One POST, and the sink of its answer. What is not for the lane is left to the HTTP port."""
+
+    __slots__ = ("_endpoint", "_failure", "_head", "_service", "_work")
+
+    def __init__(
+        self, peer: Peer, number: int, timeout_ns: int, metadata: bytes, service: PostService
+    ) -> None:
+        super().__init__(peer, number, timeout_ns, metadata)
+        self._service = service
+        self._endpoint: LaneEndpoint | None = None
+        self._head: AnswerHead | None = None
+        self._failure: PipelineError | None = None
+        self._work: RequestHandle | asyncio.Task[None] | None = None
+
+    def begin(self, message: bytes) -> None:
+        """Begin a request that is there in whole."""
+        head = self._service.heads.find(self._metadata)
+        if head is None:
+            self._peer.reset(self._number, LEFT, "its head")
+            return
+        self._endpoint = head.endpoint
+        try:
+            begun = head.endpoint.begin(message, self)
+        except HandOverError:
+            self._peer.reset(self._number, LEFT, "")
+        except Exception as error:
+            self.end(error)
+        else:
+            self._work = self._work or begun  # it may have ended by now, and be written
+
+    def begin_long(self, message: memoryview) -> None:
+        """Begin a request whose body lies in the server's memory."""
+        self._peer.reset(self._number, LEFT, "its head")
+
+    def say(self, head: AnswerHead) -> None:
+        """Take what user code says of the answer's head."""
+        self._head = head
+
+    def fail(self, error: PipelineError) -> None:
+        """Take the error that the answer tells."""
+        self._failure, self._head = error, error.head or _NO_HEAD
+
+    def end(self, answer: Any) -> None:
+        """Send the answer."""
+        assert self._endpoint is not None, "it has begun"
+        reply: LaneReply
+        try:
+            reply = self._endpoint.reply(answer, self._failure)
+        except Exception as error:
+            reply = _failed(error)
+        if isinstance(reply, bytes) and self._head is None:
+            self._peer.answer(self._number, reply)
+        elif isinstance(reply, bytes | WebResponse):
+            self._send(with_head(reply, self._head))
+        else:
+            self._work = self._peer.loop.create_task(self._answer(reply))
+
+    async def _answer(self, reply: Awaitable[WebResponse]) -> None:
+        try:
+            found = await whole(reply, self._head)
+        except Exception as error:
+            found = _failed(error)
+        self._send(found)
+
+    def _send(self, reply: WebResponse) -> None:
+        told = [(b"content-type", reply.content_type), *reply.headers]
+        texts = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in told)
+        end = end_of(0, reply.status, trailers=fields(texts))
+        self._peer.answer(self._number, reply.body, end)
+
+    def cancel(self) -> None:
+        """Stop what goes on for it."""
+        if self._work is not None:
+            self._work.cancel()
+
+
+def _failed(error: Exception) -> WebResponse:
+    """Return the answer to a request that ended in an error, as the HTTP port has it."""
+    if isinstance(error, HttpError):
+        return WebResponse(error.status, error_body(error.error), headers=error.headers)
+    _LOGGER.exception("a request failed", exc_info=error)  # a bug of ours
+    return WebResponse(500, error_body(UserCodeError("internal error of the server")))
