@@ -158,7 +158,8 @@ class GatewayMemory:
             os.close(self._process)
             self._process = -1
             self._read_by_gateway.clear()
-            self._memory.close_region(self._region)
+            if self._memory.arena.fd >= 0:  # else it is gone in whole
+                self._memory.close_region(self._region)
 
 
 def _gather(pieces: Sequence[Piece], room: np.ndarray[Any, Any]) -> None:

@@ -147,7 +147,7 @@ func (p *LinkPeer) Message() (frame.Frame, error) {
 			if !p.IsMute {
 				p.Write(frame.Append(nil, frame.Pong, 0, got.ID, nil))
 			}
-		case frame.Hello, frame.Pong, frame.Credit:
+		case frame.Hello, frame.Pong, frame.Credit, frame.Freed:
 		case frame.Reset:
 			delete(p.Pieces, got.ID)
 			delete(p.opened, got.ID)

@@ -1,0 +1,311 @@
+"""Payloads by reference: what a gateway writes to memory and reads there, and when it is free."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import socket
+import struct
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from begins import begin_of
+from linked import INFERENCE, SUCCESS, link_of, said_in, until
+
+from pipeline.engine.offload import Offload
+from pipeline.frontends.grpc.server import GrpcCall, GrpcService
+from pipeline.frontends.link import frames
+from pipeline.frontends.link.frames import (
+    END,
+    FRAME_BYTES,
+    FREED,
+    HEAD,
+    LAST,
+    MESSAGE,
+    OPEN,
+    OPENED,
+    PLACE,
+    PLACED,
+    RESET,
+    BrokenError,
+    frame,
+)
+from pipeline.frontends.link.memory import GatewayMemory
+from pipeline.frontends.link.server import LinkFrontend
+from pipeline.proto.pipeline_service_pb2 import Request, Response
+from pipeline.proto.slices import Piece
+from pipeline.workers.shm.arena import Arena
+from pipeline.workers.shm.server_memory import ServerMemory
+
+_REGION_BYTES = 4 * 2**20
+_LONG = 200_000
+_UNARY = 4  # the number of the only method of the service
+
+
+@pytest.fixture
+def memory() -> Iterator[ServerMemory]:
+    memory = ServerMemory(Arena(_REGION_BYTES))
+    yield memory
+    memory.close()
+
+
+class Gateway:
+    """A gateway's side of a link with memory."""
+
+    def __init__(self, raw: socket.socket, greeting: bytes, fd: int) -> None:
+        self._raw = raw
+        self._rest = greeting
+        hello = msgspec.json.decode(said_in(self._take())[0][2], type=frames.Hello)
+        assert hello.memory is not None
+        self.region = hello.memory.region
+        size, start = hello.memory.region_bytes, self.region * hello.memory.region_bytes
+        self.mapped = mmap.mmap(fd, size, offset=start)
+        self.whole = mmap.mmap(fd, start + size)
+        self._size = size
+        os.close(fd)
+
+    def _take(self) -> bytes:
+        (size,) = struct.unpack_from(">I", self._rest)
+        first, self._rest = self._rest[: HEAD.size + size], self._rest[HEAD.size + size :]
+        return first
+
+    async def say(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._raw, data)
+
+    async def ask(self, number: int, data: bytes, method: int, offset: int = 64) -> None:
+        """Ask with a message that lies in memory."""
+        self.mapped[offset : offset + len(data)] = data
+        await self.say_place(number, method, self.region, offset, len(data))
+
+    async def say_place(self, number: int, method: int, *place: int) -> None:
+        flags = MESSAGE | LAST | PLACED
+        payload = OPENED.pack(-1, 0, 0) + PLACE.pack(*place)
+        await self.say(frame(OPEN, number, payload, flags, method))
+
+    async def hear(self, kind: int) -> tuple[int, int, bytes]:
+        """The flags, id and payload of the next frame of a kind."""
+        async with asyncio.timeout(30):
+            while True:
+                while (
+                    len(self._rest) < HEAD.size
+                    or len(self._rest) < HEAD.size + HEAD.unpack_from(self._rest)[0]
+                ):
+                    came = await asyncio.get_running_loop().sock_recv(self._raw, 2**20)
+                    assert came, "the server hung up"
+                    self._rest += came
+                found = self._take()
+                _, said, flags, _, number = HEAD.unpack_from(found)
+                if said == kind:
+                    return flags, number, found[HEAD.size :]
+
+    def read(self, places: bytes) -> bytes:
+        """What lies where an END says."""
+        found = b""
+        while places:
+            region, offset, size = PLACE.unpack_from(places)
+            places = places[PLACE.size :]
+            if region == frames.NO_REGION:
+                found, places = found + places[:size], places[size:]
+            else:
+                start = region * self._size + offset
+                found += self.whole[start : start + size]
+        return found
+
+    def close(self) -> None:
+        self._raw.close()
+        self.mapped.close()
+        self.whole.close()
+
+
+@contextlib.asynccontextmanager
+async def sharing(link: LinkFrontend, path: Path) -> AsyncIterator[Gateway]:
+    await link.start(is_ready=True)
+    raw = socket.socket(socket.AF_UNIX)
+    raw.connect(str(path))
+    loop = asyncio.get_running_loop()
+    raw.setblocking(False)
+    await loop.sock_sendall(raw, frames.hello(frames.Hello()))
+    await until(lambda: any(connection._has_met for connection in link.connections))
+    greeting, fds, _, _ = socket.recv_fds(raw, 2**20, 1)
+    gateway = Gateway(raw, greeting, *fds)
+    try:
+        await gateway.say(frame(FREED, 0))
+        yield gateway
+    finally:
+        gateway.close()
+        await link.stop(0.0)
+
+
+def echoing(memory: ServerMemory, answers: list[Piece] | None = None) -> GrpcService:
+    """A service that answers with what it was asked, or with these pieces."""
+
+    async def answer(message: Piece, call: GrpcCall) -> bytes | list[Piece]:
+        assert call.takes_pieces
+        return [message] if answers is None else answers
+
+    return GrpcService("x.X", {"echo": answer})  # type: ignore[dict-item]
+
+
+def test_a_message_in_memory_is_read_and_its_block_freed_with_the_next_frame(
+    memory: ServerMemory, tmp_path: Path
+) -> None:
+    path, seen = tmp_path / "link", []
+
+    async def run() -> None:
+        async def begin(request: Request, *_: object) -> Response:
+            seen.append(request.value[0])
+            return Response(value=["y"])
+
+        async with sharing(link_of(begin_of(begin), path, memory=memory), path) as gateway:
+            await gateway.ask(1, Request(value=["x" * _LONG]).SerializeToString(), INFERENCE)
+            _, _, payload = await gateway.hear(END)
+            assert Response.FromString(payload.removeprefix(SUCCESS)).value == ["y"]
+            await gateway.say(frame(frames.PING, 0))
+            _, _, offsets = await gateway.hear(FREED)
+            assert offsets == struct.pack(">Q", 64)
+
+    asyncio.run(run())
+    assert seen == ["x" * _LONG]
+    assert memory.used == 0
+
+
+@pytest.mark.parametrize("is_placed", [True, False])
+def test_an_answer_lies_in_memory_until_the_gateway_has_read_it(
+    memory: ServerMemory, tmp_path: Path, is_placed: bool
+) -> None:
+    """Also one that lay elsewhere: it is copied to where the gateway can read it."""
+    path = tmp_path / "link"
+    body = memory.place(_LONG) if is_placed else np.empty(_LONG, np.uint8)
+    body[:] = np.arange(_LONG) % 251
+    service = echoing(memory, [b"head", body.data])
+    wanted = b"head" + body.tobytes()
+    del body
+
+    async def run() -> None:
+        link = link_of(begin_of(None), path, services=[service], memory=memory)
+        async with sharing(link, path) as gateway:
+            await gateway.say(frame(OPEN, 1, OPENED.pack(-1, 0, 0), MESSAGE | LAST, _UNARY))
+            flags, number, payload = await gateway.hear(END)
+            assert (flags, number) == (MESSAGE | LAST | PLACED, 1)
+            assert gateway.read(payload.removeprefix(SUCCESS)) == wanted
+            used = memory.used
+            await gateway.say(frame(FREED, 1))
+            if not is_placed:
+                assert used == 1
+                await until(lambda: memory.used == 0)
+
+    asyncio.run(run())
+
+
+def test_without_room_an_answer_goes_over_the_socket(memory: ServerMemory, tmp_path: Path) -> None:
+    path = tmp_path / "link"
+    taken = [memory.place(_REGION_BYTES // 2)]
+    body = bytes(_LONG)
+
+    async def run() -> None:
+        service = echoing(memory, [b"head", body])
+        link = link_of(begin_of(None), path, services=[service], memory=memory)
+        async with sharing(link, path) as gateway:
+            await gateway.say(frame(OPEN, 1, OPENED.pack(-1, 0, 0), MESSAGE | LAST, _UNARY))
+            found = b""
+            while len(found) < len(body) + 4:
+                flags, _, piece = await gateway.hear(frames.DATA)
+                found += piece
+            assert found == b"head" + body
+            assert not flags & frames.MORE
+            flags, _, payload = await gateway.hear(END)
+            assert payload == SUCCESS
+
+    asyncio.run(run())
+    del taken
+
+
+def test_what_comes_in_memory_and_is_refused_is_freed(memory: ServerMemory, tmp_path: Path) -> None:
+    path = tmp_path / "link"
+
+    async def run() -> None:
+        async with sharing(link_of(begin_of(None), path, memory=memory), path) as gateway:
+            await gateway.ask(1, b"x" * _LONG, 99)
+            _, number, _ = await gateway.hear(RESET)
+            _, _, offsets = await gateway.hear(FREED)
+            assert (number, offsets) == (1, struct.pack(">Q", 64))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "place", [(0, 64, 10), (1, _REGION_BYTES - 5, 10), (1, 2**63, 1), (frames.NO_REGION, 0, 4)]
+)
+def test_a_place_that_is_not_the_gateways_ends_the_connection(
+    memory: ServerMemory, place: tuple[int, int, int]
+) -> None:
+    shared = GatewayMemory(memory, os.getpid())
+    assert shared.told.region == 1
+    with pytest.raises(BrokenError):
+        shared.message(PLACE.pack(*place))
+    shared.close()
+    assert memory.used == 0
+
+
+def test_memory_of_a_gateway_is_taken_back_when_its_process_has_ended(memory: ServerMemory) -> None:
+    """And not before: it may still write to what it was given, and read what it was told of."""
+
+    process = subprocess.Popen(["sleep", "60"])
+
+    async def run() -> None:
+        shared = GatewayMemory(memory, process.pid)
+        shared.is_mapped = True
+        region, ended = shared.told.region, asyncio.Event()
+        answer = memory.place(_LONG)
+        assert shared.places(7, [answer.data]) is not None
+        del answer
+        body = shared.message(PLACE.pack(region, 64, _LONG))
+        shared.leave(asyncio.get_running_loop(), ended.set)
+        assert memory.used == 2
+        process.kill()
+        process.wait()
+        async with asyncio.timeout(30):
+            await ended.wait()
+        assert memory.used == 1  # the body of a request that goes on
+        assert memory.open_region() != region
+        del body
+        assert memory.used == 0
+        assert memory.open_region() == region
+
+    asyncio.run(run())
+
+
+def test_a_server_without_process_workers_has_memory_of_the_links_own(tmp_path: Path) -> None:
+    path = tmp_path / "link"
+
+    async def run() -> None:
+        link = link_of(begin_of(None), path, own_memory_bytes=_REGION_BYTES)
+        async with sharing(link, path) as gateway:
+            assert gateway.region == 1
+
+    asyncio.run(run())
+
+
+def test_what_is_long_is_copied_beside_the_loop(memory: ServerMemory) -> None:
+    async def run() -> None:
+        shared = GatewayMemory(memory, os.getpid())
+        offload = Offload(threads=1)
+        offload.start()
+        pieces: list[Piece] = [b"a" * FRAME_BYTES, b"b" * (2**20)]
+        assert await shared.in_reach(pieces, offload) is pieces  # not mapped yet
+        shared.is_mapped = True
+        (found,) = await shared.in_reach(pieces, offload)
+        assert bytes(found) == b"".join(pieces)
+        assert await shared.in_reach([b"h", found], offload) == [b"h", found]
+        del found
+        await offload.stop()
+        shared.close()
+
+    asyncio.run(run())
+    assert memory.used == 0
