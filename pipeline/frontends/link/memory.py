@@ -43,6 +43,7 @@ class GatewayMemory:
 
     Attributes:
         is_mapped: the gateway has said that it reads and writes it.
+        lent: blocks of the gateway's that it was not told to be free.
     """
 
     def __init__(self, memory: ServerMemory, process: int) -> None:
@@ -52,6 +53,7 @@ class GatewayMemory:
         self._read_by_gateway: dict[int, Any] = {}  # answers, by their calls
         self._loop: asyncio.AbstractEventLoop | None = None
         self.is_mapped: bool = False
+        self.lent: int = 0
 
     @property
     def told(self) -> SharedRegion:
@@ -73,6 +75,7 @@ class GatewayMemory:
         region, offset, size = PLACE.unpack(data)
         if region != self._region or offset + size > self._memory.arena.region_bytes:
             raise BrokenError(f"a message of {size} bytes at {offset} of region {region}")
+        self.lent += 1
         body: memoryview = self._memory.body_of(Block(region, offset, size)).data
         return body
 
@@ -80,6 +83,7 @@ class GatewayMemory:
         """Return what tells the gateway which of its blocks are free; b"": none are."""
         blocks = self._memory.take_freed(self._region)
         offsets = [block.offset for block in blocks]
+        self.lent -= len(offsets)
         starts = range(0, len(offsets), _MOST_FREED)
         return b"".join(freed(offsets[at : at + _MOST_FREED]) for at in starts)
 

@@ -176,7 +176,8 @@ class Outbox:
         """Write all short messages, and of long ones as much as the peer takes."""
         self._is_awaited = False
         packet, self._short = self._short, []
-        if self.memory is not None and (freed := self.memory.freed()):
+        memory = self.memory
+        if memory is not None and memory.lent and (freed := memory.freed()):
             packet.append(freed)
         if self._turns and not self._is_full:
             self._add_pieces(packet, _FLUSH_BYTES)

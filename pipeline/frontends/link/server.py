@@ -309,22 +309,27 @@ class Connection(asyncio.Protocol):
         if number <= self._last:
             raise BrokenError(f"the id {number} comes after {self._last}")
         self._last = number
-        placed = self._message_at(data[message:end]) if flags & frames.PLACED else None
         called = self._methods.get(method)
         if called is None:
-            self._outbox.send(frames.reset(number, frames.NO_METHOD, f"no method {method}"))
+            self._refuse(number, flags, data[message:end], frames.NO_METHOD, f"no method {method}")
             return
         if self._is_leaving or len(self.calls) >= self._most_calls:
-            self._outbox.send(frames.reset(number, frames.REFUSED))
+            self._refuse(number, flags, data[message:end], frames.REFUSED)
             return
         metadata = data[body:message] if told else b""
         call = self.calls[number] = called.call(self, number, timeout_ns, metadata, called.argument)
-        if placed is not None:
-            call.begin_long(placed)
-        elif flags == _WHOLE:
+        if flags == _WHOLE:
             call.begin(data[message:end])
+        elif flags & frames.PLACED:
+            call.begin_long(self._message_at(data[message:end]))
         else:
             call.open(flags, data[message:end])
+
+    def _refuse(self, number: int, flags: int, data: bytes, reason: int, text: str = "") -> None:
+        """Begin nothing; what lies in memory is free."""
+        if flags & frames.PLACED:
+            self._message_at(data)
+        self._outbox.send(frames.reset(number, reason, text))
 
     def _message_at(self, places: bytes) -> memoryview:
         if self._outbox.memory is None:
