@@ -139,7 +139,7 @@ def answered(number: int, message: bytes, end: bytes = SUCCESS) -> bytes:
     return HEAD.pack(len(end) + len(message), END, _WHOLE, 0, number) + end + message
 
 
-def placed(number: int, end: bytes, pieces: Iterable[bytes | Place]) -> bytes:
+def placed(number: int, end: bytes, pieces: Iterable[bytes | PlacedBytes]) -> bytes:
     """Return the END of a call whose answer lies, but for some bytes, in the server's memory."""
     said = [end]
     for piece in pieces:
@@ -204,7 +204,7 @@ def _cut(text: str) -> bytes:
     )
 
 
-class Place(Protocol):
+class PlacedBytes(Protocol):
     """Bytes in the server's memory."""
 
     @property

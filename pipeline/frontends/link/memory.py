@@ -18,7 +18,7 @@ from pipeline.frontends.link.frames import (
     FRAME_BYTES,
     PLACE,
     BrokenError,
-    Place,
+    PlacedBytes,
     SharedRegion,
     freed,
 )
@@ -89,12 +89,12 @@ class GatewayMemory:
 
     # Answers --------------------------------------------------------------------------------
 
-    def places(self, number: int, pieces: Sequence[Piece]) -> list[bytes | Place] | None:
+    def places(self, number: int, pieces: Sequence[Piece]) -> list[bytes | PlacedBytes] | None:
         """Return where the pieces of an answer lie, which stay until the gateway has read them.
 
         None: a long one lies elsewhere.
         """
-        found: list[bytes | Place] = []
+        found: list[bytes | PlacedBytes] = []
         inline = 0
         for piece in pieces:
             if len(piece) < _LONG_BYTES:

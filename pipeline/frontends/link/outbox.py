@@ -16,9 +16,11 @@ from pipeline.frontends.link.frames import (
     MESSAGE,
     MORE,
     SUCCESS,
+    BrokenError,
     answered,
     frame,
     placed,
+    reset,
 )
 from pipeline.frontends.link.memory import GatewayMemory
 from pipeline.proto.slices import Piece
@@ -169,6 +171,20 @@ class Outbox:
         if (sending := self._sendings.get(number)) is not None:
             sending.credit += size
             self._queue(sending)
+
+    # What lies in memory -----------------------------------------------------------------------
+
+    def message_at(self, places: bytes) -> memoryview:
+        """Return the message of the peer that lies there. Raises BrokenError."""
+        if self.memory is None:
+            raise BrokenError("a message in memory that is not shared")
+        return self.memory.message(places)
+
+    def refuse(self, number: int, places: bytes, reason: int, text: str = "") -> None:
+        """Begin nothing for a call, whose message is free if it lies in memory."""
+        if places:
+            self.message_at(places)
+        self.send(reset(number, reason, text))
 
     # How it is written ----------------------------------------------------------------------
 

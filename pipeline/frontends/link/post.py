@@ -34,7 +34,7 @@ _NO_HEAD = AnswerHead()
 
 
 class PostService(NamedTuple):
-    """What answers plain POSTs, by their heads, and where large answers are written."""
+    """The heads of plain POSTs, with what answers them, and where large answers are written."""
 
     heads: HeadMemory
     offload: Offload

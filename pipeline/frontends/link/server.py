@@ -116,7 +116,21 @@ class LinkFrontend:
         """Return whether it is the secret."""
         return hmac.compare_digest(secret.encode(), self._secret)
 
-    def share_with(self, gateway: At | None) -> GatewayMemory | None:
+    def greet(
+        self, transport: asyncio.Transport, gateway: At | None, outbox: Outbox
+    ) -> GatewayMemory | None:
+        """Say who we are, with the memory that is shared with the gateway, if there is some."""
+        memory = self._share_with(gateway)
+        if memory is None:
+            outbox.send(frames.hello(self.hello))
+            return None
+        greeting = frames.hello(msgspec.structs.replace(self.hello, memory=memory.told))
+        sent = sent_with(transport, greeting, memory.fd)
+        if sent < len(greeting):
+            outbox.send(greeting[sent:])
+        return memory
+
+    def _share_with(self, gateway: At | None) -> GatewayMemory | None:
         """Return memory to share with a gateway; None: there is none, or it cannot be watched."""
         if self._memory is None or gateway is None:
             return None
@@ -198,7 +212,7 @@ class Connection(asyncio.Protocol):
         self._most_calls: int = door.hello.limits.calls
         self.calls: dict[int, LinkCall] = {}
         self._idle: asyncio.Future[None] | None = None
-        self._inbox = Inbox(self._open_early, self._meet)
+        self._inbox = Inbox(lambda *_: self._meet(frames.OPEN, 0, 0, b""), self._meet)
         self._last = 0  # id of a call
         self._has_met = self._is_leaving = False
         self._told = 0  # calls in flight
@@ -264,9 +278,6 @@ class Connection(asyncio.Protocol):
 
     # Frames -----------------------------------------------------------------------------------
 
-    def _open_early(self, *_: object) -> None:
-        self._meet(frames.OPEN, 0, 0, b"")
-
     def _meet(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Take the first frame, and say who we are."""
         try:
@@ -283,20 +294,8 @@ class Connection(asyncio.Protocol):
         self._outbox.call_credit = said.limits.call_credit
         self._outbox.stream_credit = said.limits.stream_credit
         self._inbox.use(self._open, self._take)
-        self._greet()
+        self._outbox.memory = self._door.greet(self.transport, self._peer, self._outbox)
         self.tell_state()
-
-    def _greet(self) -> None:
-        """Say who we are, with the memory that is shared if there is some."""
-        said, memory = self._door.hello, self._door.share_with(self._peer)
-        if memory is None:
-            self._outbox.send(frames.hello(said))
-            return
-        self._outbox.memory = memory
-        greeting = frames.hello(msgspec.structs.replace(said, memory=memory.told))
-        sent = sent_with(self.transport, greeting, memory.fd)
-        if sent < len(greeting):
-            self._outbox.send(greeting[sent:])
 
     def _open(self, flags: int, method: int, number: int, data: bytes, body: int, end: int) -> None:
         if end - body < _OPENED_BYTES:
@@ -311,30 +310,21 @@ class Connection(asyncio.Protocol):
         self._last = number
         called = self._methods.get(method)
         if called is None:
-            self._refuse(number, flags, data[message:end], frames.NO_METHOD, f"no method {method}")
+            placed = data[message:end] if flags & frames.PLACED else b""
+            self._outbox.refuse(number, placed, frames.NO_METHOD, f"no method {method}")
             return
         if self._is_leaving or len(self.calls) >= self._most_calls:
-            self._refuse(number, flags, data[message:end], frames.REFUSED)
+            placed = data[message:end] if flags & frames.PLACED else b""
+            self._outbox.refuse(number, placed, frames.REFUSED)
             return
         metadata = data[body:message] if told else b""
         call = self.calls[number] = called.call(self, number, timeout_ns, metadata, called.argument)
         if flags == _WHOLE:
             call.begin(data[message:end])
         elif flags & frames.PLACED:
-            call.begin_long(self._message_at(data[message:end]))
+            call.begin_long(self._outbox.message_at(data[message:end]))
         else:
             call.open(flags, data[message:end])
-
-    def _refuse(self, number: int, flags: int, data: bytes, reason: int, text: str = "") -> None:
-        """Begin nothing; what lies in memory is free."""
-        if flags & frames.PLACED:
-            self._message_at(data)
-        self._outbox.send(frames.reset(number, reason, text))
-
-    def _message_at(self, places: bytes) -> memoryview:
-        if self._outbox.memory is None:
-            raise BrokenError("a message in memory that is not shared")
-        return self._outbox.memory.message(places)
 
     def _take(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if kind == frames.DATA:
