@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import multiprocessing
 import re
@@ -11,17 +12,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.ask import V2Question
 from benchmarks.gpu.place import Place, need_module
 
 _START_S = 120.0
-_READY = re.compile(r"is ready: gRPC on port (\d+)")
+_READY = re.compile(r"is ready: .*HTTP on port (\d+)")
 _CLIENTS = 4  # processes
 _WARM_SHARE = 0.3  # of the time that is measured, before it
 
@@ -69,29 +71,31 @@ def served_pace(port: int, batch: int, place: Place) -> tuple[float, float]:
 
 def _ask(port: int, window: int, place: Place) -> tuple[int, list[float]]:
     """Keep `window` requests under way; return how many were answered in time, and their times."""
-    from pipeline import PipelineClient
-
     (image,) = pictures(1, place)
-    # As .npy bytes: uint8 as a list of numbers takes 50 ms a picture.
-    form = {"asyn": True, "pack_tensor_format": True, "use_tensor_bytes": True}
-    times: list[float] = []
-    with PipelineClient() as client:
-        client.connect(f"127.0.0.1:{port}")
-        begins = time.monotonic() + place.seconds * _WARM_SHARE
-        ends = begins + place.seconds
-        under_way: deque[tuple[float, Any]] = deque()
-        while time.monotonic() < ends:
-            while len(under_way) < window:
-                call = client.predict({"image": image}, **form)
-                under_way.append((time.monotonic(), call))
-            sent, call = under_way.popleft()
-            call.result(_START_S).raise_for_error()
-            now = time.monotonic()
-            if begins <= now < ends:
-                times.append(now - sent)
-        for _, call in under_way:
-            call.result(_START_S)
+    question = V2Question("image", image, lambda found: "label" in found, model="pictures")
+    begins = time.monotonic() + place.seconds * _WARM_SHARE
+    asked = port, question, begins, begins + place.seconds
+    with ThreadPoolExecutor(window) as pool:
+        found = [pool.submit(_ask_in_turn, *asked) for _ in range(window)]
+        times = [each for job in found for each in job.result()]
     return len(times), times
+
+
+def _ask_in_turn(port: int, question: V2Question, begins: float, ends: float) -> list[float]:
+    """Ask by one connection until `ends`; return the times of what was answered from `begins` on.
+
+    What is sent is made once: binary data of v2, which the server takes as it comes.
+    """
+    body, headers, times = question.as_body(), question.headers, list[float]()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_S)
+    with contextlib.closing(connection):
+        while (sent := time.monotonic()) < ends:
+            connection.request("POST", "/v2/models/pictures/infer", body, headers)
+            answer = connection.getresponse()
+            question.check_body(answer.read(), answer.headers)
+            if begins <= (now := time.monotonic()) < ends:
+                times.append(now - sent)
+    return times
 
 
 @contextlib.contextmanager
@@ -105,7 +109,7 @@ def serving(model: Path, batch: int, place: Place) -> Iterator[int]:
         "auto_batching_timeout": 5,
         "local_service_conf": local,
     }
-    config = {"rpc_port": 0, "log": {"to": "stdout"}, "op": {"classify": op}}
+    config = {"rpc_port": 0, "http_port": 0, "log": {"to": "stdout"}, "op": {"classify": op}}
     script = Path(__file__).with_name("pictures_server.py")
     with tempfile.TemporaryDirectory() as folder:
         file, said = Path(folder, "config.yml"), Path(folder, "said")

@@ -202,6 +202,11 @@ def _add_limits(add: Add) -> None:
         "process; embedded: this process both; gateway: the gateway both"
     )
     add("--edge", default="auto", choices=get_args(Edge), help=edge)
+    replicas = (
+        "processes that serve all models behind one gateway; each has instances of its own, as "
+        "many as the models say"
+    )
+    add("--replicas", type=int, default=1, metavar="COUNT", help=replicas)
 
 
 def _add_logs(add: Add) -> None:
@@ -245,6 +250,11 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         "edge": given.edge,
         "http_server": "gateway" if given.edge == "gateway" else "embedded",
     }
+    if given.replicas > 1:
+        if given.edge == "embedded":
+            raise ConfigError("--replicas: it is the gateway that stands before them, see --edge")
+        gateway = {"edge": "gateway", "http_server": "gateway"}
+        server |= {**gateway, "build_dag_each_worker": True, "worker_num": given.replicas}
     closed = [key for key, is_open in _ports(given).items() if not is_open]
     if given.http_max_input_size is not None:
         server["max_message_bytes"] = given.http_max_input_size

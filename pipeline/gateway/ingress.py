@@ -85,8 +85,8 @@ class Gateway(Ingress):
     Args:
         config: with a port for each of these.
         takes: what it listens for: "HTTP", "gRPC" or both, see `taken_by_gateway`.
-        waits: `start` is done when a replica is ready; False: when one is connected, be it
-            ready or not.
+        waits: `start` is done when a replica is ready; False, of a repository: when one is
+            connected, be it ready or not, and requests of a sequence go to one of them.
     """
 
     def __init__(self, config: ServiceConfig, takes: frozenset[str], waits: bool = True) -> None:
@@ -215,7 +215,7 @@ class Gateway(Ingress):
             *(f"--backend=link:{link},{http}" for link, http in backends),
             *(f"--{name}={value}" for name, value in settings.items()),
             "--backend-metrics",
-            *([] if self._waits else ["--connected-is-up"]),
+            *([] if self._waits else ["--connected-is-up", "--policy=sticky"]),
             *self._security(folder),
         ]
 

@@ -191,6 +191,9 @@ class ModelControl:
             return await self._poll()
         return not await self._bring(dict.fromkeys(settings.models, Overrides()))
 
+    async def catch_up(self) -> None:
+        """Do nothing: there is no other replica."""
+
     async def stop(self) -> None:
         """End all models, each when it has answered what it has, or its time is over."""
         if self._polling is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -31,6 +32,8 @@ from pipeline.repository.op_settings import (
 from pipeline.repository.warm_up import samples_of
 from pipeline.runtime.loaded_graph import LoadedGraph, RepositoryModel
 from pipeline.runtime.predictor_loader import PredictorLoader
+from pipeline.runtime.replica_query import Ask
+from pipeline.runtime.service import ReplicaContext
 from pipeline.runtime.share import Share
 from pipeline.workers.process.shared import SharedProcesses
 
@@ -46,6 +49,7 @@ class GraphMaker:
         cards: numbers of the machine's.
         processes: of the server; None: a model's are forked for it.
         share: what models have in common.
+        replica: that has them; None: the server is one process.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class GraphMaker:
         cards: Collection[int] = (),
         processes: SharedProcesses | None = None,
         share: Share | None = None,
+        replica: ReplicaContext | None = None,
     ) -> None:
         self._settings = settings
         self._on_readiness = on_readiness
@@ -66,6 +71,7 @@ class GraphMaker:
         self._cards = cards
         self._processes = processes
         self._share = share or Share()
+        self._replica = replica
 
     async def make(self, source: ModelSource) -> LoadedGraph:
         """Load a version, and return it when it can take requests. Raises PipelineError."""
@@ -86,8 +92,14 @@ class GraphMaker:
             names, str(source.version), config, labels, backend.checks_output_shapes
         )
         loader, processes, share = PredictorLoader(source.folder), self._processes, self._share
+        numbering, ask = None, None
+        if self._replica is not None:
+            numbering, ask = self._replica.numbering, _asking(self._replica, model)
         served = LoadedGraph(
-            None, graph, settings, loader, model=model, processes=processes, share=share
+            *(None, graph, settings, loader, numbering, ask),
+            model=model,
+            processes=processes,
+            share=share,
         )
         await asyncio.to_thread(served.fork)
         try:
@@ -96,6 +108,8 @@ class GraphMaker:
         except BaseException:
             await self._close(served)
             raise
+        if self._replica is not None:
+            self._replica.answers[_question_to(model)] = served.observation.answer
         return served
 
     def _backend(self, config: ModelConfig) -> Backend:
@@ -168,6 +182,17 @@ class GraphMaker:
         await served.unload(self._grace_s)
         served.observation.stop_soon()
         await served.observation.close()
+
+
+def _question_to(model: RepositoryModel) -> str:
+    """Return the word that questions to a version of a model begin with."""
+    return f"model/{quote(key_of_model(model.names))}/{model.version}"
+
+
+def _asking(replica: ReplicaContext, model: RepositoryModel) -> Ask:
+    """Return what asks all replicas that have a version of a model."""
+    word = _question_to(model)
+    return lambda text, limit_s: replica.ask(f"{word} {text}", limit_s)
 
 
 def _labels(source: ModelSource) -> dict[str, list[bytes]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +15,7 @@ import msgspec
 
 from pipeline.config.schema import ServiceConfig, load_config
 from pipeline.engine.model_calls import MetricHolder, ModelChange, PeerCall
-from pipeline.engine.models import ModelState
+from pipeline.engine.models import ModelRegistry, ModelState
 from pipeline.engine.request import ResponseSink, StreamHandle
 from pipeline.errors import (
     ConfigError,
@@ -33,10 +35,14 @@ from pipeline.observe.logs.setup import LogSwitches, switch_logs
 from pipeline.observe.traces.traces import collector_of
 from pipeline.repository.control import ControlSettings, ModelControl
 from pipeline.repository.model_maker import GraphMaker
+from pipeline.repository.replicated import ReplicatedControl
 from pipeline.repository.served_models import ServedModels
 from pipeline.repository.versions import ModelVersions
+from pipeline.runtime.base import Runtime
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.service import MakeControl, Service
+from pipeline.runtime.replica_main import ReplicaMain
+from pipeline.runtime.replicas import Replicas
+from pipeline.runtime.service import MakeControl, ReplicaContext, Service
 from pipeline.runtime.share import Share
 from pipeline.server import exposure_of, serve_until_signalled
 from pipeline.system.malloc import tune_malloc
@@ -46,7 +52,7 @@ from pipeline.workers.process.shared import SharedProcesses
 
 _OF_THE_SERVER = (
     *("host", "rpc_host", "http_host", "rpc_port", "http_port", "reuse_port", "cache"),
-    *("rate_limit", "edge", "http_server"),
+    *("rate_limit", "edge", "http_server", "build_dag_each_worker", "worker_num"),
     *("client_shared_memory", "restricted_apis", "request_traces"),
 )
 _PRELOAD = ("pipeline.repository.backends.python.model_op",)
@@ -89,13 +95,33 @@ def serve(settings: RepositorySettings) -> None:
     manager = ServiceManager.taken_from(os.environ)
 
     def on_ready() -> None:
-        _say(service)
+        if isinstance(service, Service):
+            _say_models(service.models)
+        sys.stderr.write(f"{service.describe()}\n")
+        sys.stderr.flush()
         manager.tell(READY=1, STATUS=service.describe())
 
     serve_until_signalled(service, on_ready)
 
 
-def new_service(settings: RepositorySettings) -> Service:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepositoryMain(ReplicaMain):
+    """The main function of a replica whose models are those of a repository."""
+
+    settings: RepositorySettings
+
+    def service(self, replica: ReplicaContext) -> Service:
+        processes = _processes(self.config)
+        control = make_control(self.settings, self.config, processes, replica)
+        return Service(
+            *(self.name, None, self.config, self.load_predictor, replica),
+            exposure=self.exposure,
+            control=control,
+            processes=processes,
+        )
+
+
+def new_service(settings: RepositorySettings) -> Runtime:
     """Return the server, which is not started.
 
     Raises:
@@ -106,20 +132,31 @@ def new_service(settings: RepositorySettings) -> Service:
     config = load_config(yml_dict={"log": log, **settings.server})
     config = msgspec.structs.replace(config, **dict.fromkeys(settings.closed))
     loader = PredictorLoader(Path.cwd())
-    logs = LogsHome(config.log.level)
-    processes = SharedProcesses(config.dag, logs, replay_bytes, _PRELOAD)
-    control = make_control(settings, config, processes)
     with contextlib.ExitStack() as undo:
         exposure = exposure_of(config, undo, is_repository=True)
-        service = Service(
-            None, None, config, loader, exposure=exposure, control=control, processes=processes
-        )
+        service: Runtime
+        if config.replicas:
+            make = functools.partial(RepositoryMain, settings=settings)
+            service = Replicas(None, None, config, loader, exposure=exposure, make=make)
+        else:
+            processes = _processes(config)
+            control = make_control(settings, config, processes)
+            service = Service(
+                None, None, config, loader, exposure=exposure, control=control, processes=processes
+            )
         undo.pop_all()
     return service
 
 
+def _processes(config: ServiceConfig) -> SharedProcesses:
+    return SharedProcesses(config.dag, LogsHome(config.log.level), replay_bytes, _PRELOAD)
+
+
 def make_control(
-    settings: RepositorySettings, config: ServiceConfig, processes: SharedProcesses
+    settings: RepositorySettings,
+    config: ServiceConfig,
+    processes: SharedProcesses,
+    replica: ReplicaContext | None = None,
 ) -> MakeControl:
     """Return what makes the control of a server's models."""
     of_models = {
@@ -131,8 +168,14 @@ def make_control(
     def make(models: Any, on_readiness: Any, share: Share) -> ModelControl:
         grace_s, cards = config.stop_grace_period_s, settings.control.cards
         served = ServedModels(models)
-        maker = GraphMaker(of_models, on_readiness, grace_s, served, cards, processes, share)
-        control = ModelControl(settings.control, ModelVersions(models, maker))
+        maker = GraphMaker(
+            of_models, on_readiness, grace_s, served, cards, processes, share, replica
+        )
+        versions = ModelVersions(models, maker)
+        if replica is None:
+            control = ModelControl(settings.control, versions)
+        else:
+            control = ReplicatedControl(settings.control, versions, replica)
         processes.models = RepositoryHost(served, control, share.metrics)
         return control
 
@@ -155,16 +198,16 @@ def _log_to(file: str) -> None:
     os.close(target)
 
 
-def _say(service: Service) -> None:
-    """Print the models and where the server listens."""
-    entries = sorted(service.models.entries(), key=lambda each: (each.name, int(each.version)))
+def _say_models(models: ModelRegistry) -> None:
+    """Print the models that are ready."""
+    entries = sorted(models.entries(), key=lambda each: (each.name, int(each.version)))
     rows = [("Model", "Version", "Status")]
     rows += [
         (entry.name, entry.version, entry.state.value)
         for entry in entries
         if entry.state is ModelState.READY
     ]
-    sys.stderr.write("\n".join([*table(rows), service.describe(), ""]))
+    sys.stderr.write("\n".join([*table(rows), ""]))
     sys.stderr.flush()
 
 

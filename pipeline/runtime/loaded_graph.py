@@ -65,8 +65,9 @@ class RepositoryModel(NamedTuple):
 class LoadedGraph:
     """A graph that a server serves under a name; see `engine.models.Served`.
 
-    Its Ops are configured. Without a name requests for any service are taken. `replica` is the
-    number of this one, to all of which `ask` puts a question; None: it is the only one. With
+    Its Ops are configured. Without a name requests for any service are taken. `numbering` is the
+    number of this replica and their count, to all of which `ask` puts a question; None: it is the
+    only one. With
     `model` it is one version of a model of a repository, whose workers may come from `processes`.
     `share` has what it has in common with others of the server.
     """
@@ -77,7 +78,7 @@ class LoadedGraph:
         graph: Graph,
         config: ServiceConfig,
         load_predictor: PredictorLoader,
-        replica: int | None = None,
+        numbering: tuple[int, int] | None = None,
         ask: Ask | None = None,
         model: RepositoryModel | None = None,
         processes: SharedProcesses | None = None,
@@ -94,7 +95,7 @@ class LoadedGraph:
             self.names, self.version, self.model_config, self.labels = model[:4]
             self.checks_output_shapes = model.checks_output_shapes
         self.observation: ObservabilityStack = ObservabilityStack(
-            self.names, graph, config, replica, self.version
+            self.names, graph, config, None if numbering is None else numbering[0], self.version
         )
         self.view: ServerView = ServerView(ask or self._ask_only_me)
         self.snapshots: AskAll = self.view.snapshots
@@ -104,7 +105,7 @@ class LoadedGraph:
         for op in graph.ops:
             op.pipeline_notes = notes
         self._name = name
-        self._replica = replica
+        self._numbering = numbering or (0, 1)
         is_asked = self.names[0] is not None  # else nothing goes by RequestOp and ResponseOp
         self._workers = _WorkerKinds(
             graph,
@@ -154,7 +155,7 @@ class LoadedGraph:
             observers=self.observation.observers(log),
             filters=[*ours, *configured(config.filters)],
             on_readiness=on_readiness,
-            numbering=(0, 1) if self._replica is None else (self._replica, config.replicas),
+            numbering=self._numbering,
             cache=cache,
             stored=self._stored,
         )

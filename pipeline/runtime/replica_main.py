@@ -71,11 +71,17 @@ class ReplicaMain:
     """The main function of a replica: a Service that takes commands over its socket."""
 
     name: str | None
-    graph: Graph
+    graph: Graph | None
     config: ServiceConfig
     load_predictor: PredictorLoader
     exposure: Exposure
     is_replacement: bool = False
+
+    def service(self, replica: ReplicaContext) -> Service:
+        """Return the Service, which is not started."""
+        return Service(
+            self.name, self.graph, self.config, self.load_predictor, replica, exposure=self.exposure
+        )
 
     def __call__(self, sock: socket.socket, number: int) -> None:
         tune_malloc()
@@ -94,15 +100,19 @@ class _Replica:
 
     def __init__(self, main: ReplicaMain, number: int) -> None:
         self._queries = QueryClient(lambda question: self._send(ReplicaStatus(question=question)))
-        context = ReplicaContext(
-            number, self._tell_readiness, self._queries.ask, main.is_replacement
+        self._stop = asyncio.Event()
+        self._context = ReplicaContext(
+            number,
+            main.config.replicas,
+            self._tell_readiness,
+            self._queries.ask,
+            main.is_replacement,
+            self._stop.set,
         )
-        self.service = Service(
-            main.name, main.graph, main.config, main.load_predictor, context, exposure=main.exposure
-        )
+        self.service = main.service(self._context)
+        self._has_graph = main.graph is not None
         self._level = main.config.log.level
         self._status = ReplicaStatus()
-        self._stop = asyncio.Event()
         self._disconnected = asyncio.Event()
         self._link: Link[ReplicaCommand] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -135,9 +145,11 @@ class _Replica:
             with gc_frozen():
                 self._status.is_started = True
                 self._tell()
-                self.service.observation.on_snapshot(
-                    lambda snapshot: self._send(ReplicaStatus(snapshot=snapshot))
-                )
+                if self._has_graph:
+                    self.service.observation.on_snapshot(
+                        lambda snapshot: self._send(ReplicaStatus(snapshot=snapshot))
+                    )
+                await self.service.catch_up()
                 await self._stop.wait()
 
     def _on_command(self, command: ReplicaCommand) -> None:
@@ -154,8 +166,12 @@ class _Replica:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, question: QueryRequest) -> None:
+        word, _, rest = question.text.partition(" ")
         try:
-            answer = await self.service.observation.answer(question.text)
+            if word in self._context.answers:
+                answer = await self._context.answers[word](rest)
+            else:
+                answer = await self.service.observation.answer(question.text)
         except InitError:  # it has not come so far
             answer = b""
         self._send(ReplicaStatus(reply=QueryReply(question.number, [answer])))

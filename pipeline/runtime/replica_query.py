@@ -148,6 +148,8 @@ class ReplicaQuery:
         self._pending[number] = _PendingQuery(asker, request, set(members), timer)
         for member in members:
             member.send_query(QueryRequest(number, request.text, request.timeout_s))
+        if not members:
+            self._finish(number)
 
     def on_reply(self, member: Replica, reply: QueryReply) -> None:
         """Take a replica's answer, unless nobody waits for it any more."""

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -128,15 +129,16 @@ class Replicas(Runtime):
     def __init__(
         self,
         name: str | None,
-        graph: Graph,
+        graph: Graph | None,
         config: ServiceConfig,
         load_predictor: PredictorLoader,
         sidecar: ModelServices | None = None,
         exposure: Exposure | None = None,
+        make: Callable[..., ReplicaMain] = ReplicaMain,
     ) -> None:
         super().__init__(config, sidecar, exposure)
         theirs = dataclasses.replace(self._exposure, ingress=no_ingress)  # it is not theirs to run
-        self._main = ReplicaMain(name, graph, config, load_predictor, theirs)
+        self._main = make(name, graph, config, load_predictor, theirs)
         self._zygotes: Zygotes | None = None
         self._slots = [RestartSlot(number) for number in range(config.replicas)]
         self._running: set[_RunningReplica] = set()
@@ -175,7 +177,8 @@ class Replicas(Runtime):
             self._config = self._with_real_ports()
             main = dataclasses.replace(self._main, config=self._config)
             mains = [main, dataclasses.replace(main, is_replacement=True)]
-            runtimes = main.load_predictor.runtimes(main.graph.ops)
+            ops = () if main.graph is None else main.graph.ops
+            runtimes = main.load_predictor.runtimes(ops)
             self._zygotes = Zygotes(mains, start_method, runtimes=runtimes)
         except BaseException:
             self._closing.close()

@@ -7,8 +7,8 @@ import contextlib
 import gc
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from pipeline.config.schema import ServiceConfig
@@ -48,14 +48,23 @@ class ReplicaContext:
     """The place of a Service among the replicas of a server, which share its ports.
 
     `on_readiness` is told instead of the frontends: what they say is up to all replicas together.
-    `ask` puts a question to all of them. One that `opens_late` opens its frontends when it can
-    answer: until then the system gives the connections to the others.
+    `ask` puts a question to all of them; those that begin with a word of `answers` are answered
+    there. One that `opens_late` opens its frontends when it can answer: until then the system gives
+    the connections to the others. `leave` has this one stopped, and replaced.
     """
 
     number: int
+    count: int
     on_readiness: Callable[[bool], None]
     ask: Ask
     opens_late: bool = False
+    leave: Callable[[], None] = lambda: None
+    answers: dict[str, Callable[[str], Awaitable[bytes]]] = field(default_factory=dict)
+
+    @property
+    def numbering(self) -> tuple[int, int]:
+        """Return the first number of a request here, and the step to the next."""
+        return self.number, self.count
 
 
 class ServiceControl(RepositoryControl, Protocol):
@@ -63,6 +72,9 @@ class ServiceControl(RepositoryControl, Protocol):
 
     async def start(self) -> None:
         """Load what is to be there at the start. Raises PipelineError: the server shall end."""
+
+    async def catch_up(self) -> None:
+        """Have what other replicas of the server have."""
 
     async def stop(self) -> None:
         """End all models, each when it has answered what it has, or its time is over."""
@@ -100,14 +112,16 @@ class Service(Runtime):
         self._name = name
         self._replica = replica
         self._was_up = False
-        number, ask = (None, None) if replica is None else (replica.number, replica.ask)
         self._share = share_of(config)
         self._graph: LoadedGraph | None = None
         self._graphs: list[LoadedGraph] = []
         self.models: ModelRegistry = ModelRegistry(is_repository=graph is None)
         if graph is not None:
             share = self._share
-            self._graph = LoadedGraph(name, graph, config, load_predictor, number, ask, share=share)
+            numbering, ask = (None, None) if replica is None else (replica.numbering, replica.ask)
+            self._graph = LoadedGraph(
+                name, graph, config, load_predictor, numbering, ask, share=share
+            )
             self.add(self._graph)
         self._control = control and control(self.models, self._readiness_changed, self._share)
         self._processes = processes
@@ -236,6 +250,11 @@ class Service(Runtime):
         """Take no more requests, but those that come through the ingress."""
         await self._frontends.close(self._grace_s + _FRONTEND_GRACE_S)
 
+    async def catch_up(self) -> None:
+        """Have the models that other replicas have: some may have come while this one started."""
+        if self._control is not None:
+            await self._control.catch_up()
+
     def show_ready(self, is_ready: bool) -> None:
         """Say at the frontends whether the server is ready."""
         self._frontends.show_ready(is_ready)
@@ -319,7 +338,8 @@ class Service(Runtime):
             for snapshot in await served.snapshots():
                 snapshot.model = key_of_model(served.names)
                 snapshot.version = served.version
-                self._share.earlier.add_to(snapshot)
+                if self._replica is None or snapshot.replica == self._replica.number:
+                    self._share.earlier.add_to(snapshot)
                 found.append(snapshot)
         if self._process is not None:
             found.append(of_no_replica([], self._process.families()))
