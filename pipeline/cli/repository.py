@@ -251,10 +251,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         "http_server": "gateway" if given.edge == "gateway" else "embedded",
     }
     if given.replicas > 1:
-        if given.edge == "embedded":
-            raise ConfigError("--replicas: it is the gateway that stands before them, see --edge")
-        gateway = {"edge": "gateway", "http_server": "gateway"}
-        server |= {**gateway, "build_dag_each_worker": True, "worker_num": given.replicas}
+        server |= _replicated(given)
     closed = [key for key, is_open in _ports(given).items() if not is_open]
     if given.http_max_input_size is not None:
         server["max_message_bytes"] = given.http_max_input_size
@@ -301,6 +298,14 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
     return RepositorySettings(
         control, server, given.log_file, given.log_verbose, kinds, tuple(closed)
     )
+
+
+def _replicated(given: argparse.Namespace) -> dict[str, Any]:
+    """Return what config.yml says of several replicas. Raises ConfigError."""
+    if given.edge == "embedded":
+        raise ConfigError("--replicas: it is the gateway that stands before them, see --edge")
+    gateway = {"edge": "gateway", "http_server": "gateway"}
+    return {**gateway, "build_dag_each_worker": True, "worker_num": given.replicas}
 
 
 def _grouped(pattern: str) -> str:
