@@ -247,11 +247,8 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         "http_port": given.http_port if given.allow_http else 0,
         "rpc_port": given.grpc_port if given.allow_grpc else 0,
         "reuse_port": given.reuse_http_port or given.reuse_grpc_port,
-        "edge": given.edge,
-        "http_server": "gateway" if given.edge == "gateway" else "embedded",
+        **_doors(given),
     }
-    if given.replicas > 1:
-        server |= _replicated(given)
     closed = [key for key, is_open in _ports(given).items() if not is_open]
     if given.http_max_input_size is not None:
         server["max_message_bytes"] = given.http_max_input_size
@@ -300,8 +297,11 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
     )
 
 
-def _replicated(given: argparse.Namespace) -> dict[str, Any]:
-    """Return what config.yml says of several replicas. Raises ConfigError."""
+def _doors(given: argparse.Namespace) -> dict[str, Any]:
+    """Return who takes requests, and how many processes answer them. Raises ConfigError."""
+    if given.replicas <= 1:
+        http = "gateway" if given.edge == "gateway" else "embedded"
+        return {"edge": given.edge, "http_server": http}
     if given.edge == "embedded":
         raise ConfigError("--replicas: it is the gateway that stands before them, see --edge")
     gateway = {"edge": "gateway", "http_server": "gateway"}
