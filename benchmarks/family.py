@@ -52,6 +52,14 @@ def usage_of(root: int) -> Usage:
     return Usage(cpu_s=ticks / _TICKS_PER_S, rss_bytes=pages * _PAGE_BYTES)
 
 
+def cpu_of_each(root: int) -> dict[int, float]:
+    """CPU time of each process of the family of process `root`, by pid."""
+    return {
+        pid: sum(map(int, fields[_CPU_TICKS])) / _TICKS_PER_S
+        for pid, fields in _family(root).items()
+    }
+
+
 def holdings_of(root: int) -> Holdings:
     """Processes (zombies too), descriptors and memory of the family of process `root`."""
     pids = list(_family(root))
