@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import logging
 import queue
@@ -30,12 +31,29 @@ import numpy as np
 
 import pipeline
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline.config.op_settings import resolve_op
+from pipeline.config.schema import load_config
+from pipeline.data import NO_INFO
 from pipeline.engine.streams import stepped
 from pipeline.engine.trips import pace, trip, trips
+from pipeline.op import configure_op
 from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.repository.backends.python.model_op import ModelSpec, model_op
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.server import RepositorySettings, new_service
 from pipeline.system.event_loop import LoopThread
+from pipeline.workers.process.main import WorkerMain
+from pipeline.workers.process.wire import (
+    Init,
+    Jobs,
+    Unframer,
+    WireConvoy,
+    WireItem,
+    WireJob,
+    framed,
+)
+from pipeline.workers.shm.arena import Arena
+from pipeline.workers.shm.payload import SerializedPayload, plain_arrays
 
 Ask = Callable[[], None]
 
@@ -47,17 +65,21 @@ BUDGETS = {
     "own unpack and pack": 3540,
     "three with process": 5553,
     "the same in batches of 8": 6929,
-    "v2 JSON": 2519,
+    "v2 JSON": 2399,
     "v2 binary": 2436,
     "/api": 1825,
     "gRPC": 2293,
     "the link": 2143,
     "a step of a sequence": 4796,
-    "a Python model alone": 5470,
+    "a Python model alone": 5080,
     "a part of a stream": 990,  # some more, or fewer, as threads take turns
     "a part that goes alone": 1330,
     "a word of 32 callers": 960,  # some more, or fewer, as threads take turns
-    "a Python model in a convoy of 8": 3233,  # fewer where all of them are read in one turn
+    "a Python model in a convoy of 8": 2620,  # fewer where all of them are read in one turn
+    "a Python model in a message of 16": 1460,  # of the server: its worker is a process
+    "a worker's request": 2294,
+    "a worker's request, of 8 in a message": 1300,
+    "a worker's request, of 8 in a batch": 890,
 }
 """Bytecodes of each case: lower one when a change makes its request cheaper."""
 
@@ -331,14 +353,57 @@ backend: "python"
 max_batch_size: 8
 input [ { name: "x" data_type: TYPE_FP32 dims: [ 16 ] } ]
 output [ { name: "y" data_type: TYPE_FP32 dims: [ 16 ] } ]
+"""
+BATCHES = """
 dynamic_batching { }
 parameters { key: "workers" value { string_value: "thread" } }
 """
 
 
 @contextlib.contextmanager
-def repository(count: int) -> Iterator[Ask]:
-    """Serve a Python model; ask so many times at once, while the event loop is held."""
+def worker(count: int, batch_size: int) -> Iterator[Ask]:
+    """Run a Python model's worker, in a thread; send it so many requests in one message."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "model.py")
+        file.write_text(MODEL)
+        op = model_op(ModelSpec("m", 1, folder, str(file), "{}", ("y",)))
+        batching = {"batch_size": batch_size, "batching": "dynamic" if batch_size > 1 else "full"}
+        config = load_config(yml_dict={"rpc_port": 0, "op": {"m": batching}})
+        configure_op(op, resolve_op("m", {}, config))
+        arena = Arena(2**20)
+        here, there = socket.socketpair()
+        main = WorkerMain(op, arena, lambda send: None, lambda op, number: None)
+        runs = threading.Thread(target=main, args=(there, 0), daemon=True)
+        runs.start()
+        here.sendall(framed(Init(arena.new_region(), arena.new_region())))
+        reports, numbers = Unframer(), itertools.count(1)
+        inputs = {"x": SerializedPayload(b"", arrays=plain_arrays(np.ones((count, 16)), 2**20))}
+        item = WireItem(1, 0, inputs, is_feed=True, info=NO_INFO)
+        if count > 1:
+            item.convoy = WireConvoy(list(range(count)), [1] * count)
+
+        def read() -> None:
+            while not reports.feed(here.recv(65536)):
+                """A report came in part."""
+
+        def ask() -> None:
+            here.sendall(framed(Jobs([WireJob(next(numbers), [item])], [])))
+            read()
+
+        read()  # that it is ready
+        yield ask
+        here.shutdown(socket.SHUT_RDWR)
+        runs.join()
+        here.close()
+        arena.close()
+
+
+@contextlib.contextmanager
+def repository(count: int, config: str = "") -> Iterator[Ask]:
+    """Serve a Python model; ask so many times at once, while the event loop is held.
+
+    Without a configuration it is a thread's, and has batches.
+    """
     request = post(
         "/v2/models/m/infer", {"inputs": [{**TENSOR, "shape": [1, 16], "data": [1.0] * 16}]}
     )
@@ -346,7 +411,7 @@ def repository(count: int) -> Iterator[Ask]:
         version = Path(folder, "m", "1")
         version.mkdir(parents=True)
         (version / "model.py").write_text(MODEL)
-        (version.parent / "config.pbtxt").write_text(CONFIG)
+        (version.parent / "config.pbtxt").write_text(config or CONFIG + BATCHES)
         settings = {"rpc_port": 0, "http_port": 0, "edge": "embedded", "host": "127.0.0.1"}
         service = new_service(RepositorySettings(ControlSettings((Path(folder),)), settings))
         thread = stack.enter_context(contextlib.closing(LoopThread()))
@@ -469,6 +534,10 @@ def cases() -> dict[str, Callable[[], contextlib.AbstractContextManager[Ask]]]:
         "a step of a sequence": stepping,
         "a Python model alone": lambda: repository(1),
         "8 requests in a convoy": lambda: repository(8),
+        "16 requests in a message": lambda: repository(16, CONFIG),
+        "a worker's request": lambda: worker(1, 1),
+        "8 requests of a worker": lambda: worker(8, 1),
+        "8 requests of a batch": lambda: worker(8, 8),
     }
 
 
@@ -511,6 +580,9 @@ _PIECES = {
     "a part that goes alone": ("1 part by itself", "9 parts by themselves", 8),
     "a word of 32 callers": ("8 words of 32 callers", "40 words of 32 callers", 32 * 32),
     "a Python model in a convoy of 8": ("", "8 requests in a convoy", 8),
+    "a Python model in a message of 16": ("", "16 requests in a message", 16),
+    "a worker's request, of 8 in a message": ("", "8 requests of a worker", 8),
+    "a worker's request, of 8 in a batch": ("", "8 requests of a batch", 8),
 }
 """What of two cases is counted: the share of the difference that one piece has."""
 

@@ -236,6 +236,13 @@ def context_of(
     sequence: SequenceStep | None = None,
 ) -> RequestContext:
     """Return the context of `request`, which has data_id, log_id and deadline."""
+    if info is NO_INFO and sequence is None:  # as most
+        return RequestContext(
+            data_id=request.data_id,
+            log_id=request.log_id,
+            deadline=request.deadline,
+            is_over=is_over,
+        )
     return RequestContext(
         id=info.id,
         parameters=info.parameters,

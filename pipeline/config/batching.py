@@ -81,6 +81,7 @@ class SchedulerTraits(Struct, frozen=True, kw_only=True):
         steps: what it cuts are requests that join the steps of a worker, where they have a seat
             until it is told that they `leave`; see `streams.iterative`.
         takes_convoys: requests that came together may be one item; it can be iterated over.
+        shares_messages: ... where each runs by itself: with `batch_size` 1.
         keeps_places: each sequence has a place of its own in the batches of its worker.
     """
 
@@ -89,6 +90,7 @@ class SchedulerTraits(Struct, frozen=True, kw_only=True):
     lets_pass: bool = False
     steps: bool = False
     takes_convoys: bool = False
+    shares_messages: bool = False
     keeps_places: bool = False
 
 

@@ -94,9 +94,12 @@ class AdmissionController:
         """Return how many requests are active."""
         return self.active.count
 
-    def has_room(self, count: int) -> bool:
-        """Return whether so many more may become active at once."""
-        return not self.queued and self._has_room(count)
+    @property
+    def room(self) -> int:
+        """Return how many more may become active at once."""
+        if self.queued or not self.is_open or (self.is_full is not None and self.is_full()):
+            return 0
+        return max(0, self._cap + self._parked() - self.inside)
 
     @property
     def is_empty(self) -> bool:
@@ -197,8 +200,8 @@ class AdmissionController:
     def _parked(self) -> int:
         return 0 if self.parked is None else min(self.parked(), _MOST_PARKED)
 
-    def _has_room(self, count: int = 1) -> bool:
-        has_place = self.is_open and self.inside + count <= self._cap + self._parked()
+    def _has_room(self) -> bool:
+        has_place = self.is_open and self.inside < self._cap + self._parked()
         return has_place and (self.is_full is None or not self.is_full())
 
 

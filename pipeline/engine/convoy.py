@@ -35,6 +35,7 @@ Arrays = dict[str, Any]
 
 _pack_three = struct.Struct("3q").pack
 _THREE = 3 * 8  # bytes of the first fields of REQUEST: data_id, target, rows
+_ARRAYS = {np.ndarray}
 _OBJECTS = "OSUV"  # kinds of arrays whose elements are not of one size
 
 
@@ -45,6 +46,20 @@ class Each(msgspec.Struct, eq=False):
     """
 
     outcomes: list[Any]
+
+
+class MemberLostError(WorkerDiedError):
+    """The loss of a worker that ran the members of a convoy one after the other.
+
+    Attributes:
+        member: place of the one that it was at.
+        error: of that one; the others come again.
+    """
+
+    def __init__(self, member: int, error: PipelineError) -> None:
+        super().__init__(str(error))
+        self.member = member
+        self.error = error
 
 
 class Convoy(msgspec.Struct, eq=False):
@@ -58,6 +73,7 @@ class Convoy(msgspec.Struct, eq=False):
         errors: of those that have failed, by place.
         forget: has the engine's workers forget an id.
         followers: what was asked for them of others.
+        unsent: places of those that had left before the others went to a worker.
     """
 
     rows: list[int]
@@ -67,6 +83,7 @@ class Convoy(msgspec.Struct, eq=False):
     errors: dict[int, PipelineError] = field(default_factory=dict)
     forget: Callable[[int], None] = lambda data_id: None
     followers: list[Follower] = field(default_factory=list)
+    unsent: list[int] = []
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -113,15 +130,24 @@ class Convoy(msgspec.Struct, eq=False):
     def comes_again(self, error: PipelineError | None) -> bool:
         """Return whether its members are asked for one by one, after all failed so.
 
-        As those of any batch whose worker has died: only the one that is to blame fails.
+        As those of any batch whose worker has died: only the one that is to blame fails. Where it
+        is known which one that is, the others alone are asked for.
         """
         return isinstance(error, WorkerDiedError)
 
-    def endings(self, outcome: Any) -> Iterator[tuple[int, int, int]]:
-        """Yield (data id, rows, how it ended) of each, with this outcome of all or of each."""
-        if isinstance(outcome, PipelineError) and self.comes_again(outcome):
-            return iter(())
-        return zip(self.ids, self.rows, self.codes(outcome), strict=True)
+    def ending(self, error: PipelineError | None) -> Sequence[int]:
+        """Return the places of those that end, where all fail so, or go no further."""
+        if isinstance(error, MemberLostError):
+            return (error.member,)
+        return () if self.comes_again(error) else range(len(self))
+
+    def place_of_call(self, number: int) -> int:
+        """Return which one a worker ran in its call of this number, from 1, one after the other."""
+        return [place for place in range(len(self)) if place not in self.unsent][number - 1]
+
+    def endings(self, outcome: Any) -> list[tuple[int, int, int]]:
+        """Return (data id, rows, how it ended) of each, with this outcome of all or of each."""
+        return list(zip(self.ids, self.rows, self.codes(outcome), strict=True))
 
     def tell(self, observers: EngineObservers, request: RequestState, target: int) -> bool:
         """Say how each ended, as `EngineObservers.tell` does; not of those that come again.
@@ -129,11 +155,9 @@ class Convoy(msgspec.Struct, eq=False):
         Returns True: nothing else is to be said of the request.
         """
         request.end_ns = request.end_ns or observers.clock_ns()
-        if request.error is not None and self.comes_again(request.error):
-            return True
         if self.errors or self.left or request.error is not None or observers.on_success:
-            for state in self._states(request):
-                observers.tell(state, target)
+            for place in self.ending(request.error):
+                observers.tell(self._state(request, place), target)
         elif observers.journal is not None:
             tail = packed_request_of(request, target)[_THREE:]
             told = zip(self.ids, self.rows, strict=True)
@@ -141,18 +165,19 @@ class Convoy(msgspec.Struct, eq=False):
             observers.journal.requests += rows
         return True
 
-    def _states(self, request: RequestState) -> Iterator[RequestState]:
-        """Yield a state of each member as if it had been the request, which has ended."""
-        for place, rows in enumerate(self.rows):
-            state = copy(request)
-            state.convoy, state.count = None, 1
-            state.data_id, state.rows = self.ids[place], rows
-            error = self.errors.get(place)
-            if place in self.left:
-                state.outcome = Outcome.CANCELED
-            elif error is not None:
-                state.error, state.outcome = error, outcome_of(error)
-            yield state
+    def _state(self, request: RequestState, place: int) -> RequestState:
+        """Return the state of a member as if it had been the request, which has ended."""
+        state = copy(request)
+        state.convoy, state.count = None, 1
+        state.data_id, state.rows = self.ids[place], self.rows[place]
+        error = self.errors.get(place)
+        if isinstance(request.error, MemberLostError):
+            error = request.error.error
+        if place in self.left:
+            state.outcome = Outcome.CANCELED
+        elif error is not None:
+            state.error, state.outcome = error, outcome_of(error)
+        return state
 
 
 def beside(items: Iterable[Any]) -> int:
@@ -169,29 +194,29 @@ def stacked(parts: Sequence[Any], rows: Sequence[int]) -> Arrays | None:
 
     They do if they are short, differ in nothing but their elements, and have a row for each sample.
     """
-    first = parts[0]
+    first, count = parts[0], sum(rows)
     if type(first) is not dict or not first:
         return None
-    size, form = 0, []
-    for name, value in first.items():
-        if type(value) is not np.ndarray or not value.ndim or value.dtype.kind in _OBJECTS:
-            return None
-        size += value.nbytes
-        form.append((name, value.dtype, value.shape[1:]))
-    if size * len(parts) > SHORT_BYTES:
+    if any(type(part) is not dict or part.keys() != first.keys() for part in parts):
         return None
-    for part, count in zip(parts, rows, strict=True):
-        if type(part) is not dict or len(part) != len(form):
+    size, columns = 0, {}
+    for name in first:
+        column = columns[name] = [part[name] for part in parts]
+        if (
+            set(map(type, column)) != _ARRAYS
+            or len({(each.dtype, each.ndim) for each in column}) > 1
+        ):
             return None
-        for name, dtype, shape in form:
-            value = part.get(name)
-            if type(value) is not np.ndarray or value.dtype != dtype:
-                return None
-            if value.shape != (count, *shape):
-                return None
+        if not column[0].ndim or column[0].dtype.kind in _OBJECTS:
+            return None
+        if len({each.shape[1:] for each in column}) > 1 or list(map(len, column)) != rows:
+            return None
+        size += column[0][:1].nbytes * count
+    if size > SHORT_BYTES:
+        return None
     if len(parts) == 1:
         return first
-    return {name: np.concatenate([part[name] for part in parts]) for name, _, _ in form}
+    return {name: np.concatenate(column) for name, column in columns.items()}
 
 
 def parts_of(stack: Arrays, rows: Sequence[int]) -> Iterator[Arrays]:
@@ -278,6 +303,8 @@ class Ranks:
             if executions:
                 run.executions.append(max(executions[start:end]))
             start = end
+        if len(self._rows) == 1:
+            run.executions = executions
 
 
 class ConvoyRun(BatchRun, eq=False):

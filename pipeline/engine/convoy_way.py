@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pipeline.config.batching import traits_of
-from pipeline.engine.convoy import ConvoyRun, beside
+from pipeline.config.batching import has_sequences, traits_of
+from pipeline.engine.convoy import ConvoyRun, MemberLostError, beside
 from pipeline.engine.op.filter import OpFilter
 from pipeline.engine.run.payload import LOCAL
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.base import held_start
 from pipeline.engine.state import OpState
+from pipeline.errors import PipelineError, note_op
 
 if TYPE_CHECKING:
-    from pipeline.config.schema import ServiceConfig
+    from pipeline.config.schema import OpConfig, ServiceConfig
     from pipeline.engine.admission import AdmissionController
     from pipeline.engine.filters import FilterChain
     from pipeline.engine.op.channel import Item
     from pipeline.engine.op.dispatcher import OpDispatcher
-    from pipeline.engine.ports import OpNode, Router
+    from pipeline.engine.ports import Router
     from pipeline.engine.stored_inputs import StoredInputs
+
+_SHARED_NS = 1_000_000  # that requests which share a message may run in all; see `batches_ahead`
+_MOST_SHARED = 32
+_WEIGHT, _MOST_WEIGHT = 1 / 16, 1 / 2  # of a request in the running mean, and of a message
 
 
 class ConvoyWay:
@@ -45,14 +51,14 @@ class ConvoyWay:
         passes = filters.lets_convoys_pass and not config.dag.channel_size
         self._passes = passes and stored is None
 
-    @property
-    def rows(self) -> int:
-        """Return how many samples a convoy may have that goes through all Ops; 0: none does."""
-        return min(map(convoy_rows, self._nodes.values())) if self._passes else 0
+    def size(self, rows: int) -> int:
+        """Return how many requests of so many samples may go together now; 0: none does.
 
-    def has_room(self, count: int) -> bool:
-        """Return whether so many requests may come that none of them has to wait to be admitted."""
-        return self._admission.has_room(count)
+        None of them has to wait to be admitted, and all Ops take so many.
+        """
+        if not self._passes:
+            return 0
+        return min(self._admission.room, *(n.convoy_size(rows) for n in self._nodes.values()))
 
     @property
     def is_idle(self) -> bool:
@@ -65,20 +71,18 @@ class ConvoyWay:
             node.workers.forget(data_id)
 
 
-def convoy_rows(node: OpNode) -> int:
-    """Return how many samples a convoy may have at an Op; 0: none goes through it."""
-    return node.convoy_rows or node.workers.convoy_rows
-
-
 class ConvoyCount(OpFilter):
     """Counts the members of convoys at an Op whose scheduler batches them, and takes them apart."""
 
     goes_alone: str = "its scheduler batches requests that come together"
 
     def __init__(self, node: OpDispatcher) -> None:
-        self._node = node
+        self._node: Any = node  # whose scheduler can be iterated over
         self._is_local = node.workers.memory_domain is LOCAL
-        node.convoy_rows = node.op.pipeline_config.batch_size
+
+    def convoy_size(self, rows: int) -> int:
+        """Return how many requests of so many samples are a batch."""
+        return int(self._node.op.pipeline_config.batch_size // rows)
 
     def submit(self, go_on: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
         go_on([self._counted(run) for run in runs])
@@ -95,18 +99,66 @@ class ConvoyCount(OpFilter):
         go_on(run)
 
     def seen(self, state: OpState) -> OpState:
-        queued: Any = self._node.scheduler
+        queued = self._node.scheduler
         return msgspec.structs.replace(state, queued=state.queued + beside(queued))
 
 
-def takes_convoys(node: OpDispatcher) -> bool:
-    """Return whether requests may come together to an Op, and be batched as one of many samples.
+class SharedMessages(ConvoyCount):
+    """Members of convoys at an Op that runs each request by itself: they share a way to a worker.
 
-    Not where how many they are, or which of them is first, says when and where they run.
+    The first of them has its answer when the last one has run, so only quick ones go together: as
+    many as may be sent ahead to a busy worker.
+    """
+
+    def __init__(self, node: OpDispatcher) -> None:
+        super().__init__(node)
+        self._mean_ns: float = _SHARED_NS  # that a request runs; it is not known to be quick yet
+
+    def convoy_size(self, rows: int) -> int:
+        """Return how many requests may share a message."""
+        return max(1, min(_MOST_SHARED, int(_SHARED_NS / max(1.0, self._mean_ns))))
+
+    def release(self, go_on: Callable[[Any], None], run: BatchRun | Item) -> None:
+        """Take note of how long each took."""
+        took_ns, count = max(0, run.end_ns - run.start_ns), 1 + beside(run.items)
+        if took_ns > _SHARED_NS and isinstance(run, BatchRun):
+            # One that had to wait for a processor, say, is one: the others were quick beside it.
+            ends_ns = [run.preprocess_end_ns, *(run.execution_ends_ns or [run.end_ns])]
+            took_ns = sum(min(_SHARED_NS, end - start) for start, end in pairwise(ends_ns))
+        self._mean_ns += (took_ns / count - self._mean_ns) * min(_MOST_WEIGHT, _WEIGHT * count)
+        super().release(go_on, run)
+
+    def start_over(self, go_on: Callable[..., None], job: BatchRun, error: PipelineError) -> None:
+        """Have only the one fail that had begun when its worker was lost."""
+        convoy = job.items[0].convoy
+        if convoy is not None and job.calls_begun:
+            note_op(error, self._node.name)
+            error = MemberLostError(convoy.place_of_call(job.calls_begun), error)
+        go_on(job, error)
+
+
+def convoy_filter(node: OpDispatcher) -> ConvoyCount | None:
+    """Return what has convoys pass an Op as a batch, or as a message; None: none does.
+
+    None does where how many they are, or which of them is first, says when and where they run.
     """
     config = node.op.pipeline_config
+    traits, is_local = traits_of(config.batching), node.workers.memory_domain is LOCAL
+    if not (node.workers.takes_convoys and config.retry == 1 and held_start(os.environ) is None):
+        return None
+    if config.response_cache or config.rate_limiter or node.op.pipeline_ragged:
+        return None
+    if traits.takes_convoys and _is_plain(config):
+        return ConvoyCount(node)
+    is_each = traits.shares_messages and config.batch_size == 1 and not has_sequences(config)
+    if is_each and node.op.pipeline_spec and not (node.op.pipeline_merges or is_local):
+        return SharedMessages(node)
+    return None
+
+
+def _is_plain(config: OpConfig) -> bool:
     batching = config.dynamic_batching
-    is_plain = not (
+    return not (
         {*batching.preferred_batch_size} - {config.batch_size}
         or batching.priority_levels
         or batching.preserve_ordering
@@ -115,6 +167,3 @@ def takes_convoys(node: OpDispatcher) -> bool:
             for each in batching.policies
         )
     )
-    is_alone = not (config.response_cache or config.rate_limiter or node.op.pipeline_ragged)
-    may = traits_of(config.batching).takes_convoys and node.workers.takes_convoys
-    return may and is_plain and is_alone and config.retry == 1 and held_start(os.environ) is None

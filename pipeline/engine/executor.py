@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.config.schema import DagConfig
 from pipeline.engine.admission import AdmissionController
-from pipeline.engine.convoy_way import ConvoyCount, ConvoyWay, takes_convoys
+from pipeline.engine.convoy_way import ConvoyWay, convoy_filter
 from pipeline.engine.detours import Detours, link
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal.journal import EngineObservers
@@ -175,8 +175,9 @@ class Executor:
         config, scheduler = node.op.pipeline_config, node.scheduler
         if isinstance(scheduler, SequenceScheduler):
             surround(node, SequenceFilter(node, scheduler, self.loop, self.cycle.mark_dirty))
-        if takes_convoys(node):
-            surround(node, ConvoyCount(node))
+        convoys = convoy_filter(node)
+        if convoys is not None:
+            surround(node, convoys)
         if config.dynamic_batching.preserve_ordering and config.concurrency > 1:
             surround(node, KeptOrder())
         return node

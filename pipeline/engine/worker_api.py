@@ -65,7 +65,6 @@ class Workers(Protocol):
         runs_slices: whether they run a StreamRun slice by slice.
         ahead: batches that each gets while it is busy, so that it never waits for the next one.
         takes_convoys: whether the item of a batch may be a Convoy.
-        convoy_rows: samples that a convoy may have which passes the Op unbatched; 0: none does.
         stream_type: the run of a stream's requests; None: StreamRun.
         visit_type: the job that they take for a request that goes by itself; None: only batches.
             Item: they run it, where its Op has no `process`. A subclass: they hand it on.
@@ -85,8 +84,6 @@ class Workers(Protocol):
     @property
     def takes_convoys(self) -> bool: ...
     @property
-    def convoy_rows(self) -> int: ...
-    @property
     def stream_type(self) -> type[BatchRun] | None: ...
     @property
     def visit_type(self) -> type[Item] | None: ...
@@ -95,6 +92,9 @@ class Workers(Protocol):
     @property
     def count(self) -> int:
         """Workers that take jobs: those that are stuck, or being restarted, are not among them."""
+
+    def convoy_size(self, rows: int) -> int:
+        """Return how many requests of so many samples may pass the Op unbatched; 0: none does."""
 
     @property
     def is_ready(self) -> bool:
@@ -193,8 +193,7 @@ class WorkersBase:
     lender: Lender | None = None
     note: ModelMetadata | None = None
 
-    @property
-    def convoy_rows(self) -> int:
+    def convoy_size(self, rows: int) -> int:
         return 0
 
     def joined(self, run: Any) -> None:

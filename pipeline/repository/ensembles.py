@@ -141,15 +141,11 @@ class EnsembleStep:
                 feeds[name] = value if fit is None else fit(value)
         return feeds
 
-    def convoy_rows(self) -> int:
-        """Return how many samples of requests that go together the model takes; 0: of one alone."""
+    def convoy_size(self, rows: int) -> int:
+        """Return how many requests of so many samples the model takes as one; 0: none does."""
         if self.most or self.fits or any(fit is not None for *_, fit in self._reads):
             return 0
-        return self.models.convoy_rows(self.name, self.version)
-
-    def has_room(self, count: int) -> bool:
-        """Return whether the model takes so many more requests at once."""
-        return self.models.has_room(self.name, self.version, count)
+        return self.models.convoy_size(self.name, self.version, rows)
 
     def info(self, item: Item) -> RequestInfo:
         """Return what the caller of the ensemble says, and which outputs are needed here."""
@@ -193,13 +189,9 @@ class EnsembleStep:
 class OutputStep(EnsembleStep):
     """The end of an ensemble whose outputs several steps make: it asks nobody."""
 
-    def convoy_rows(self) -> int:
+    def convoy_size(self, rows: int) -> int:
         """Return that any number goes through, unless they are to be fitted."""
         return 0 if any(fit is not None for *_, fit in self._reads) else _ANY
-
-    def has_room(self, count: int) -> bool:
-        """Return that nobody has to wait."""
-        return True
 
     def feeds(self, item: Item) -> None:
         return None

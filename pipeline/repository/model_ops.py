@@ -107,13 +107,9 @@ class AskedModel:
         """Return what the caller says, and which outputs are needed."""
         return self.told(item.request.info)
 
-    def convoy_rows(self) -> int:
+    def convoy_size(self, rows: int) -> int:
         """Return that requests come one by one."""
         return 0
-
-    def has_room(self, count: int) -> bool:
-        """Return that convoys have none."""
-        return False
 
     def told(self, info: RequestInfo) -> RequestInfo:
         """Return the same, of what the caller says."""

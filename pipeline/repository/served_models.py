@@ -92,16 +92,12 @@ class ServedModels:
             begin = collector.asks(entry, info.id, feeds)
         return cast(RequestState, begin(_NO_MESSAGE, timeout_s, target, sink))
 
-    def convoy_rows(self, name: str, version: int) -> int:
-        """Return how many samples a convoy may have that goes to a model; 0: none does."""
+    def convoy_size(self, name: str, version: int, rows: int) -> int:
+        """Return how many requests of so many samples a model takes as one; 0: none does."""
         try:
-            return self._find(name, version).entry.served.engine.executor.convoys.rows
+            return self._find(name, version).entry.served.engine.executor.convoys.size(rows)
         except PipelineError:
             return 0
-
-    def has_room(self, name: str, version: int, count: int) -> bool:
-        """Return whether a model takes so many more requests at once; on readiness see `begin`."""
-        return self._find(name, version).entry.served.engine.executor.convoys.has_room(count)
 
     def _find(self, name: str, version: int) -> _Found:
         if self._changes != self._registry.changes:

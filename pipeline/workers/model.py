@@ -78,9 +78,8 @@ class ModelWorkers(WorkersBase):
         self._waiting: deque[Any] = deque()
         self._is_feeding = False
 
-    @property
-    def convoy_rows(self) -> int:
-        return self.step.convoy_rows()
+    def convoy_size(self, rows: int) -> int:
+        return self.step.convoy_size(rows)
 
     def state(self) -> WorkersState:
         wanted = self.step.most or 1
@@ -160,10 +159,10 @@ class ModelWorkers(WorkersBase):
         """Return whether the model takes all members of a convoy at once, and may have them."""
         if any(type(part) is Each for part in item.inputs.values()):
             return False
-        return sum(convoy.rows) <= self.convoy_rows and self.step.has_room(len(convoy))
+        return len(convoy) <= self.convoy_size(max(convoy.rows))
 
-    def ask_each(self, run: ModelRun, convoy: Members) -> None:
-        """Ask for each member of a convoy by itself."""
+    def ask_each(self, run: ModelRun, convoy: Members, lost: PipelineError | None = None) -> None:
+        """Ask for each member of a convoy by itself; after an error but for the one to blame."""
 
         def tell(outcome: Any) -> None:
             if self._is_asked(run):
@@ -172,7 +171,7 @@ class ModelWorkers(WorkersBase):
         self._note(run)
         asked: Any = AskedEach(self.step, run, convoy, tell, self.loop.call_soon)
         run.handle = asked
-        asked.ask()
+        asked.ask(lost)
 
     def _ended_early(self, run: Any, early: tuple[Any]) -> None:
         if self._is_asked(run):  # it was not let go meanwhile

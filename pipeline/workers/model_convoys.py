@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from pipeline.data import ChannelData, RequestInfo
-from pipeline.engine.convoy import Each, each_of, together
+from pipeline.engine.convoy import Each, MemberLostError, each_of, together
 from pipeline.engine.request import Members, RequestState, UnarySink
 from pipeline.engine.run.payload import opened
 from pipeline.errors import PipelineError
@@ -54,14 +54,20 @@ class AskedEach:
         self._open = set(range(len(convoy)))
         convoy.followers.append(self)
 
-    def ask(self) -> None:
-        """Ask for all of them, but for those that have failed before and those that have left."""
+    def ask(self, lost: PipelineError | None) -> None:
+        """Ask for all of them, but for those that have failed before and those that have left.
+
+        Args:
+            lost: what they came to together; None: they were not asked for together.
+        """
         run, convoy = self._run, self._convoy
         parts = {name: each_of(part, convoy.rows) for name, part in run.inputs.items()}
         infos = convoy.infos or [run.request.info] * len(convoy)
         for place in range(len(convoy)):
             inputs = {name: opened(part[place]) for name, part in parts.items()}
             failure = next((p for p in inputs.values() if isinstance(p, PipelineError)), None)
+            if isinstance(lost, MemberLostError) and place == lost.member:
+                failure = self._step.failed(lost.error)
             if place in convoy.left or failure is not None:
                 self._take(place, None if place in convoy.left else failure)
                 continue

@@ -43,7 +43,7 @@ class ModelRun(UnarySink, Item, eq=False):
             make = mapped if type(payload) is Each else answer_of
             self.over(make(step, self, payload))
         elif convoy is not None and convoy.comes_again(error):
-            self.workers.ask_each(self, convoy)
+            self.workers.ask_each(self, convoy, error)
         else:
             self.over(step.failed(error))
 

@@ -44,11 +44,8 @@ class ServerModels(Protocol):
             PipelineError: there is no such model, or it takes no more requests.
         """
 
-    def convoy_rows(self, name: str, version: int) -> int:
-        """Return how many samples a convoy may have that goes to a model; 0: none does."""
-
-    def has_room(self, name: str, version: int, count: int) -> bool:
-        """Return whether a model takes so many more requests at once."""
+    def convoy_size(self, name: str, version: int, rows: int) -> int:
+        """Return how many requests of so many samples a model takes as one; 0: none does."""
 
 
 class ModelStep(Protocol):
@@ -75,11 +72,8 @@ class ModelStep(Protocol):
     def told(self, info: RequestInfo) -> RequestInfo:
         """Return the same, of what a caller says."""
 
-    def convoy_rows(self) -> int:
-        """Return how many samples a convoy may have that goes to the model; 0: none does."""
-
-    def has_room(self, count: int) -> bool:
-        """Return whether the model takes so many more requests at once."""
+    def convoy_size(self, rows: int) -> int:
+        """Return how many requests of so many samples the model takes as one; 0: none does."""
 
     def answer(self, item: Item, fetched: dict[str, Any]) -> Any:
         """Return the Op's answer, of the model's; of nothing, if that was not asked."""

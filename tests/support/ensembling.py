@@ -155,11 +155,8 @@ class Shelf:
         )
         return self.engines[name].begin(Request(), None, target, sink)
 
-    def convoy_rows(self, name: str, version: int) -> int:
-        return self.engines[name].executor.convoys.rows if name in self.engines else 0
-
-    def has_room(self, name: str, version: int, count: int) -> bool:
-        return self.engines[name].executor.convoys.has_room(count)
+    def convoy_size(self, name: str, version: int, rows: int) -> int:
+        return self.engines[name].executor.convoys.size(rows) if name in self.engines else 0
 
     # What tests do ------------------------------------------------------------------------------
 

@@ -64,6 +64,9 @@ class SpanRecorder:
         Without outcomes all of it went well. The way home of the result is part of what the
         request took here; but of a trip, and of what a model did, in whose times it is.
         """
+        if len(run.executions) > len(run.items):
+            self._members(worker.number, run, self.clock_ns())
+            return
         is_within = bool(result_received_ns) or run.is_models
         received_ns = result_received_ns or self.clock_ns()
         outcomes, rows, number = run.outcomes, run.rows, worker.number
@@ -84,6 +87,32 @@ class SpanRecorder:
             self.unfinished(missed, Outcome.OTHER)
         if self.journal is not None:
             self.journal.flush_if_long()
+
+    def _members(self, worker: int, run: BatchRun, received_ns: int) -> None:
+        """Take down the spans of the members of a convoy, which ran one after the other."""
+        (item,), (outcome,) = run.items, run.outcomes
+        request, convoy, journal = item.request, item.request.convoy, self.journal
+        endings = convoy.endings(outcome)
+        # Each is told the mean of all.
+        request.input_ns += (run.preprocess_end_ns - run.start_ns) // len(convoy)
+        request.infer_ns += (run.process_end_ns - run.preprocess_end_ns) // len(convoy)
+        request.output_ns += (run.end_ns - run.process_end_ns) // len(convoy)
+        start_ns, last = (
+            min(run.handed_ns, run.start_ns) or run.start_ns,
+            len(run.execution_ends_ns) - 1,
+        )
+        who, received = (self.index, worker), (received_ns,)
+        for number, ending in zip(run.executions, endings, strict=True):
+            times = start_ns, start_ns, start_ns, start_ns  # of one that did not run
+            if number >= 0:
+                begun_ns = max(start_ns, run.preprocess_end_ns)
+                ended_ns = max(begun_ns, run.execution_ends_ns[number])
+                times = start_ns, begun_ns, ended_ns, run.end_ns if number == last else ended_ns
+                start_ns = ended_ns
+            self.batches += 1
+            if journal is not None:
+                span = pack_span(*who, self.batches, *ending, item.ready_ns, *times, *received)
+                journal.spans.append(span)
 
     def alone(
         self, item: Item, outcome: Any, worker: int, times: Sequence[int], received_ns: int
@@ -153,8 +182,14 @@ class SpanRecorder:
         if request.spans is not None:
             request.spans.append(span)
 
-    def unfinished(self, items: Iterable[Item], outcome: Outcome) -> None:
-        """Take down spans that came to nothing: as their request ended, or else as `outcome`."""
+    def unfinished(
+        self, items: Iterable[Item], outcome: Outcome, error: PipelineError | None = None
+    ) -> None:
+        """Take down spans that came to nothing: as their request ended, or else as `outcome`.
+
+        Args:
+            error: what they failed with, if they did.
+        """
         if self.journal is None:
             return
         now_ns = self.clock_ns()
@@ -163,7 +198,7 @@ class SpanRecorder:
             code = request.outcome if request.outcome in FROM_OUTSIDE else outcome
             told = [(item.data_id, request.rows)]
             if convoy is not None:
-                told = list(zip(convoy.ids, convoy.rows, strict=True))
+                told = [(convoy.ids[at], convoy.rows[at]) for at in convoy.ending(error)]
             for data_id, rows in told:
                 ends = data_id, rows, code, item.ready_ns, *[now_ns] * 5
                 self.journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))

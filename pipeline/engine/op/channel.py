@@ -107,10 +107,6 @@ class Item(msgspec.Struct, eq=False):
         """Return the requests that its request is; None: it is one."""
         return self.request.convoy
 
-    def comes_again(self, error: PipelineError) -> bool:
-        """Return whether it is a convoy whose members are asked for one by one after an error."""
-        return self.convoy is not None and self.convoy.comes_again(error)
-
     @property
     def info(self) -> RequestInfo:
         """Return what the caller of its request says beside the data."""

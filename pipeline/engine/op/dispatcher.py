@@ -43,7 +43,6 @@ class OpDispatcher:
         goes_alone: why its Op is never in a group; "": nothing of its own is against it.
         run_type: what its batches are.
         may_spare: whether a request that comes here may not have to wait: its answer may be kept.
-        convoy_rows: samples that a convoy may have which its scheduler batches; 0: none does.
         filters: what stands around its scheduler, the outermost first; see `op.filter`.
     """
 
@@ -51,7 +50,6 @@ class OpDispatcher:
     goes_alone: str = ""
     run_type: type[BatchRun] = BatchRun
     may_spare: bool = False
-    convoy_rows: int = 0
     filters: tuple[OpFilter, ...] = ()
 
     def __init__(
@@ -192,6 +190,11 @@ class OpDispatcher:
     def waiting(self) -> int:
         """Return how many requests wait here."""
         return len(self.scheduler) + sum(each.parked for each in self.filters)
+
+    def convoy_size(self, rows: int) -> int:
+        """Return how many requests of so many samples may come as one; 0: none does."""
+        sizes = (each.convoy_size(rows) for each in self.filters)
+        return max(sizes, default=0) or self.workers.convoy_size(rows)
 
     def state(self, group: tuple[str, ...] = ()) -> OpState:
         """Return how it stands."""
@@ -372,8 +375,7 @@ class OpDispatcher:
     def fail(self, items: Sequence[Item], error: PipelineError, outcome: Outcome) -> None:
         """End items that no worker has an answer for; a mistake of its caller's is not counted."""
         if not error.is_callers:
-            counted = (item for item in items if not item.comes_again(error))
-            self.spans.unfinished(counted, outcome)
+            self.spans.unfinished(items, outcome, error)
         for item in items:
             self.pass_on(item, error)
 

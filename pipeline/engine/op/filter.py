@@ -66,6 +66,10 @@ class OpFilter:
         """Have these workers go when they can, and return True; False: they may go at once."""
         return False
 
+    def convoy_size(self, rows: int) -> int:
+        """Return how many requests of so many samples may come as one; 0: it has no say."""
+        return 0
+
     def seen(self, state: OpState) -> OpState:
         """Return the state of the Op with what is known here."""
         return state

@@ -84,6 +84,11 @@ def plan_each(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
     return calls
 
 
+def plan_alone(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
+    """Return a call for each item; see `plan_each`."""
+    return [Call([feed], [index], [[rows_of(feed)]]) for index, feed in items.items()]
+
+
 def bounded(items: Mapping[int, Any], group: list[int], most_rows: int) -> list[list[int]]:
     """Return `group` in parts, in order, of at most so many rows each; 0: of any number."""
     if not most_rows:
@@ -137,6 +142,10 @@ def rows_of(feed: Any) -> int:
     """Return a feed's rows: sequences of a LoD tensor, else the length of the first array."""
     if not isinstance(feed, dict):
         return 1
+    if len(feed) == 1:  # which has no LoD beside it
+        (value,) = feed.values()
+        if type(value) is np.ndarray and value.ndim:
+            return len(value)
     for name, value in feed.items():
         if isinstance(value, np.ndarray) and value.ndim and not _is_lod_of(name, feed):
             offsets = _flat_lod(feed[f"{name}{LOD}"]) if f"{name}{LOD}" in feed else None

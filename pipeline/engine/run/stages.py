@@ -18,7 +18,13 @@ from pipeline.data import ChannelData, RequestContext, SequenceStep, contexts_of
 from pipeline.engine.product_errors import product_error
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.call import Call
-from pipeline.engine.run.collate import distribute, executions_of, has_more_rows, rows_brought
+from pipeline.engine.run.collate import (
+    distribute,
+    executions_of,
+    has_more_rows,
+    plan_alone,
+    rows_brought,
+)
 from pipeline.engine.run.stage_errors import (
     ids_of,
     log_raised,
@@ -72,9 +78,12 @@ class BatchRun(Batch, eq=False):
     began. A run that got stuck in a call can be taken up by another worker, see `resumed`: the
     dispatcher then sets `is_superseded`. `calls` is None until they are planned, which is not seen
     where the workers keep no progress; `attempts` then counts the workers that it was lost with.
+    `calls_begun` is how many had begun when its worker was lost, as far as that is seen.
+    With `is_one_by_one` each of them has a call of its own, for they only came together.
     With `is_models` a model of the server did the work, and the times are its own.
     Where its items did not all go through one call of `process`, `executions` has the number of
-    each one's first call, -1 for none, and `execution_ends_ns` when these calls ended.
+    each one's first call, -1 for none, and `execution_ends_ns` when these calls ended. Where its
+    only item is a convoy whose members ran one after the other, `executions` has theirs.
     """
 
     outcomes: list[Any] = field(default_factory=list)
@@ -93,7 +102,9 @@ class BatchRun(Batch, eq=False):
     jumped: bool = False
     is_superseded: bool = False
     attempts: int = 0
+    calls_begun: int = 0
     is_models: bool = False
+    is_one_by_one: bool = False
     preprocess_end_ns: int = 0
     process_end_ns: int = 0
 
@@ -258,7 +269,8 @@ class BatchRun(Batch, eq=False):
         if self.sequence_steps and op.feeds is not None:
             calls = op.feeds.plan(feeds, self.sequence_steps, most_rows)
         else:
-            calls = op.plan(feeds, most_rows) if feeds else []
+            plan = plan_alone if self.is_one_by_one else op.plan
+            calls = plan(feeds, most_rows) if feeds else []
         for call in calls:
             if (error := call.error) is not None:
                 items = [self.items[index] for index in call.items]
@@ -289,7 +301,9 @@ class BatchRun(Batch, eq=False):
     def _run_call(self, call: Call, op: BoundOp, watch: CallWatch) -> None:
         while not call.done:
             call.attempts += 1
-            set_call_deadline(self._deadline(op, call))
+            deadline = self._deadline(op, call)
+            if deadline is not None:
+                set_call_deadline(deadline)
             # What the call asks for belongs to the trace of its first traced item.
             trace = self.items[call.items[0]].trace
             if len(call.items) > 1:
@@ -297,7 +311,7 @@ class BatchRun(Batch, eq=False):
             if trace or call_trace():
                 set_call_trace(child(trace, op.name, "process") if trace else "")
             if self.contexts:
-                op.context = tuple(self.contexts[index] for index in call.items)
+                op.context = tuple([self.contexts[index] for index in call.items])
             if op.notes is not None:
                 op.notes.begin_call(op.name, "process", (self.items[i] for i in call.items))
             watch.call_begins()
@@ -310,7 +324,8 @@ class BatchRun(Batch, eq=False):
                 call.done = not self._may_try_again(call, error, op)
             finally:
                 watch.call_ends()
-                set_call_deadline(None)
+                if deadline is not None:
+                    set_call_deadline(None)
 
     def _call_process(self, call: Call, op: BoundOp) -> None:
         """Call `process`; of an Op with sequences also with what is kept of each, or said of it."""
@@ -363,16 +378,16 @@ class BatchRun(Batch, eq=False):
             if isinstance(data, PipelineError):
                 self.outcomes[index] = data
                 continue
-            if index in self.states:
-                restore(op.state, self.states[index])
-            if self.contexts:
-                op.context = self.contexts[index]
             try:
-                self.outcomes[index] = (
-                    op.answer(data)
-                    if item.is_feed
-                    else op.postprocess(item.inputs, data, item.data_id, item.log_id)
-                )
+                if item.is_feed:
+                    self.outcomes[index] = op.answer(data)
+                    continue
+                if index in self.states:
+                    restore(op.state, self.states[index])
+                if self.contexts:
+                    op.context = self.contexts[index]
+                answer = op.postprocess(item.inputs, data, item.data_id, item.log_id)
+                self.outcomes[index] = answer
             except BaseException as error:  # user code; a worker survives even SystemExit
                 failed = stage_error(error, op, "postprocess", item.log_id, item.data_id)
                 self.outcomes[index] = failed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -140,10 +140,13 @@ class ReadyQueue:
     def __len__(self) -> int:
         return len(self._ready) + len(self._late)
 
+    def __iter__(self) -> Iterator[Item]:
+        return (entry[2] for entry in (*self._ready, *self._late))
+
     @property
     def rows(self) -> int:
         """Samples of all that is ready."""
-        return sum(entry[2].request.rows for entry in (*self._ready, *self._late))
+        return sum(item.request.rows for item in self)
 
     def add(self, item: Item, now: float) -> None:
         self._added += 1

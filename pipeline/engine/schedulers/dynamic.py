@@ -24,7 +24,7 @@ class FullScheduler(ReadyQueue):
     request of a batch waits for a full one that long at most.
     """
 
-    traits: ClassVar[SchedulerTraits] = SchedulerTraits(lets_pass=True)
+    traits: ClassVar[SchedulerTraits] = SchedulerTraits(lets_pass=True, shares_messages=True)
 
     def __init__(self, config: OpConfig, options: None = None) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from pipeline.data import ChannelData, RequestInfo
-from pipeline.engine.convoy import Arrays, Convoy, each_of
+from pipeline.engine.convoy import Arrays, Convoy, MemberLostError, each_of
 from pipeline.engine.engine import Engine
 from pipeline.engine.request import Begin, RequestHandle, RequestTarget, ResponseSink, UnarySink
 from pipeline.engine.run.payload import opened
@@ -70,35 +70,41 @@ class Mustered(msgspec.Struct, eq=False):
 class Muster:
     """Requests of one form for one model.
 
-    A request that comes while the model has none goes on at once; one that would have to wait
-    before it is admitted, too.
+    A request that comes while the model has none goes on at once; what would have to wait before
+    it is admitted goes by itself.
 
     Args:
         engine: of the model.
+        rows: samples that each of them brings.
         routed: makes of inputs, with so many samples, what the engine takes.
         successor: returns what has taken the model's place, where that was loaded anew; None: it
             is as it was, or nothing has.
+        written: returns what the sinks of some are given, by the arrays that answer all of them;
+            None: what an engine gives.
     """
 
     def __init__(
         self,
         engine: Engine,
+        rows: int,
         routed: Routed,
         successor: Callable[[Arrays], tuple[Begin, Routed] | None],
+        written: Callable[[Arrays, Sequence[ResponseSink]], Sequence[Any] | None],
     ) -> None:
         self._way = engine.executor.convoys
         self._begin = engine.begin
         self._routed = routed
         self._successor = successor
-        self._most = engine.executor.convoys.rows
+        self._written = written
+        self._rows = rows
         self._waiting: list[Mustered] = []
 
     @property
     def is_open(self) -> bool:
         """Return whether a request is to wait for others, which `add` is for."""
-        if not self._waiting and self._way.is_idle:
-            return False
-        return self._way.has_room(len(self._waiting) + 1)
+        if self._waiting:
+            return True
+        return not self._way.is_idle and self._way.size(self._rows) > 1
 
     def add(self, request: Mustered) -> Mustered:
         """Have a request begin at the end of this round of the loop; return it."""
@@ -126,7 +132,7 @@ class Muster:
     def _count(self, requests: Sequence[Mustered]) -> int:
         """Return how many of them, from the first, go together."""
         size: int = sum(value.nbytes for value in requests[0].inputs.values())
-        most = min(self._most // requests[0].rows, SHORT_BYTES // max(1, size))
+        most = min(self._way.size(self._rows), SHORT_BYTES // max(1, size))
         return max(1, min(most, len(requests)))
 
     def alone(self, request: Mustered) -> None:
@@ -143,6 +149,14 @@ class Muster:
                 request.handle = handle
         except PipelineError as error:
             request.end(ChannelData(0, error=error))
+
+    def answers(self, answer: ChannelData, rows: list[int], requests: Sequence[Mustered]) -> Any:
+        """Return what each of some is given, of the answer to all."""
+        if type(answer.payload) is dict:
+            written = self._written(answer.payload, [request.sink for request in requests])
+            if written is not None:
+                return written
+        return [_answered(answer, outcome) for outcome in each_of(answer.payload, rows)]
 
     def _together(self, requests: Sequence[Mustered]) -> None:
         first = requests[0]
@@ -206,8 +220,10 @@ class _Together(UnarySink):
         self._is_over, self._handle = True, None
         error = answer.error
         if error is not None and self._convoy.comes_again(error):
-            for request in self._requests:
-                if not request.is_over:
+            for place, request in enumerate(self._requests):
+                if isinstance(error, MemberLostError) and place == error.member:
+                    request.end(ChannelData(answer.data_id, error=error.error))
+                elif not request.is_over:
                     self._muster.alone(request)
             return
         if error is not None:
@@ -215,13 +231,14 @@ class _Together(UnarySink):
                 request.end(answer)
             return
         try:
-            outcomes = each_of(answer.payload, self._convoy.rows)
+            answers = self._muster.answers(answer, self._convoy.rows, self._requests)
         except Exception as failure:  # ours, on a model's data
             _LOGGER.exception("the answers to a batch could not be told apart")
-            outcomes = [UserCodeError(described(failure))] * len(self._requests)
-        for request, outcome in zip(self._requests, outcomes, strict=True):
+            failed = UserCodeError(described(failure))
+            answers = [ChannelData(answer.data_id, error=failed)] * len(self._requests)
+        for request, each in zip(self._requests, answers, strict=True):
             if not request.is_over:
-                request.end(_answered(answer, outcome))
+                request.end(each)
 
 
 def _answered(answer: ChannelData, outcome: Any) -> ChannelData:

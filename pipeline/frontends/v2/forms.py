@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +19,12 @@ from pipeline.proto.v2.codec import InferRequest, InferResponse
 from pipeline.proto.v2.forms import AnswerForms, FormCodec, FormMemory, UnknownFormError
 from pipeline.proto.v2.json import binary_names
 from pipeline.proto.v2.raw import Array
+
+
+class Written(msgspec.Struct):
+    """An answer that was written together with others; `text` is what a form writes."""
+
+    text: Any
 
 
 class RequestForm:
@@ -47,6 +54,11 @@ class RequestForm:
         self.muster: Muster | None = None
         self.info: RequestInfo = NO_INFO
 
+    def written_each(self, stack: Mapping[str, Any], calls: Sequence[Any]) -> list[Written] | None:
+        """Return the answers to InferCalls, of the arrays of all; None: each is to be written."""
+        texts = self.answers.write_each(stack, [call.id for call in calls])
+        return None if texts is None else [Written(text) for text in texts]
+
     def asks_again(self, inputs: dict[str, Array]) -> InferRequest:
         """Return a request of this form, for what has taken its model's place."""
         return msgspec.structs.replace(self.asked, inputs=inputs)
@@ -55,11 +67,11 @@ class RequestForm:
 class InferCall(UnarySink):
     """One request, between its frontend and the engine; gives the sink itself and the answer."""
 
-    __slots__ = ("_form", "_id", "_sink")
+    __slots__ = ("_form", "_sink", "id")
 
     def __init__(self, form: RequestForm, request_id: str, sink: ResponseSink) -> None:
         self._form = form
-        self._id = request_id
+        self.id: str = request_id
         self._sink = sink
 
     def end(self, answer: Any) -> None:
@@ -67,18 +79,20 @@ class InferCall(UnarySink):
 
     def written(self, answer: Any) -> Any:
         """Return what the form of an engine's answer writes; None: none was learnt."""
+        if type(answer) is Written:
+            return answer.text
         if type(answer) is not ChannelData or answer.error is not None:
             return None
         payload = answer.payload
         if type(payload) is not dict or PARAMETERS in payload:
             return None
-        return self._form.answers.write(payload, self._id)
+        return self._form.answers.write(payload, self.id)
 
     def response(self, answer: Any) -> InferResponse:
         """Return what a caller gets for an engine's answer. Raises V2Error."""
         fitted = self._form.fitted
         outputs = fitted.outputs(answer)
-        return fitted.response(self._id, self._form.asked.parameters, outputs)
+        return fitted.response(self.id, self._form.asked.parameters, outputs)
 
     def binary(self, response: InferResponse) -> set[str]:
         """Return those of the outputs that are wanted as bytes behind the JSON."""
@@ -144,7 +158,7 @@ class RequestForms:
         form = RequestForm(fitted, request, inputs, codec)
         if inputs is not None:
             if can_muster(request.inputs):
-                form.muster = inference.muster(fitted, form.asks_again)
+                form.muster = inference.muster(fitted, form.asks_again, form.written_each)
                 form.info = inference.info(fitted, "", request.parameters, tuple)
             self._memory.keep(cut.key, form)
         return self._begin(form, request.id, request.inputs, told, sink)

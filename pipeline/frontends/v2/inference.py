@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -332,15 +332,17 @@ class Inference:
         return self._traces.is_off
 
     def muster(
-        self, fitted: FittedRequest, asks_again: Callable[[Arrays], InferRequest]
+        self,
+        fitted: FittedRequest,
+        asks_again: Callable[[Arrays], InferRequest],
+        written_each: Callable[[Arrays, Sequence[Any]], Sequence[Any] | None],
     ) -> Muster | None:
         """Return where requests of a form wait for each other; None: each goes by itself.
 
         `asks_again`: makes another request of such inputs, for a model that was loaded anew.
+        `written_each`: see `Muster`.
         """
-        engine = fitted.entry.served.engine
-        is_many = engine.executor.convoys.rows >= 2 * fitted.rows
-        if not (self._registry.is_repository and is_many and fitted.limit_s is None):
+        if not self._registry.is_repository or fitted.limit_s is not None:
             return None
 
         def successor(inputs: Arrays) -> tuple[Begin, Routed] | None:
@@ -352,7 +354,9 @@ class Inference:
                 return None
             return found.entry.served.engine.begin, partial(_routed, found.model)
 
-        return Muster(engine, partial(_routed, fitted.model), successor)
+        engine = fitted.entry.served.engine
+        routed = partial(_routed, fitted.model)
+        return Muster(engine, fitted.rows, routed, successor, written_each)
 
 
 def _routed(model: Model, inputs: Arrays, rows: int) -> tuple[Any, RequestTarget]:

@@ -268,6 +268,27 @@ class OutputsForm(msgspec.Struct, frozen=True):
         length = len(first) if len(parts) == 1 else sum(map(len, parts))
         return b"".join((*parts, *tail)), length
 
+    def write_each(
+        self, ids: Sequence[str], stacks: Sequence[Any]
+    ) -> list[tuple[bytes, int | None]] | None:
+        """Return what `write` does of each answer, of the arrays of all, one behind the other."""
+        if any(self.binary):
+            each = zip(*(stack.reshape(len(ids), -1) for stack in stacks), strict=True)
+            written = [self.write(name, values) for name, values in zip(ids, each, strict=True)]
+            return written if None not in written else None  # type: ignore[return-value]
+        first, *others = self.pieces
+        firsts = [
+            b'{"id":%b,%b' % (orjson.dumps(name), first[1:]) if name else first for name in ids
+        ]
+        columns: list[Sequence[bytes]] = [firsts]
+        for stack, piece in zip(stacks, others, strict=True):
+            text = orjson.dumps(stack.reshape(len(ids), -1), option=_NUMPY)
+            if b"null" in text:
+                return None
+            lists = text[2:-2].split(b"],[")
+            columns.append([b"[%b]%b" % (each, piece) for each in lists])
+        return [(text, None) for text in map(b"".join, zip(*columns, strict=True))]
+
 
 class FormCodec(NamedTuple):
     """Readers of the requests of one protocol.
@@ -277,7 +298,8 @@ class FormCodec(NamedTuple):
             Raises UnknownFormError.
         read: returns a request of any form. Raises PackageError.
         inputs_of: returns the form of a request's inputs, whose `read` takes a cut.
-        outputs_of: returns the form of an answer. Both return None where they know none.
+        outputs_of: returns the form of an answer, whose `write` writes one and `write_each` many.
+            Both return None where they know none.
     """
 
     cut: Callable[[bytes, int | None], Any]
@@ -288,11 +310,24 @@ class FormCodec(NamedTuple):
 
 def json_codec(name: str, version: str, limits: Limits) -> FormCodec:
     """Return the codec of what is posted to a model; its version may be ""."""
+    before = behind = key = b""  # of the last body without an id that had one list
 
     def cut(body: bytes, length: int | None) -> Cut | None:
-        if (len(body) if length is None else length) > limits.json_bytes:
+        nonlocal before, behind, key
+        size = len(body) if length is None else length
+        if size > limits.json_bytes:
             raise UnknownFormError
-        return cut_json(body, length)
+        if length is not None:
+            return cut_json(body, length)
+        if key and body.startswith(before) and body.endswith(behind):
+            text = body[len(before) : size - len(behind)]
+            if text.startswith(b"[") and text.find(b"]") == len(text) - 1:
+                return Cut(key, None, (text,), body, size)
+        found = cut_json(body, None)
+        if found is not None and found.id is None and len(found.lists) == 1:
+            key = found.key
+            before, behind = key.split(_MARK)
+        return found
 
     def read(body: bytes, length: int | None) -> InferRequest:
         return read_request(body, length, model_name=name, model_version=version, limits=limits)
@@ -351,6 +386,18 @@ class AnswerForms:
         found = _layout(payload, names)
         form = None if found is None else self._known.get((names, found[1]))
         return None if form is None or found is None else form.write(request_id, found[0])
+
+    def write_each(self, stack: Mapping[str, Any], ids: Sequence[str]) -> Sequence[Any] | None:
+        """Return what `write` does of so many answers, whose arrays stand one behind the other."""
+        names = self._names or tuple(stack)
+        found = _layout(stack, names) if self._known else None
+        if found is None or any(value.shape[0] % len(ids) for value in found[0]):
+            return None
+        key: list[Any] = []
+        for value in found[0]:
+            key += (value.dtype, (value.shape[0] // len(ids), *value.shape[1:]))
+        form = self._known.get((names, tuple(key)))
+        return None if form is None else form.write_each(ids, found[0])
 
     def learn(
         self, payload: Mapping[Any, Any], response: InferResponse, binary: Collection[str]

@@ -168,6 +168,11 @@ class MessageOutputs(msgspec.Struct, frozen=True):
             parts += (head, value.tobytes())
         return b"".join(parts)
 
+    def write_each(self, ids: Sequence[str], stacks: Sequence[Any]) -> list[bytes]:
+        """Return what `write` does of each answer, of the arrays of all, one behind the other."""
+        each = zip(*(stack.reshape(len(ids), -1) for stack in stacks), strict=True)
+        return [self.write(name, values) for name, values in zip(ids, each, strict=True)]
+
 
 def message_codec(limits: Limits) -> FormCodec:
     """Return the codec of ModelInferRequests; forms are for those whose tensors are raw."""

@@ -432,7 +432,9 @@ class ProcessWorker:
         if result.rows:
             run.rows = _spread(result.rows, sent.indexes, [1] * len(run.items))
         if result.executions:
-            run.executions = _spread(result.executions, sent.indexes, [-1] * len(run.items))
+            run.executions = result.executions
+            if len(run.items) > 1:
+                run.executions = _spread(result.executions, sent.indexes, [-1] * len(run.items))
             run.execution_ends_ns = result.execution_ends_ns
         if kept:
             run.kept = {sent.indexes[at]: self._codec.states(taken) for at, taken in kept.items()}

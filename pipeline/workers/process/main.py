@@ -282,6 +282,7 @@ class ServedWorker:
                 ranks.add(item, convoy, partial(self._is_gone, wire.data_id))
         items: Sequence[Any] = opened if ranks is None else ranks.members
         run = BatchRun(items, places=job.places)
+        run.is_one_by_one = ranks is not None and self._op.op.pipeline_config.batch_size == 1
         if job.given:
             run.given = {at: deserialize(part, self._arena) for at, part in job.given.items()}
         run.run(self._op, self._status, time.monotonic_ns)
@@ -322,7 +323,8 @@ class ServedWorker:
         opened = OpenedItem(data_id, log_id, inputs, item.deadline, item.trace, item.is_feed)
         opened.sequence = item.sequence
         if item.info is not None:
-            opened.info, opened.forgotten = item.info, self._forgotten
+            opened.info = NO_INFO if item.info == NO_INFO else item.info
+            opened.forgotten = self._forgotten
         return opened
 
     def _with_gathered(self, item: WireItem, inputs: dict[str, Any]) -> dict[str, Any]:

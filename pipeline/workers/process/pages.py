@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-_CELLS = 5
+_CELLS = 6
 
 
 class StatusPage:
@@ -32,6 +32,11 @@ class StatusPage:
         """`time.monotonic` of the running call of `process`."""
         return self._cells[2] or None
 
+    @property
+    def calls(self) -> int:
+        """Return how many calls of `process` the job has begun."""
+        return int(self._cells[5])
+
     def revoke(self, job: int) -> int:
         """Call back all jobs up to this one that were not begun.
 
@@ -45,7 +50,7 @@ class StatusPage:
 
     def begins(self, job: int) -> bool:
         """Take note that a job begins; return False if it was revoked."""
-        self._cells[1] = time.monotonic()
+        self._cells[1], self._cells[5] = time.monotonic(), 0.0
         self._cells[0] = self._cells[3] = job
         return job > self._cells[4]
 
@@ -59,6 +64,7 @@ class StatusPage:
 
     def call_begins(self) -> None:
         self._cells[2] = time.monotonic()
+        self._cells[5] += 1
 
     def call_ends(self) -> None:
         self._cells[2] = 0.0

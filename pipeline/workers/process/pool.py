@@ -382,7 +382,9 @@ class ProcessWorkers(WorkersBase):
             hanging.number,
             hanging.child.pid,
         )
-        hanging.hung_at = hanging.running
+        hanging.hung_at = running = hanging.running
+        if running is not None:
+            running.calls_begun = hanging.status.calls
         hanging.kill("hung and was killed")
         self.pool.take_back(hanging)
         if job is not None:
@@ -502,6 +504,7 @@ class ProcessWorkers(WorkersBase):
             self._fail_start(worker.failure or f"its worker process {slot.last_cause}")
             return
         if running is not None:
+            running.calls_begun = worker.status.calls
             worker.streams.pop(running, None)
             self.pool.died(worker, running)
         for stream in worker.streams:

@@ -11,6 +11,7 @@ import pytest
 from doubles import http, wait_until
 from repositories import SERVER, add_pipeline, add_python, control
 
+from pipeline.engine.convoy_way import SharedMessages
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.server import RepositorySettings, new_service
 from pipeline.system.event_loop import LoopThread
@@ -47,6 +48,7 @@ class TritonPythonModel:
         return found
 """
 BATCHES = "dynamic_batching { }"
+ALONE = ""
 IN_A_THREAD = BATCHES + ' parameters { key: "workers" value { string_value: "thread" } }'
 CHAIN = [
     ("a", {"INPUT0": "INPUT0"}, {"OUTPUT0": "p"}),
@@ -141,6 +143,15 @@ def learn(callers, model):
         assert reply_on(connection)[0] == 200
 
 
+def are_quick(served, *names):
+    """Have the server take it that models are quick, whatever this machine is at."""
+    for name in names:
+        (node,) = served[0].models.latest(name).served.engine.executor.nodes.values()
+        for each in node.filters:
+            if isinstance(each, SharedMessages):
+                each._mean_ns = 1000.0
+
+
 def batches(repository, name):
     file = repository / name / "1" / "batches"
     found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -166,6 +177,25 @@ def load(served, *names):
         assert control(served[0], name, "load") == (200, None)
 
 
+def test_of_a_model_without_batches_each_runs_by_itself_and_they_share_a_message(tmp_path):
+    added(tmp_path, ALONE)
+    with serving(tmp_path) as served, calling(served) as callers:
+        load(served, "a")
+        learn(callers, "a")
+        are_quick(served, "a")
+        before = statistics(served, "a")
+        batches(tmp_path, "a")
+        with held_up(served, tmp_path):
+            callers.send("a", [[float(n), 0.5] for n in range(8)])
+            wait_until(lambda: [len(convoy) for convoy in convoys_of(served, "a")] == [8])
+        replies = callers.replies(8)
+        assert [reply[:2] for reply in replies] == [(200, [n + 1.0, 1.5]) for n in range(8)]
+        assert [reply[2]["id"] for reply in replies] == [f"id{n}" for n in range(8)]
+        assert batches(tmp_path, "a")[1:] == [[f"id{n}"] for n in range(8)]
+        after = statistics(served, "a")
+        assert [now - then for now, then in zip(after, before, strict=True)] == [9, 9, 9, 0]
+
+
 @pytest.mark.parametrize("config", [BATCHES, IN_A_THREAD], ids=["process", "thread"])
 def test_those_for_one_model_are_one_batch_and_requests_each(tmp_path, config):
     added(tmp_path, config)
@@ -186,13 +216,16 @@ def test_those_for_one_model_are_one_batch_and_requests_each(tmp_path, config):
         assert [now - then for now, then in zip(after, before, strict=True)] == [8, len(seen), 8, 0]
 
 
-@pytest.mark.parametrize("config", [BATCHES, IN_A_THREAD], ids=["process", "thread"])
+@pytest.mark.parametrize(
+    "config", [BATCHES, IN_A_THREAD, ALONE], ids=["process", "thread", "alone"]
+)
 def test_one_that_fails_and_one_that_says_more_are_answered_as_ever(tmp_path, config):
     added(tmp_path, config)
     with serving(tmp_path) as served, calling(served) as callers:
         load(served, "a", "b", "c", "e")
         learn(callers, "a")
         learn(callers, "e")
+        are_quick(served, "a", "b", "c")
         values = [1.0, 2.0, -1.0, -4.0, 5.0, -1.0, 7.0, 8.0]
         replies = callers.ask("a", [[value, 0.0] for value in values])
         assert [reply[0] for reply in replies] == [500 if v == -1 else 200 for v in values]
@@ -262,19 +295,25 @@ def test_a_batch_that_fails_as_a_whole_fails_each_of_them_once(tmp_path):
         assert inferences == well
 
 
-def test_only_the_one_that_kills_its_worker_fails(tmp_path):
-    added(tmp_path)
+@pytest.mark.parametrize("config", [BATCHES, ALONE], ids=["batch", "alone"])
+def test_only_the_one_that_kills_its_worker_fails(tmp_path, config):
+    added(tmp_path, config)
     with serving(tmp_path) as served, calling(served) as callers:
         load(served, "a", "b", "c", "e")
         for model, more in (("a", 1.0), ("e", 3.0)):
             learn(callers, model)
+            are_quick(served, "a", "b", "c")
             values = [1.0, 2.0, 3.0, -3.0, 5.0, 6.0, 7.0, 8.0]
+            batches(tmp_path, "a")
             replies = callers.ask(model, [[value, 0.0] for value in values])
             assert [reply[0] for reply in replies] == [500 if v == -3 else 200 for v in values]
             assert "the worker process" in replies[3][1]
             for value, reply in zip(values, replies, strict=True):
                 assert value == -3 or reply[1] == [value + more, more]
+            seen = [each for batch in batches(tmp_path, "a") for each in batch]
+            assert config == BATCHES or seen.count("id3") == 1  # a batch's is to be found
         assert statistics(served, "e")[2:] == (8 + 7, 1)
+        assert statistics(served, "a")[2:] == (8 + 7 + 8 + 7, 2)
 
 
 def test_who_hangs_up_is_not_worked_on_and_the_others_are_answered(tmp_path):

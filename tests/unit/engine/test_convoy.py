@@ -232,7 +232,7 @@ def test_one_whose_worker_died_is_not_counted_for_its_members_come_again():
 def test_none_passes_where_each_request_counts(settings):
     async def main():
         async with World(Adds(), **settings) as world:
-            assert world.engine.executor.convoys.rows == 0
+            assert world.engine.executor.convoys.size(1) == 0
 
     run_virtual(main())
 
@@ -240,9 +240,14 @@ def test_none_passes_where_each_request_counts(settings):
 def test_as_many_pass_as_a_batch_has_samples():
     async def main():
         async with World(Adds()) as world:
-            assert world.engine.executor.convoys.rows == 8
-            assert world.engine.executor.convoys.has_room(256)
-            assert not world.engine.executor.convoys.has_room(257)
+            assert world.engine.executor.convoys.size(1) == 8
+            assert world.engine.executor.convoys.size(3) == 2
+            assert world.engine._admission.room == 256
+            world.engine._admission.active.count = 251
+            assert world.engine.executor.convoys.size(1) == 5
+            world.engine._admission.active.count = 256
+            assert world.engine.executor.convoys.size(1) == 0
+            world.engine._admission.active.count = 0
 
     run_virtual(main())
 

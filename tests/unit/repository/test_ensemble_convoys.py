@@ -121,7 +121,7 @@ async def test_from_one_that_fails_on_each_goes_by_itself():
 async def test_a_model_that_takes_none_is_asked_for_each():
     async with shelf() as there:
         await chain(there, b={"batching": "full"})
-        assert there.engines["e"].executor.convoys.rows == 0
+        assert there.engines["e"].executor.convoys.size(1) == 0
         assert await ask(there, 1, 2) == [[[112]], [[113]]]
         assert [feed["x"].tolist() for feed in there.ops["b"].seen] == [[[2]], [[3]]]
         assert [feed["x"].tolist() for feed in there.ops["c"].seen] == [[[12], [13]]]
@@ -154,7 +154,7 @@ async def test_outputs_of_several_steps_are_those_of_each():
         steps = (("s", {"x": "in"}, {"y": "out"}), ("t", {"x": "in"}, {"y": "other"}))
         config = ensemble_of("e", {"in": [1]}, {"out": [1], "other": [1]}, *steps, batch=8)
         await there.add_ensemble(config)
-        assert there.engines["e"].executor.convoys.rows == 8
+        assert there.engines["e"].executor.convoys.size(1) == 8
         assert await ask(there, 1, 2) == [[[6]], [[7]]]
         assert await ask(there, 1, -2) == [[[6]], "in ensemble 'e', below zero"]
 

@@ -20,4 +20,4 @@ def test_what_workers_leave_out_is_as_the_base_says():
     base = WorkersBase()
     missing = [name for name in dir(base) if not hasattr(workers, name)]
     assert [name for name in missing if not name.startswith("_")] == []
-    assert (workers.visit_type, workers.convoy_rows) == (base.visit_type, base.convoy_rows)
+    assert (workers.visit_type, workers.convoy_size(1)) == (base.visit_type, 0)

@@ -28,7 +28,7 @@ from pipeline.repository.backends.python.loading import (
     LoadClass,
     load_alone,
 )
-from pipeline.repository.backends.python.requests import IncomingRequest
+from pipeline.repository.backends.python.requests import IncomingRequest, InferenceResponse
 from pipeline.repository.backends.reshape import Reshaping
 from pipeline.routes import Answer
 from pipeline.system.event_loop import LoopThread
@@ -101,6 +101,7 @@ class PythonModelOp(Op):
             f"{__name__}:made_op", msgspec.msgpack.encode(spec)
         )
         flat = [control.name for control in spec.controls] if spec.is_flat else ()
+        self.is_reshaped: bool = bool(spec.reshaping.inputs or spec.reshaping.outputs)
         self.controls: Controls = Controls(spec.name, spec.controls, flat)
         self.pipeline_controls: Sequence[Control] = spec.controls
 
@@ -136,8 +137,7 @@ class PythonModelOp(Op):
     ) -> Any:
         """Return the result, or the error, of each request of the batch."""
         if not self.spec.controls:  # nobody is refused
-            pairs = zip(feed_batch, context, strict=True)
-            return self._answers([self.request(feed, each) for feed, each in pairs])
+            return self._answers(list(map(self.request, feed_batch, context)))
         refusals = [self._refusal(each) for each in context]
         asked = [
             self.request(feed, each)
@@ -155,7 +155,7 @@ class PythonModelOp(Op):
     def _answers(self, requests: Sequence[IncomingRequest]) -> list[Any]:
         """Return what `execute` has for each request; of those that come again, in the end."""
         answers = self._answers_of_one(requests)
-        places: Sequence[int] = range(len(requests))
+        places: Sequence[int] = [at for at, each in enumerate(requests) if each.is_rescheduled]
         while places := [place for place in places if requests[place].comes_again()]:
             again = self._answers_of_one([requests[place] for place in places])
             for place, answer in zip(places, again, strict=True):
@@ -165,10 +165,13 @@ class PythonModelOp(Op):
     def _answers_of_one(self, requests: Sequence[IncomingRequest]) -> list[Any]:
         rows = self._in_slots(requests) if self.has_fillers else requests
         try:
-            of_rows = dict(zip(rows, self._responses(rows), strict=True))
+            responses = self._responses(rows)
         except UserCodeError as error:  # of nobody in particular
             return [error] * len(requests)
-        return [self._result(of_rows[request], request) for request in requests]
+        if self.has_fillers:
+            of_rows = dict(zip(rows, responses, strict=True))
+            responses = [of_rows[request] for request in requests]
+        return list(map(self._result, responses, requests))
 
     def _in_slots(self, requests: Sequence[IncomingRequest]) -> list[IncomingRequest]:
         """Return the requests, each in the place of its slot, with fillers between them."""
@@ -191,7 +194,7 @@ class PythonModelOp(Op):
         try:
             responses = self.executed(requests)
         except UserCodeError as error:
-            if not any(request.sender.has_sent for request in requests):
+            if not any(request.has_sent for request in requests):
                 raise
             responses = [error] * len(requests)  # of those that have none yet
         if responses is None:
@@ -214,8 +217,9 @@ class PythonModelOp(Op):
         self, feed: Any, context: RequestContext, put: Callable[[Any], None] | None = None
     ) -> IncomingRequest:
         """Return a request as the model gets it."""
-        feed = self.spec.reshaping.fed(feed)
-        if self.spec.controls and context.sequence is not None:
+        if self.is_reshaped:
+            feed = self.spec.reshaping.fed(feed)
+        if context.sequence is not None and self.spec.controls:
             feed = {**feed, **self.controls.arrays([context.sequence])}
         return IncomingRequest(feed, context, self.name, self.spec.outputs, put, self.sends_one)
 
@@ -244,6 +248,10 @@ class PythonModelOp(Op):
         )
 
     def _result(self, response: Any, request: IncomingRequest) -> Any:
+        if type(response) is InferenceResponse and not (
+            request.has_sender or request.is_rescheduled or self.is_reshaped
+        ):
+            return response.result()  # as nearly always
         if request.is_rescheduled and response is None:
             return ClosedError("nobody waits for the response any more")  # else it comes again
         if request.is_rescheduled:
@@ -253,7 +261,7 @@ class PythonModelOp(Op):
                 "a None object in the execute function return list for reschduled request, found "
                 f"type '{type(response).__name__}'."
             )
-        if request.sender.has_sent or (response is None and request.has_sender):  # or will be
+        if request.has_sent or (response is None and request.has_sender):  # or will be
             response = request.sender.next()
         if isinstance(response, PipelineError):
             return response

@@ -120,6 +120,8 @@ class InferenceResponse:
         is_last: whether it was sent as the last one of several.
     """
 
+    is_last: bool = False
+
     def __init__(
         self,
         output_tensors: Sequence[NamedTensor] = (),
@@ -131,8 +133,7 @@ class InferenceResponse:
                 raise TritonModelException(f"expected a NamedTensor, found {type(tensor).__name__}")
         self._outputs = list(output_tensors)
         self._error = error
-        self._parameters = checked(parameters)
-        self.is_last: bool = False
+        self._parameters = {} if parameters is None else checked(parameters)
 
     def output_tensors(self) -> list[NamedTensor]:
         """Return the tensors."""
@@ -154,7 +155,9 @@ class InferenceResponse:
         """Return the arrays by name, or the error that the caller gets."""
         if self._error is not None:
             return error_of(self._error)
-        found: dict[str, Any] = {tensor.name(): sent(tensor.as_numpy()) for tensor in self._outputs}
+        found: dict[str, Any] = {}
+        for tensor in self._outputs:
+            found[tensor.name()] = sent(tensor.as_numpy())
         if self._parameters:
             found[PARAMETERS] = self._parameters
         return found
@@ -270,7 +273,14 @@ class IncomingRequest:
         model_name: of the model.
         outputs: names of all that the model has.
         put: gets what its sender sends; see `ResponseSender`, as for `sends_one`.
+
+    Attributes:
+        has_sender: whether the model has asked for its sender.
+        is_rescheduled: whether the model wants it again.
     """
+
+    has_sender: bool = False
+    is_rescheduled: bool = False
 
     def __init__(
         self,
@@ -281,13 +291,11 @@ class IncomingRequest:
         put: Callable[[Any], None] | None = None,
         sends_one: bool = False,
     ) -> None:
-        self._inputs = [received(name, value) for name, value in feed.items()]
+        self._inputs = list(map(received, feed, feed.values()))
         self._context = context
         self._model_name = model_name
         self._outputs = outputs
-        self.sender: ResponseSender = ResponseSender(context.is_cancelled, put, sends_one)
-        self.has_sender: bool = False
-        self.is_rescheduled: bool = False
+        self._told = put, sends_one
 
     @property
     def step(self) -> SequenceStep | None:
@@ -337,6 +345,21 @@ class IncomingRequest:
     def is_cancelled(self) -> bool:
         """Return whether nobody waits for the response any more."""
         return self._context.is_cancelled()
+
+    @property
+    def sender(self) -> ResponseSender:
+        """Return what sends its responses, which few models ask for; in any thread."""
+        own: dict[str, Any] = vars(self)
+        found: ResponseSender | None = own.get("_sender")
+        if found is None:
+            made = ResponseSender(self._context.is_cancelled, *self._told)
+            found = own.setdefault("_sender", made)
+        return found
+
+    @property
+    def has_sent(self) -> bool:
+        """Return whether a response was sent, and not returned."""
+        return self.has_sender and self.sender.has_sent
 
     def get_response_sender(self) -> ResponseSender:
         """Return what sends the response, or several, in the place of what `execute` returns."""

@@ -32,6 +32,7 @@ _NUMBER_OF: dict[np.dtype[Any], int] = {
     np.dtype(kind): _NUMBERS.index(name.removeprefix("TYPE_"))
     for name, kind in TRITON_STRING_TO_NUMPY.items()
 }
+_TEXTS = "OSU"  # kinds of arrays of text
 _NO_NAME = "Tensor name cannot be an empty string."
 
 
@@ -54,7 +55,7 @@ class NamedTensor:
             raise TypeError(f"expected a numpy array for tensor {name!r}, found {type(array)}")
         if not name:
             raise TritonModelException(_NO_NAME)
-        if numpy_to_triton_type(array.dtype) is None:
+        if array.dtype not in _NUMBER_OF and array.dtype.kind not in _TEXTS:
             raise TritonModelException("NumPy dtype is not supported.")
         self._name = name
         self._array = array
@@ -122,14 +123,16 @@ class _Held:
 
 def received(name: str, value: Any) -> NamedTensor:
     """Return a tensor that came from elsewhere: elements of text are bytes."""
-    tensor, array = NamedTensor.__new__(NamedTensor), np.asarray(value)
-    tensor._name, tensor._array = name, sent(array)
+    tensor = NamedTensor.__new__(NamedTensor)
+    tensor._name = name
+    is_plain = type(value) is np.ndarray and value.dtype.kind not in _TEXTS
+    tensor._array = value if is_plain else sent(np.asarray(value))
     return tensor
 
 
 def sent(array: np.ndarray) -> np.ndarray:
     """Return the array of a tensor as others are to see it: elements of text are bytes."""
-    return _of_bytes(array) if array.dtype.kind in "OSU" else array
+    return _of_bytes(array) if array.dtype.kind in _TEXTS else array
 
 
 def _of_bytes(array: np.ndarray) -> np.ndarray:
@@ -156,7 +159,7 @@ def triton_to_numpy_type(data_type: int) -> Any:
 def numpy_to_triton_type(data_type: Any) -> int | None:
     """Return the number of the data type that numpy's type is; None: there is none."""
     kind = np.dtype(data_type)
-    return _STRING if kind.kind in "OSU" else _NUMBER_OF.get(kind)
+    return _STRING if kind.kind in _TEXTS else _NUMBER_OF.get(kind)
 
 
 def serialize_byte_tensor(input_tensor: np.ndarray) -> Any:

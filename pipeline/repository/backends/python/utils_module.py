@@ -146,8 +146,10 @@ def get_model_dir() -> str:
 
 def get_input_tensor_by_name(inference_request: Any, name: str) -> Any:
     """Return an input of a request; None: it has none of this name."""
-    found = (tensor for tensor in inference_request.inputs() if tensor.name() == name)
-    return next(found, None)
+    for tensor in inference_request.inputs():
+        if tensor.name() == name:
+            return tensor
+    return None
 
 
 def get_output_tensor_by_name(inference_response: Any, name: str) -> Any:

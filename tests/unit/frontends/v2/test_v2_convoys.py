@@ -24,8 +24,8 @@ class Way:
     def __init__(self, rows):
         self.rows, self.is_idle, self.room = rows, False, 99
 
-    def has_room(self, count):
-        return count <= self.room
+    def size(self, rows):
+        return min(self.rows // rows, self.room)
 
 
 class Request:
@@ -74,10 +74,17 @@ def routed(inputs, rows):
 
 
 class World:
-    def __init__(self, rows=8):
+    def __init__(self, rows=8, samples=1):
         self.engine = Engine(rows)
         self.successor = None
-        self.muster = Muster(self.engine, routed, lambda inputs: self.successor)
+        self.written = None
+        self.muster = Muster(
+            self.engine,
+            samples,
+            routed,
+            lambda inputs: self.successor,
+            lambda stack, sinks: self.written and self.written(stack, sinks),
+        )
 
     def add(self, *values, info=NO_INFO):
         """Requests of one sample each; a value may be an array."""
@@ -126,7 +133,7 @@ async def test_what_is_too_much_goes_in_several():
     world.add(1, 2, 3, 4, 5)
     await asyncio.sleep(0)
     assert world.begun() == [[1, 2, 3, 4], [5]]
-    world = World(rows=4)
+    world = World(rows=4, samples=2)
     world.add(*[np.array([[number], [number]], np.float32) for number in range(3)])
     await asyncio.sleep(0)
     assert world.begun() == [[0, 0, 1, 1], [2, 2]]
@@ -145,9 +152,12 @@ async def test_it_is_open_while_the_model_is_busy_and_has_room():
     world.add(1)
     assert world.muster.is_open
     world.engine.convoys.room = 1
-    assert not world.muster.is_open
-    world.engine.convoys.is_idle = False
+    world.add(2, 3)
     await asyncio.sleep(0)
+    assert world.begun() == [[1], [2], [3]]  # none of them before another one
+    world.engine.convoys.is_idle = False
+    assert not world.muster.is_open
+    world.engine.convoys.room = 2
     assert world.muster.is_open
 
 
