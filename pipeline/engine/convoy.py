@@ -118,11 +118,10 @@ class Convoy(msgspec.Struct, eq=False):
 
     def codes(self, outcome: Any) -> list[int]:
         """Return how each ended, with this outcome of all or of each."""
-        outcomes = outcome.outcomes if type(outcome) is Each else [outcome] * len(self)
-        found = [
-            int(outcome_of(each)) if isinstance(each, PipelineError) else int(Outcome.OK)
-            for each in outcomes
-        ]
+        if type(outcome) is Each:
+            found = [_code_of(each) for each in outcome.outcomes]
+        else:
+            found = [_code_of(outcome)] * len(self)
         for place in self.left:
             found[place] = int(Outcome.CANCELED)
         return found
@@ -178,6 +177,10 @@ class Convoy(msgspec.Struct, eq=False):
         elif error is not None:
             state.error, state.outcome = error, outcome_of(error)
         return state
+
+
+def _code_of(outcome: Any) -> int:
+    return int(outcome_of(outcome) if isinstance(outcome, PipelineError) else Outcome.OK)
 
 
 def beside(items: Iterable[Any]) -> int:

@@ -58,7 +58,7 @@ class ConvoyWay:
         """
         if not self._passes:
             return 0
-        return min(self._admission.room, *(n.convoy_size(rows) for n in self._nodes.values()))
+        return min(self._admission.room, *(_size_at(n, rows) for n in self._nodes.values()))
 
     @property
     def is_idle(self) -> bool:
@@ -69,6 +69,12 @@ class ConvoyWay:
         """Have all workers know that nobody waits for a request of a convoy."""
         for node in self._nodes.values():
             node.workers.forget(data_id)
+
+
+def _size_at(node: OpNode, rows: int) -> int:
+    """Return how many requests of so many samples may come to an Op as one; 0: none does."""
+    sizes = [each.convoy_size(rows) for each in node.filters]
+    return max(sizes, default=0) or node.workers.convoy_size(rows)
 
 
 class ConvoyCount(OpFilter):

@@ -35,6 +35,8 @@ from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
 
 _OK = int(Outcome.OK)
+_pack_head = struct.Struct("3q").pack  # the first fields of SPAN: op, worker, batch; or the next
+_pack_tail = struct.Struct("6q").pack  # the last ones: times
 _WELL: dict[str, Any] = {}
 
 
@@ -151,9 +153,10 @@ class SpanRecorder:
             request.output_ns += home_ns - process_end_ns
         if request.convoy is not None:
             if journal is not None:
-                for data_id, count, ending in request.convoy.endings(outcome):
-                    who = self.index, worker, self.batches, data_id, count, ending
-                    journal.spans.append(pack_span(*who, item.ready_ns, *times, received_ns))
+                head = _pack_head(self.index, worker, self.batches)
+                tail = _pack_tail(item.ready_ns, *times, received_ns)
+                endings = request.convoy.endings(outcome)
+                journal.spans += [head + _pack_head(*ending) + tail for ending in endings]
             return
         span = pack_span(
             self.index,

@@ -191,11 +191,6 @@ class OpDispatcher:
         """Return how many requests wait here."""
         return len(self.scheduler) + sum(each.parked for each in self.filters)
 
-    def convoy_size(self, rows: int) -> int:
-        """Return how many requests of so many samples may come as one; 0: none does."""
-        sizes = (each.convoy_size(rows) for each in self.filters)
-        return max(sizes, default=0) or self.workers.convoy_size(rows)
-
     def state(self, group: tuple[str, ...] = ()) -> OpState:
         """Return how it stands."""
         state = OpState(
