@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.engine.filters import FilterChain
     from pipeline.engine.op.channel import Item
     from pipeline.engine.op.dispatcher import OpDispatcher
-    from pipeline.engine.ports import Router
+    from pipeline.engine.ports import OpNode, Router
     from pipeline.engine.stored_inputs import StoredInputs
 
 _SHARED_NS = 1_000_000  # that requests which share a message may run in all; see `batches_ahead`
