@@ -14,11 +14,10 @@ from pipeline.client_answers import (
     PipelineStream,
     show_profile,
 )
-from pipeline.client_http import AsyncHttpChannel, HttpChannel
+from pipeline.client_http import AsyncHttpChannel, HttpChannel, is_http, services_of
 from pipeline.client_sequence import AsyncPipelineSequence, PipelineSequence
 from pipeline.errors import ClosedError, InitError
 from pipeline.proto.channels import MAX_MESSAGE_BYTES, channel_options, close_at_exit
-from pipeline.proto.http_answer import is_http, services_of
 from pipeline.proto.messages import (
     INFERENCE_PATH,
     STREAM_PATH,

@@ -27,7 +27,7 @@ def bench(arguments: Sequence[str]) -> int:
     try:
         address, requests = _load(given)
         with (
-            ProgressLine(sys.stderr, f"{given.concurrency} callers", _length_s(given)),
+            ProgressLine(sys.stderr, f"{given.concurrency} callers", given.warmup + given.seconds),
             asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
             figures = runner.run(_measure(address, requests, given))
@@ -112,7 +112,3 @@ def _as_json(figures: LoadFigures) -> str:
         "error": figures.error,
     }
     return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
-
-
-def _length_s(given: argparse.Namespace) -> float:
-    return float(given.warmup + given.seconds)

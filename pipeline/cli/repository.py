@@ -89,7 +89,7 @@ def repository(arguments: Sequence[str]) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code: 0; 1: it could not start."""
     parser = repository_parser()
     given, others = parser.parse_known_args(arguments)
-    left = [each for each in others if not _is_unused(each)]
+    left = [each for each in others if _name(each) not in _UNUSED]
     refused = [name for name in map(_name, left) if name in _REFUSED]
     if refused:
         sys.stderr.write(f"error: --{refused[0]}: {_REFUSED[refused[0]]}\n")
@@ -223,10 +223,6 @@ def _flag(text: str) -> bool:
     return text.lower() in _TRUE
 
 
-def _is_unused(argument: str) -> bool:
-    return _name(argument) in _UNUSED
-
-
 def _name(argument: str) -> str:
     return argument.removeprefix("--").partition("=")[0]
 
@@ -249,11 +245,11 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         "reuse_port": given.reuse_http_port or given.reuse_grpc_port,
         **_doors(given),
     }
-    closed = [key for key, is_open in _ports(given).items() if not is_open]
+    ports: dict[Any, bool] = {"http_port": given.allow_http, "rpc_port": given.allow_grpc}
     if given.http_max_input_size is not None:
         server["max_message_bytes"] = given.http_max_input_size
     server["cache"] = cache_settings(given.cache_config, given.response_cache_byte_size)
-    resources = [resource_of(each) for each in given.rate_limit_resource]
+    resources = list(map(resource_of, given.rate_limit_resource))
     server["rate_limit"] = {"mode": given.rate_limit, "resources": resources}
     dag: dict[str, Any] = {}
     patterns = {given.http_header_forward_pattern, given.grpc_header_forward_pattern} - {""}
@@ -291,10 +287,9 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         is_namespaced=given.model_namespacing,
         max_instances=given.max_instances,
     )
+    closed = tuple(key for key, is_open in ports.items() if not is_open)
     kinds = LogSwitches(given.log_info, given.log_warning, given.log_error, given.log_verbose)
-    return RepositorySettings(
-        control, server, given.log_file, given.log_verbose, kinds, tuple(closed)
-    )
+    return RepositorySettings(control, server, given.log_file, given.log_verbose, kinds, closed)
 
 
 def _doors(given: argparse.Namespace) -> dict[str, Any]:
@@ -332,10 +327,6 @@ def _restrictions(flag: str, said: Sequence[str], prefix: str = "") -> list[dict
                 raise ConfigError(f"{flag}: {text}")
         found.append({"apis": names, "header": prefix + header, "value": value})
     return found
-
-
-def _ports(given: argparse.Namespace) -> dict[Any, bool]:
-    return {"http_port": given.allow_http, "rpc_port": given.allow_grpc}
 
 
 def _host(address: str) -> str:

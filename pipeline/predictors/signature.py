@@ -361,7 +361,7 @@ def _output_shapes(
             if isinstance(dim, str):
                 sizes.setdefault(dim, size)
     outputs = [spec for spec in signature.outputs if spec.name in names]
-    batches = all(map(_has_batch, (*signature.inputs, *outputs)))
+    batches = all(map(has_batch, (*signature.inputs, *outputs)))
     rows = {len(arrays[spec.name]) for spec in signature.inputs} if batches else set()
     shapes = {}
     for spec in outputs:
@@ -374,6 +374,6 @@ def _output_shapes(
     return shapes
 
 
-def _has_batch(spec: TensorSpec) -> bool:
+def has_batch(spec: TensorSpec) -> bool:
     """Return whether the first dimension may have any size, as that of a batch has."""
-    return bool(spec.shape) and not isinstance((spec.shape or (0,))[0], int)
+    return bool(spec.shape and not isinstance(spec.shape[0], int))

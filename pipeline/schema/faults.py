@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import re
@@ -159,15 +158,14 @@ def _keys_found(steps: list[Step], text: str, value: Any, again: Again) -> list[
             found = _step_into(found, before)
         if not isinstance(found, Mapping):
             break
-        asked = functools.partial(_asked, again, value, steps[:place])
-        keys = _halved(list(found), text, asked, found)
+        keys = _halved(list(found), text, _asking(again, value, steps[:place]), found)
         steps = [*steps[:place], *keys, *steps[place + 1 :]]
         value = _with(value, steps[:place], {key: found[key] for key in keys})
     return steps
 
 
-def _asked(again: Again, value: Any, steps: Sequence[Step], part: Any) -> str:
-    return again(_with(value, steps, part))
+def _asking(again: Again, value: Any, steps: Sequence[Step]) -> Again:
+    return lambda part: again(_with(value, steps, part))
 
 
 def _halved(keys: list[Any], text: str, again: Again, found: Mapping[Any, Any]) -> list[Any]:

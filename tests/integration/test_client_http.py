@@ -10,9 +10,8 @@ import pytest
 from answering import Answering, Answers, answering_all
 
 from pipeline import AsyncPipelineClient, PipelineClient
-from pipeline.client_http import AsyncHttpChannel, HttpChannel
+from pipeline.client_http import AsyncHttpChannel, HttpChannel, services_of
 from pipeline.errors import ClosedError
-from pipeline.proto.http_answer import services_of
 from pipeline.proto.pipeline_service_pb2 import Request
 
 OK = b"HTTP/1.1 200 OK\r\n"

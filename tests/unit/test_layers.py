@@ -97,7 +97,7 @@ AT_HOME: dict[str, set[str]] = {
     },
     "prometheus_client": {"observe.metrics", "cluster.overview"},
     "grpc_reflection": {"frontends.grpc.server"},
-    "httptools": {"frontends.http.reader", "frontends.http.heads", "proto.http_answer"},
+    "httptools": {"frontends.http.reader", "frontends.http.heads", "client_http"},
     "uvloop": {"system.event_loop"},
     "cramjam": {"proto.brpc.frames"},
     "shtab": {"cli.completion"},

@@ -119,7 +119,7 @@ class SharedRegions:
     def _found(self, name: str) -> _Open:
         found = self._open.get(name)
         if found is None:
-            raise _unknown(name)
+            raise V2Error(V2Status.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
         return found
 
     def status(self, name: str = "") -> list[Region]:
@@ -244,10 +244,6 @@ def _all(move: Any, descriptor: int, view: memoryview, start: int) -> int:
             break
         done += moved
     return done
-
-
-def _unknown(name: str) -> V2Error:
-    return V2Error(V2Status.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
 
 
 _LACKS = "Shared memory register request has no '{}' field"

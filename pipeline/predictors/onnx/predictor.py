@@ -46,6 +46,7 @@ from pipeline.predictors.onnx.providers import (
 from pipeline.predictors.signature import (
     ModelSignature,
     answer_without_rows,
+    has_batch,
     refuse_unknown_arguments,
 )
 from pipeline.proto.pipeline.blocks import wire_fields
@@ -269,8 +270,8 @@ class PaddedRunner:
     def __init__(self, run: Run, signature: ModelSignature, rows: int) -> None:
         self._run = run
         self._rows = rows
-        self._batched_inputs = {spec.name for spec in signature.inputs if _has_batch(spec)}
-        self._batched_outputs = {spec.name for spec in signature.outputs if _has_batch(spec)}
+        self._batched_inputs = {spec.name for spec in signature.inputs if has_batch(spec)}
+        self._batched_outputs = {spec.name for spec in signature.outputs if has_batch(spec)}
 
     def __call__(
         self, names: Sequence[str], arrays: Mapping[str, np.ndarray]
@@ -291,11 +292,6 @@ class PaddedRunner:
             output[:count] if name in self._batched_outputs and len(output) > count else output
             for name, output in zip(names, outputs, strict=True)
         ]
-
-
-def _has_batch(spec: TensorSpec) -> bool:
-    """Return whether the first dimension may have any size."""
-    return bool(spec.shape and not isinstance(spec.shape[0], int))
 
 
 def _filled(array: np.ndarray, lacking: int) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.predictors import metadata
+from pipeline.predictors import base
 from pipeline.predictors.base import LoadMeter, MemoryUse
 
 
@@ -46,4 +46,4 @@ def test_of_loads_at_the_same_time_nobody_can_tell_whose_memory_it_was(process):
 
 
 def test_the_memory_of_this_process_is_known():
-    assert metadata._resident_bytes() > 2**20
+    assert base._resident_bytes() > 2**20

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typed_api import Told, typed_server
 
-from pipeline.frontends.api.examples import example_of
+from pipeline.frontends.api.openapi import example_of
 from pipeline.schema.bound import bind
 
 

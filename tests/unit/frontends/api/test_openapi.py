@@ -13,8 +13,7 @@ from msgspec import field
 
 import pipeline
 from pipeline import Tensor
-from pipeline.frontends.api.examples import example_of
-from pipeline.frontends.api.openapi import STREAMS, Described, Operation, document
+from pipeline.frontends.api.openapi import STREAMS, Described, Operation, document, example_of
 from pipeline.schema.bound import bind
 
 REFERENCE = "#/components/schemas/"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.frontends.openai.stops import Cutter
+from pipeline.frontends.openai.answers import Cutter
 
 LETTERS = st.text("ab", max_size=5)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.frontends.api.of_models import ModelTensors
+from pipeline.frontends.api.describing import ModelTensors
 from pipeline.frontends.v2 import V2Error, V2Status
 from pipeline.frontends.v2.interface import (
     ModelInterface,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.client_http import HttpAnswer, HttpService, services_of
 from pipeline.errors import (
     ClosedError,
     ConfigError,
@@ -11,7 +12,6 @@ from pipeline.errors import (
     PackageError,
     TooLargeError,
 )
-from pipeline.proto.http_answer import HttpAnswer, HttpService, services_of
 
 SERVICE = HttpService("::1", 80, "/svc/prediction")
 EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
