@@ -18,7 +18,7 @@ class Process:
 @pytest.fixture
 def process(monkeypatch):
     process = Process()
-    monkeypatch.setattr(metadata, "_resident_bytes", lambda: process.resident)
+    monkeypatch.setattr(base, "_resident_bytes", lambda: process.resident)
     return process
 
 
