@@ -242,6 +242,8 @@ class StreamDispatcher(OpDispatcher):
         if len(taken) > 1:
             before = min(before, *(each for at, each in taken.items() if at != end))
             slowest = min(taken.values())
+        if slowest >= ALL:
+            self._read_no_more(request)
         if running is not None and slowest > before:
             run, place = flow.run, flow.place
             more = run.allowed[place] + slowest - before
@@ -339,12 +341,7 @@ class StreamDispatcher(OpDispatcher):
     def _fail_stream(self, request: RequestState, error: PipelineError) -> None:
         """Send an error behind the parts that were sent: the stream ends with it."""
         note_op(error, self.name)
-        inlet = self._inlets.get(request)
-        if inlet is not None:
-            inlet.has_failed = True
-            gathers = self.op.pipeline_gathers
-            for slot in self._reads if gathers else [*self._reads][: self.makes_parts]:
-                source_of(self, slot).took(request, (self, slot if gathers else ""), ALL)
+        self._read_no_more(request)
         flow = self._runs.get(request)
         if flow is not None:
             flow.run.allowed[flow.place] = UNWANTED
@@ -353,6 +350,16 @@ class StreamDispatcher(OpDispatcher):
             self._send(request, error)
         else:  # who gathers has one answer
             self._router.route(self, request, error)
+
+    def _read_no_more(self, request: RequestState) -> None:
+        """Have nobody wait for this Op to take parts of a request any more."""
+        inlet = self._inlets.get(request)
+        if inlet is None or inlet.has_failed:
+            return
+        inlet.has_failed = True
+        gathers = self.op.pipeline_gathers
+        for slot in self._reads if gathers else [*self._reads][: self.makes_parts]:
+            source_of(self, slot).took(request, (self, slot if gathers else ""), ALL)
 
     def _send_part(self, request: RequestState, number: int, outcome: Any) -> None:
         """Send an answer, or where it goes: a Goto or an Answer with it."""

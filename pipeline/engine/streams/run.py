@@ -280,22 +280,26 @@ class StreamRun(BatchRun, eq=False):
 
         Raises nothing. The first one prepares the batch.
         """
-        began_ns = clock_ns()
-        teller = cast(StreamWatch, watch)
-        self.latest = None
+        began_ns, teller = clock_ns(), cast(StreamWatch, watch)
         try:
-            if self.groups is None:
-                self._begin(op, teller, clock_ns)
             self._go_on(op, teller, clock_ns, began_ns + SLICE_NS)
         except BaseException as error:  # ours, on data of any type: the worker must survive it
             failed = stage_error(error, op, "process", 0, *ids_of(self.items))
-            self._tell(teller, [(place, failed) for place in self.live()])
-            self.pulls = []
+            self._end_all(failed, teller)
+        self._pause(op)
+        self.end_ns: int = clock_ns()
+        self.busy_ns: int = self.end_ns - began_ns
+
+    def _end_all(self, error: PipelineError, watch: StreamWatch) -> None:
+        """End all that wait for more with an error."""
+        self._tell(watch, [(place, error) for place in self.live()])
+        self.pulls = []
+
+    def _pause(self, op: BoundOp) -> None:
+        """Take down how far it is, at the end of a slice."""
         self.pulls = [pull for pull in self.pulls if not pull.is_over]
         self.groups = [pull.items for pull in self.pulls]
         self.is_finished = not self.pulls
-        self.end_ns: int = clock_ns()
-        self.busy_ns = self.end_ns - began_ns
 
     def _begin(self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int]) -> None:
         count = len(self.items)
@@ -388,6 +392,10 @@ class StreamRun(BatchRun, eq=False):
     def _go_on(
         self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int], until_ns: int
     ) -> None:
+        """Have each generator make its next parts, in turns."""
+        self.latest = None
+        if self.groups is None:
+            self._begin(op, watch, clock_ns)
         goes_on = True
         while goes_on:
             goes_on = False

@@ -18,7 +18,7 @@ from pipeline.data import RequestContext, SequenceStep, context_of
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.call import Call
 from pipeline.engine.run.collate import Form, form_of, rows_brought
-from pipeline.engine.run.stage_errors import ids_of, stage_error
+from pipeline.engine.run.stage_errors import stage_error
 from pipeline.engine.run.stages import BatchRun, CallWatch, keep_changes
 from pipeline.engine.streams.combine import size_of
 from pipeline.engine.streams.flow import ALL, ENDED, UNWANTED, Bundle
@@ -430,31 +430,30 @@ class SteppedRun(StreamRun, eq=False):
     def goes_on(self) -> bool:
         return False  # parts of a step go at once, and there may be no other
 
-    def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
-        """Run a slice: until nobody has room, or others are to have a turn. Raises nothing."""
-        began_ns = clock_ns()
-        teller = cast(StreamWatch, watch)
+    def _go_on(
+        self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int], until_ns: int
+    ) -> None:
+        """Step until nobody has room, or others are to have a turn."""
         self.groups: list[list[int]] | None = []
-        try:
-            while not self.is_superseded:
-                self._seat()
-                self.stepping = self._ready()
-                if not self.stepping:
-                    break
-                self._step(op, teller, clock_ns)
-                if clock_ns() - began_ns > SLICE_NS:
-                    break
-            self._say(teller)
-        except BaseException as error:  # ours, on data of any type: the worker must survive it
-            failed = stage_error(error, op, "process", 0, *ids_of(self.items))
-            for place in self.seated[:]:
-                self._end(place, failed)
-            self._say(teller)
+        while not self.is_superseded:
+            self._seat()
+            self.stepping = self._ready()
+            if not self.stepping:
+                break
+            self._step(op, watch, clock_ns)
+            if clock_ns() > until_ns:
+                break
+        self._say(watch)
+
+    def _end_all(self, error: PipelineError, watch: StreamWatch) -> None:
+        for place in self.seated[:]:
+            self._end(place, error)
+        self._say(watch)
+
+    def _pause(self, op: BoundOp) -> None:
         self.stepping = []
         self._forget(op)
         op.context = None  # it has the states of those in the last step
-        self.end_ns: int = clock_ns()
-        self.busy_ns: int = self.end_ns - began_ns
 
     def _seat(self) -> None:
         """Have those begin who have joined."""
