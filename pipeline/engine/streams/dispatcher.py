@@ -243,7 +243,7 @@ class StreamDispatcher(OpDispatcher):
             before = min(before, *(each for at, each in taken.items() if at != end))
             slowest = min(taken.values())
         if slowest >= ALL:
-            self._read_no_more(request)
+            read_no_more(self, request)
         if running is not None and slowest > before:
             run, place = flow.run, flow.place
             more = run.allowed[place] + slowest - before
@@ -341,7 +341,7 @@ class StreamDispatcher(OpDispatcher):
     def _fail_stream(self, request: RequestState, error: PipelineError) -> None:
         """Send an error behind the parts that were sent: the stream ends with it."""
         note_op(error, self.name)
-        self._read_no_more(request)
+        read_no_more(self, request)
         flow = self._runs.get(request)
         if flow is not None:
             flow.run.allowed[flow.place] = UNWANTED
@@ -350,16 +350,6 @@ class StreamDispatcher(OpDispatcher):
             self._send(request, error)
         else:  # who gathers has one answer
             self._router.route(self, request, error)
-
-    def _read_no_more(self, request: RequestState) -> None:
-        """Have nobody wait for this Op to take parts of a request any more."""
-        inlet = self._inlets.get(request)
-        if inlet is None or inlet.has_failed:
-            return
-        inlet.has_failed = True
-        gathers = self.op.pipeline_gathers
-        for slot in self._reads if gathers else [*self._reads][: self.makes_parts]:
-            source_of(self, slot).took(request, (self, slot if gathers else ""), ALL)
 
     def _send_part(self, request: RequestState, number: int, outcome: Any) -> None:
         """Send an answer, or where it goes: a Goto or an Answer with it."""
@@ -424,6 +414,17 @@ class StreamDispatcher(OpDispatcher):
             found.is_answer = is_alone or self is self._router.last
             stream.flows[self] = found
         return found
+
+
+def read_no_more(node: StreamDispatcher, request: RequestState) -> None:
+    """Have nobody wait for an Op to take parts of a request any more."""
+    inlet = node._inlets.get(request)
+    if inlet is None or inlet.has_failed:
+        return
+    inlet.has_failed = True
+    gathers = node.op.pipeline_gathers
+    for slot in node._reads if gathers else [*node._reads][: node.makes_parts]:
+        source_of(node, slot).took(request, (node, slot if gathers else ""), ALL)
 
 
 def source_of(node: StreamDispatcher, producer: str) -> StreamDispatcher:

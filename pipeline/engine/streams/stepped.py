@@ -426,10 +426,6 @@ class SteppedRun(StreamRun, eq=False):
 
     # In the worker ------------------------------------------------------------------------------
 
-    @property
-    def goes_on(self) -> bool:
-        return False  # parts of a step go at once, and there may be no other
-
     def _go_on(
         self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int], until_ns: int
     ) -> None:
