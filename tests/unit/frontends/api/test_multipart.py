@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import PackageError, TooLargeError
+from pipeline.frontends.api import multipart
 from pipeline.frontends.api.multipart import fields_of_form
 from pipeline.proto.slices import Limits
 
@@ -46,6 +47,39 @@ def test_a_form_that_is_cut_anywhere_is_refused():
     for at in range(len(whole) - 1):
         with pytest.raises(PackageError):
             fields_of_form(whole[:at], TYPE, Limits())
+
+
+HEADS = st.sampled_from(
+    [
+        *(b"", b'; filename="a%20b"', b'; filename=""', b"; filename=a", b"; x=1"),
+        *(b"\r\nContent-Type: text/plain", b"\r\nContent-Type: application/json"),
+        *(b"\r\nContent-Type: image/png", b"\r\nContent-Type: text/plain; charset=utf-8"),
+        *(b'; filename="a"\r\nContent-Type: application/json', b"\r\ncontent-type: image/png"),
+    ]
+)
+CONTENTS = st.text("1a\r\n-\0 b", max_size=12).map(str.encode)
+
+
+def outcome(body):
+    try:
+        return fields_of_form(body, TYPE, Limits())
+    except (PackageError, TooLargeError) as error:
+        return str(error)
+
+
+@given(
+    st.lists(st.tuples(NAMES, HEADS, CONTENTS), max_size=4),
+    st.sampled_from([b"", b"\r\n", b"\r\nmore", b"-"]),
+    st.lists(st.integers(0, 200), max_size=2),
+)
+def test_an_ordinary_form_is_what_the_parser_says_it_is(parts, end, missing):
+    body = form(parts) + end
+    for at in missing:
+        body = body[:at] + body[at + 1 :]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multipart, "_FEW", 0)  # none is so short that it counts as ordinary
+        expected = outcome(body)
+    assert outcome(body) == expected
 
 
 def test_a_form_has_so_many_parts_and_no_more():
