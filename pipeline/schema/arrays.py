@@ -198,11 +198,16 @@ def hints_of_dict(kind: Any) -> bool:
 
 def _tensor_rule(tensor: Tensor, value: Any) -> Any:
     array = as_dtype(value, DATATYPES[tensor.datatype])
-    sizes = zip(array.shape, tensor.shape, strict=False)
-    if array.ndim != len(tensor.shape) or any(wanted not in (ANY, size) for size, wanted in sizes):
+    if array.shape != tensor.shape and not _fits(array.shape, tensor.shape):
         wanted = _dims(tensor.shape)
         raise ValueError(f"Expected `array {wanted}`, got `array {_dims(array.shape)}`{INNER}")
     return array
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Return whether an array's sizes are those wanted, where these are not ANY."""
+    sizes = zip(shape, wanted, strict=False)
+    return len(shape) == len(wanted) and all(want in (ANY, size) for size, want in sizes)
 
 
 def _dims(shape: tuple[int, ...]) -> str:

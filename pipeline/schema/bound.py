@@ -130,7 +130,8 @@ class MsgspecSchema:
             if isinstance(value, np.ndarray) and value.size == 1 and not field.is_array:
                 value = value.reshape(())[()]
                 answer = {**answer, field.key: value}
-            given[field.key] = plain(value, field.has_arrays)
+            if not (field.has_arrays and type(value) is np.ndarray):
+                given[field.key] = plain(value, field.has_arrays)
         self._converted(given, False, PayloadTypeError, f"the answer is no {self.name}: ")
         missing = {
             field.key: field.default()

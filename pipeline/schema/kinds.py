@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import NoneType
 from typing import Any, cast
 
 import msgspec
@@ -38,6 +39,7 @@ _LISTS = (
     inspect.NamedTupleType,
 )
 _SHOWN = 40  # characters of a value in an error
+_FLAT = frozenset({np.ndarray, str, bytes, int, float, bool, NoneType})
 
 
 def of_object(kind: inspect.Type) -> tuple[inspect.Field, ...]:
@@ -153,6 +155,8 @@ def found_name(value: object) -> str:
 
 def without_objects(value: Any) -> Any:
     """Return a value with dicts in place of Structs, dataclasses and models; itself without any."""
+    if type(value) in _FLAT:
+        return value
     if isinstance(value, msgspec.Struct):
         fields = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
         found = {key: getattr(value, name) for name, key in fields}
