@@ -40,9 +40,9 @@ def without_places(nodes: Collection[OpNode], most: int) -> Callable[[], int]:
 
 
 class ActiveRequests(set[RequestState]):
-    """Requests in the graph; `count`: how many they are, where some are several."""
+    """Requests in the graph; `beside`: how many more they are, as some are several."""
 
-    count: int = 0
+    beside: int = 0
 
 
 class AdmissionController:
@@ -92,7 +92,7 @@ class AdmissionController:
     @property
     def inside(self) -> int:
         """Return how many requests are active."""
-        return self.active.count
+        return len(self.active) + self.active.beside
 
     @property
     def room(self) -> int:
@@ -136,7 +136,8 @@ class AdmissionController:
     def submit(self, request: RequestState) -> None:
         """Admit a request, or let it wait."""
         self.accepted += request.count
-        has_place = self.is_open and not self.queued and self.active.count < self._cap
+        inside = len(self.active) + self.active.beside
+        has_place = self.is_open and not self.queued and inside < self._cap
         if has_place and (self.is_full is None or not self.is_full()):
             self._admit(request)
         else:
@@ -153,9 +154,9 @@ class AdmissionController:
         """
         if is_served and self.throughput is not None:
             self.throughput.served()
-        if request in self.active:
-            self.active.remove(request)
-            self.active.count -= request.count
+        if request.count > 1 and request in self.active:
+            self.active.beside -= request.count - 1
+        self.active.discard(request)
         if self.queued:
             self._queue.pop(request, None)
             self._late.pop(request, None)
@@ -191,7 +192,8 @@ class AdmissionController:
 
     def _admit(self, request: RequestState) -> None:
         self.active.add(request)
-        self.active.count += request.count
+        if request.count > 1:
+            self.active.beside += request.count - 1
         self._enter(request)
 
     def _count(self) -> None:

@@ -506,12 +506,19 @@ class Shortcut:
         if outcome is None:  # it was over before it began
             spans.unfinished([job], Outcome.OTHER)
         else:
-            took_ns = job.end_ns - job.start_ns
-            load.served(took_ns / 1e9)
-            if pace.is_fusable and pace.took(took_ns):
+            start_ns, end_ns, rows = job.start_ns, job.end_ns, self._rows
+            load.served((end_ns - start_ns) / 1e9)
+            if pace.is_fusable and pace.took(end_ns - start_ns):
                 router.trips.changed()
             if spans.is_wanted:
-                self._take_down(worker, job)
+                now_ns, number = spans.clock_ns(), worker.number
+                ends = job.preprocess_end_ns, job.process_end_ns, end_ns
+                is_usual = type(outcome) is dict and request.spans is None and request.way is None
+                if rows is not None and is_usual and job.generation == request.generation:
+                    # It can have no other span: it is taken down in its request.
+                    request.way = rows, (job.ready_ns, start_ns, now_ns, number, *ends)
+                else:
+                    spans.alone(job, outcome, number, (start_ns, *ends), now_ns)
             node.links.answered += 1
             if job.generation == request.generation:
                 if request.detours is None or not request.lap(node):  # it was made in the first
@@ -520,19 +527,6 @@ class Shortcut:
                     router.gone(job)
         if load.has_ready:
             router.cycle.mark_dirty(node)
-
-    def _take_down(self, worker: Worker, job: Item) -> None:
-        """Take down its span: in its request, if this can have no other, and has not ended."""
-        spans, request = self._node.spans, job.request
-        now_ns, number = spans.clock_ns(), worker.number
-        times = job.start_ns, job.preprocess_end_ns, job.process_end_ns, job.end_ns
-        is_good = type(job.outcome) is dict and job.generation == request.generation
-        rows = self._rows
-        if is_good and rows is not None and request.spans is None and request.way is None:
-            start_ns, *ends = times
-            request.way = rows, (job.ready_ns, start_ns, now_ns, number, *ends)
-        else:
-            spans.alone(job, job.outcome, number, times, now_ns)
 
 
 def _shortcut_of(node: OpDispatcher, router: Router, loop: Loop) -> Shortcut | None:
