@@ -16,7 +16,7 @@ from pipeline.errors import PipelineError
 if TYPE_CHECKING:
     from pipeline.engine.op.answer_cache import Found
     from pipeline.engine.run.bound_op import BoundOp
-    from pipeline.engine.run.stages import BatchRun
+    from pipeline.engine.run.job import BatchJob
 
 _NO_ANSWER = (PipelineError, Absent)
 
@@ -54,7 +54,7 @@ class Item(msgspec.Struct, eq=False):
     process_end_ns: int = 0
     end_ns: int = 0
     outcome: Any = None
-    apart: BatchRun | None = None
+    apart: BatchJob | None = None
 
     def run(self, op: BoundOp, watch: object, clock_ns: Callable[[], int]) -> None:
         """Run both stages, unless its request is over."""

@@ -8,13 +8,10 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from copy import copy
 from operator import attrgetter, is_
 from typing import Any, Protocol
 
-from msgspec import field
-
-from pipeline.data import ChannelData, RequestContext, SequenceStep, contexts_of, steps_of
+from pipeline.data import ChannelData, contexts_of, steps_of
 from pipeline.engine.product_errors import product_error
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.call import Call
@@ -25,6 +22,7 @@ from pipeline.engine.run.collate import (
     plan_alone,
     rows_brought,
 )
+from pipeline.engine.run.job import BatchJob
 from pipeline.engine.run.stage_errors import (
     ids_of,
     log_raised,
@@ -33,14 +31,9 @@ from pipeline.engine.run.stage_errors import (
     stage_error,
     too_large,
 )
-from pipeline.engine.schedulers.base import Batch
 from pipeline.errors import (
-    DeadlineError,
     PipelineError,
-    PredictorError,
-    PredictorUnavailableError,
     ProductError,
-    WorkerDiedError,
     described,
 )
 from pipeline.routes import Routed
@@ -50,10 +43,6 @@ from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
 _WHOLE = (PipelineError, Routed)  # what one part of a mini-batch says for all of it
 _UNSET = object()
 _TRACE = attrgetter("trace")
-_EXCEEDED = "exceeded retry count"
-_ADVICE = (
-    "Please check the input dict and checkout PipelineServingLogs/pipeline.log for more details."
-)
 
 
 class CallWatch(Protocol):
@@ -63,50 +52,8 @@ class CallWatch(Protocol):
     def call_ends(self) -> None: ...
 
 
-class BatchRun(Batch, eq=False):
-    """One batch on its way through an Op's stages.
-
-    `items` are `Item`s, or whatever else has inputs, data_id, log_id, deadline, info, trace,
-    is_feed, is_over and is_cancelled(); `contexts` are theirs, where a hook asks for them, and
-    `sequence_steps` where the Op's `sequence` has states or controls. By item, `given` has states
-    that the worker lacks, `kept` those behind the steps; `unsent` items did not get to the worker.
-    `rows` has how many rows each of them fed to `process`, where the Op has a model or says how
-    many it takes; empty: it did not get that far.
-    `states` has what `preprocess` of an item stored on the Op, for its own `postprocess` to read:
-    in a batch the others' `preprocess` runs in between. `outcomes` has, for each item, its
-    payload, a Goto or Answer with it, or a PipelineError; None for an item that was over before it
-    began. A run that got stuck in a call can be taken up by another worker, see `resumed`: the
-    dispatcher then sets `is_superseded`. `calls` is None until they are planned, which is not seen
-    where the workers keep no progress; `attempts` then counts the workers that it was lost with.
-    `calls_begun` is how many had begun when its worker was lost, as far as that is seen.
-    With `is_one_by_one` each of them has a call of its own, for they only came together.
-    With `is_models` a model of the server did the work, and the times are its own.
-    Where its items did not all go through one call of `process`, `executions` has the number of
-    each one's first call, -1 for none, and `execution_ends_ns` when these calls ended. Where its
-    only item is a convoy whose members ran one after the other, `executions` has theirs.
-    """
-
-    outcomes: list[Any] = field(default_factory=list)
-    prepared: dict[int, Any] = field(default_factory=dict)
-    skipping: set[int] = field(default_factory=set)
-    states: dict[int, dict[str, Any]] = field(default_factory=dict)
-    contexts: list[RequestContext] = field(default_factory=list)
-    sequence_steps: Sequence[SequenceStep] = ()
-    given: dict[int, Any] | None = None
-    kept: dict[int, Any] | None = None
-    unsent: list[int] | None = None
-    calls: list[Call] | None = None
-    rows: list[int] = field(default_factory=list)
-    executions: list[int] = field(default_factory=list)
-    execution_ends_ns: list[int] = field(default_factory=list)
-    jumped: bool = False
-    is_superseded: bool = False
-    attempts: int = 0
-    calls_begun: int = 0
-    is_models: bool = False
-    is_one_by_one: bool = False
-    preprocess_end_ns: int = 0
-    process_end_ns: int = 0
+class BatchRun(BatchJob, eq=False):
+    """One batch on its way through an Op's stages."""
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """Run all stages, or those that are left. Raises nothing."""
@@ -130,17 +77,6 @@ class BatchRun(Batch, eq=False):
             self.outcomes = [failed if outcome is None else outcome for outcome in self.outcomes]
         self.end_ns: int = clock_ns()
 
-    def take(self, visit: Any) -> None:
-        """Have the outcome and the times of its only item, which ran by itself."""
-        self.outcomes, self.start_ns = [visit.outcome], visit.start_ns
-        self.preprocess_end_ns, self.process_end_ns = visit.preprocess_end_ns, visit.process_end_ns
-        self.end_ns = visit.end_ns
-
-    @property
-    def is_prepared(self) -> bool:
-        """Return whether its calls of `process` are planned, as far as this process knows."""
-        return self.calls is not None
-
     def prepare(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
         """Preprocess each item, which is the first stage, and plan the calls of `process`."""
         self.start_ns: int = clock_ns()
@@ -155,67 +91,6 @@ class BatchRun(Batch, eq=False):
         self.calls = self._plan(op)
         if op.has_model or op.most_rows:
             self.rows = rows_brought(self.calls, len(self.items))
-
-    def resumed(self, op_name: str, worker: int, attempts: int) -> BatchRun:
-        """Return the same run for another worker, after the running call exceeded its timeout.
-
-        The call is tried again if it has attempts left, each of its items alone, so that only
-        the one that is to blame hangs again; else its items fail and the rest of the batch goes
-        on. The stuck worker keeps this object and cannot disturb the new one.
-        """
-        run = copy(self)
-        run.is_superseded = False
-        run.outcomes = list(self.outcomes)
-        run.calls = calls = [copy(call) for call in self.calls or []]
-        place = next((place for place, call in enumerate(calls) if not call.done), None)
-        if place is None:
-            return run
-        stuck = calls[place]  # who began it has counted the attempt
-        if stuck.attempts >= attempts:
-            stuck.done = True
-            stuck.error = DeadlineError(self._failed(op_name, worker, stuck.items, _EXCEEDED))
-        elif len(stuck.items) > 1:
-            calls[place : place + 1] = stuck.alone(self.prepared, stuck.attempts)
-        return run
-
-    def take_along(self, state: dict[str, Any]) -> None:
-        """Keep what a lone item's preprocess stored on the Op, for a worker with another copy."""
-        if len(self.items) == 1:
-            self.states = {0: dict(state)}
-
-    def again(self, error: PipelineError, attempts: int) -> list[BatchRun]:
-        """Return the runs to start over with, after the worker was lost for the reason `error`.
-
-        A batch is taken apart, so that only the request that is to blame fails: at once if the
-        worker died of it, and if it took too long for as long as there are attempts left.
-        Empty: the items fail.
-        """
-        live = [item for item in self.items if not item.is_over]
-        tried = self.attempts + 1
-        if isinstance(error, WorkerDiedError) and len(self.items) > 1:
-            # It counts as no request's attempt: the one to blame may be over by now.
-            tried = self.attempts
-        elif tried >= attempts or not isinstance(error, WorkerDiedError | DeadlineError):
-            return []
-        return [type(self)([item], self.worker, attempts=tried) for item in live]
-
-    def timed_out(self, op_name: str, worker: int) -> DeadlineError:
-        """Return what the items are told when the run took too long."""
-        return DeadlineError(self._failed(op_name, worker, range(len(self.items)), _EXCEEDED))
-
-    def died(self, op_name: str, worker: int, cause: str) -> WorkerDiedError:
-        """Return what the items are told when the process of worker number `worker` ended."""
-        what = f"the worker process {cause}"
-        return WorkerDiedError(self._failed(op_name, worker, range(len(self.items)), what))
-
-    def _failed(self, op_name: str, worker: int, indexes: Sequence[int], what: str) -> str:
-        """Return the predecessor's words for a batch that `process` gave no result for."""
-        ids = [self.items[index].data_id for index in indexes]
-        log_id = self.items[indexes[0]].log_id
-        return (
-            f"[{op_name}] failed to predict. (data_id={ids[0]} log_id={log_id}) "
-            f"[{op_name}|{worker}] Failed to process(batch: {ids}): {what}. {_ADVICE}"
-        )
 
     # Preprocess -------------------------------------------------------------------------
 
@@ -292,12 +167,6 @@ class BatchRun(Batch, eq=False):
                 continue
             position += 1
 
-    def _is_worth_isolating(self, call: Call) -> bool:
-        """Return whether each item of a call that failed is to be run for itself."""
-        if len(call.items) == 1 or call.error is None or self.places is not None:
-            return False
-        return not isinstance(call.error, DeadlineError | PredictorUnavailableError)
-
     def _run_call(self, call: Call, op: BoundOp, watch: CallWatch) -> None:
         while not call.done:
             call.attempts += 1
@@ -321,7 +190,7 @@ class BatchRun(Batch, eq=False):
                 call.done = True
             except BaseException as error:  # user code; a worker survives even SystemExit
                 call.error = self._process_error(error, op, call)
-                call.done = not self._may_try_again(call, error, op)
+                call.done = not self._may_try_again(call, error, op.attempts)
             finally:
                 watch.call_ends()
                 if deadline is not None:
@@ -342,10 +211,6 @@ class BatchRun(Batch, eq=False):
     def _distributed(self, call: Call) -> list[Any]:
         """Return what a call's result has for each of its items."""
         return distribute(call)
-
-    def _may_try_again(self, call: Call, error: BaseException, op: BoundOp) -> bool:
-        """Return whether a call that failed is made again."""
-        return isinstance(error, PredictorError) and error.retryable and call.attempts < op.attempts
 
     def _deadline(self, op: BoundOp, call: Call) -> float | None:
         """Return when nobody waits for the call any more, in `time.monotonic`; None: never."""

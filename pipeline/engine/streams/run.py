@@ -9,7 +9,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 from msgspec import field
@@ -250,7 +250,7 @@ class StreamRun(BatchRun, eq=False):
         """Return the places of the items that wait for more."""
         return [place for place in range(len(self.items)) if self._is_live(place)]
 
-    def again(self, error: PipelineError, attempts: int) -> list[BatchRun]:
+    def again(self, error: PipelineError, attempts: int) -> list[Self]:
         """Return the runs to start over with; none if anybody has got a part."""
         return [] if any(self.made) else super().again(error, attempts)
 

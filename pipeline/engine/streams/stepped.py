@@ -180,11 +180,11 @@ class StepRun(BatchRun, eq=False):
         self.before = self._kept(call)
         super()._run_call(call, op, watch)
 
-    def _may_try_again(self, call: Call, error: BaseException, op: BoundOp) -> bool:
+    def _may_try_again(self, call: Call, error: BaseException, attempts: int) -> bool:
         if not _are_same(self.before, self._kept(call)):
             self.changed.add(call.items[0])
             return False
-        return super()._may_try_again(call, error, op)
+        return super()._may_try_again(call, error, attempts)
 
     def _is_worth_isolating(self, call: Call) -> bool:
         return call.items[0] not in self.changed and super()._is_worth_isolating(call)
