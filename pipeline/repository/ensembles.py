@@ -10,7 +10,7 @@ import msgspec
 
 from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.graph import Graph, build_graph
-from pipeline.engine.model_answers import LAST
+from pipeline.engine.model_calls import LAST
 from pipeline.engine.op.channel import Item
 from pipeline.errors import NotImplementedByOpError, PipelineError
 from pipeline.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp

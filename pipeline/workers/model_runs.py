@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pipeline.data import ChannelData
 from pipeline.engine.convoy import Each
-from pipeline.engine.model_answers import error_in
+from pipeline.engine.model_calls import error_in
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState, StreamSink, UnarySink
 from pipeline.engine.streams.flow import ENDED

@@ -17,7 +17,7 @@ from pipeline.engine.journal.journal import (
     PartKind,
     pack_part,
 )
-from pipeline.engine.model_answers import LAST, is_last_part
+from pipeline.engine.model_calls import LAST, is_last_part
 from pipeline.engine.pack_jobs import Packer, PackJob
 from pipeline.engine.ports import Router
 from pipeline.engine.request import ACTIVE, PACKING, RequestState

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pipeline.data import NO_INFO, ChannelData, RequestInfo
-from pipeline.engine.model_answers import PARAMETERS
+from pipeline.engine.model_calls import PARAMETERS
 from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
 from pipeline.errors import PipelineError
 from pipeline.frontends.v2.convoys import Muster, Mustered, can_muster

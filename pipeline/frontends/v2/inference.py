@@ -11,7 +11,7 @@ import msgspec
 
 from pipeline.data import ChannelData, RequestInfo
 from pipeline.engine.convoy import Arrays
-from pipeline.engine.model_answers import PARAMETERS, error_in, is_last_part
+from pipeline.engine.model_calls import PARAMETERS, error_in, is_last_part
 from pipeline.engine.models import ModelEntry
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin, RequestTarget, ask

@@ -10,8 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from pipeline.engine.model_answers import LAST, PARAMETERS, error_in, outputs_in
-from pipeline.engine.model_calls import ModelCaller, ModelChange, ModelPart, PeerCall, Tell
+from pipeline.engine.model_calls import (
+    LAST,
+    PARAMETERS,
+    ModelCaller,
+    ModelChange,
+    ModelPart,
+    PeerCall,
+    Tell,
+    error_in,
+    outputs_in,
+)
 from pipeline.errors import PipelineError, RequestCancelledError
 from pipeline.frontends.v2.errors import V2Status, v2_error
 from pipeline.frontends.v2.parameters import info_of

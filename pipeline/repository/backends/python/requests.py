@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.data import RequestContext, SequenceStep, own_parameters
-from pipeline.engine.model_answers import LAST, PARAMETERS, failed_part
+from pipeline.engine.model_calls import LAST, PARAMETERS, failed_part
 from pipeline.errors import (
     ConflictError,
     InputError,

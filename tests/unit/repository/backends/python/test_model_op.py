@@ -12,7 +12,7 @@ import pytest
 from pipeline.config.schema import OpConfig
 from pipeline.config.sequences import Control, Kind
 from pipeline.data import RequestContext, SequenceStep
-from pipeline.engine.model_answers import error_in
+from pipeline.engine.model_calls import error_in
 from pipeline.errors import (
     ConflictError,
     ErrorCode,
