@@ -60,6 +60,8 @@ class PackJob(msgspec.Struct, eq=False):
     read: Callable[[RequestState, Any], Any] | None = None
     result: Any = None
     start_ns: int = 0
+    preprocess_end_ns: int = 0
+    process_end_ns: int = 0
     end_ns: int = 0
     item: Item | None = None
     outcomes: Sequence[Any] = ()
@@ -70,7 +72,7 @@ class PackJob(msgspec.Struct, eq=False):
         self.start_ns = clock_ns()
         if self._is_wanted():
             self._call(op)
-        self.end_ns = clock_ns()
+        self.preprocess_end_ns = self.process_end_ns = self.end_ns = clock_ns()
         if (item := self.item) is None:
             return
         self.outcomes = [self]
@@ -100,17 +102,6 @@ class PackJob(msgspec.Struct, eq=False):
     def _is_wanted(self) -> bool:
         return self.request.phase is not ENDED
 
-    @property
-    def preprocess_end_ns(self) -> int:
-        return self.end_ns
-
-    @property
-    def process_end_ns(self) -> int:
-        return self.end_ns
-
-    def take(self, visit: Any) -> None:
-        """Do nothing: it has run as it is."""
-
 
 class PackRunner:
     """Owner of the workers of unpack or pack, which are always threads.
@@ -119,7 +110,14 @@ class PackRunner:
         trips: those that the user's method may be a step of; None: it is of none.
     """
 
-    def __init__(self, op: Op, method: str, make_workers: WorkersFactory) -> None:
+    def __init__(
+        self,
+        op: Op,
+        method: str,
+        make_workers: WorkersFactory,
+        complete: Callable[..., None],
+    ) -> None:
+        self._complete = complete
         self.op: Op = op
         self.name: str = op.name
         self.is_inline: bool = runs_on_the_loop(op, method)
@@ -137,6 +135,10 @@ class PackRunner:
         if trips is not None and self.pace.took(job.end_ns - job.start_ns):
             trips.changed()
         job.packed(job.request, job.result)
+
+    def enqueue(self, request: RequestState, slot: str, part: Any) -> None:
+        """Take the last answer of a trip, which ended before it was packed."""
+        self._complete(request, part)
 
     def lost(self, job: Any, error: PipelineError) -> None:
         """Ignore it: threads lose no job."""
@@ -166,11 +168,10 @@ class Unpacker(PackRunner):
         unpacked: Callable[[RequestState, Any], None],
         complete: Callable[[RequestState, Any], None],
     ) -> None:
-        super().__init__(op, "unpack_request_package", make_workers)
+        super().__init__(op, "unpack_request_package", make_workers, complete)
         self._op = op
         self._unpacked = unpacked
         self.given: Callable[[RequestState, Any], None] = unpacked
-        self._complete = complete
         self._is_ours = not overrides(op, "unpack_request_package")
 
     def unpack(self, request: RequestState) -> None:
@@ -232,10 +233,6 @@ class Unpacker(PackRunner):
         """Take note that a request, which was on a trip, is to be unpacked by itself."""
         run.request.live -= 1
 
-    def enqueue(self, request: RequestState, slot: str, part: Any) -> None:
-        """Refuse what does not happen: a trip begins here."""
-        raise TypeError("nothing comes to the RequestOp")
-
     def route(self, request: RequestState, payload: Any) -> None:
         """Pass on the payload of a request, or what ends it."""
         if isinstance(payload, PipelineError | Answer):
@@ -287,8 +284,7 @@ class Packer(PackRunner):
         limits: Limits,
         complete: Callable[..., None],
     ) -> None:
-        super().__init__(op, "pack_response_package", make_workers)
-        self._complete = complete
+        super().__init__(op, "pack_response_package", make_workers, complete)
         self._op = op
         self._packed = packed
         self._limits = limits
@@ -326,10 +322,6 @@ class Packer(PackRunner):
         ((_, payload),) = item.inputs.items()
         data, packed = channel_data(item.request, payload, None), partial(_pass, self._packed)
         return PackJob(item.request, "pack_response_package", data, packed, item=item)
-
-    def enqueue(self, request: RequestState, slot: str, part: Any) -> None:
-        """Take the last answer of a trip, which ended before it was packed."""
-        self._complete(request, part)
 
     def count(self, run: PackJob) -> None:
         """Take note that the end of a trip is a job of its worker from now on."""

@@ -19,7 +19,7 @@ from pipeline.engine.schedulers.base import Load, Scheduler
 from pipeline.engine.shedding import Shedder
 from pipeline.engine.state import EdgeState
 from pipeline.engine.trips.pace import Pace
-from pipeline.engine.trips.trip import Step, StepJob, Trip
+from pipeline.engine.trips.trip import Step, Trip
 from pipeline.engine.worker_api import Loop, Worker, Workers
 from pipeline.errors import PipelineError
 from pipeline.op import Op
@@ -47,7 +47,7 @@ class Stop(Protocol):
 class PackStop(Stop, Protocol):
     """A user's ResponseOp at the end of trips."""
 
-    def step(self, items: Sequence[Item]) -> StepJob:
+    def step(self, items: Sequence[Item]) -> Any:
         """Return the job of the last answer of a trip, which is the only input of its item."""
 
 

@@ -6,9 +6,9 @@ Plain code for whoever runs the Ops: it knows neither threads nor the event loop
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,26 +23,6 @@ if TYPE_CHECKING:
     from pipeline.engine.trips.pace import Pace
 
 _LONGEST_NS = 2_000_000  # no step begins when a trip has lasted so long
-
-
-class StepJob(Protocol):
-    """Job that a step is, where that is more than the two methods of an Op that `is_plain`."""
-
-    @property
-    def rows(self) -> Any: ...
-    @property
-    def executions(self) -> Any: ...
-    @property
-    def outcomes(self) -> Sequence[Any]: ...
-    @property
-    def preprocess_end_ns(self) -> int: ...
-    @property
-    def process_end_ns(self) -> int: ...
-    @property
-    def end_ns(self) -> int: ...
-    def run(self, op: Any, watch: Any, clock_ns: Callable[[], int]) -> None: ...
-    def take(self, visit: Any) -> None:
-        """Have the outcome and the times of the request, which ran by itself."""
 
 
 class Step(msgspec.Struct, frozen=True, eq=False):
@@ -172,7 +152,7 @@ class Trip:
     held: list[Any] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     runs: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    batch: tuple[int, StepJob] | None = None
+    batch: tuple[int, Any] | None = None
     answer: Any = None
     failure: BaseException | None = None
     is_void: bool = False
@@ -265,7 +245,7 @@ class Trip:
         return True
 
     def _whole(
-        self, run: StepJob, worker: Any, clock_ns: Callable[[], int]
+        self, run: Any, worker: Any, clock_ns: Callable[[], int]
     ) -> tuple[Any, int, int, int]:
         """Run a step that is not plain; return its answer and three times."""
         worker.perform(run, clock_ns)
