@@ -164,6 +164,24 @@ class BoundOp(OpFacts):
             stage = "postprocess" if middle_ns else "preprocess"
             return stage_error(error, self, stage, log_id, data_id), middle_ns or clock_ns()
 
+    def began(self, item: Any) -> Prepared:
+        """Return what `preprocess` makes of a request, or the error in its place; see `ended`."""
+        try:
+            return self.preprocess(item.inputs, item.data_id, item.log_id)
+        except BaseException as error:  # user code; a worker survives even SystemExit
+            return stage_error(error, self, "preprocess", item.log_id, item.data_id), True
+
+    def ended(self, item: Any, data: Any) -> Any:
+        """Return what comes of a request whose result, or error, is `data`. Raises nothing."""
+        if type(data) is not dict and isinstance(data, PipelineError):
+            return data
+        try:
+            if item.is_feed:
+                return self.answer(data)
+            return self.postprocess(item.inputs, data, item.data_id, item.log_id)
+        except BaseException as error:  # as above
+            return stage_error(error, self, "postprocess", item.log_id, item.data_id)
+
     def preprocess(self, inputs: dict[str, Any], data_id: int, log_id: int) -> Prepared:
         """Raises ProductError for a returned product code, PayloadTypeError for no data."""
         returned = self.users_preprocess(inputs, data_id, log_id)

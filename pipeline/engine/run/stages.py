@@ -105,11 +105,9 @@ class BatchRun(BatchJob, eq=False):
                 continue
             if self.contexts:
                 op.context = self.contexts[index]
-            try:
-                data, skip = op.preprocess(item.inputs, item.data_id, item.log_id)
-            except BaseException as error:  # user code; a worker survives even SystemExit
-                failed = stage_error(error, op, "preprocess", item.log_id, item.data_id)
-                self.outcomes[index] = failed
+            data, skip = op.began(item)
+            if skip and isinstance(data, PipelineError):
+                self.outcomes[index] = data
                 continue
             if keeps_state:
                 if not is_as_before(op.state, latest):
@@ -162,7 +160,7 @@ class BatchRun(BatchJob, eq=False):
                 self._run_call(call, op, watch)
                 if len(calls) > 1:
                     call.end_ns = clock_ns()
-            if self._is_worth_isolating(call):
+            if call.error is not None and self._is_worth_isolating(call):
                 calls[position : position + 1] = call.alone(self.prepared)
                 continue
             position += 1
@@ -240,22 +238,11 @@ class BatchRun(BatchJob, eq=False):
             if self.outcomes[index] is not None or index not in self.prepared:
                 continue
             data = fetched.get(index, self.prepared[index])
-            if isinstance(data, PipelineError):
-                self.outcomes[index] = data
-                continue
-            try:
-                if item.is_feed:
-                    self.outcomes[index] = op.answer(data)
-                    continue
-                if index in self.states:
-                    restore(op.state, self.states[index])
-                if self.contexts:
-                    op.context = self.contexts[index]
-                answer = op.postprocess(item.inputs, data, item.data_id, item.log_id)
-                self.outcomes[index] = answer
-            except BaseException as error:  # user code; a worker survives even SystemExit
-                failed = stage_error(error, op, "postprocess", item.log_id, item.data_id)
-                self.outcomes[index] = failed
+            if index in self.states and not isinstance(data, PipelineError):
+                restore(op.state, self.states[index])
+            if self.contexts:
+                op.context = self.contexts[index]
+            self.outcomes[index] = op.ended(item, data)
 
     def _gather(self, op: BoundOp) -> dict[int, Any]:
         """Results by item: a dict, a list of them for a mini-batch, or the error."""

@@ -486,12 +486,7 @@ class StreamRun(BatchRun, eq=False):
         item = self.items[place]
         if self.states or self.contexts:
             self._enter(op, place)
-        try:
-            if item.is_feed:
-                return op.answer(data)
-            return op.postprocess(item.inputs, data, item.data_id, item.log_id)
-        except BaseException as error:  # user code; a worker survives even SystemExit
-            return stage_error(error, op, "postprocess", item.log_id, item.data_id)
+        return op.ended(item, data)
 
     def _failed_turn(
         self, pull: Pull, op: BoundOp, watch: StreamWatch, error: BaseException
