@@ -303,6 +303,8 @@ class Engine:
         request = RequestState(raw, sink, self, data_id, self._clock_ns(), target, timeout_s)
         if target is not None:
             request.rows = target.rows
+            if target.info is not None:
+                request.info = target.info
             if target.convoy is not None:
                 target.convoy.enter(request, self._ids, self.executor.convoys.forget)
             if target.collector is not None:

@@ -31,7 +31,7 @@ from pipeline.op import (
 )
 from pipeline.proto.pipeline.blocks import BlockMessage
 from pipeline.proto.pipeline.large import LargeResponse, is_short
-from pipeline.proto.pipeline.plain import PlainRequest, PlainResponse, pack_plain, pack_short
+from pipeline.proto.pipeline.plain import PlainRequest, pack_plain, pack_short
 from pipeline.proto.pipeline.response import is_cheap, pack_large
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError, Limits, is_short_text, wanted_while
@@ -309,7 +309,12 @@ class Packer(PackRunner):
                 (packed or self._packed)(request, response)
                 return
         data, packed = channel_data(request, payload, error), packed or self._packed
-        if self.is_inline and (self._is_at_once(data) or self._is_cheap(data)):
+        if self.is_inline and (
+            data.error is not None
+            or self._op.pipeline_is_quick
+            or is_short_text(data.payload)  # as most are
+            or is_cheap(data.payload, response_formats(self._op, data.as_tensors)[0])
+        ):
             packed(request, self._pack_now(request, data))
             return
         pack = self._pack_large if self.is_inline else "pack_response_package"
@@ -337,30 +342,14 @@ class Packer(PackRunner):
         is_plain = self._is_ours and type(request.raw) is PlainRequest and not request.is_profiled
         return is_plain and not response_formats(self._op, request.as_tensors)[1]
 
-    def _is_at_once(self, data: ChannelData) -> bool:
-        """Return whether our own method is done with it in no time."""
-        return (
-            data.error is not None
-            or self._op.pipeline_is_quick
-            or is_short_text(data.payload)  # as most are
-        )
-
-    def _is_cheap(self, data: ChannelData) -> bool:
-        """Return whether the arrays of an answer are packed in little time."""
-        return is_cheap(data.payload, response_formats(self._op, data.as_tensors)[0])
-
     def _pack_now(self, request: RequestState, data: ChannelData) -> Any:
         """Return what our own ResponseOp makes of an answer that is not large."""
         try:
-            return self._plain(request, data) or self._op.pack_response_package(data)
+            is_plain = data.error is None and self.goes_plain(request)
+            plain = pack_plain(data.payload) if is_plain else None
+            return plain or self._op.pack_response_package(data)
         except Exception as error:  # ours, on an answer of any type: that caller is told
             return packing_error(request, package_error(error))
-
-    def _plain(self, request: RequestState, data: ChannelData) -> PlainResponse | None:
-        """Return the answer without protobuf, if it has that form and who asks takes it."""
-        if data.error is not None or not self.goes_plain(request):
-            return None
-        return pack_plain(data.payload)
 
     def _pack_large(self, data: ChannelData) -> Any:
         """Return what our own ResponseOp makes of a large answer, or an error, in a thread."""

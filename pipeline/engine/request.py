@@ -215,8 +215,8 @@ class RequestState(msgspec.Struct, eq=False):
     it is not traced. `detours`: what it has jumped and looped, if it has. `stream`: where the graph
     has streams, how far those of this request are. `judged_by`: of the Op that might have refused
     it before it was admitted.
-    `convoy`: those that it is, if it is several; `count`: how many. `head`: what an Op
-    says of the head of its answer.
+    `convoy`: those that it is, if it is several; `count`: how many. `info`: words of its
+    caller beside the data. `head`: what an Op says of the head of its answer.
     """
 
     OVER: ClassVar[int] = -1
@@ -255,6 +255,7 @@ class RequestState(msgspec.Struct, eq=False):
     judged_by: object | None = None
     convoy: Members | None = None
     count: int = 1
+    info: RequestInfo = NO_INFO
     head: AnswerHead | None = None
 
     def detoured(self) -> Detoured:
@@ -306,12 +307,6 @@ class RequestState(msgspec.Struct, eq=False):
         """Return whether newer requests go first; see `is_late`."""
         deadline = self.deadline
         return deadline is not None and is_late(now, self.asked_at, deadline, span_s)
-
-    @property
-    def info(self) -> RequestInfo:
-        """Words of its caller beside the data."""
-        said = self.target.info if self.target is not None else None
-        return NO_INFO if said is None else said
 
 
 def is_late(now: float, asked_at: float, deadline: float, span_s: float = 0.0) -> bool:

@@ -75,9 +75,10 @@ class BatchJob(Batch, eq=False):
 
     def take(self, visit: Any) -> None:
         """Have the outcome and the times of its only item, which ran by itself."""
-        self.outcomes, self.start_ns = [visit.outcome], visit.start_ns
+        self.outcomes = [visit.outcome]
+        self.start_ns: int = visit.start_ns
         self.preprocess_end_ns, self.process_end_ns = visit.preprocess_end_ns, visit.process_end_ns
-        self.end_ns = visit.end_ns
+        self.end_ns: int = visit.end_ns
 
     @property
     def is_prepared(self) -> bool:

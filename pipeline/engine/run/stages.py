@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter, is_
 from typing import Any, Protocol
 
-from pipeline.data import ChannelData, contexts_of, steps_of
+from pipeline.data import ChannelData, RequestContext, SequenceStep, contexts_of, steps_of
 from pipeline.engine.product_errors import product_error
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.call import Call
@@ -63,15 +63,18 @@ class BatchRun(BatchJob, eq=False):
             if self.calls:
                 self._process(op, watch, self.calls, clock_ns)
                 if len(self.calls) > 1 or len(self.calls[0].items) < len(self.items):
-                    told = executions_of(self.calls, len(self.items))
-                    self.executions, self.execution_ends_ns = told
+                    executions, ends_ns = executions_of(self.calls, len(self.items))
+                    self.executions: list[int] = executions
+                    self.execution_ends_ns: list[int] = ends_ns
             if self.is_superseded:  # another worker has it: what follows is for that one to do
                 return
-            self.kept = op.feeds.kept(self.sequence_steps) if op.feeds else None
-            self.process_end_ns = clock_ns()
+            self.kept: dict[int, Any] | None = (
+                op.feeds.kept(self.sequence_steps) if op.feeds else None
+            )
+            self.process_end_ns: int = clock_ns()
             self._postprocess(op)
             if op.jumps:
-                self.jumped = _check_jumping(op, self.items, self.outcomes)
+                self.jumped: bool = _check_jumping(op, self.items, self.outcomes)
         except BaseException as error:  # ours, on data of any type: the worker must survive it
             failed = stage_error(error, op, "process", 0, *ids_of(self.items))
             self.outcomes = [failed if outcome is None else outcome for outcome in self.outcomes]
@@ -80,17 +83,17 @@ class BatchRun(BatchJob, eq=False):
     def prepare(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
         """Preprocess each item, which is the first stage, and plan the calls of `process`."""
         self.start_ns: int = clock_ns()
-        self.outcomes = [None] * len(self.items)
+        self.outcomes: list[Any] = [None] * len(self.items)
         if op.asking:
-            self.contexts = contexts_of(self.items, self.places)
+            self.contexts: list[RequestContext] = contexts_of(self.items, self.places)
         if op.feeds is not None and self.places is not None:
-            self.sequence_steps = steps_of(self.items, self.places)
+            self.sequence_steps: Sequence[SequenceStep] = steps_of(self.items, self.places)
             op.feeds.begin(self.sequence_steps, self.given)
         self._preprocess(op)
-        self.preprocess_end_ns = clock_ns()
-        self.calls = self._plan(op)
+        self.preprocess_end_ns: int = clock_ns()
+        self.calls: list[Call] | None = self._plan(op)
         if op.has_model or op.most_rows:
-            self.rows = rows_brought(self.calls, len(self.items))
+            self.rows: list[int] = rows_brought(self.calls, len(self.items))
 
     # Preprocess -------------------------------------------------------------------------
 

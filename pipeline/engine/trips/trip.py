@@ -66,6 +66,7 @@ class TripPlan(msgspec.Struct, eq=False):
         ops: the places of the steps that are Ops.
         packs: whether one comes behind them.
         ends: marks of those and of what comes before them.
+        all_marks: marks of all steps.
         entries: the places of those that read what the first one reads, and are entered with it.
         entered: their dispatchers.
         short: how many of the first steps have no `process`: a busy server's trips end there.
@@ -89,6 +90,7 @@ class TripPlan(msgspec.Struct, eq=False):
     short: int = 0
     packs: bool = False
     ends: int = 0
+    all_marks: int = 0
     nodes: frozenset[Stop] = frozenset()
     trips: int = 0
     ways: tuple[tuple[int, str, int, bool, list[Any], deque[Any]], ...] = ()
@@ -101,7 +103,8 @@ class TripPlan(msgspec.Struct, eq=False):
     watches: tuple[WorkerWatch, ...] = ()
 
     def __post_init__(self) -> None:
-        self.ends = OF_STEP * (self.ops.stop or len(self.steps))
+        self.all_marks = OF_STEP * len(self.steps)
+        self.ends = OF_STEP * self.ops.stop or self.all_marks
         self.nodes = frozenset(step.node for step in self.steps)
         self.ways = tuple(
             (

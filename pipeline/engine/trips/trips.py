@@ -218,7 +218,7 @@ class Trips:
         for step in plan.outlets if outside else ():
             if step.name in outside and item.generation == request.generation:
                 executor.leave(step, request, outside[step.name])
-        if trip.done == len(plan.steps) and trip.answer is None:
+        if trip.answer is None and len(trip.marks) == plan.all_marks:
             return
         for node, inputs in trip.left():
             for slot, part in inputs.items():
