@@ -2,12 +2,14 @@
 
 Python models that look at nothing, asked by 16 clients over v2 HTTP (binary) and v2 gRPC (raw), the
 pipeline's own wire, and `/api` with a picture as its body; the services of a row in turns. Then the
-99th percentile of small requests beside large ones, and the memory that requests in flight take.
+99th percentile of small requests beside large ones, the memory that requests in flight take, and
+the CPU time of the event loop's thread by the size of a request.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -40,6 +42,7 @@ _GOALS |= {("MiB", _TRITON): (1.0, 1.0)}
 _WAITING_S = 0.2  # in `waits`: all requests are there before the second is answered
 _SAMPLE_S = 0.05
 _SMALL = (1, 1, 1, 16)
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MODEL = """
 import sys, time
 sys.path.insert(0, {site!r})
@@ -66,7 +69,7 @@ output [ { name: "y" data_type: TYPE_UINT8 dims: [ -1, -1, -1 ] } ]
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks pictures", description=__doc__)
-    rows_help = "rows whose name has one of these; beside; memory"
+    rows_help = "rows whose name has one of these; beside; memory; loop"
     parser.add_argument("rows", nargs="*", metavar="WORDS", help=rows_help)
     parser.add_argument("--before", type=Path, metavar="TREE", help="a checkout to compare with")
     parser.add_argument("--no-triton", action="store_true")
@@ -90,6 +93,8 @@ def main(arguments: Sequence[str]) -> int:
             for size, shape in _SIZES.items():
                 if _is_wanted("memory", given.rows):
                     print(_memory(name, side, size, shape, given.clients))
+        if _is_wanted("loop", given.rows):
+            print(_loop(sides["here"], plan))
     return 0
 
 
@@ -220,6 +225,29 @@ def _memory(
         ("memory, MiB", "requests in flight", "at most", "ratio", "goal"),
         [(f"{name}, {size}", f"{sent:.0f}", f"{grown:.0f}", f"{grown / sent:.2f}", "<= 2.2")],
     )
+
+
+def _loop(command: Sequence[str], plan: Plan) -> str:
+    """Tell the CPU time of the loop's thread for a request of each size, one at a time."""
+    rows = []
+    with running(*command) as service:
+        service.first_answer(lambda: ready(service.http_port))
+        for size, shape in {"1 KiB": (1, 1, 1, 1024), **_SIZES}.items():
+            _post(service, "looks", shape, 1, 3)  # to warm up
+            before = _ticks_of_loop(service.pid)
+            load = _post(service, "looks", shape, 1, int(plan.seconds))
+            spent = zip(_ticks_of_loop(service.pid), before, strict=True)
+            user, system = (
+                1e6 * (now - then) / _TICKS_PER_S / load.requests for now, then in spent
+            )
+            rows.append((size, f"{load.requests}", f"{user:.0f}", f"{system:.0f}"))
+    return table(("loop's thread", "requests", "user us", "system us (copies of the kernel)"), rows)
+
+
+def _ticks_of_loop(pid: int) -> tuple[int, int]:
+    """Return the user's and the system's ticks of a process's first thread."""
+    fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]), int(fields[12])
 
 
 def _bytes_of(service: Service) -> int:
