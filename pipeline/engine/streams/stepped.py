@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -31,6 +32,7 @@ Kept = tuple[list[dict[str, Any]], list[int]]
 
 
 _DICTS = {dict}
+_IS_FEED = attrgetter("is_feed")
 
 
 class _Growing(dict[type, bool]):
@@ -99,10 +101,10 @@ class StepRun(BatchRun, eq=False):
         self.outcomes: list[Any] = [None] * len(self.items)
         self.ends: list[bool] = [False] * len(self.items)
         if op.asking:
-            self.contexts: list[RequestContext] = [
-                each.context or _context(item, each)
-                for item, each in zip(self.items, self.progress, strict=True)
-            ]
+            kept = [each.context for each in self.progress]
+            if None in kept:
+                kept = list(map(_context, self.items, self.progress))
+            self.contexts = cast("list[RequestContext]", kept)
         if self.progress[0].sequence is not None:  # then each is one
             steps = [each.next_step() for each in self.progress]
             self._take_steps(op, [step for step in steps if step is not None])
@@ -201,7 +203,7 @@ class StepRun(BatchRun, eq=False):
     def _postprocess(self, op: BoundOp) -> None:
         calls = self.calls or []
         is_whole = len(calls) == 1 and len(calls[0].items) == len(self.items)
-        if not is_whole or self.states or calls[0].error or any(i.is_feed for i in self.items):
+        if not is_whole or self.states or calls[0].error or any(map(_IS_FEED, self.items)):
             super()._postprocess(op)
             return
         outcomes, contexts = self.outcomes, self.contexts  # as nearly always
