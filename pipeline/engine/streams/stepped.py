@@ -104,7 +104,7 @@ class StepRun(BatchRun, eq=False):
             kept = [each.context for each in self.progress]
             if None in kept:
                 kept = list(map(_context, self.items, self.progress))
-            self.contexts = cast("list[RequestContext]", kept)
+            self.contexts: list[RequestContext] = cast("list[RequestContext]", kept)
         if self.progress[0].sequence is not None:  # then each is one
             steps = [each.next_step() for each in self.progress]
             self._take_steps(op, [step for step in steps if step is not None])
