@@ -375,7 +375,7 @@ class Engine:
         payload: Any = answer
         error: PipelineError | None = None
         if type(answer) is not dict:
-            payload = opened(answer, copy=not (self._packer.is_inline and wants_response))
+            payload = opened(answer, copy=wants_response and not self._packer.is_inline)
             if isinstance(payload, PipelineError):
                 payload, error = None, payload
                 for look in self._filters.on_error if not self._is_closing else ():

@@ -19,7 +19,7 @@ from pipeline.engine.op.filter import surround
 from pipeline.engine.op.order import KeptOrder
 from pipeline.engine.ports import OpNode, Receiver, alone
 from pipeline.engine.request import Recipient, RequestState
-from pipeline.engine.run.payload import LOCAL, Absent
+from pipeline.engine.run.payload import LOCAL, Absent, MemoryDomain
 from pipeline.engine.sequences.filter import SequenceFilter, check_sequences
 from pipeline.engine.sequences.scheduler import SequenceScheduler
 from pipeline.engine.streams.delivery import StreamDelivery
@@ -124,6 +124,7 @@ class Executor:
         delivery: takes the parts of answers; None: there are no streams.
         cached: looks for answers of the whole graph; None: they are not kept.
         convoys: says which of them pass; given by the engine.
+        memory: that process workers read; LOCAL: there are none.
         hides_errors: callers read a sentence of the server's own errors; given by the engine.
     """
 
@@ -168,7 +169,9 @@ class Executor:
         self.trips: Trips = Trips(self, loop, self._clock_ns, dag.fuse == "auto", cycle.is_idle)
         self._detours = Detours(self)
         self.joins: tuple[OpDispatcher, ...] = tuple(node for node in nodes if node.channel.is_join)
-        self._is_shared = any(node.workers.memory_domain is not LOCAL for node in nodes)
+        domains = (node.workers.memory_domain for node in nodes)
+        self.memory: MemoryDomain = next((each for each in domains if each is not LOCAL), LOCAL)
+        self._is_shared = self.memory is not LOCAL
 
     def _with_extras(self, node: OpDispatcher) -> OpDispatcher:
         """Put around an Op's scheduler what its configuration asks for, and the scheduler needs."""

@@ -419,7 +419,11 @@ class AnswerFuture(UnarySink, asyncio.Future[Any]):
     head: AnswerHead | None
     failure: PipelineError | None
     request: RequestHandle | None
-    end: Callable[..., None] = asyncio.Future.set_result
+
+    def end(self, answer: Any) -> None:
+        """Give it to who waits, and let go of the request: inputs may lie in scarce memory."""
+        self.request = None
+        self.set_result(answer)
 
     def say(self, head: AnswerHead) -> None:
         """Keep it."""
@@ -447,5 +451,6 @@ def ask(
     """Begin a request whose answer is awaited."""
     answer = AnswerFuture(loop=loop)
     answer.head = answer.failure = None
-    answer.request = begin(raw, timeout_s, target, answer)
+    request = begin(raw, timeout_s, target, answer)
+    answer.request = None if answer.done() else request
     return answer

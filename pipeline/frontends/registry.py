@@ -258,6 +258,7 @@ def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
         is_plain=_takes_plain(context),
         lanes=context.lanes,
         access=access,
+        memory=context.memory,
     )
 
 

@@ -30,10 +30,18 @@ class PlayedTransport(asyncio.Transport):
         protocol.connection_made(self)
 
     def send(self, data: bytes) -> None:
-        """Let a packet arrive; the server reads at the moment."""
+        """Let a packet arrive; the server reads at the moment, as much as it has room for."""
         assert self.is_reading
         assert not self._is_closing
-        self.protocol.data_received(data)
+        while data:
+            if not isinstance(self.protocol, asyncio.BufferedProtocol):
+                self.protocol.data_received(data)
+                break
+            place = memoryview(self.protocol.get_buffer(-1))
+            size = min(len(place), len(data))
+            place[:size] = data[:size]
+            data = data[size:]
+            self.protocol.buffer_updated(size)
 
     def leave(self) -> None:
         """Hang up as the caller."""

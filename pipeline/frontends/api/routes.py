@@ -98,6 +98,8 @@ class ApiRoutes:
 class ApiEndpoint:
     """Requests to one pipeline, whose heads are the same; see `LaneEndpoint`."""
 
+    takes_large: bool = False
+
     def __init__(self, api: ApiRoutes, entry: ModelEntry, request: WebRequest) -> None:
         self._api = api
         self._entry = entry

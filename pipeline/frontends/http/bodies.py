@@ -7,9 +7,11 @@ import functools
 import zlib
 
 from pipeline.engine.offload import Offload
-from pipeline.errors import PackageError
+from pipeline.engine.run.payload import LOCAL, MemoryDomain
+from pipeline.errors import OverloadedError, PackageError
 from pipeline.frontends.http.exchange import Exchange
-from pipeline.frontends.http.routes import Headers, HttpError, SizeLimit
+from pipeline.frontends.http.heads import aligned_at
+from pipeline.frontends.http.routes import Body, Headers, HttpError, SizeLimit
 from pipeline.proto.inflate import emptied, inflated
 from pipeline.proto.slices import SHORT_BYTES
 
@@ -44,17 +46,34 @@ class BodyReader:
 
     Args:
         offload: where the large ones are joined and unpacked.
+        memory: where those that say their length are received.
     """
 
-    def __init__(self, offload: Offload) -> None:
+    def __init__(self, offload: Offload, memory: MemoryDomain = LOCAL) -> None:
         self._offload = offload
+        self._memory = memory
 
     async def read(self, exchange: Exchange, encoding: bytes, limit: SizeLimit) -> bytes:
-        """Return the body of a request, unpacked."""
-        if int(exchange.said.get(b"content-length", 0)) > limit.size:
+        """Return the body of a request, unpacked. Raises HttpError."""
+        body = await self.receive(exchange, encoding, limit)
+        if isinstance(body, bytes):
+            return body
+        found, _ = await self._offload.run(functools.partial(bytes, body))
+        return found
+
+    async def receive(self, exchange: Exchange, encoding: bytes, limit: SizeLimit) -> Body:
+        """Return the same, where it was received. Raises HttpError."""
+        announced = int(exchange.said.get(b"content-length", 0))
+        if announced > limit.size:
             raise limit.passed()
         body = exchange.take_body()
-        if body is None:
+        if body is None and announced > SHORT_BYTES and exchange.has_more:
+            try:
+                body = self._memory.place(announced, aligned_at(exchange.said)).data
+            except OverloadedError as error:
+                raise HttpError(error.http_status, error) from error
+            await exchange.receive(body)
+        elif body is None:
             body = await self._rest(exchange, limit)
         if len(body) > limit.size:
             raise limit.passed()
@@ -74,7 +93,7 @@ class BodyReader:
         body, _ = await self._offload.run(functools.partial(emptied, pieces))
         return body
 
-    async def _decompressed(self, body: bytes, encoding: bytes, limit: SizeLimit) -> bytes:
+    async def _decompressed(self, body: Body, encoding: bytes, limit: SizeLimit) -> bytes:
         if encoding not in _WINDOW_BITS:
             name = encoding.decode("latin-1")
             text = f'unsupported content-encoding "{name}": send gzip, deflate or none'

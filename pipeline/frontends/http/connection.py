@@ -1,10 +1,10 @@
 """HttpConnection: a caller's connection. Plain POSTs stay in the lane, others have a task.
 
 The lane leads from bytes to the engine and back without a task, future or parser; HeadMemory says
-whose head leads there. A RequestReader reads what is unusual, such as GET, chunks, half a head or a
-large body, and a task answers it by the routes. Either way one request is served at a time. Those
-behind it wait as bytes, a caller that does not read its answers is not read from, and a request has
-a time in which it has to come.
+whose head leads there. A RequestReader reads what is unusual, such as GET, chunks or half a head,
+and a task answers it by the routes. Large bodies are received where they are to stay, see
+BodyReceiver. Either way one request is served at a time. Those behind it wait as bytes, a caller
+that does not read its answers is not read from, and a request has a time in which it has to come.
 
 Which paths have a lane is up to LaneServices (see `routes`), which frontends add to
 `FrontendContext.lanes`.
@@ -13,14 +13,18 @@ Which paths have a lane is up to LaneServices (see `routes`), which frontends ad
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.answer_head import AnswerHead
 from pipeline.engine.request import RequestHandle, UnarySink
-from pipeline.errors import DeadlineError, PipelineError, UserCodeError
+from pipeline.errors import DeadlineError, OverloadedError, PipelineError, UserCodeError
 from pipeline.frontends.http.exchange import Exchange
+from pipeline.frontends.http.heads import Head
 from pipeline.frontends.http.reader import END, RequestReader
+from pipeline.frontends.http.receiver import BodyReceiver
 from pipeline.frontends.http.routes import (
     HandOverError,
     HttpError,
@@ -54,7 +58,8 @@ class HttpConnection(UnarySink, asyncio.Protocol):
     __slots__ = (
         "_at", "_data", "_due", "_endpoint", "_exchange", "_failure", "_head", "_heads",
         "_is_busy", "_is_held", "_is_ignoring", "_is_last", "_loop", "_needed", "_reader",
-        "_request", "_timer", "_timer_due", "has_left", "is_full", "listener", "transport",
+        "_receiver", "_request", "_timer", "_timer_due", "_told", "has_left",
+        "is_full", "listener", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -69,6 +74,8 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         self._head: AnswerHead | None = None  # of its answer
         self._failure: PipelineError | None = None  # that its answer tells; none without a head
         self._reader: RequestReader | None = None  # of what is not for the lane
+        self._receiver: BodyReceiver | None = None  # of large bodies
+        self._told = b""  # the head of the request in the lane whose large body is coming
         self._exchange: Exchange | None = None  # the request beside the lane that is answered
         self._is_busy = False  # one is read by the parser, or is answered: what comes now waits
         self._is_held = False  # it is not read from
@@ -141,6 +148,9 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             self._read()
             return
         end = start + head.length
+        if head.length > SHORT_BYTES:
+            self._take_large(head, start)
+            return
         if end > len(data):
             self._data, self._at, self._needed = data[at:], 0, end - at
             self._wait(self.listener.read_timeout_s)
@@ -161,6 +171,57 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         else:
             if self._endpoint is not None:  # it has not ended by now
                 self._request = request
+
+    def _take_large(self, head: Head, start: int) -> None:
+        """Begin the next request when its body has come in, for which there is a place."""
+        data, end = self._data, start + head.length
+        try:
+            body = self.listener.memory.place(head.length, head.aligned_at).data
+        except OverloadedError:
+            self._read()
+            return
+        self._told, self._is_busy, self._needed = data[self._at : start], True, 0
+        self._data, self._at = data[end:], 0
+        self._wait(self.listener.read_timeout_s)
+        done = functools.partial(self._begin_large, head, body)
+        self._fill(body, memoryview(data)[start:end], done)
+
+    def _fill(
+        self, body: memoryview, came: bytearray | memoryview, done: Callable[[], None]
+    ) -> None:
+        """Receive the rest of a body, of which something came; call `done` then."""
+        size = len(came)
+        body[:size] = came
+        if size == len(body):
+            done()
+            return
+        if self._receiver is None:
+            self._receiver = BodyReceiver(self)
+        self._receiver.begin(body[size:], done)
+
+    def _begin_large(self, head: Head, body: memoryview) -> None:
+        told, self._told = self._told, b""
+        self._endpoint = head.endpoint
+        try:
+            request = head.endpoint.begin(body, self)
+        except HandOverError:
+            self._endpoint = None
+            exchange = self._exchange_of(told)
+            exchange.placed, exchange.has_more = body, False
+            self._leave_reader()
+        except Exception as error:
+            self.end(error)
+        else:
+            if self._endpoint is not None:  # it has not ended by now
+                self._request = request
+
+    def _exchange_of(self, told: bytes) -> Exchange:
+        """Return the request that has a head which was found to be plain; the routes answer it."""
+        rest, self._data, self._at = self._data[self._at :], told, 0
+        self._read()
+        self._data, self._at = rest, 0
+        assert self._exchange is not None, "httptools has read it before"
+        return self._exchange
 
     def say(self, head: AnswerHead) -> None:
         """Take what user code says of the answer's head."""
@@ -188,7 +249,11 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         elif isinstance(reply, bytes | WebResponse):
             reply = WebResponse(body=reply) if isinstance(reply, bytes) else reply
             is_last = self.is_last
-            self.transport.write(self.listener.answer(reply, is_last))
+            answer = self.listener.answer(reply, is_last)
+            if reply.tail:
+                self.transport.writelines((answer, *reply.tail))
+            else:
+                self.transport.write(answer)
             if is_last:
                 self.hang_up()
                 return
@@ -247,6 +312,24 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             self._data = b""
         elif self._reader is not None and self._reader.is_inside:
             self._read()
+
+    def receive(self, exchange: Exchange, body: memoryview) -> None:
+        """Have the body of a request that says its length received there."""
+        came, exchange.body = exchange.body, bytearray()
+        if exchange.has_more:
+            self._leave_reader()  # which has to see no more of it
+        self._fill(body, came, functools.partial(self._received, exchange))
+        self.pace()
+
+    def _received(self, exchange: Exchange) -> None:
+        exchange.has_more = False
+        exchange.wake()
+
+    def _leave_reader(self) -> None:
+        """Have the next request that the lane does not take read by another parser."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
 
     def _serve(self, exchange: Exchange) -> None:
         """Have a request answered by the routes."""
@@ -333,9 +416,15 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         """Take nothing that comes from now on."""
         self._is_ignoring = self._is_busy = True
         self._data, self._at = b"", 0
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        self._leave_reader()
+        self._stop_receiving()
+
+    def _stop_receiving(self) -> None:
+        """Let go of the place of a body that has not come in whole."""
+        if self._receiver is not None:
+            self._receiver.forget()
+            if not self.has_left:
+                self.transport.set_protocol(self)
 
     def _wait(self, seconds: float) -> None:
         """Give the caller up if it says nothing for so long."""
@@ -354,6 +443,10 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             return
         if self._needed:
             self._read()
+        elif self._told:
+            told, self._told = self._told, b""
+            self._stop_receiving()
+            self._exchange_of(told)
         exchange = self._exchange
         if exchange is not None and exchange.has_more and not self._is_ignoring:
             text = f"the request's body did not arrive within {self.listener.read_timeout_s:g} s"

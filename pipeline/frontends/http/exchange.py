@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from pipeline.frontends.http.routes import (
+    Body,
     Header,
     Headers,
     HttpError,
@@ -50,6 +51,7 @@ class Exchange:
         fields: its headers, by lower-case names.
         said: the last value of each.
         body: what has come of it, and was not taken.
+        placed: all of it, where it was received before anybody asked; None: it was not.
         has_more: the rest of the body has not come.
         body_error: says why the rest is not going to come.
         keeps_alive: the connection goes on behind the answer.
@@ -73,6 +75,7 @@ class Exchange:
     is_old: bool = False  # HTTP/1.0, which has no chunks
     is_expected: bool = False  # the caller waits to be told to send the body
     is_begun: bool = False
+    placed: memoryview | None = None
     given: Awaitable[WebResponse] | None = None
     more_headers: tuple[Header, ...] = ()
     status: int = 0
@@ -87,24 +90,44 @@ class Exchange:
 
     # The body -----------------------------------------------------------------------------
 
-    def take_body(self) -> bytes | None:
+    def take_body(self) -> Body | None:
         """Return the body; None if it has to be awaited."""
         return None if self.has_more or self.is_expected else self._taken()
 
+    async def receive(self, place: memoryview) -> None:
+        """Have a body that says its length received in a place of that size. Raises HttpError."""
+        self._expect()
+        self.connection.receive(self, place)
+        await self._more_until(lambda: not self.has_more)
+
     async def next_piece(self) -> bytes:
         """Return what comes next of the body; b"": nothing is left. Raises HttpError."""
+        self._expect()
+        await self._more_until(lambda: bool(self.body) or not self.has_more)
+        return bytes(self._taken())
+
+    def _expect(self) -> None:
         if self.is_expected:
             self.is_expected = False
             self.connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while self.has_more and not self.body:
+
+    async def _more_until(self, is_there: Callable[[], bool]) -> None:
+        """Wait for more of the body. Raises HttpError: it is not going to come."""
+        while not is_there():
             if self.body_error is not None:
-                raise self.body_error
+                error, self.body_error = self.body_error, None
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback leads here: what came would be kept by a cycle
             if self.connection.has_left:
                 raise asyncio.CancelledError
             await self._news()
-        return self._taken()
 
-    def _taken(self) -> bytes:
+    def _taken(self) -> Body:
+        if self.placed is not None:
+            placed, self.placed = self.placed, None
+            return placed
         body = bytes(self.body)
         self.body.clear()
         self.connection.pace()
@@ -127,16 +150,18 @@ class Exchange:
         On loopback a packet costs as much as all of our own work for a request.
         """
         connection, body = self.connection, reply.body
-        self.status, self.sent_bytes = reply.status, 0 if self.method == "HEAD" else len(body)
+        self.status, self.sent_bytes = reply.status, 0 if self.method == "HEAD" else reply.size
         await self._drained()
         if connection.has_left:
             return
         self.is_begun = True
         self.keeps_alive &= not (self.has_more or connection.is_last)
         head = connection.listener.head(reply, not self.keeps_alive, *self.more_headers)
-        head = b"%b%d\r\n\r\n" % (head, len(body))
+        head = b"%b%d\r\n\r\n" % (head, reply.size)
         if self.method == "HEAD":
             connection.transport.write(head)
+        elif reply.tail:
+            connection.transport.writelines((head, body, *reply.tail))
         elif len(body) <= SHORT_BYTES:
             connection.transport.write(head + body)
         else:

@@ -32,6 +32,7 @@ _SOUND = re.compile(
     rb"POST ((?:/[A-Za-z0-9_.~-]++)++) HTTP/1\.1\r\n(?:[!-9;-~]++:[^\r\n]*+\r\n)*+\r\n"
 )
 _MAX_DIGITS = 9
+_JSON_LENGTH = b"inference-header-content-length"  # what is binary stands behind the JSON, in v2
 # Headers that say how the connection goes on or what the body is, and those that browsers send.
 _UNUSUAL = frozenset(
     (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"http2-settings", b"te",
@@ -41,15 +42,19 @@ _UNUSUAL = frozenset(
 _STEADY = frozenset(
     (b"host", b"user-agent", b"accept", b"accept-encoding", b"accept-language", b"cache-control",
      b"pragma", b"connection", b"content-type", b"content-length",
-     b"inference-header-content-length")
+     _JSON_LENGTH)
 )  # fmt: skip
 
 
 class Head(NamedTuple):
-    """The head of a plain request: what answers it, and the length of its body."""
+    """The head of a plain request: what answers it, and the length of its body.
+
+    Byte `aligned_at` of the body is one that an array begins with, if it has one.
+    """
 
     endpoint: LaneEndpoint
     length: int
+    aligned_at: int = 0
 
 
 class HeadMemory:
@@ -57,12 +62,19 @@ class HeadMemory:
 
     Args:
         services: asked in turn for what answers a path.
-        most_bytes: of a body.
+        most_bytes: of a body that is short.
+        most_large_bytes: of one that is not.
     """
 
-    def __init__(self, services: Sequence[LaneService], most_bytes: int = SHORT_BYTES) -> None:
+    def __init__(
+        self,
+        services: Sequence[LaneService],
+        most_bytes: int = SHORT_BYTES,
+        most_large_bytes: int = SHORT_BYTES,
+    ) -> None:
         self._services = services
         self._most_bytes = most_bytes
+        self._most_large_bytes = most_large_bytes
         self._known: dict[bytes, Head] = {}
 
     def find(self, data: bytes) -> Head | None:
@@ -75,14 +87,17 @@ class HeadMemory:
             return None
         length = int(headers[b"content-length"])
         request = _request_of(found[1].decode("ascii"), headers)
-        if request is None or length > self._most_bytes:
+        is_large = length > SHORT_BYTES
+        if request is None or length > (self._most_large_bytes if is_large else self._most_bytes):
             return None
         for service in self._services:
             if (endpoint := service.in_line(request)) is not None:
                 break
         else:
             return None
-        head = Head(endpoint, length)
+        if is_large and not endpoint.takes_large:
+            return None
+        head = Head(endpoint, length, aligned_at(headers))
         if len(data) <= _MAX_KNOWN_BYTES and _STEADY.issuperset(headers):
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()  # who sends ever new ones may not make it grow
@@ -109,9 +124,14 @@ def _headers_of(data: bytes) -> Headers | None:
         and not parser.should_upgrade()
         and length.isdigit()
         and len(length) <= _MAX_DIGITS
-        and int(length) <= SHORT_BYTES
     )
     return headers if is_plain else None
+
+
+def aligned_at(headers: Headers) -> int:
+    """Return where in a body the first of its arrays begins, as far as the headers say it."""
+    told = headers.get(_JSON_LENGTH, b"0")
+    return int(told) if told.isdigit() and len(told) <= _MAX_DIGITS else 0
 
 
 def _request_of(path: str, headers: Headers) -> WebRequest | None:

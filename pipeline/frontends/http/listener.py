@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from email.utils import formatdate
 from typing import Any
 
+from pipeline.engine.run.payload import LOCAL, MemoryDomain
 from pipeline.errors import OverloadedError, http_status_of
 from pipeline.frontends.access_log import AccessLog
 from pipeline.frontends.http.connection import HttpConnection
@@ -34,6 +35,7 @@ class HttpListener:
         read_timeout_s: for a request to arrive, from its first byte to its last.
         heads: those with which connections go into the lane.
         access: the log of requests; None: there is none.
+        memory: where large bodies are received.
 
     Attributes:
         is_draining: each connection is closed with the answer that it is given next.
@@ -52,8 +54,10 @@ class HttpListener:
         read_timeout_s: float,
         heads: HeadMemory,
         access: AccessLog | None = None,
+        memory: MemoryDomain = LOCAL,
     ) -> None:
         self.app = app
+        self.memory = memory
         self.heads = heads
         self._new_connection: Callable[[HttpListener], HttpConnection] = HttpConnection
         if access is not None:
@@ -108,8 +112,8 @@ class HttpListener:
         return head_of(reply.status, reply.content_type, (self._date, *reply.headers, *last, *more))
 
     def answer(self, reply: WebResponse, is_last: bool) -> bytes:
-        """Return the bytes of an answer; `is_last`: of its connection."""
-        return b"%b%d\r\n\r\n%b" % (self.head(reply, is_last), len(reply.body), reply.body)
+        """Return the bytes of an answer up to its tail; `is_last`: of its connection."""
+        return b"%b%d\r\n\r\n%b" % (self.head(reply, is_last), reply.size, reply.body)
 
     async def close(self) -> None:
         """Accept no more; those that there are end as when draining, idle ones soon.

@@ -67,7 +67,7 @@ class LoggedConnection(HttpConnection):
         reply = noting.given
         if isinstance(reply, bytes | WebResponse):
             told = with_head(reply, head)
-            self._write_lane(told.status, len(told.body))
+            self._write_lane(told.status, told.size)
 
     def ended(self, exchange: Exchange) -> None:
         found = self._exchange
@@ -108,9 +108,10 @@ class _NotingEndpoint:
 
     def __init__(self, endpoint: LaneEndpoint) -> None:
         self._endpoint = endpoint
+        self.takes_large: bool = endpoint.takes_large
         self.given: LaneReply = WebResponse(500)
 
-    def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
+    def begin(self, body: Any, sink: ResponseSink) -> RequestHandle:
         return self._endpoint.begin(body, sink)
 
     def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:

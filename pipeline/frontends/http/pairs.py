@@ -83,6 +83,8 @@ class Pairs:
 class PairsEndpoint:
     """A path with what a head says beside it; see `LaneEndpoint`."""
 
+    takes_large: bool = False
+
     def __init__(self, pairs: Pairs, name: str, method: str, request: WebRequest) -> None:
         self._pairs = pairs
         self._begin, self._read = pairs.begin, pairs.wire.read

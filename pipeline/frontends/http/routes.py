@@ -51,8 +51,14 @@ class ReadBody(Protocol):
         """
 
 
+Body = bytes | memoryview
+"""A body as it was received; what is on the memory of a view keeps it."""
+
+
 class WebRequest(msgspec.Struct, frozen=True):
     """One HTTP request.
+
+    `read` gives the body as bytes, `received` also where it lies.
 
     `path` is decoded, `raw_path` as it came (a `%2F` is no `/` there), `headers` has lower-case
     names; of several with one name the last counts, but `accepts` has all values of Accept.
@@ -67,6 +73,11 @@ class WebRequest(msgspec.Struct, frozen=True):
     read: ReadBody
     timeout_s: float | None = None
     accepts: Sequence[bytes] = ()
+    receive: Callable[[], Awaitable[Body]] | None = None
+
+    async def received(self) -> Body:
+        """Return the body, inflated, where it lies. Raises HttpError, as `read` does."""
+        return await (self.receive or self.read)()
 
 
 def timeout_in(headers: Iterable[Header]) -> float | None:
@@ -79,12 +90,18 @@ def timeout_in(headers: Iterable[Header]) -> float | None:
 
 
 class WebResponse(msgspec.Struct, frozen=True):
-    """The answer to a WebRequest."""
+    """The answer to a WebRequest; what is large of its body, behind the rest, is its `tail`."""
 
     status: int = 200
     body: bytes = b""
     content_type: bytes = JSON
     headers: tuple[Header, ...] = ()
+    tail: tuple[memoryview, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes its body has."""
+        return len(self.body) + sum(view.nbytes for view in self.tail)
 
 
 def with_head(reply: bytes | WebResponse, head: AnswerHead | None) -> WebResponse:
@@ -153,13 +170,20 @@ class LaneEndpoint(Protocol):
 
     One object answers all requests whose heads are the same bytes: it keeps nothing of a request,
     and looks up what may change, such as a model, when it is asked.
+
+    Attributes:
+        takes_large: whether there may be bodies of more than SHORT_BYTES, which are a view then.
     """
 
-    def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
+    @property
+    def takes_large(self) -> bool: ...
+
+    def begin(self, body: Any, sink: ResponseSink) -> RequestHandle:
         """Have the engine begin a request, whose answer goes to the sink.
 
-        `body` has at most SHORT_BYTES. Raises HandOverError before anything is begun. What else it
-        raises is the answer: `reply` is asked what to say.
+        `body` is bytes, or a view of where a large one lies: then nothing here depends on its
+        size. Raises HandOverError before anything is begun. What else it raises is the answer:
+        `reply` is asked what to say.
         """
 
     def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
@@ -175,8 +199,8 @@ class LaneService(Protocol):
     def in_line(self, request: WebRequest) -> LaneEndpoint | None:
         """Return what answers a POST; None: not its path, or it is for the routes.
 
-        The path has nothing in it that would have to be decoded, and no query. The body is short,
-        and cannot be read here.
+        The path has nothing in it that would have to be decoded, and no query. The body cannot be
+        read here.
         """
 
 

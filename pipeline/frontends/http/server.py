@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import Begin
+from pipeline.engine.run.payload import LOCAL, MemoryDomain
 from pipeline.errors import (
     ClosedError,
     NoServiceError,
@@ -25,6 +26,7 @@ from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.listener import HttpListener
 from pipeline.frontends.http.pairs import Pairs
 from pipeline.frontends.http.routes import (
+    Body,
     HttpError,
     LaneService,
     Routes,
@@ -64,6 +66,7 @@ class HttpFrontend:
         is_plain: `begin` takes a PlainRequest where a Request stands.
         lanes: of paths of others that have one.
         access: the log of requests; None: there is none.
+        memory: where large bodies are received.
 
     Attributes:
         heads: those whose requests need no task.
@@ -89,11 +92,12 @@ class HttpFrontend:
         is_plain: bool = False,
         lanes: Sequence[LaneService] = (),
         access: AccessLog | None = None,
+        memory: MemoryDomain = LOCAL,
     ) -> None:
         self.port: int = port
         self._hosts = hosts or Hosts()
         self._offload = offload or Offload(threads=0)
-        self._bodies = BodyReader(self._offload)
+        self._bodies = BodyReader(self._offload, memory)
         limits = limits or Limits()
         self._is_ready = False
         self._bind = functools.partial(bind, host, port, key, is_shared)
@@ -107,8 +111,9 @@ class HttpFrontend:
         self._routes = routes
         self._has_health = bool(lanes)
         most = min(self._json_limit.size, SHORT_BYTES)
-        self.heads: HeadMemory = HeadMemory(lanes if self.pipeline_has_lane else (), most)
-        self._listener = HttpListener(self._answer, read_timeout_s, self.heads, access)
+        known = lanes if self.pipeline_has_lane else ()
+        self.heads: HeadMemory = HeadMemory(known, most, max_message_bytes)
+        self._listener = HttpListener(self._answer, read_timeout_s, self.heads, access, memory)
 
     # Life -------------------------------------------------------------------------------
 
@@ -201,6 +206,9 @@ class HttpFrontend:
         async def read(limit: SizeLimit | None = None) -> bytes:
             return await self._bodies.read(exchange, encoding, limit or usual)
 
+        async def receive() -> Body:
+            return await self._bodies.receive(exchange, encoding, usual)
+
         timeout_s = wrong = None
         if b"grpc-timeout" in said:
             try:
@@ -216,6 +224,7 @@ class HttpFrontend:
             read=read,
             timeout_s=timeout_s,
             accepts=tuple(value for name, value in exchange.fields if name == b"accept"),
+            receive=receive,
         )
         found = (routes.endpoint(request) for routes in self._routes)
         endpoint = next((each for each in found if each is not None), None)

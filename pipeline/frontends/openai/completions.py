@@ -50,6 +50,8 @@ class CompletionEndpoint:
         request: one of them.
     """
 
+    takes_large: bool = False
+
     def __init__(
         self, models: Models, offload: Offload, kept: StreamLimits, kind: str, request: WebRequest
     ) -> None:

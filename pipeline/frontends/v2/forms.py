@@ -122,22 +122,41 @@ class RequestForms:
         self._limits = limits
         self._memory: FormMemory[RequestForm] = FormMemory()
 
-    def begin(
-        self, body: bytes, length: int | None, told: Told, sink: ResponseSink
-    ) -> RequestHandle:
-        """Begin a short request; the second of a form makes it known.
+    def begin(self, body: Any, length: int | None, told: Told, sink: ResponseSink) -> RequestHandle:
+        """Begin a short request, or one in a view; the second of a form makes it known.
 
-        The sink is given the InferCall and what `Engine.begin` gives a sink. Raises
-        UnknownFormError, before anything was begun, and what `Engine.begin` does.
+        Those in a view are made known by `learn`. The sink is given the InferCall and what
+        `Engine.begin` gives a sink. Raises UnknownFormError, before anything was begun, and what
+        `Engine.begin` does.
         """
         cut = self._codec.cut(body, length)
         form = None if cut is None else self._memory.known.get(cut.key)
         if form is None or not self._inference.is_current(form.fitted):
+            if type(body) is memoryview:
+                raise UnknownFormError
             return self._begin_anew(body, length, cut, told, sink)
         inputs = form.inputs.read(cut, self._limits)
+        if inputs is None and type(body) is memoryview:
+            raise UnknownFormError
         if inputs is None:
             return self._begin_anew(body, length, cut, told, sink)
         return self._begin(form, form.id if cut.id is None else cut.id, inputs, told, sink)
+
+    def learn(
+        self, body: memoryview, length: int | None, request: InferRequest, fitted: FittedRequest
+    ) -> None:
+        """Make a form known by the second of its requests, whose body is large."""
+        try:
+            cut = self._codec.cut(body, length)
+        except UnknownFormError:
+            return
+        if cut is None or fitted.model.is_decoupled or request.regions:
+            return
+        if cut.key in self._memory.known or not self._memory.is_seen(cut.key):
+            return
+        inputs = self._codec.inputs_of(cut, request)
+        if inputs is not None and inputs.stay:
+            self._memory.keep(cut.key, RequestForm(fitted, request, inputs, self._codec))
 
     def _begin_anew(
         self, body: bytes, length: int | None, cut: Any, told: Told, sink: ResponseSink

@@ -29,8 +29,8 @@ from pipeline.frontends.v2.forms import InferCall, RequestForms
 from pipeline.frontends.v2.generate import NOT_ONE, read_generate, write_generate
 from pipeline.frontends.v2.inference import Inference, Told, is_short_answer
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, is_short
-from pipeline.proto.v2.codec import InferResponse
-from pipeline.proto.v2.forms import UnknownFormError, json_codec
+from pipeline.proto.v2.codec import InferRequest, InferResponse
+from pipeline.proto.v2.forms import UnknownFormError, Written, json_codec
 from pipeline.proto.v2.json import binary_names, read_request, write_response
 
 HEADER_LENGTH = b"inference-header-content-length"
@@ -104,7 +104,7 @@ class HttpInference:
             # 404 and 501 without reading
             self._views.check_unary(asked.name, asked.version, "HTTP end point")
             raw_inputs = self._views.raw_inputs(asked.name, asked.version)
-            body = await web.read()
+            body = await web.received()
             length, left_s = _header_length(web, len(body)), web.timeout_s
         except (HttpError, PipelineError, V2Error) as error:
             return failure(error, TEXT)  # in Triton it comes before a handler has begun
@@ -125,6 +125,8 @@ class HttpInference:
             request = read()
         else:
             request, left_s = await self.offload.run(read, left_s)
+        if type(body) is memoryview and json_bytes <= SHORT_BYTES:
+            self._learn(asked, body, length, request)
         del body, read
         response = await self.inference.infer(request, told_by(web, left_s))
         binary = binary_names(request, response.outputs)
@@ -133,6 +135,16 @@ class HttpInference:
             return reply_of(response, binary, encoding, self.limits)
         write = partial(reply_of, response, binary, encoding, self.limits)
         return (await self.offload.run(write, left_s))[0]
+
+    def _learn(
+        self, asked: ModelRequest, body: memoryview, length: int | None, request: InferRequest
+    ) -> None:
+        try:
+            fitted = self.inference.fit(request)
+        except (PipelineError, V2Error):
+            return
+        if not request.shared:
+            self._forms_of(asked.name, asked.version).learn(body, length, request, fitted)
 
     async def generate(self, asked: ModelRequest) -> WebResponse:
         async with aclosing(await self._generated(asked)) as found:
@@ -198,8 +210,9 @@ class InferEndpoint:
         self._forms = forms
         self._length = length
         self._told = told_by(web, web.timeout_s)
+        self.takes_large: bool = length is not None and 0 < length <= SHORT_BYTES
 
-    def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
+    def begin(self, body: Any, sink: ResponseSink) -> RequestHandle:
         """Have the engine begin a request. Raises HandOverError, and what `Engine.begin` does."""
         if self._length is not None and self._length > len(body):
             raise HandOverError
@@ -216,12 +229,12 @@ class InferEndpoint:
             raise ended
         call: InferCall = ended[0]
         answer = ended[1]
-        written: tuple[bytes, int | None] | None = call.written(answer)
+        written: Written | None = call.written(answer)
         if written is not None:
-            body, length = written
+            body, length, tail = written
             if length is None:
                 return body
-            return WebResponse(200, body, BINARY, ((HEADER_LENGTH, b"%d" % length),))
+            return WebResponse(200, body, BINARY, ((HEADER_LENGTH, b"%d" % length),), tail)
         if not is_short_answer(answer):
             return self._beside(call, answer)
         try:
@@ -239,6 +252,7 @@ class InferEndpoint:
 
         def write() -> WebResponse:
             response = call.response(answer)
+            call.learn(answer, response)
             return reply_of(response, call.binary(response), "", limits)
 
         try:

@@ -17,11 +17,18 @@ import numpy as np
 import orjson
 
 from pipeline.errors import PackageError
-from pipeline.proto.slices import SLICE, Limits, is_short
+from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits
 from pipeline.proto.v2.codec import InferRequest, InferResponse
 from pipeline.proto.v2.json import output_fields, read_request, response_fields
 from pipeline.proto.v2.json_data import BINARY_ONLY, data_to_array, list_to_array
-from pipeline.proto.v2.raw import BYTES, Array, datatype_of, known_dtype, raw_to_array
+from pipeline.proto.v2.raw import (
+    BYTES,
+    Array,
+    datatype_of,
+    known_dtype,
+    raw_to_array,
+    raw_view,
+)
 
 _BOOL = np.dtype(np.bool_)
 _IDS = (b'{"id":"', b'{"id": "')  # as Triton's clients, and Python's json, begin
@@ -32,6 +39,7 @@ _MOST_FORMS = 256  # that are known
 _MOST_KEY_BYTES = 2048  # of the key of one
 _MOST_SEEN = 1024
 _MOST_LAYOUTS = 16  # of the answers to requests of one form
+_STAYS = 2**14  # bytes of an output that are not copied behind the JSON
 _MARK = b"\0"  # stands in no JSON
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
@@ -50,17 +58,17 @@ class Cut(NamedTuple):
     key: bytes
     id: str | None
     lists: Sequence[bytes]
-    body: bytes
+    body: bytes | memoryview
     end: int
 
 
-def cut_json(body: bytes, length: int | None) -> Cut | None:
+def cut_json(body: bytes | memoryview, length: int | None) -> Cut | None:
     """Cut a request whose JSON has this length, None: all of it.
 
     None: its id is not plain, or a list is not. The cut is a guess that `InputsForm.of` proves,
     once for each key. Where all of it is JSON it is cut at the data, too.
     """
-    name, text = None, body if length is None else body[:length]
+    name, text = None, bytes(body if length is None else body[:length])
     end = len(text)
     if _MARK in text:
         return None
@@ -112,8 +120,10 @@ class InputForm(NamedTuple):
         """Return the input that `array` was read of."""
         return cls(name, datatype, known_dtype(datatype), array.shape, array.size)
 
-    def read(self, body: bytes, start: int, end: int, limits: Limits) -> Array:
+    def read(self, body: bytes | memoryview, start: int, end: int, limits: Limits) -> Array:
         """Return the array of the bytes from `start` to `end`; it can be written to.
+
+        In a view numbers stay where they are.
 
         Raises ValueError or PackageError for bytes that are no such array.
         """
@@ -122,7 +132,9 @@ class InputForm(NamedTuple):
             return raw_to_array(self.datatype, shape, memoryview(body)[start:end], limits)
         if end - start != size * dtype.itemsize:
             raise ValueError
-        flat = np.frombuffer(body, dtype, size, start).copy()
+        flat = np.frombuffer(body, dtype, size, start)
+        if type(body) is bytes:
+            flat = flat.copy()
         return flat if len(shape) == 1 else flat.reshape(shape)
 
 
@@ -155,6 +167,15 @@ class InputsForm(msgspec.Struct, frozen=True):
             if not cut.lists:
                 ends.append(size + (ends[-1] if ends else 0))
         return cls(tuple(tensors), tuple(ends))
+
+    @property
+    def stay(self) -> bool:
+        """Return whether all data can stay in a view whose JSON ends at an aligned byte."""
+        starts = (0, *self.ends[:-1])
+        return bool(self.ends) and all(
+            tensor.dtype.kind not in "Ob" and start % tensor.dtype.itemsize == 0
+            for tensor, start in zip(self.tensors, starts, strict=True)
+        )
 
     def read(self, cut: Cut, limits: Limits) -> dict[str, Array] | None:
         """Return the arrays of a body; they can be written to.
@@ -216,6 +237,17 @@ def _is_list(text: bytes) -> bool:
         return False
 
 
+class Written(NamedTuple):
+    """The body of an answer, the Inference-Header-Content-Length if it needs one, and the rest.
+
+    The pieces of the `tail` follow the body, and are where the answer's arrays are.
+    """
+
+    body: bytes
+    length: int | None
+    tail: tuple[Any, ...] = ()
+
+
 class OutputsForm(msgspec.Struct, frozen=True):
     """Outputs of answers of one form: numbers of these dtypes and shapes, with the same parameters.
 
@@ -245,32 +277,38 @@ class OutputsForm(msgspec.Struct, frozen=True):
         text = orjson.dumps(response_fields(empty, outputs), option=_NUMPY)
         return cls(tuple(text.split(_MARK)), tuple(name in binary for name in response.outputs))
 
-    def write(self, request_id: str, values: Sequence[Any]) -> tuple[bytes, int | None] | None:
-        """Return what `write_response` does, of arrays or of numpy's numbers.
+    def write(self, request_id: str, values: Sequence[Any]) -> Written | None:
+        """Return an answer, of arrays or of numpy's numbers.
 
-        None for numbers that JSON lacks.
+        None for numbers that JSON lacks, and for what is large and in no order to be sent.
         """
         pieces = iter(self.pieces)
         first = next(pieces)
         if request_id:
             first = b'{"id":%b,%b' % (orjson.dumps(request_id), first[1:])
-        parts, tail = [first], []
+        parts: list[bytes] = [first]
+        tail: list[Any] = []
         for value, is_binary in zip(values, self.binary, strict=True):
+            if is_binary and value.nbytes > SHORT_BYTES and not value.flags.c_contiguous:
+                return None  # it has to be copied, and not here
             if is_binary:
-                tail.append(value.tobytes())
+                tail.append(value.tobytes() if value.nbytes < _STAYS else raw_view(value))
                 continue
             text = orjson.dumps(value.ravel(), option=_NUMPY)
             if b"null" in text:
                 return None
             parts += (text, next(pieces))
         if not tail:
-            return b"".join(parts), None
+            return Written(b"".join(parts), None)
         length = len(first) if len(parts) == 1 else sum(map(len, parts))
-        return b"".join((*parts, *tail)), length
+        for place, piece in enumerate(tail):
+            if type(piece) is not bytes:  # from here on they stay where they are
+                return Written(b"".join((*parts, *tail[:place])), length, tuple(tail[place:]))
+        return Written(b"".join((*parts, *tail)), length)
 
     def write_each(
         self, ids: Sequence[str], stacks: Sequence[Any]
-    ) -> list[tuple[bytes, int | None]] | None:
+    ) -> list[Written] | None:
         """Return what `write` does of each answer, of the arrays of all, one behind the other."""
         if any(self.binary):
             each = zip(*(stack.reshape(len(ids), -1) for stack in stacks), strict=True)
@@ -287,7 +325,7 @@ class OutputsForm(msgspec.Struct, frozen=True):
                 return None
             lists = text[2:-2].split(b"],[")
             columns.append([b"[%b]%b" % (each, piece) for each in lists])
-        return [(text, None) for text in map(b"".join, zip(*columns, strict=True))]
+        return [(text, None, ()) for text in map(b"".join, zip(*columns, strict=True))]
 
 
 class FormCodec(NamedTuple):
@@ -302,7 +340,7 @@ class FormCodec(NamedTuple):
             Both return None where they know none.
     """
 
-    cut: Callable[[bytes, int | None], Any]
+    cut: Callable[[Any, int | None], Any]
     read: Callable[[bytes, int | None], InferRequest]
     inputs_of: Callable[[Any, InferRequest], Any]
     outputs_of: Callable[[InferResponse, Collection[str]], Any]
@@ -312,12 +350,12 @@ def json_codec(name: str, version: str, limits: Limits) -> FormCodec:
     """Return the codec of what is posted to a model; its version may be ""."""
     before = behind = key = b""  # of the last body without an id that had one list
 
-    def cut(body: bytes, length: int | None) -> Cut | None:
+    def cut(body: bytes | memoryview, length: int | None) -> Cut | None:
         nonlocal before, behind, key
         size = len(body) if length is None else length
         if size > limits.json_bytes:
             raise UnknownFormError
-        if length is not None:
+        if length is not None or type(body) is memoryview:
             return cut_json(body, length)
         if key and body.startswith(before) and body.endswith(behind):
             text = body[len(before) : size - len(behind)]
@@ -404,7 +442,7 @@ class AnswerForms:
     ) -> None:
         """Remember how a response looks, if it shows the very arrays of its payload."""
         names = self._names or tuple(payload)
-        if tuple(response.outputs) != names or not is_short(response.outputs):
+        if tuple(response.outputs) != names:
             return
         found = _layout(payload, names)
         if found is None or any(type(name) is not str for name in payload):

@@ -83,7 +83,7 @@ class RawInput(msgspec.Struct, frozen=True):
 
 
 def read_request(
-    body: bytes,
+    body: bytes | memoryview,
     header_length: int | None = None,
     *,
     model_name: str = "",
@@ -94,7 +94,7 @@ def read_request(
     """Return the request that was posted to a model's `infer`.
 
     Args:
-        body: all of it, inflated.
+        body: all of it, inflated; a view is memory that the arrays may have.
         header_length: Inference-Header-Content-Length; None if there is no such header.
         model_name, model_version: of the path; the body does not name them.
         raw_inputs: the model's inputs, for a `header_length` of 0, where it must have just one;
@@ -118,7 +118,8 @@ def read_request(
     parameters = _parameters(fields, "the request")
     _check_bool(parameters, _BINARY, "the request")
     request_id = _text(fields, "id", "the request", default="")
-    tail = _Tail(view[length:], header_length is not None, model_name)
+    stays = type(body) is memoryview
+    tail = _Tail(view[length:], header_length is not None, model_name, stays)
     inputs, shared = _inputs(fields, tail, (model_name, request_id), limits or Limits())
     return InferRequest(
         model_name=model_name,
@@ -145,7 +146,7 @@ def binary_names(request: InferRequest, names: Iterable[str]) -> set[str]:
 
 
 def _raw_request(
-    body: bytes, name: str, version: str, raw_inputs: Sequence[RawInput] | None
+    body: bytes | memoryview, name: str, version: str, raw_inputs: Sequence[RawInput] | None
 ) -> InferRequest:
     if raw_inputs is None:
         raise PackageError(
@@ -168,7 +169,7 @@ def _raw_request(
     )
 
 
-def _raw_array(body: bytes, raw_input: RawInput, model: str) -> Array:
+def _raw_array(body: bytes | memoryview, raw_input: RawInput, model: str) -> Array:
     name, shape = raw_input.name, list(raw_input.shape)
     if shape.count(-1) > 1:
         raise PackageError(
@@ -181,7 +182,8 @@ def _raw_array(body: bytes, raw_input: RawInput, model: str) -> Array:
         if dtype != BYTES:
             if -1 in shape:
                 shape[shape.index(-1)] = len(body) // (known * dtype.itemsize) if known else 0
-            return raw_to_array(raw_input.datatype, shape, body)
+            stays = type(body) is memoryview
+            return raw_to_array(raw_input.datatype, shape, body, stays=stays)
     except UnfilledError as error:
         raise error.of_input(name, model, "") from None
     except PackageError as error:
@@ -191,7 +193,7 @@ def _raw_array(body: bytes, raw_input: RawInput, model: str) -> Array:
             f"For BYTE datatype raw input '{name}', the model must have input shape [1], and it "
             f"has {shape}: send JSON with it"
         )
-    return object_array([body], [abs(size) for size in shape])
+    return object_array([bytes(body)], [abs(size) for size in shape])
 
 
 class _Tail:
@@ -200,9 +202,11 @@ class _Tail:
     Args:
         is_told: whether the request says where they begin.
         model: the name of who is asked.
+        stays: whether arrays may have this memory.
     """
 
-    def __init__(self, data: memoryview, is_told: bool, model: str) -> None:
+    def __init__(self, data: memoryview, is_told: bool, model: str, stays: bool) -> None:
+        self.stays = stays
         self.data = data
         self.is_told = is_told
         self.model = model
@@ -295,7 +299,7 @@ def _input(
     if "data" in tensor:
         both = "it has both 'data' and 'binary_data_size'"
         raise PackageError(f"{_ONE_SOURCE}set 'data' 'binary_data_size': {both}")
-    return raw_to_array(datatype, shape, tail.take(name, size), limits)
+    return raw_to_array(datatype, shape, tail.take(name, size), limits, tail.stays)
 
 
 def _outputs(fields: dict[str, Any]) -> list[RequestedOutput]:

@@ -11,7 +11,7 @@ import msgspec
 from pipeline.errors import PackageError
 from pipeline.proto.inference_v2_pb2 import ModelInferRequest, ModelInferResponse
 from pipeline.proto.pipeline.blocks import field_head
-from pipeline.proto.slices import Limits
+from pipeline.proto.slices import Limits, is_short
 from pipeline.proto.v2.codec import (
     InferRequest,
     InferResponse,
@@ -141,7 +141,7 @@ class MessageOutputs(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, response: InferResponse, binary: Collection[str] = ()) -> MessageOutputs | None:
         """Return the form of an answer; None if it has none that is known. All are raw."""
-        if not response.outputs:
+        if not response.outputs or not is_short(response.outputs):
             return None
         message, heads = ModelInferResponse(), []
         for name, value in response.parameters.items():

@@ -152,9 +152,15 @@ def about_request(request_id: str) -> str:
 
 
 def raw_to_array(
-    datatype: str, shape: Sequence[int], raw: bytes | memoryview, limits: Limits | None = None
+    datatype: str,
+    shape: Sequence[int],
+    raw: bytes | memoryview,
+    limits: Limits | None = None,
+    stays: bool = False,
 ) -> Array:
-    """Return the array of one raw tensor, a copy; of BYTES, an object array of `bytes`.
+    """Return the array of one raw tensor; of BYTES, an object array of `bytes`.
+
+    It is a copy, unless `raw` is memory that the array may have, where it `stays` if it can.
 
     Raises PackageError for an unknown datatype and for data that does not fit the shape;
     TooLargeError for more elements of BYTES than `limits` lets pass.
@@ -171,7 +177,7 @@ def raw_to_array(
     if dtype == np.bool_:  # any byte but 0 is true, and numpy trusts that it is 1
         return shaped(np.frombuffer(raw, np.uint8) != 0, shape)
     flat = np.frombuffer(raw, dtype.newbyteorder("<"))
-    return shaped(flat.astype(dtype), shape)
+    return shaped(flat.astype(dtype, copy=not (stays and flat.flags.aligned)), shape)
 
 
 def _equal_elements(raw: bytes | memoryview, count: int) -> list[bytes] | None:

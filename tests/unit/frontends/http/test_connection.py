@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -10,7 +12,8 @@ from doubles import run_virtual
 from played_http import PlayedTransport
 
 from pipeline.answer_head import AnswerHead, head_of
-from pipeline.errors import ERROR_STATUSES, ProductError
+from pipeline.engine.run.payload import MemoryDomain
+from pipeline.errors import ERROR_STATUSES, OverloadedError, ProductError
 from pipeline.frontends.http.connection import HttpConnection
 from pipeline.frontends.http.exchange import Exchange
 from pipeline.frontends.http.heads import HeadMemory
@@ -31,17 +34,35 @@ class Handle:
         self.is_cancelled = True
 
 
+class Memory(MemoryDomain):
+    """Heap memory; what was given out is looked at, and kept by nobody."""
+
+    def __init__(self) -> None:
+        self.placed: list[weakref.ref[Any]] = []
+        self.is_full = False
+
+    def place(self, size: int, aligned_at: int = 0) -> Any:
+        if self.is_full:
+            raise OverloadedError("there is no memory left")
+        found = super().place(size, aligned_at)
+        self.placed.append(weakref.ref(found))
+        return found
+
+
 class Place:
     """All of what a connection stands in: listener, service and endpoint in one."""
 
     read_timeout_s = 60.0
     keep_alive_s = 75.0
     ok_head = b"OK "
+    takes_large = True
 
     def __init__(self) -> None:
         self.connections: dict[Any, None] = {}
         self.tasks: set[asyncio.Task[None]] = set()
-        self.heads = HeadMemory([self])
+        self.heads = HeadMemory([self], most_large_bytes=2**24)
+        self.memory = Memory()
+        self.hands_over = False
         self.is_draining = False
         self.lost = asyncio.Event()
         self.begun: list[bytes] = []
@@ -85,7 +106,7 @@ class Place:
         return self
 
     def begin(self, body: bytes, sink: Any) -> Handle:
-        if body == b"odd":
+        if body == b"odd" or (self.hands_over and len(body) == SIZE):
             raise HandOverError
         if body == b"bug":
             raise ValueError("a bug")
@@ -455,3 +476,140 @@ async def test_blank_lines_behind_requests_are_never_too_many():
         transport.send(b"\r\n" * 200)
     assert len(place.begun) == 17
     assert not transport.has_ended
+
+
+# Large bodies -------------------------------------------------------------------------------
+
+SIZE = 100_000
+LARGE = bytes(range(250)) * (SIZE // 250)
+
+
+@on_a_virtual_clock
+async def test_a_large_body_is_received_in_its_place_however_it_comes():
+    place = Place()
+    transport = place.connect()
+    data = post(LARGE)
+    head = len(data) - SIZE
+    for cuts in ((), (head,), (head + 1,), (head, head + 50_000, head + 99_999)):
+        for start, end in itertools.pairwise((0, *cuts, len(data))):
+            transport.send(data[start:end])
+        body = place.begun.pop()
+        assert type(body) is memoryview
+        assert body == LARGE
+        place.sinks.pop().end(b"<>")
+        await rounds()
+    assert transport.written == b"OK 2\r\n\r\n<>" * 4
+    assert not place.exchanges
+
+
+@on_a_virtual_clock
+async def test_little_is_read_at_once_where_another_large_body_may_come():
+    place = Place()
+    transport = place.connect()
+    for _ in range(2):
+        transport.send(post(LARGE)[:70_000])
+        transport.send(post(LARGE)[70_000:])
+        place.sinks[-1].end(b"<>")
+        await rounds()
+        assert len(transport.get_protocol().get_buffer(-1)) == 4096
+    assert place.begun == [LARGE, LARGE]
+    transport.send(post(b"a"))
+    assert place.begun[2:] == [b"a"]
+    assert transport.get_protocol() in place.connections
+
+
+@on_a_virtual_clock
+async def test_small_requests_behind_a_large_one_wait_for_its_answer():
+    place = Place()
+    transport = place.connect()
+    transport.send(post(LARGE) + post(b"small") + post(LARGE)[:5000])
+    await rounds()
+    assert [len(body) for body in place.begun] == [SIZE]
+    place.sinks[0].end(b"a")
+    await rounds()
+    assert place.begun[1:] == [b"small"]
+    place.sinks[1].end(b"b")
+    await rounds()
+    assert len(place.begun) == 2
+    transport.send(post(LARGE)[5000:])
+    place.sinks[2].end(b"c")
+    assert transport.written == b"OK 1\r\n\r\naOK 1\r\n\r\nbOK 1\r\n\r\nc"
+
+
+@on_a_virtual_clock
+async def test_a_large_body_that_is_handed_over_is_answered_by_the_routes():
+    place = Place()
+    transport = place.connect()
+    place.hands_over = True
+    transport.send(post(LARGE)[:50_000])
+    transport.send(post(LARGE)[50_000:] + post(b"next"))
+    await rounds()
+    assert transport.written == b"203 %d\r\n\r\nPOST /s/m %b" % (len(LARGE) + 10, LARGE)
+    assert place.begun == [b"next"]
+
+
+@on_a_virtual_clock
+async def test_a_caller_that_leaves_in_the_midst_of_a_body_leaves_nothing():
+    place = Place()
+    transport = place.connect()
+    transport.send(post(LARGE)[:50_000])
+    (kept,) = place.memory.placed
+    transport.leave()
+    await rounds()
+    assert kept() is None
+    assert not place.begun
+    assert not place.connections
+
+
+@on_a_virtual_clock
+async def test_a_body_that_is_announced_and_does_not_come_is_given_up():
+    for sent in (0, 30_000):
+        place = Place()
+        transport = place.connect()
+        transport.send(post(LARGE)[: len(post(LARGE)) - SIZE + sent])
+        (kept,) = place.memory.placed
+        await asyncio.sleep(59)
+        assert transport.written == b""
+        await asyncio.sleep(2)
+        await rounds()
+        assert transport.written.startswith(b"408")
+        assert kept() is None
+        transport.send(LARGE)
+        await asyncio.sleep(200)
+        assert transport.is_over
+        assert not place.begun
+
+
+@on_a_virtual_clock
+async def test_a_server_that_stops_waits_for_the_rest_of_a_body_and_answers_last():
+    place = Place()
+    transport = place.connect()
+    transport.send(post(LARGE)[:50_000])
+    (connection,) = place.connections
+    assert not connection.is_idle
+    connection.shutdown()
+    transport.send(post(LARGE)[50_000:])
+    place.sinks[0].end(b"<>")
+    await rounds()
+    assert transport.written == b"200 last <>;"
+    assert transport.is_over
+
+
+@on_a_virtual_clock
+async def test_without_memory_a_large_body_goes_the_general_way():
+    place = Place()
+    place.memory.is_full = True
+    transport = place.connect()
+    transport.send(post(LARGE))
+    await rounds()
+    assert place.exchanges
+    assert transport.written.endswith(LARGE)
+
+
+@on_a_virtual_clock
+async def test_the_rest_of_an_answer_is_written_from_where_it_is():
+    place = Place()
+    transport = place.connect()
+    transport.send(post(b"a"))
+    place.sinks[-1].end(WebResponse(200, b"head", tail=(memoryview(b"one"), memoryview(b"two"))))
+    assert transport.written == b"200 head;onetwo"

@@ -29,7 +29,7 @@ def test_a_form_writes_what_the_codecs_write(parameters, request_id):
     )
     for binary in (set(), {"y"}):
         form = OutputsForm.of(learnt, binary)
-        assert form.write(request_id, [ARRAY + 1]) == write_response(asked, binary, Limits())
+        assert form.write(request_id, [ARRAY + 1]) == (*write_response(asked, binary, Limits()), ())
     message = MessageOutputs.of(learnt).write(request_id, [ARRAY + 1])
     wanted = b"".join(map(bytes, response_pieces(asked)))
     assert ModelInferResponse.FromString(message) == ModelInferResponse.FromString(wanted)
