@@ -218,6 +218,14 @@ class Executor:
         for node in self.nodes.values():
             node.drop(request)
 
+    @property
+    def reads_views(self) -> bool:
+        """Return whether all that reads requests gets `bytes` of a view: nobody looks before."""
+        return self.cached is None and all(
+            node.workers.memory_domain is self.memory is not LOCAL and not node.filters
+            for node in self.entries
+        )
+
     # Through --------------------------------------------------------------------------------
 
     def route(

@@ -10,7 +10,7 @@ from pipeline.engine.sequences.pairs import NAMES as SEQUENCE_NAMES
 from pipeline.errors import PackageError, TooLargeError
 from pipeline.frontends.api.multipart import fields_of_form
 from pipeline.frontends.http.bodies import JSON, is_json, kind_of
-from pipeline.frontends.http.routes import HttpError
+from pipeline.frontends.http.routes import Body, HttpError
 from pipeline.proto.plain_json import read_large_object, read_object
 from pipeline.proto.slices import SHORT_BYTES, Limits
 from pipeline.schema.bound import BoundSchema
@@ -26,13 +26,19 @@ TAKEN = (JSON, _MULTIPART, "image/*", "audio/*", "video/*", _DATA, _TEXT)
 """Content types of bodies."""
 
 
-def is_large(body: bytes) -> bool:
+def key_of(content_type: bytes) -> str:
+    """Return the key of a body that is one value, the bytes themselves; "" for others."""
+    kind = kind_of(content_type)
+    return "data" if kind == _DATA else KEYS.get(kind.partition("/")[0], "")
+
+
+def is_large(body: Body) -> bool:
     """Return whether a body is too large to be read on the event loop."""
     return len(body) > SHORT_BYTES
 
 
 def fields_of(
-    body: bytes,
+    body: Any,
     headers: Mapping[bytes, bytes],
     query: str,
     limits: Limits,
@@ -59,11 +65,8 @@ def fields_of(
         if key is None and not takes_text(schema):
             return _object_in_text(body, content_type, limits)
         return {key or _TEXT_KEY: _text_of(body, content_type, limits)}
-    if kind == _DATA:
-        return {key or "data": body}
-    family = kind.partition("/")[0]
-    if family in KEYS:
-        return {key or KEYS[family]: body}
+    if usual := key_of(content_type):
+        return {key or usual: body}
     raise _unknown(kind)
 
 

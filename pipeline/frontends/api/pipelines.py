@@ -67,6 +67,10 @@ class Pipelines:
         methods = _own_methods(served)
         return not (methods.unpacks or methods.packs or self._takes_trace or self._forwarding)
 
+    def is_own(self, served: Served) -> bool:
+        """Return whether a pipeline reads requests by our own RequestOp."""
+        return not _own_methods(served).unpacks
+
     def asked(
         self,
         served: Served,

@@ -19,13 +19,21 @@ from pipeline.frontends.api.answers import (
     written,
     written_large,
 )
-from pipeline.frontends.api.bodies import fields_of, is_large, object_of, sequence_in
+from pipeline.frontends.api.bodies import (
+    fields_of,
+    is_large,
+    key_of,
+    object_of,
+    sequence_in,
+)
 from pipeline.frontends.api.errors import error_body, failure_of, reply_to
 from pipeline.frontends.api.pipelines import EMPTY, Asked, Pipelines, served_by, takes_sequences
 from pipeline.frontends.http.bodies import is_json
 from pipeline.frontends.http.paths import Answer, Paths, begun
 from pipeline.frontends.http.routes import (
+    Body,
     Endpoint,
+    HandOverError,
     HttpError,
     LaneReply,
     WebRequest,
@@ -73,9 +81,15 @@ class ApiRoutes:
         return self._paths.endpoint(request)
 
     def in_line(self, request: WebRequest) -> ApiEndpoint | None:
-        """Return what answers a POST of JSON for one answer; None: it is left to `endpoint`."""
-        found, headers = self._posted.fullmatch(request.path), request.headers
-        if found is None or not is_json(headers.get(b"content-type", b"")):
+        """Return what answers a POST of JSON, or of one value, for one answer.
+
+        None: it is left to `endpoint`.
+        """
+        found, kind = (
+            self._posted.fullmatch(request.path),
+            request.headers.get(b"content-type", b""),
+        )
+        if found is None or not (is_json(kind) or key_of(kind)):
             return None
         if stream_form(request.accepts) is not None:
             return None
@@ -98,8 +112,6 @@ class ApiRoutes:
 class ApiEndpoint:
     """Requests to one pipeline, whose heads are the same; see `LaneEndpoint`."""
 
-    takes_large: bool = False
-
     def __init__(self, api: ApiRoutes, entry: ModelEntry, request: WebRequest) -> None:
         self._api = api
         self._entry = entry
@@ -107,15 +119,20 @@ class ApiEndpoint:
         self._left_s = request.timeout_s
         self._headers = request.headers
         self._type = request.headers.get(b"content-type", b"")
+        self._key = key_of(self._type)
+        self.takes_large: bool = bool(self._key)
 
-    def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
+    def begin(self, body: Any, sink: ResponseSink) -> RequestHandle:
         """Have the engine begin a request. Raises PipelineError, which `reply` is given."""
-        entry, fields = self._entry, object_of(body, self._type, _LIMITS)
+        entry, key = self._entry, self._key
+        if key and type(body) is memoryview and not self._stays(body):
+            raise HandOverError
+        fields = {key: body} if key else object_of(body, self._type, _LIMITS)
         served = entry.served if entry.state is _READY else served_by(entry)
         if self._is_plain:
-            target = RequestTarget(payload=fields, wants_response=False)
+            target = RequestTarget(payload=fields, wants_response=False, is_text=bool(key))
             return served.engine.begin(EMPTY, self._left_s, target, sink)
-        raw, target = self._api.pipelines.asked(served, fields, self._headers)
+        raw, target = self._api.pipelines.asked(served, fields, self._headers, bool(key))
         return served.engine.begin(raw, self._left_s, target, sink)
 
     def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
@@ -143,9 +160,9 @@ class ApiEndpoint:
     async def answer(self, request: WebRequest) -> WebResponse | WebStream:
         """Answer a body of any kind and size. Raises PipelineError, HttpError."""
         form = stream_form([self._headers.get(b"accept", b"")])
-        body, left_s = await request.read(), self._left_s
+        body, left_s = await request.received(), self._left_s
         read = partial(self._read, body, request.query)
-        if is_large(body):
+        if is_large(body) and not self._stays(body):
             (served, asked), left_s = await self._api.offload.run(read, left_s)
         else:
             served, asked = read()
@@ -158,10 +175,24 @@ class ApiEndpoint:
         parts.begin(served.engine.begin, raw, left_s, target)
         return await begun(parts.stream())  # the first part is awaited, to tell its status
 
-    def _read(self, body: bytes, query: str) -> tuple[Served, Asked]:
+    def _stays(self, body: Body) -> bool:
+        """Return whether a body that is one value is passed on where it lies."""
+        served = self._api.pipelines.find(self._entry.name)
+        return (
+            type(body) is memoryview
+            and bool(self._key)
+            and served.graph.request_op.pipeline_schema is None
+            and not served.config.filters
+            and self._api.pipelines.is_own(served)
+            and served.engine.executor.reads_views
+        )
+
+    def _read(self, body: Body, query: str) -> tuple[Served, Asked]:
         """Return whom a request asks, and what."""
         served = self._api.pipelines.find(self._entry.name)
         schema = served.graph.request_op.pipeline_schema
+        if type(body) is memoryview and not self._stays(body):
+            body = bytes(body)
         fields = fields_of(body, self._headers, query, self._api.limits, schema)
         if query and takes_sequences(served):
             fields = {**sequence_in(query), **fields}

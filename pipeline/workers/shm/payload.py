@@ -93,7 +93,8 @@ def serialize(
     What `find` knows a block of stays where it is: the caller keeps such arrays.
 
     Arrays do wherever they are; bytes, bytearrays and strings if they are values of the payload,
-    or one level further down in a dict, list or tuple. What finds no room stays in the pickle.
+    or one level further down in a dict, list or tuple. A memoryview there arrives as bytes. What
+    finds no room stays in the pickle.
     The payload is not changed. An object that it holds twice may arrive as two.
 
     Raises:
@@ -210,6 +211,9 @@ class _Serializer:
                 continue
             if kind is np.ndarray:
                 is_taken = self._takes_array_out(copy, key, value)
+            elif kind is memoryview:
+                is_taken = self._takes_view_out(copy, key, value)
+                is_changed = True
             elif kind is str or kind is bytes or kind is bytearray:
                 is_large = len(value) >= self._threshold
                 is_taken = is_large and self._takes_text_out(copy, key, value)
@@ -254,6 +258,14 @@ class _Serializer:
             return False
         np.copyto(np.ndarray(array.shape, array.dtype, view, order=order), array)
         return True
+
+    def _takes_view_out(self, holder: Any, key: Any, view: memoryview) -> bool:
+        """Have the bytes of a received body arrive as `bytes`, from where they lie."""
+        if self._puts_array(np.frombuffer(view, np.uint8), "C"):
+            self._out_of_band.append((holder, key, "bytes", None, "", None))
+            return True
+        holder[key] = bytes(view)
+        return False
 
     def _takes_text_out(self, holder: Any, key: Any, text: str | bytes | bytearray) -> bool:
         raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
