@@ -124,7 +124,6 @@ class Executor:
         delivery: takes the parts of answers; None: there are no streams.
         cached: looks for answers of the whole graph; None: they are not kept.
         convoys: says which of them pass; given by the engine.
-        memory: that process workers read; LOCAL: there are none.
         hides_errors: callers read a sentence of the server's own errors; given by the engine.
     """
 
@@ -169,8 +168,6 @@ class Executor:
         self.trips: Trips = Trips(self, loop, self._clock_ns, dag.fuse == "auto", cycle.is_idle)
         self._detours = Detours(self)
         self.joins: tuple[OpDispatcher, ...] = tuple(node for node in nodes if node.channel.is_join)
-        domains = (node.workers.memory_domain for node in nodes)
-        self.memory: MemoryDomain = next((each for each in domains if each is not LOCAL), LOCAL)
         self._is_shared = self.memory is not LOCAL
 
     def _with_extras(self, node: OpDispatcher) -> OpDispatcher:
@@ -217,6 +214,12 @@ class Executor:
         """Forget what is queued or worked on for a request that is over, or starts anew."""
         for node in self.nodes.values():
             node.drop(request)
+
+    @property
+    def memory(self) -> MemoryDomain:
+        """Return what process workers read; LOCAL: there are none."""
+        domains = (node.workers.memory_domain for node in self.nodes.values())
+        return next((domain for domain in domains if domain is not LOCAL), LOCAL)
 
     @property
     def reads_views(self) -> bool:

@@ -218,7 +218,7 @@ class StreamDelivery(Filter):
     ) -> None:
         """Give a sink parts as they are."""
         for part in parts:
-            data = opened(part, copy=True)
+            data = opened(part, copy=False)
             if isinstance(data, PipelineError):
                 self._ways.complete(request, data)
                 return

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline.answer_head import AnswerHead
@@ -184,20 +183,8 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         self._data, self._at = data[end:], 0
         self._wait(self.listener.read_timeout_s)
         done = functools.partial(self._begin_large, head, body)
-        self._fill(body, memoryview(data)[start:end], done)
-
-    def _fill(
-        self, body: memoryview, came: bytearray | memoryview, done: Callable[[], None]
-    ) -> None:
-        """Receive the rest of a body, of which something came; call `done` then."""
-        size = len(came)
-        body[:size] = came
-        if size == len(body):
-            done()
-            return
-        if self._receiver is None:
-            self._receiver = BodyReceiver(self)
-        self._receiver.begin(body[size:], done)
+        self._receiver = self._receiver or BodyReceiver(self)
+        self._receiver.fill(body, memoryview(data)[start:end], done)
 
     def _begin_large(self, head: Head, body: memoryview) -> None:
         told, self._told = self._told, b""
@@ -318,12 +305,9 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         came, exchange.body = exchange.body, bytearray()
         if exchange.has_more:
             self._leave_reader()  # which has to see no more of it
-        self._fill(body, came, functools.partial(self._received, exchange))
+        self._receiver = self._receiver or BodyReceiver(self)
+        self._receiver.fill(body, came, exchange.has_come)
         self.pace()
-
-    def _received(self, exchange: Exchange) -> None:
-        exchange.has_more = False
-        exchange.wake()
 
     def _leave_reader(self) -> None:
         """Have the next request that the lane does not take read by another parser."""
@@ -417,14 +401,8 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         self._is_ignoring = self._is_busy = True
         self._data, self._at = b"", 0
         self._leave_reader()
-        self._stop_receiving()
-
-    def _stop_receiving(self) -> None:
-        """Let go of the place of a body that has not come in whole."""
         if self._receiver is not None:
-            self._receiver.forget()
-            if not self.has_left:
-                self.transport.set_protocol(self)
+            self._receiver.stop()
 
     def _wait(self, seconds: float) -> None:
         """Give the caller up if it says nothing for so long."""
@@ -445,7 +423,8 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             self._read()
         elif self._told:
             told, self._told = self._told, b""
-            self._stop_receiving()
+            if self._receiver is not None:
+                self._receiver.stop()
             self._exchange_of(told)
         exchange = self._exchange
         if exchange is not None and exchange.has_more and not self._is_ignoring:

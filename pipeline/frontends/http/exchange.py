@@ -137,6 +137,11 @@ class Exchange:
         self._awaited = asyncio.get_running_loop().create_future()
         await self._awaited
 
+    def has_come(self) -> None:
+        """Take note that all of the body has come."""
+        self.has_more = False
+        self.wake()
+
     def wake(self) -> None:
         """Tell who answers that something of the body has come, or that the caller reads on."""
         if self._awaited is not None and not self._awaited.done():

@@ -25,14 +25,23 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._left: memoryview | None = None  # of the place; None: between two bodies
         self._done: Callable[[], None] | None = None
 
-    def begin(self, left: memoryview, done: Callable[[], None]) -> None:
-        """Receive the rest of a body to its place, and call `done` then."""
-        self._left, self._done = left, done
+    def fill(
+        self, body: memoryview, came: bytearray | memoryview, done: Callable[[], None]
+    ) -> None:
+        """Receive the rest of a body, of which something came; call `done` then."""
+        size = len(came)
+        body[:size] = came
+        if size == len(body):
+            done()
+            return
+        self._left, self._done = body[size:], done
         self._connection.transport.set_protocol(self)
 
-    def forget(self) -> None:
-        """Let go of the place."""
+    def stop(self) -> None:
+        """Let go of the place of a body that has not come in whole."""
         self._left = self._done = None
+        if not self._connection.has_left:
+            self._connection.transport.set_protocol(self._connection)
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
         return self._head if self._left is None else self._left

@@ -1,0 +1,130 @@
+"""Large bodies to Ops in processes: what these may do with them, and what is left of them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+
+import numpy as np
+import pytest
+from doubles import server_for, wait_until
+
+from pipeline import Op, RequestOp
+from pipeline.data import Tensor
+
+SIZE = 150_528
+DIES, FAILS = 66, 67
+
+
+class Keeps(Op):
+    """Adds up the first bytes of all that it has been given, writes into it and keeps it."""
+
+    input_tensors = (Tensor("x", "UINT8", (-1,)),)
+    output_tensors = (Tensor("sum", "INT64", (1,)), Tensor("x", "UINT8", (-1,)))
+
+    def init_op(self):
+        self.kept = []
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        (answer,) = input_dicts.values()
+        if "image" in answer:
+            assert type(answer["image"]) is bytes
+            return {"n": len(answer["image"]), "first": answer["image"][:1]}, False, None, ""
+        x = answer["x"]
+        if x[0] == DIES:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if x[0] == FAILS:
+            raise ValueError("as asked")
+        x[1:] = 7
+        self.kept.append(x)
+        total = sum(int(each[0]) for each in self.kept)
+        assert all((each[1:] == 7).all() for each in self.kept)
+        return {"sum": np.array([total]), "x": x}, False, None, ""
+
+    def postprocess(self, input_dicts, fetched, data_id, log_id):
+        if "n" in fetched:
+            return {"n": str(fetched["n"]), "first": fetched["first"].decode()}, None, ""
+        return fetched, None, ""
+
+
+@pytest.fixture
+def server():
+    op = Keeps("keeps", [RequestOp()], concurrency=1, retry=1)
+    with server_for(op, dag={"is_thread_op": False}) as running:
+        yield running
+        memory = running._service._memory
+        wait_until(lambda: memory.used == 0)
+
+
+class Caller:
+    def __init__(self, server):
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
+
+    def close(self):
+        self._connection.close()
+
+    def ask(self, first, size=SIZE, outputs=("sum",)):
+        body = bytes([first]) + bytes(size - 1)
+        asked = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+        parameters = {"binary_data_size": size}
+        tensor = {"name": "x", "datatype": "UINT8", "shape": [size], "parameters": parameters}
+        text = json.dumps({"inputs": [tensor], "outputs": asked}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(text))}
+        return self.post("/v2/models/svc/infer", text + body, headers)
+
+    def post(self, path, body, headers):
+        self._connection.request("POST", path, body, headers)
+        response = self._connection.getresponse()
+        length = int(response.headers.get("Inference-Header-Content-Length", 0))
+        return response.status, response.read()[length:]
+
+
+@pytest.fixture
+def caller(server):
+    caller = Caller(server)
+    yield caller
+    caller.close()
+
+
+def test_a_model_writes_into_its_inputs_and_keeps_them(caller):
+    total = 0
+    for first in range(1, 9):
+        total += first
+        outputs = ("sum", "x") if first % 2 else ("sum",)
+        status, data = caller.ask(first, outputs=outputs)
+        assert status == 200, data
+        assert np.frombuffer(data, np.int64, 1)[0] == total
+        if first % 2:
+            assert data[8:] == bytes([first]) + bytes([7]) * (SIZE - 1)
+
+
+def test_nothing_is_left_of_requests_whose_worker_dies_or_fails(server, caller):
+    for _ in range(4):
+        assert caller.ask(1)[0] == 200
+    for first in (FAILS, DIES, FAILS):
+        status, told = caller.ask(first)
+        assert status >= 500, told
+        assert server._service._memory.used == 0
+        assert caller.ask(1)[0] == 200
+
+
+def test_nothing_is_left_of_a_caller_that_stops_in_the_midst(server, caller):
+    for _ in range(4):
+        assert caller.ask(1)[0] == 200
+    said = b"POST /api/svc HTTP/1.1\r\nHost: h\r\nContent-Type: image/png\r\n"
+    said += b"Content-Length: 90000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.http_port)) as sock:
+        sock.sendall(said + bytes(50_000))
+        wait_until(lambda: server._service._memory.used == 1)
+    wait_until(lambda: server._service._memory.used == 0)
+    assert caller.ask(1)[0] == 200
+
+
+@pytest.mark.parametrize("size", [1000, 100_000])
+def test_a_picture_of_api_is_bytes(caller, size):
+    for _ in range(3):
+        status, told = caller.post("/api/svc", b"p" * size, {"Content-Type": "image/jpeg"})
+        assert (status, json.loads(told)) == (200, {"n": str(size), "first": "p"})
