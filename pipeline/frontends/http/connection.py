@@ -13,17 +13,15 @@ Which paths have a lane is up to LaneServices (see `routes`), which frontends ad
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
 from pipeline.answer_head import AnswerHead
-from pipeline.engine.request import RequestHandle, UnarySink
-from pipeline.errors import DeadlineError, OverloadedError, PipelineError, UserCodeError
+from pipeline.engine.request import RequestHandle
+from pipeline.errors import DeadlineError, PipelineError, UserCodeError
 from pipeline.frontends.http.exchange import Exchange
-from pipeline.frontends.http.heads import Head
 from pipeline.frontends.http.reader import END, RequestReader
-from pipeline.frontends.http.receiver import BodyReceiver
+from pipeline.frontends.http.receiver import BodyReceiver, ReceivingConnection
 from pipeline.frontends.http.routes import (
     HandOverError,
     HttpError,
@@ -45,7 +43,7 @@ _LINGER_TIMEOUT_S = 5.0  # for a caller that still sends to see the answer to wh
 _NO_HEAD = AnswerHead()
 
 
-class HttpConnection(UnarySink, asyncio.Protocol):
+class HttpConnection(ReceivingConnection):
     """One connection, and the sink of the request in the lane that is answered on it.
 
     Attributes:
@@ -55,10 +53,8 @@ class HttpConnection(UnarySink, asyncio.Protocol):
     """
 
     __slots__ = (
-        "_at", "_data", "_due", "_endpoint", "_exchange", "_failure", "_head", "_heads",
-        "_is_busy", "_is_held", "_is_ignoring", "_is_last", "_loop", "_needed", "_reader",
-        "_receiver", "_request", "_timer", "_timer_due", "_told", "has_left",
-        "is_full", "listener", "transport",
+        "_due", "_failure", "_head", "_heads", "_is_held", "_is_ignoring", "_is_last", "_loop",
+        "_timer", "_timer_due", "is_full",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -171,45 +167,6 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             if self._endpoint is not None:  # it has not ended by now
                 self._request = request
 
-    def _take_large(self, head: Head, start: int) -> None:
-        """Begin the next request when its body has come in, for which there is a place."""
-        data, end = self._data, start + head.length
-        try:
-            body = self.listener.memory.place(head.length, head.aligned_at).data
-        except OverloadedError:
-            self._read()
-            return
-        self._told, self._is_busy, self._needed = data[self._at : start], True, 0
-        self._data, self._at = data[end:], 0
-        self._wait(self.listener.read_timeout_s)
-        done = functools.partial(self._begin_large, head, body)
-        self._receiver = self._receiver or BodyReceiver(self)
-        self._receiver.fill(body, memoryview(data)[start:end], done)
-
-    def _begin_large(self, head: Head, body: memoryview) -> None:
-        told, self._told = self._told, b""
-        self._endpoint = head.endpoint
-        try:
-            request = head.endpoint.begin(body, self)
-        except HandOverError:
-            self._endpoint = None
-            exchange = self._exchange_of(told)
-            exchange.placed, exchange.has_more = body, False
-            self._leave_reader()
-        except Exception as error:
-            self.end(error)
-        else:
-            if self._endpoint is not None:  # it has not ended by now
-                self._request = request
-
-    def _exchange_of(self, told: bytes) -> Exchange:
-        """Return the request that has a head which was found to be plain; the routes answer it."""
-        rest, self._data, self._at = self._data[self._at :], told, 0
-        self._read()
-        self._data, self._at = rest, 0
-        assert self._exchange is not None, "httptools has read it before"
-        return self._exchange
-
     def say(self, head: AnswerHead) -> None:
         """Take what user code says of the answer's head."""
         self._head = head
@@ -299,21 +256,6 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             self._data = b""
         elif self._reader is not None and self._reader.is_inside:
             self._read()
-
-    def receive(self, exchange: Exchange, body: memoryview) -> None:
-        """Have the body of a request that says its length received there."""
-        came, exchange.body = exchange.body, bytearray()
-        if exchange.has_more:
-            self._leave_reader()  # which has to see no more of it
-        self._receiver = self._receiver or BodyReceiver(self)
-        self._receiver.fill(body, came, exchange.has_come)
-        self.pace()
-
-    def _leave_reader(self) -> None:
-        """Have the next request that the lane does not take read by another parser."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
 
     def _serve(self, exchange: Exchange) -> None:
         """Have a request answered by the routes."""
