@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from pipeline.errors import PackageError
-from pipeline.proto.slices import SHORT_BYTES, SLICE, Limits
+from pipeline.proto.slices import SLICE, Limits
 from pipeline.proto.v2.codec import InferRequest, InferResponse
 from pipeline.proto.v2.json import output_fields, read_request, response_fields
 from pipeline.proto.v2.json_data import BINARY_ONLY, data_to_array, list_to_array
@@ -237,15 +237,9 @@ def _is_list(text: bytes) -> bool:
         return False
 
 
-class Written(NamedTuple):
-    """The body of an answer, the Inference-Header-Content-Length if it needs one, and the rest.
-
-    The pieces of the `tail` follow the body, and are where the answer's arrays are.
-    """
-
-    body: bytes
-    length: int | None
-    tail: tuple[Any, ...] = ()
+Written = tuple[bytes, int | None, tuple[Any, ...]]
+"""(body of an answer, Inference-Header-Content-Length if it needs one, pieces that follow the body
+and are where the answer's arrays are)"""
 
 
 class OutputsForm(msgspec.Struct, frozen=True):
@@ -286,25 +280,31 @@ class OutputsForm(msgspec.Struct, frozen=True):
         first = next(pieces)
         if request_id:
             first = b'{"id":%b,%b' % (orjson.dumps(request_id), first[1:])
-        parts: list[bytes] = [first]
-        tail: list[Any] = []
+        parts, tail = [first], []
         for value, is_binary in zip(values, self.binary, strict=True):
-            if is_binary and value.nbytes > SHORT_BYTES and not value.flags.c_contiguous:
-                return None  # it has to be copied, and not here
             if is_binary:
-                tail.append(value.tobytes() if value.nbytes < _STAYS else raw_view(value))
+                if value.nbytes > _STAYS:
+                    return self._write_large(request_id, values)
+                tail.append(value.tobytes())
                 continue
             text = orjson.dumps(value.ravel(), option=_NUMPY)
             if b"null" in text:
                 return None
             parts += (text, next(pieces))
         if not tail:
-            return Written(b"".join(parts), None)
+            return b"".join(parts), None, ()
         length = len(first) if len(parts) == 1 else sum(map(len, parts))
-        for place, piece in enumerate(tail):
-            if type(piece) is not bytes:  # from here on they stay where they are
-                return Written(b"".join((*parts, *tail[:place])), length, tuple(tail[place:]))
-        return Written(b"".join((*parts, *tail)), length)
+        return b"".join((*parts, *tail)), length, ()
+
+    def _write_large(self, request_id: str, values: Sequence[Any]) -> Written | None:
+        """Return an answer whose arrays stay where they are, behind the JSON and what is in it."""
+        pairs = list(zip(values, self.binary, strict=True))
+        tail = [value for value, is_binary in pairs if is_binary]
+        if not all(value.flags.c_contiguous for value in tail):
+            return None  # it has to be copied, and not here
+        values = [np.zeros(0, value.dtype) if binary else value for value, binary in pairs]
+        found = self.write(request_id, values)
+        return found and (found[0], found[1], tuple(map(raw_view, tail)))
 
     def write_each(
         self, ids: Sequence[str], stacks: Sequence[Any]

@@ -107,7 +107,7 @@ def test_nothing_is_left_of_requests_whose_worker_dies_or_fails(server, caller):
     for first in (FAILS, DIES, FAILS):
         status, told = caller.ask(first)
         assert status >= 500, told
-        assert server._service._memory.used == 0
+        wait_until(lambda: server._service._memory.used == 0)
         assert caller.ask(1)[0] == 200
 
 
