@@ -306,9 +306,7 @@ class OutputsForm(msgspec.Struct, frozen=True):
         found = self.write(request_id, values)
         return found and (found[0], found[1], tuple(map(raw_view, tail)))
 
-    def write_each(
-        self, ids: Sequence[str], stacks: Sequence[Any]
-    ) -> list[Written] | None:
+    def write_each(self, ids: Sequence[str], stacks: Sequence[Any]) -> list[Written] | None:
         """Return what `write` does of each answer, of the arrays of all, one behind the other."""
         if any(self.binary):
             each = zip(*(stack.reshape(len(ids), -1) for stack in stacks), strict=True)
