@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
+from functools import partial
 from typing import Any, NamedTuple
+
+import msgspec
 
 from pipeline.answer_head import AnswerHead
 from pipeline.engine.offload import Offload
@@ -24,6 +27,7 @@ from pipeline.frontends.http.routes import (
 )
 from pipeline.frontends.link.calls import LinkCall, Peer
 from pipeline.frontends.link.frames import LEFT, end_of, fields
+from pipeline.proto.slices import joined
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -93,10 +97,18 @@ class PostCall(UnarySink, LinkCall):
             reply = _failed(error)
         if isinstance(reply, bytes) and self._head is None:
             self._peer.answer(self._number, reply)
+        elif isinstance(reply, WebResponse) and reply.tail:
+            self._work = self._peer.loop.create_task(self._answer(self._joined(reply)))
         elif isinstance(reply, bytes | WebResponse):
             self._send(with_head(reply, self._head))
         else:
             self._work = self._peer.loop.create_task(self._answer(reply))
+
+    async def _joined(self, reply: WebResponse) -> WebResponse:
+        """Return an answer in one piece."""
+        join = partial(joined, (reply.body, *reply.tail))
+        body, _ = await self._service.offload.run(join)
+        return msgspec.structs.replace(reply, body=body, tail=())
 
     async def _answer(self, reply: Awaitable[WebResponse]) -> None:
         try:

@@ -122,34 +122,39 @@ class RequestForms:
         self._limits = limits
         self._memory: FormMemory[RequestForm] = FormMemory()
 
-    def begin(self, body: Any, length: int | None, told: Told, sink: ResponseSink) -> RequestHandle:
-        """Begin a short request, or one in a view; the second of a form makes it known.
+    def begin(
+        self, body: bytes, length: int | None, told: Told, sink: ResponseSink
+    ) -> RequestHandle:
+        """Begin a short request; the second of a form makes it known.
 
-        Those in a view are made known by `learn`. The sink is given the InferCall and what
-        `Engine.begin` gives a sink. Raises UnknownFormError, before anything was begun, and what
-        `Engine.begin` does.
+        The sink is given the InferCall and what `Engine.begin` gives a sink. Raises
+        UnknownFormError, before anything was begun, and what `Engine.begin` does.
         """
         cut = self._codec.cut(body, length)
         form = None if cut is None else self._memory.known.get(cut.key)
         if form is None or not self._inference.is_current(form.fitted):
-            if type(body) is memoryview:
-                raise UnknownFormError
             return self._begin_anew(body, length, cut, told, sink)
         inputs = form.inputs.read(cut, self._limits)
-        if inputs is None and type(body) is memoryview:
-            raise UnknownFormError
         if inputs is None:
             return self._begin_anew(body, length, cut, told, sink)
         return self._begin(form, form.id if cut.id is None else cut.id, inputs, told, sink)
 
-    def learn(
-        self, body: memoryview, length: int | None, request: InferRequest, fitted: FittedRequest
-    ) -> None:
-        """Make a form known by the second of its requests, whose body is large."""
-        try:
-            cut = self._codec.cut(body, length)
-        except UnknownFormError:
-            return
+    def begin_on(
+        self, body: memoryview, length: int, told: Told, sink: ResponseSink
+    ) -> RequestHandle:
+        """Begin a large request, whose arrays stay where it lies; `learn` makes its form known."""
+        cut = self._codec.cut(bytes(body[:length]), length)
+        form = None if cut is None else self._memory.known.get(cut.key)
+        if form is None or not self._inference.is_current(form.fitted):
+            raise UnknownFormError
+        inputs = form.inputs.on(body[length:])
+        if inputs is None:
+            raise UnknownFormError
+        return self._begin(form, form.id if cut.id is None else cut.id, inputs, told, sink)
+
+    def learn(self, text: bytes, request: InferRequest, fitted: FittedRequest) -> None:
+        """Make a form known by the JSON of the second of its requests that are large."""
+        cut = self._codec.cut(text, len(text))
         if cut is None or fitted.model.is_decoupled or request.regions:
             return
         if cut.key in self._memory.known or not self._memory.is_seen(cut.key):

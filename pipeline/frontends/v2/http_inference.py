@@ -85,7 +85,10 @@ class HttpInference:
         if told is not None and _LENGTH.fullmatch(told) is None:
             return None
         forms = self._forms_of(match[1], match[2] or "")
-        return InferEndpoint(self, forms, None if told is None else int(told), request)
+        length = None if told is None else int(told)
+        if length is not None and int(headers.get(b"content-length", 0)) > SHORT_BYTES:
+            return LargeInferEndpoint(self, forms, length, request)
+        return InferEndpoint(self, forms, length, request)
 
     def _forms_of(self, name: str, version: str) -> RequestForms:
         found = self._forms.get((name, version))
@@ -126,7 +129,7 @@ class HttpInference:
         else:
             request, left_s = await self.offload.run(read, left_s)
         if type(body) is memoryview and json_bytes <= SHORT_BYTES:
-            self._learn(asked, body, length, request)
+            self._learn(asked, bytes(body[:json_bytes]), request)
         del body, read
         response = await self.inference.infer(request, told_by(web, left_s))
         binary = binary_names(request, response.outputs)
@@ -136,15 +139,13 @@ class HttpInference:
         write = partial(reply_of, response, binary, encoding, self.limits)
         return (await self.offload.run(write, left_s))[0]
 
-    def _learn(
-        self, asked: ModelRequest, body: memoryview, length: int | None, request: InferRequest
-    ) -> None:
+    def _learn(self, asked: ModelRequest, text: bytes, request: InferRequest) -> None:
         try:
             fitted = self.inference.fit(request)
         except (PipelineError, V2Error):
             return
         if not request.shared:
-            self._forms_of(asked.name, asked.version).learn(body, length, request, fitted)
+            self._forms_of(asked.name, asked.version).learn(text, request, fitted)
 
     async def generate(self, asked: ModelRequest) -> WebResponse:
         async with aclosing(await self._generated(asked)) as found:
@@ -203,6 +204,8 @@ class HttpInference:
 class InferEndpoint:
     """Requests for one model in the lane, whose heads are the same; see `LaneEndpoint`."""
 
+    takes_large: bool = False
+
     def __init__(
         self, door: HttpInference, forms: RequestForms, length: int | None, web: WebRequest
     ) -> None:
@@ -210,7 +213,6 @@ class InferEndpoint:
         self._forms = forms
         self._length = length
         self._told = told_by(web, web.timeout_s)
-        self.takes_large: bool = length is not None and 0 < length <= SHORT_BYTES
 
     def begin(self, body: Any, sink: ResponseSink) -> RequestHandle:
         """Have the engine begin a request. Raises HandOverError, and what `Engine.begin` does."""
@@ -259,6 +261,22 @@ class InferEndpoint:
             return (await self._door.offload.run(write, self._told.timeout_s))[0]
         except (PipelineError, V2Error) as error:
             return failure(error)
+
+
+class LargeInferEndpoint(InferEndpoint):
+    """The same for bodies in a view, whose arrays stay there."""
+
+    takes_large: bool = True
+
+    def begin(self, body: memoryview, sink: ResponseSink) -> RequestHandle:
+        """Have the engine begin a request. Raises HandOverError, and what `Engine.begin` does."""
+        length = self._length
+        if length is None or not 0 < length <= min(len(body), SHORT_BYTES):
+            raise HandOverError
+        try:
+            return self._forms.begin_on(body, length, self._told, sink)
+        except UnknownFormError:
+            raise HandOverError from None
 
 
 def told_by(web: WebRequest, left_s: float | None) -> Told:

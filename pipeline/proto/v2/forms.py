@@ -58,17 +58,17 @@ class Cut(NamedTuple):
     key: bytes
     id: str | None
     lists: Sequence[bytes]
-    body: bytes | memoryview
+    body: bytes
     end: int
 
 
-def cut_json(body: bytes | memoryview, length: int | None) -> Cut | None:
+def cut_json(body: bytes, length: int | None) -> Cut | None:
     """Cut a request whose JSON has this length, None: all of it.
 
     None: its id is not plain, or a list is not. The cut is a guess that `InputsForm.of` proves,
     once for each key. Where all of it is JSON it is cut at the data, too.
     """
-    name, text = None, bytes(body if length is None else body[:length])
+    name, text = None, body if length is None else body[:length]
     end = len(text)
     if _MARK in text:
         return None
@@ -120,10 +120,8 @@ class InputForm(NamedTuple):
         """Return the input that `array` was read of."""
         return cls(name, datatype, known_dtype(datatype), array.shape, array.size)
 
-    def read(self, body: bytes | memoryview, start: int, end: int, limits: Limits) -> Array:
+    def read(self, body: bytes, start: int, end: int, limits: Limits) -> Array:
         """Return the array of the bytes from `start` to `end`; it can be written to.
-
-        In a view numbers stay where they are.
 
         Raises ValueError or PackageError for bytes that are no such array.
         """
@@ -132,9 +130,7 @@ class InputForm(NamedTuple):
             return raw_to_array(self.datatype, shape, memoryview(body)[start:end], limits)
         if end - start != size * dtype.itemsize:
             raise ValueError
-        flat = np.frombuffer(body, dtype, size, start)
-        if type(body) is bytes:
-            flat = flat.copy()
+        flat = np.frombuffer(body, dtype, size, start).copy()
         return flat if len(shape) == 1 else flat.reshape(shape)
 
 
@@ -173,9 +169,24 @@ class InputsForm(msgspec.Struct, frozen=True):
         """Return whether all data can stay in a view whose JSON ends at an aligned byte."""
         starts = (0, *self.ends[:-1])
         return bool(self.ends) and all(
-            tensor.dtype.kind not in "Ob" and start % tensor.dtype.itemsize == 0
-            for tensor, start in zip(self.tensors, starts, strict=True)
+            tensor.dtype.kind not in "Ob"
+            and start % tensor.dtype.itemsize == 0
+            and end - start == tensor.size * tensor.dtype.itemsize
+            for tensor, start, end in zip(self.tensors, starts, self.ends, strict=True)
         )
+
+    def on(self, view: memoryview) -> dict[str, Array] | None:
+        """Return arrays on the memory of all that stands behind the JSON; None: it is not so much.
+
+        The form's data can `stay`.
+        """
+        if len(view) != self.ends[-1]:
+            return None
+        starts = (0, *self.ends)
+        return {
+            tensor.name: np.frombuffer(view, tensor.dtype, tensor.size, start).reshape(tensor.shape)
+            for tensor, start in zip(self.tensors, starts, strict=False)
+        }
 
     def read(self, cut: Cut, limits: Limits) -> dict[str, Array] | None:
         """Return the arrays of a body; they can be written to.
@@ -338,7 +349,7 @@ class FormCodec(NamedTuple):
             Both return None where they know none.
     """
 
-    cut: Callable[[Any, int | None], Any]
+    cut: Callable[[bytes, int | None], Any]
     read: Callable[[bytes, int | None], InferRequest]
     inputs_of: Callable[[Any, InferRequest], Any]
     outputs_of: Callable[[InferResponse, Collection[str]], Any]
@@ -348,12 +359,12 @@ def json_codec(name: str, version: str, limits: Limits) -> FormCodec:
     """Return the codec of what is posted to a model; its version may be ""."""
     before = behind = key = b""  # of the last body without an id that had one list
 
-    def cut(body: bytes | memoryview, length: int | None) -> Cut | None:
+    def cut(body: bytes, length: int | None) -> Cut | None:
         nonlocal before, behind, key
         size = len(body) if length is None else length
         if size > limits.json_bytes:
             raise UnknownFormError
-        if length is not None or type(body) is memoryview:
+        if length is not None:
             return cut_json(body, length)
         if key and body.startswith(before) and body.endswith(behind):
             text = body[len(before) : size - len(behind)]
