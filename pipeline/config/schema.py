@@ -391,8 +391,8 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     http_port: Annotated[Port | None, "HTTP port; 0: any free one; absent: no HTTP."] = None
     edge: Annotated[
         Edge,
-        "Who takes HTTP and gRPC: embedded: the server; gateway: pipeline-gateway; auto: that, "
-        "if it is there.",
+        "Who takes HTTP and gRPC: embedded: the server; gateway: pipeline-gateway; auto: that for "
+        "gRPC, if it is there, and the server for HTTP.",
     ] = "embedded"
     http_server: Annotated[
         Literal["embedded", "gateway"] | None,

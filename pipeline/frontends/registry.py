@@ -91,7 +91,8 @@ def v2(context: FrontendContext, options: None) -> None:
     found = InferenceRoutes(models, context.offload, config.limits)
     routes: Routes = found
     lane: LaneService = found.inference
-    service = inference_service(models, context.offload, config.limits, config.sends_traces)
+    sends, memory = config.sends_traces, context.memory
+    service = inference_service(models, context.offload, config.limits, sends, memory)
     if over_http := secrets_of(config.restricted_apis.http):
         routes, lane = RestrictedRoutes(routes, over_http), RestrictedLane(lane, over_http)
     if over_grpc := secrets_of(config.restricted_apis.grpc):

@@ -39,20 +39,11 @@ def find_binary() -> Path:
     return path
 
 
-def has_binary() -> bool:
-    """Return whether there is one that may be executed."""
-    try:
-        find_binary()
-    except InitError:
-        return False
-    return True
-
-
-def check_link(path: Path, version: int) -> None:
+def check_link(path: Path, version: int) -> bool:
     """Ask the binary for the version of its link; raise InitError if it is not this server's.
 
-    It would find no server that it understands, and look for one for ever. One that the system
-    refuses to run passes: whoever starts it is told why.
+    It would find no server that it understands, and look for one for ever. False: the system
+    refuses to run it; whoever starts it is told why.
     """
     try:
         done = subprocess.run(
@@ -60,7 +51,7 @@ def check_link(path: Path, version: int) -> None:
             errors="replace", check=False, timeout=_ANSWER_TIMEOUT_S,
         )  # fmt: skip
     except OSError:
-        return
+        return False
     except subprocess.TimeoutExpired:
         raise InitError(f"the gateway {path} does not say its version. {_ADVICE}") from None
     if any(word in done.stderr for word in _NO_ROOM):
@@ -71,6 +62,7 @@ def check_link(path: Path, version: int) -> None:
         speaks = f"version {found[1]}" if found else "an older version"
         text = f"the gateway {path} speaks {speaks} of the link, this server version {version}"
         raise InitError(f"{text}. {_ADVICE}")
+    return True
 
 
 def cannot_run(path: Path, error: OSError) -> InitError:

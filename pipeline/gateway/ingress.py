@@ -12,14 +12,20 @@ from pathlib import Path
 
 import msgspec
 
-from pipeline.config.access import ROLES, AccessConfig, document_of, fault_of_access
+from pipeline.config.access import (
+    ROLES,
+    AccessConfig,
+    TlsConfig,
+    document_of,
+    fault_of_access,
+)
 from pipeline.config.schema import ServiceConfig
 from pipeline.config.sections import CorsConfig
 from pipeline.errors import ConfigError, InitError
 from pipeline.frontends.link.frames import VERSION
 from pipeline.frontends.link.places import make_secret, socket_paths
 from pipeline.frontends.listen import address_of, bind, check_unix_path, is_loopback, port_of
-from pipeline.gateway.binary import cannot_run, check_link, find_binary, has_binary
+from pipeline.gateway.binary import cannot_run, check_link, find_binary
 from pipeline.runtime.base import Ingress
 from pipeline.runtime.sidecar import SidecarSpec, SidecarSupervisor, end_all
 from pipeline.system.temp_dir import TempDir
@@ -36,20 +42,35 @@ _END_TIMEOUT_S = 5.0  # to end by itself after its own grace period
 
 
 def with_edge(config: ServiceConfig) -> ServiceConfig:
-    """Return a configuration that says which edge there is, not `auto`."""
+    """Return a configuration that says which edge there is, not `auto`.
+
+    `auto` is the gateway for gRPC, if its program is there and can be run. HTTP costs less in the
+    server itself, which takes it unless something is asked for that only the gateway does.
+    """
     if config.edge != "auto":
         return config
-    edge = "gateway" if has_binary() else "embedded"
-    settled: ServiceConfig = msgspec.structs.replace(config, edge=edge)
+    settled: ServiceConfig
+    try:
+        if not check_link(binary := find_binary(), VERSION):
+            raise InitError(f"{binary} cannot be run")
+    except InitError as error:
+        _LOGGER.info("edge: auto: the server takes gRPC itself: %s", error)
+        settled = msgspec.structs.replace(config, edge="embedded")
+        return settled
+    _LOGGER.info("edge: auto: the gateway takes gRPC")
+    needs_all = config.access != AccessConfig() or config.tls != TlsConfig()
+    needs_all = needs_all or config.admin_port is not None
+    http = config.http_server or ("gateway" if needs_all else "embedded")
+    settled = msgspec.structs.replace(config, edge="gateway", http_server=http)
     return settled
 
 
 def taken_by_gateway(config: ServiceConfig) -> frozenset[str]:
     """Return which of "HTTP" and "gRPC" the gateway takes; none: the server takes them itself."""
-    edge = with_edge(config).edge
+    config = with_edge(config)
     wanted = {
-        "gRPC": (config.rpc_port, edge),
-        "HTTP": (config.http_port, config.http_server or edge),
+        "gRPC": (config.rpc_port, config.edge),
+        "HTTP": (config.http_port, config.http_server or config.edge),
     }
     return frozenset(
         name for name, (port, taker) in wanted.items() if port is not None and taker == "gateway"

@@ -32,7 +32,7 @@ def logged(service: GrpcService, access: AccessLog) -> GrpcService:
 def _logged_unary(access: AccessLog, name: str, method: Unary) -> Unary:
     async def answer(message: bytes, call: GrpcCall) -> bytes:
         with _writing(access, name, call) as entry:
-            data = await method(message, call)
+            data: bytes = await method(message, call)
             entry.sent_bytes = len(data)
             return data
 

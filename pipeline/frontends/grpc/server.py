@@ -36,6 +36,7 @@ from pipeline.errors import (
 from pipeline.frontends.grpc.calls import GrpcHealth, RunningCalls
 from pipeline.frontends.grpc.sockets import GrpcSockets, end
 from pipeline.frontends.listen import address_of, check_free
+from pipeline.proto.slices import Piece
 
 _LOGGER = logging.getLogger(__name__)
 _GRPC_LOGGER = logging.getLogger("grpc._cython.cygrpc")
@@ -125,21 +126,28 @@ class GrpcCall:
         self._context.set_trailing_metadata(trailing(None, head=head))
 
 
-Unary = Callable[[bytes, GrpcCall], Awaitable[bytes]]
-"""Bytes of a request -> bytes of the answer. Raises GrpcError."""
+Unary = Callable[[Any, GrpcCall], Awaitable[Any]]
+"""A message -> the answer, in pieces only for a call that takes these. Raises GrpcError."""
 
 Stream = Callable[[AsyncIterator[bytes], GrpcCall], AsyncGenerator[bytes, None]]
 """Bytes of the requests, as they come -> bytes of the answers. Raises GrpcError."""
 
 
+Reply = bytes | list[Piece] | Awaitable[bytes | list[Piece]]
+"""A message, in pieces only for a call that takes these."""
+
+
 class DirectMethod(Protocol):
     """A unary method, in two parts that need no coroutine as a rule."""
 
-    def begin(self, message: bytes, call: GrpcCall, sink: ResponseSink) -> RequestHandle | None:
-        """Begin what ends the sink; None: it needs the coroutine. Raises GrpcError."""
+    def begin(self, message: Any, call: GrpcCall, sink: ResponseSink) -> RequestHandle | None:
+        """Begin what ends the sink; None: it needs the coroutine. Raises GrpcError.
 
-    def reply(self, answer: Any, call: GrpcCall) -> bytes | Awaitable[bytes]:
-        """Return the bytes of the answer that the sink was given. Raises GrpcError."""
+        The message is bytes, or a view of memory that may be kept.
+        """
+
+    def reply(self, answer: Any, call: GrpcCall) -> Reply:
+        """Return the answer that the sink was given. Raises GrpcError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,16 +323,17 @@ def _handlers(
 
 
 def _answering(name: str, method: Unary, running: RunningCalls) -> Any:
-    async def answer(message: bytes, context: _Context) -> bytes:
+    async def reply(message: bytes, context: _Context) -> bytes:
         running.add(context)
         try:
-            return await method(message, GrpcCall(context))
+            answer: bytes = await method(message, GrpcCall(context))  # which takes no pieces
+            return answer
         except Exception as error:
             failure = _failure(name, error)
         await _abort(context, failure)
         return b""
 
-    return answer
+    return reply
 
 
 def _streaming(name: str, stream: Stream, running: RunningCalls) -> Any:

@@ -57,10 +57,13 @@ class Peer(Protocol):
     def answer(self, number: int, message: Message, end: bytes = SUCCESS) -> None:
         """Answer a unary call, and end it as `end` says."""
 
-    async def answer_long(
+    def answer_long(
         self, number: int, pieces: Sequence[Piece], end: bytes, offload: Offload
-    ) -> None:
-        """Answer a unary call with a long message, where the gateway can read it if possible."""
+    ) -> asyncio.Task[None] | None:
+        """Answer a unary call with a long message, where the gateway can read it if possible.
+
+        What is returned has yet to copy it; None: it is sent.
+        """
 
     def fail(self, number: int, end: bytes) -> None:
         """End a call as `end` says."""
@@ -257,15 +260,17 @@ class UnaryCall(_TaskCall):
         self._task = self._peer.loop.create_task(self._answer(answer))
 
     async def _answer(self, answer: Awaitable[Message]) -> None:
-        peer, number = self._peer, self._number
         try:
-            message = await answer
-            if isinstance(message, bytes):
-                peer.answer(number, message, self._end)
-            else:
-                await peer.answer_long(number, message, self._end, self._method.offload)
+            self._send(await answer)
         except Exception as error:
             self._fail(error)
+
+    def _send(self, message: Message) -> None:
+        if isinstance(message, bytes):
+            self._peer.answer(self._number, message, self._end)
+        else:
+            offload = self._method.offload
+            self._task = self._peer.answer_long(self._number, message, self._end, offload)
 
     def _fail(self, error: Exception) -> None:
         self._peer.fail(self._number, end_of_exception(error, self._method.name))
@@ -282,7 +287,7 @@ class DirectCall(UnarySink, UnaryCall):
         super().__init__(peer, number, timeout_ns, metadata, method)
         self._work: RequestHandle | None = None
 
-    def begin(self, message: bytes) -> None:
+    def begin(self, message: Piece) -> None:
         """Begin, with a coroutine only if the method needs one."""
         try:
             self._work = self._method.direct.begin(message, self, self)
@@ -290,16 +295,18 @@ class DirectCall(UnarySink, UnaryCall):
             self._fail(error)
         else:
             if self._work is None:
-                super().begin(message)
+                self._begin_long([message])
+
+    def begin_long(self, message: memoryview) -> None:
+        """Begin with a message that lies in the server's memory."""
+        self.begin(message)
 
     def end(self, answer: Any) -> None:
         """Send the answer."""
         try:
             reply = self._method.direct.reply(answer, self)
-            if isinstance(reply, bytes):
-                self._peer.answer(self._number, reply)
-            elif isinstance(reply, list):
-                self._answer_with(_at_once(reply))
+            if isinstance(reply, bytes | list):
+                self._send(reply)
             else:
                 self._answer_with(reply)
         except Exception as error:
@@ -310,10 +317,6 @@ class DirectCall(UnarySink, UnaryCall):
         super().cancel()
         if self._work is not None:
             self._work.cancel()
-
-
-async def _at_once(message: Message) -> Message:
-    return message
 
 
 class StreamCall(_TaskCall):

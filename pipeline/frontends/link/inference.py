@@ -154,7 +154,7 @@ class InferenceCall(UnarySink, LinkCall):
             if isinstance(message, bytes):
                 self._peer.answer(self._number, message, self._end)
             else:
-                await self._peer.answer_long(self._number, message, self._end, wire.offload)
+                self._work = self._peer.answer_long(self._number, message, self._end, wire.offload)
         except Exception as error:
             self._fail(error)
 

@@ -122,19 +122,25 @@ class GatewayMemory:
             return None
         return found if self._find(found.data) is not None else None
 
-    async def in_reach(self, pieces: Sequence[Piece], offload: Offload) -> Sequence[Piece]:
-        """Return an answer whose long pieces the gateway can read, if there is room for them."""
+    def in_reach(self, pieces: Sequence[Piece]) -> Sequence[Piece] | None:
+        """Return an answer as it is to be sent; None: it is long, and is to be `copied` first."""
         if not self.is_mapped or all(len(p) < _LONG_BYTES or self._find(p) for p in pieces):
             return pieces
         size = sum(map(len, pieces))
+        if size > _AT_ONCE_BYTES:
+            return None
         room = self._room(size)
         if room is None:
             return pieces
-        gather = functools.partial(_gather, pieces, room)
-        if size <= _AT_ONCE_BYTES:
-            gather()
-        else:
-            await offload.run(gather)
+        _gather(pieces, room)
+        return (room.data,)
+
+    async def copied(self, pieces: Sequence[Piece], offload: Offload) -> Sequence[Piece]:
+        """Return a long answer where the gateway can read it, if there is room for it."""
+        room = self._room(sum(map(len, pieces)))
+        if room is None:
+            return pieces
+        await offload.run(functools.partial(_gather, pieces, room))
         return (room.data,)
 
     def has_read(self, number: int) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
-from functools import partial
 from typing import Any, NamedTuple
-
-import msgspec
 
 from pipeline.answer_head import AnswerHead
 from pipeline.engine.offload import Offload
@@ -27,7 +24,7 @@ from pipeline.frontends.http.routes import (
 )
 from pipeline.frontends.link.calls import LinkCall, Peer
 from pipeline.frontends.link.frames import LEFT, end_of, fields
-from pipeline.proto.slices import joined
+from pipeline.proto.slices import Piece
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -59,7 +56,7 @@ class PostCall(UnarySink, LinkCall):
         self._failure: PipelineError | None = None
         self._work: RequestHandle | asyncio.Task[None] | None = None
 
-    def begin(self, message: bytes) -> None:
+    def begin(self, message: Piece) -> None:
         """Begin a request that is there in whole."""
         head = self._service.heads.find(self._metadata)
         if head is None:
@@ -77,7 +74,7 @@ class PostCall(UnarySink, LinkCall):
 
     def begin_long(self, message: memoryview) -> None:
         """Begin a request whose body lies in the server's memory."""
-        self._peer.reset(self._number, LEFT, "its head")
+        self.begin(message)
 
     def say(self, head: AnswerHead) -> None:
         """Take what user code says of the answer's head."""
@@ -97,18 +94,10 @@ class PostCall(UnarySink, LinkCall):
             reply = _failed(error)
         if isinstance(reply, bytes) and self._head is None:
             self._peer.answer(self._number, reply)
-        elif isinstance(reply, WebResponse) and reply.tail:
-            self._work = self._peer.loop.create_task(self._answer(self._joined(reply)))
         elif isinstance(reply, bytes | WebResponse):
             self._send(with_head(reply, self._head))
         else:
             self._work = self._peer.loop.create_task(self._answer(reply))
-
-    async def _joined(self, reply: WebResponse) -> WebResponse:
-        """Return an answer in one piece."""
-        join = partial(joined, (reply.body, *reply.tail))
-        body, _ = await self._service.offload.run(join)
-        return msgspec.structs.replace(reply, body=body, tail=())
 
     async def _answer(self, reply: Awaitable[WebResponse]) -> None:
         try:
@@ -121,7 +110,12 @@ class PostCall(UnarySink, LinkCall):
         told = [(b"content-type", reply.content_type), *reply.headers]
         texts = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in told)
         end = end_of(0, reply.status, trailers=fields(texts))
-        self._peer.answer(self._number, reply.body, end)
+        if reply.tail:
+            pieces: list[Piece] = [reply.body, *reply.tail]
+            offload = self._service.offload
+            self._work = self._peer.answer_long(self._number, pieces, end, offload)
+        else:
+            self._peer.answer(self._number, reply.body, end)
 
     def cancel(self) -> None:
         """Stop what goes on for it."""

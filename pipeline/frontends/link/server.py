@@ -8,7 +8,7 @@ import hmac
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -362,14 +362,20 @@ class Connection(asyncio.Protocol):
             if self._idle is not None:
                 self._check_idle()
 
-    async def answer_long(
+    def answer_long(
         self, number: int, pieces: Sequence[Piece], end: bytes, offload: Offload
-    ) -> None:
-        """Answer a unary call with a long message, where the gateway can read it if possible."""
+    ) -> asyncio.Task[None] | None:
+        """Answer a unary call with a long message, where the gateway can read it if possible.
+
+        What is returned has yet to copy it; None: it is sent.
+        """
         memory = self._outbox.memory
-        if memory is not None:
-            pieces = await memory.in_reach(pieces, offload)
-        self.answer(number, pieces, end)
+        found = pieces if memory is None else memory.in_reach(pieces)
+        if memory is None or found is not None:
+            self.answer(number, found or pieces, end)
+            return None
+        copied = memory.copied(pieces, offload)
+        return self.loop.create_task(_answer_copied(self, number, copied, end))
 
     def fail(self, number: int, end: bytes) -> None:
         """End a call as `end` says."""
@@ -441,6 +447,12 @@ class Connection(asyncio.Protocol):
         self.calls.clear()
         self._outbox.empty()
         self.transport.close()
+
+
+async def _answer_copied(
+    connection: Connection, number: int, copied: Awaitable[Sequence[Piece]], end: bytes
+) -> None:
+    connection.answer(number, await copied, end)
 
 
 def _pass_over(*_: object) -> None:

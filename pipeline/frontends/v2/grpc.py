@@ -9,13 +9,22 @@ from typing import Any, TypeVar
 
 import grpc
 import msgspec
+import numpy as np
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError, Message
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import AnswerFuture, RequestHandle, ResponseSink
+from pipeline.engine.run.payload import LOCAL, MemoryDomain
 from pipeline.errors import PipelineError
-from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, Stream, Unary
+from pipeline.frontends.grpc.server import (
+    GrpcCall,
+    GrpcError,
+    GrpcService,
+    Reply,
+    Stream,
+    Unary,
+)
 from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
 from pipeline.frontends.v2.control import overrides_of, with_dependents_of
 from pipeline.frontends.v2.errors import NO_REPOSITORY_NAME, invalid
@@ -30,7 +39,7 @@ from pipeline.observe.statistics import fill_statistics
 from pipeline.observe.traces.traces import GRPC
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.pipeline.blocks import field_head
-from pipeline.proto.slices import SHORT_BYTES, Limits, joined, weight
+from pipeline.proto.slices import SHORT_BYTES, Limits, Piece, joined, weight
 from pipeline.proto.v2.codec import (
     SERVICE,
     InferRequest,
@@ -40,7 +49,7 @@ from pipeline.proto.v2.codec import (
     response_pieces,
 )
 from pipeline.proto.v2.forms import UnknownFormError
-from pipeline.proto.v2.message_forms import message_codec
+from pipeline.proto.v2.message_forms import message_codec, raw_place
 
 _CLOCKS_DIFFER_S = 0.01  # gRPC's own and the engine's, at most
 _FINAL = "triton_final_response"
@@ -59,12 +68,14 @@ def inference_service(
     offload: Offload | None = None,
     limits: Limits | None = None,
     takes_trace: bool = True,
+    memory: MemoryDomain = LOCAL,
 ) -> GrpcService:
     """Return the service for a GrpcFrontend; `offload` reads and writes the large messages.
 
-    With `takes_trace` the engine is told the caller's traceparent.
+    With `takes_trace` the engine is told the caller's traceparent. Large messages are kept in
+    `memory`.
     """
-    how = (offload or Offload(threads=0), limits or Limits(), takes_trace)
+    how = (offload or Offload(threads=0), limits or Limits(), takes_trace, memory)
     calls, inference = _Calls(models), _InferenceCalls(models.inference, *how)
     answers: Mapping[str, Callable[[Any, GrpcCall], Awaitable[Message]]] = {
         "ServerLive": calls.server_live,
@@ -210,44 +221,71 @@ class _InferenceCalls:
     """ModelInfer and ModelStreamInfer."""
 
     def __init__(
-        self, inference: Inference, offload: Offload, limits: Limits, takes_trace: bool
+        self,
+        inference: Inference,
+        offload: Offload,
+        limits: Limits,
+        takes_trace: bool,
+        memory: MemoryDomain,
     ) -> None:
         self._inference = inference
+        self._memory = memory
         self._views = inference.views
         self._forms = RequestForms(inference, message_codec(limits), limits)
         self._takes_trace = takes_trace
         self._offload = offload
         self._limits = limits
 
-    async def model_infer(self, message: bytes, call: GrpcCall) -> bytes:
+    async def model_infer(self, message: Piece, call: GrpcCall) -> bytes | list[Piece]:
+        if len(message) > SHORT_BYTES and isinstance(message, bytes):
+            message = await self._placed(message, call)
         future = AnswerFuture()
         future.request = self.begin(message, call, future)
         if future.request is not None:
             reply = self.reply(await future, call)
-            return reply if isinstance(reply, bytes) else await reply
+            return reply if isinstance(reply, bytes | list) else await reply
         try:
             return await self._infer(message, call)
         except (V2Error, PipelineError) as error:
             raise _failure(error) from error
 
-    def begin(self, message: bytes, call: GrpcCall, sink: ResponseSink) -> RequestHandle | None:
-        """Begin a short request; see `DirectMethod`."""
-        if len(message) > SHORT_BYTES:
+    def begin(self, message: Piece, call: GrpcCall, sink: ResponseSink) -> RequestHandle | None:
+        """Begin a short request, or one of a form that is known; see `DirectMethod`."""
+        if isinstance(message, bytes) and len(message) > SHORT_BYTES:
             return None
+        told = self._told(call, call.time_left())
         try:
-            return self._forms.begin(message, None, self._told(call, call.time_left()), sink)
+            if isinstance(message, bytes):
+                return self._forms.begin(message, None, told, sink)
+            return self._forms.begin_on(message, raw_place(message)[0], told, sink)
         except UnknownFormError:
             return None
         except (V2Error, PipelineError) as error:
             raise _ended(error, call) from error
 
-    def reply(self, answer: Any, call: GrpcCall) -> bytes | Awaitable[bytes]:
+    def reply(self, answer: Any, call: GrpcCall) -> Reply:
         """Return the answer, written; see `DirectMethod`."""
         asked, found = answer
-        written: bytes | None = asked.written(found)
-        return self._finish(asked, found, call) if written is None else written
+        written: bytes | list[Piece] | None = asked.written(found)
+        if written is None:
+            return self._finish(asked, found, call)
+        if isinstance(written, bytes) or call.takes_pieces:
+            return written
+        return self._joined(written, call)
 
-    async def _finish(self, asked: InferCall, answer: Any, call: GrpcCall) -> bytes:
+    async def _joined(self, pieces: list[Piece], call: GrpcCall) -> bytes:
+        return (await self._offload.run(partial(joined, pieces), call.time_left()))[0]
+
+    async def _placed(self, message: bytes, call: GrpcCall) -> memoryview:
+        """Return a long message where its arrays may stay, as workers can read them there."""
+        place = self._memory.place(len(message), raw_place(message)[1])
+        try:
+            await self._offload.run(partial(np.copyto, place, np.frombuffer(message, np.uint8)))
+        except PipelineError as error:
+            raise _failure(error) from error
+        return place.data
+
+    async def _finish(self, asked: InferCall, answer: Any, call: GrpcCall) -> bytes | list[Piece]:
         """Write an answer of a kind that is not known yet."""
         try:
             if is_short_answer(answer):
@@ -256,7 +294,7 @@ class _InferenceCalls:
                 read = partial(asked.response, answer)
                 response, _ = await self._offload.run(read, call.time_left())
             asked.learn(answer, response)
-            return await self._write(response, call, _written)
+            return await self._write_answer(response, call)
         except (V2Error, PipelineError) as error:
             raise _ended(error, call) from error
 
@@ -264,15 +302,33 @@ class _InferenceCalls:
         trace = call.header("traceparent") if self._takes_trace else ""
         return Told(left_s, trace, call.headers, GRPC)
 
-    async def _infer(self, message: bytes, call: GrpcCall) -> bytes:
+    async def _infer(self, message: Piece, call: GrpcCall) -> bytes | list[Piece]:
         request, left_s = await self._read(message, call.time_left())
+        if isinstance(message, memoryview) and not request.shared:
+            self._learn(message, request)
         del message
         self._views.check_unary(request.model_name, request.model_version, "ModelInfer RPC")
         try:
             response = await self._inference.infer(request, self._told(call, left_s))
         except V2Error as error:
             raise _told(error, call) from error
-        return await self._write(response, call, _written)
+        return await self._write_answer(response, call)
+
+    def _learn(self, message: memoryview, request: InferRequest) -> None:
+        """Make the form of a large request known, if it is the second that has it."""
+        start, _ = raw_place(message)
+        if not start:
+            return
+        try:
+            self._forms.learn(bytes(message[:start]), request, self._inference.fit(request))
+        except (PipelineError, V2Error, UnknownFormError):
+            return
+
+    async def _write_answer(self, response: InferResponse, call: GrpcCall) -> bytes | list[Piece]:
+        if not call.takes_pieces or weight(response.outputs) <= SHORT_BYTES:
+            return await self._write(response, call, _written)
+        write = partial(response_pieces, response)
+        return (await self._offload.run(write, call.time_left()))[0]
 
     async def _write(
         self, response: InferResponse, call: GrpcCall, write: Callable[[InferResponse], bytes]
@@ -282,10 +338,10 @@ class _InferenceCalls:
         return (await self._offload.run(lambda: write(response), call.time_left()))[0]
 
     async def _read(
-        self, message: bytes, left_s: float | None
+        self, message: Piece, left_s: float | None
     ) -> tuple[InferRequest, float | None]:
         if len(message) <= SHORT_BYTES:
-            return read_message(message, self._limits), left_s
+            return read_message(bytes(message), self._limits), left_s
         read = partial(read_large_message, [message], self._limits)
         del message
         return await self._offload.run(read, left_s)

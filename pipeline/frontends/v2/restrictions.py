@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,6 +22,7 @@ from pipeline.frontends.grpc.server import (
     GrpcCall,
     GrpcError,
     GrpcService,
+    Reply,
     Stream,
     Unary,
 )
@@ -176,7 +177,7 @@ def _check(secret: Secret, call: GrpcCall) -> None:
 
 
 def _unary(method: Unary, secret: Secret) -> Unary:
-    async def checked(message: bytes, call: GrpcCall) -> bytes:
+    async def checked(message: Any, call: GrpcCall) -> Any:
         _check(secret, call)
         return await method(message, call)
 
@@ -196,9 +197,9 @@ class _CheckedDirect:
         self._method = method
         self._secret = secret
 
-    def begin(self, message: bytes, call: GrpcCall, sink: ResponseSink) -> RequestHandle | None:
+    def begin(self, message: Any, call: GrpcCall, sink: ResponseSink) -> RequestHandle | None:
         _check(self._secret, call)
         return self._method.begin(message, call, sink)
 
-    def reply(self, answer: Any, call: GrpcCall) -> bytes | Awaitable[bytes]:
+    def reply(self, answer: Any, call: GrpcCall) -> Reply:
         return self._method.reply(answer, call)

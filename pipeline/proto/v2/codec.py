@@ -21,7 +21,7 @@ from pipeline.proto.inference_v2_pb2 import (
     ModelInferResponse,
 )
 from pipeline.proto.pipeline.blocks import BlockMessage, Shape, check_decoded, field_head, hollow
-from pipeline.proto.slices import Limits, sliced
+from pipeline.proto.slices import Limits, Piece, sliced
 from pipeline.proto.v2.raw import (
     BYTES,
     DATATYPES,
@@ -170,9 +170,11 @@ class InferResponse(msgspec.Struct, frozen=True):
 
 
 def request_from_message(
-    message: ModelInferRequest | BlockMessage, limits: Limits | None = None
+    message: ModelInferRequest | BlockMessage, limits: Limits | None = None, stays: bool = False
 ) -> InferRequest:
     """Return the request that came as a message; its arrays can be written to.
+
+    If they may, those that are aligned stay where they came.
 
     Raises PackageError, with the name of the tensor or parameter, for a request that breaks the
     protocol and for one that needs an extension which is not served; TooLargeError for more text
@@ -189,7 +191,7 @@ def request_from_message(
         model_version=message.model_version,
         id=message.id,
         parameters=_from_parameters(message.parameters, _PARAMETER_FIELDS),
-        inputs=_inputs_of(message, limits, shared),
+        inputs=_inputs_of(message, limits, shared, stays),
         outputs=outputs,
         shared=shared,
     )
@@ -210,6 +212,7 @@ def _inputs_of(
     message: ModelInferRequest | BlockMessage,
     limits: Limits | None,
     shared: Mapping[str, SharedInput],
+    stays: bool,
 ) -> dict[str, Array]:
     views = message.views("raw_input_contents") if isinstance(message, BlockMessage) else None
     raw = message.raw_input_contents if views is None else views
@@ -224,7 +227,7 @@ def _inputs_of(
     tensors: Sequence[InferTensor] = message.inputs
     if shared:  # nothing of them is in the message
         tensors = [tensor for tensor in tensors if tensor.name not in shared]
-    return tensors_to_arrays(tensors, raw, asked, limits)
+    return tensors_to_arrays(tensors, raw, asked, limits, stays)
 
 
 def read_message(message: bytes, limits: Limits) -> InferRequest:
@@ -236,7 +239,7 @@ def read_message(message: bytes, limits: Limits) -> InferRequest:
     return request_from_message(found, limits)
 
 
-def read_large_message(messages: list[bytes], limits: Limits) -> InferRequest:
+def read_large_message(messages: list[Piece], limits: Limits) -> InferRequest:
     """Return the request in the only one of `messages`, which is taken out. Raises PackageError."""
     try:
         return large_request_from_message(messages.pop(), limits)
@@ -244,13 +247,13 @@ def read_large_message(messages: list[bytes], limits: Limits) -> InferRequest:
         raise PackageError(f"the message is no ModelInferRequest: {error}") from error
 
 
-def large_request_from_message(message: bytes, limits: Limits) -> InferRequest:
-    """Read a request that is too large to be copied first.
+def large_request_from_message(message: Piece, limits: Limits) -> InferRequest:
+    """Read a request that is too large to be copied first; in a view its arrays stay.
 
     Raises DecodeError besides: it is no ModelInferRequest.
     """
     found = hollow(message, ModelInferRequest, _REQUEST_SHAPE, limits)
-    return request_from_message(found, limits)
+    return request_from_message(found, limits, stays=type(message) is memoryview)
 
 
 def response_pieces(response: InferResponse) -> list[bytes | memoryview]:
@@ -386,9 +389,11 @@ def tensors_to_arrays(
     raw_contents: Sequence[bytes | memoryview],
     asked: tuple[str, str] | None = None,
     limits: Limits | None = None,
+    stays: bool = False,
 ) -> dict[str, Array]:
     """Return the arrays of all tensors of a request or response, by name; they can be written to.
 
+    Those that are raw are copies, unless they may have the memory that came (`stays`).
     Raises PackageError, with the tensor's name and the numbers, for an unknown datatype, for
     data that does not fit the shape, and where only some of the tensors are raw. With `asked`,
     the model and the id of a request, it says what Triton says, as far as that has words for it.
@@ -403,7 +408,8 @@ def tensors_to_arrays(
             elif tensor.contents.ListFields():  # MLServer sends empty ones beside raw data
                 raise PackageError("it has contents, but the message's tensors are raw")
             else:
-                array = raw_to_array(tensor.datatype, tensor.shape, raw_contents[index], limits)
+                raw = raw_contents[index]
+                array = raw_to_array(tensor.datatype, tensor.shape, raw, limits, stays)
         except PackageError as error:
             raise _about(tensor.name, error, asked) from None
         arrays[tensor.name] = array

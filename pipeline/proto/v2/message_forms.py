@@ -7,11 +7,12 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from pipeline.errors import PackageError
 from pipeline.proto.inference_v2_pb2 import ModelInferRequest, ModelInferResponse
 from pipeline.proto.pipeline.blocks import field_head
-from pipeline.proto.slices import Limits, is_short
+from pipeline.proto.slices import SHORT_BYTES, Limits, Piece, is_short
 from pipeline.proto.v2.codec import (
     InferRequest,
     InferResponse,
@@ -19,7 +20,7 @@ from pipeline.proto.v2.codec import (
     set_parameter,
 )
 from pipeline.proto.v2.forms import FormCodec, InputForm, UnknownFormError
-from pipeline.proto.v2.raw import BYTES, Array, datatype_of
+from pipeline.proto.v2.raw import BYTES, Array, datatype_of, raw_view
 
 
 def _tag(message: Any, field: str) -> int:
@@ -34,6 +35,7 @@ _OTHERS = frozenset(
     _tag(ModelInferRequest, field)
     for field in ("model_name", "model_version", "parameters", "inputs", "outputs")
 )
+_STAYS = 2**14  # bytes of an output that are not copied behind the rest
 _ID_OF_ANSWER = ModelInferResponse.ID_FIELD_NUMBER
 _RAW_OF_ANSWER = ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 
@@ -50,18 +52,38 @@ class MessageCut(NamedTuple):
     data: bytes
 
 
-def cut_message(data: bytes) -> MessageCut | None:
-    """Cut a request; None if it is damaged, or its raw contents do not stand at its end."""
+def cut_message(data: bytes, is_head: bool = False) -> MessageCut | None:
+    """Cut a request; None if it is damaged, or its raw contents do not stand at its end.
+
+    `is_head`: those are not among the data.
+    """
     try:
-        return _cut(data)
+        return _cut(data, is_head)
     except (IndexError, UnicodeDecodeError):
         return None
 
 
-def _cut(data: bytes) -> MessageCut | None:
+def raw_place(data: Piece) -> tuple[int, int]:
+    """Return where in a long request the raw contents begin, and the first one's data.
+
+    (0, 0): there are none, or more stands before them than can be looked at at once.
+    """
+    at = 0
+    try:
+        while at < SHORT_BYTES:
+            tag, start, stop = _field(data, at)
+            if tag == _RAW:
+                return at, start
+            at = stop
+    except IndexError:
+        pass
+    return 0, 0
+
+
+def _cut(data: bytes, is_head: bool) -> MessageCut | None:
     """Walk through the fields. Raises IndexError where the message ends in one."""
     at, end, id_start, id_end, request_id = 0, len(data), 0, 0, ""
-    while data[at] != _RAW:
+    while not (is_head and at == end) and data[at] != _RAW:
         tag, start, stop = _field(data, at)
         if tag == _ID:
             if id_end:
@@ -80,12 +102,12 @@ def _cut(data: bytes) -> MessageCut | None:
     return MessageCut(key, request_id, raws, data) if at == end else None
 
 
-def _field(data: bytes, at: int) -> tuple[int, int, int]:
+def _field(data: Piece, at: int) -> tuple[int, int, int]:
     """Return (tag, start, end) of a field with a length, whose tag is one byte."""
     size, start = data[at + 1], at + 2
     if size >= 0x80:
         size &= 0x7F
-        for shift in (7, 14):
+        for shift in (7, 14, 21, 28):
             size |= (data[start] & 0x7F) << shift
             start += 1
             if data[start - 1] < 0x80:
@@ -104,7 +126,7 @@ class MessageInputs(msgspec.Struct, frozen=True):
     def of(cls, cut: MessageCut, request: InferRequest) -> MessageInputs | None:
         """Return the form of `request`, whose message was cut; None if it is not known."""
         found = ModelInferRequest.FromString(cut.key)
-        if len(found.inputs) != len(cut.raws) or sys.byteorder != "little":
+        if len(found.inputs) != len(request.inputs) or sys.byteorder != "little":
             return None
         tensors = []
         for entry, (name, array) in zip(found.inputs, request.inputs.items(), strict=True):
@@ -112,6 +134,35 @@ class MessageInputs(msgspec.Struct, frozen=True):
                 return None
             tensors.append(InputForm.of(name, entry.datatype, array))
         return cls(tuple(tensors))
+
+    @property
+    def stay(self) -> bool:
+        """Return whether all data can stay in a view."""
+        return all(tensor.dtype.kind not in "Ob" for tensor in self.tensors)
+
+    def on(self, view: memoryview) -> dict[str, Array] | None:
+        """Return arrays on the memory of the raw contents; None: it is something else.
+
+        Nor is a long one copied that is not aligned.
+        """
+        if not self.stay:
+            return None
+        arrays: dict[str, Array] = {}
+        at = 0
+        try:
+            for name, _, dtype, shape, size in self.tensors:
+                tag, start, at = _field(view, at)
+                if tag != _RAW or at - start != size * dtype.itemsize:
+                    return None
+                array = np.frombuffer(view, dtype, size, start).reshape(shape)
+                if not array.flags.aligned:
+                    if array.nbytes > SHORT_BYTES:
+                        return None
+                    array = array.copy()
+                arrays[name] = array
+        except (IndexError, ValueError):
+            return None
+        return arrays if at == len(view) else None
 
     def read(self, cut: MessageCut, limits: Limits) -> dict[str, Array] | None:
         """Return the arrays; they can be written to.
@@ -137,11 +188,12 @@ class MessageOutputs(msgspec.Struct, frozen=True):
     before: bytes
     behind: bytes
     heads: tuple[bytes, ...]
+    is_long: bool = False
 
     @classmethod
     def of(cls, response: InferResponse, binary: Collection[str] = ()) -> MessageOutputs | None:
         """Return the form of an answer; None if it has none that is known. All are raw."""
-        if not response.outputs or not is_short(response.outputs):
+        if not response.outputs:
             return None
         message, heads = ModelInferResponse(), []
         for name, value in response.parameters.items():
@@ -155,30 +207,41 @@ class MessageOutputs(msgspec.Struct, frozen=True):
         before = ModelInferResponse(
             model_name=response.model_name, model_version=response.model_version
         )
-        return cls(before.SerializeToString(), message.SerializeToString(), tuple(heads))
+        is_long = not is_short(response.outputs)
+        return cls(before.SerializeToString(), message.SerializeToString(), tuple(heads), is_long)
 
-    def write(self, request_id: str, values: Sequence[Any]) -> bytes:
-        """Return the message of an answer, of arrays or of numpy's numbers."""
-        parts = [self.before]
+    def write(self, request_id: str, values: Sequence[Any]) -> bytes | list[Piece] | None:
+        """Return the message of an answer, of arrays or of numpy's numbers.
+
+        A long one is a list of pieces, of which those of arrays are where these are. None for what
+        is large and in no order to be sent.
+        """
+        parts: list[Piece] = [self.before]
         if request_id:
             text = request_id.encode()
             parts += (field_head(_ID_OF_ANSWER, len(text)), text)
         parts.append(self.behind)
         for head, value in zip(self.heads, values, strict=True):
-            parts += (head, value.tobytes())
-        return b"".join(parts)
+            if self.is_long and value.nbytes >= _STAYS:
+                if not value.flags.c_contiguous:
+                    return None  # it has to be copied, and not here
+                parts += (head, raw_view(value))
+            else:
+                parts += (head, value.tobytes())
+        return parts if self.is_long else b"".join(parts)
 
     def write_each(self, ids: Sequence[str], stacks: Sequence[Any]) -> list[bytes]:
         """Return what `write` does of each answer, of the arrays of all, one behind the other."""
         each = zip(*(stack.reshape(len(ids), -1) for stack in stacks), strict=True)
-        return [self.write(name, values) for name, values in zip(ids, each, strict=True)]
+        written = (self.write(name, values) for name, values in zip(ids, each, strict=True))
+        return [each if isinstance(each, bytes) else b"".join(each or ()) for each in written]
 
 
 def message_codec(limits: Limits) -> FormCodec:
     """Return the codec of ModelInferRequests; forms are for those whose tensors are raw."""
 
     def cut(body: bytes, length: int | None) -> MessageCut:
-        found = cut_message(body)
+        found = cut_message(body, is_head=length is not None)
         if found is None:
             raise UnknownFormError
         return found

@@ -41,11 +41,6 @@ def test_the_gateway_takes_what_there_is_a_port_for(word):
     assert taken(rpc_port=0, edge=word) == GRPC
 
 
-def test_auto_is_the_gateway_where_there_is_one(has_binary):
-    assert taken(**PORTS, edge="auto") == (BOTH if has_binary else NONE)
-    assert taken(rpc_port=0, edge="auto") == (GRPC if has_binary else NONE)
-
-
 @pytest.mark.usefixtures("has_binary")
 def test_the_older_word_is_about_http_alone():
     assert taken(**PORTS, http_server="gateway") == HTTP

@@ -298,11 +298,12 @@ def test_what_is_long_is_copied_beside_the_loop(memory: ServerMemory) -> None:
         offload = Offload(threads=1)
         offload.start()
         pieces: list[Piece] = [b"a" * FRAME_BYTES, b"b" * (2**20)]
-        assert await shared.in_reach(pieces, offload) is pieces  # not mapped yet
+        assert shared.in_reach(pieces) is pieces  # not mapped yet
         shared.is_mapped = True
-        (found,) = await shared.in_reach(pieces, offload)
+        assert shared.in_reach(pieces) is None
+        (found,) = await shared.copied(pieces, offload)
         assert bytes(found) == b"".join(pieces)
-        assert await shared.in_reach([b"h", found], offload) == [b"h", found]
+        assert shared.in_reach([b"h", found]) == [b"h", found]
         del found
         await offload.stop()
         shared.close()

@@ -25,6 +25,8 @@ from pipeline.proto.v2.codec import SERVICE, add_tensor, tensors_to_arrays
 class Call:
     """A call as a service sees it, `left` seconds before its deadline."""
 
+    takes_pieces = False
+
     def __init__(self, left=None, headers=None):
         self.end = None if left is None else asyncio.get_running_loop().time() + left
         self.headers = headers or {}

@@ -26,6 +26,8 @@ from pipeline.proto.v2.message_forms import cut_message
 class Call:
     """A caller that says nothing beside its request."""
 
+    takes_pieces = False
+
     def time_left(self):
         return None
 
