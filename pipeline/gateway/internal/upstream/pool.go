@@ -241,7 +241,7 @@ func (p *Pool) Unary(ctx context.Context, call *Call) (Reply, error) {
 // Place returns memory of the backend whose turn it is, for a long message, of which the byte at `lead` is aligned, and who that is. A nil
 // block: there is none.
 func (p *Pool) Place(size, lead int) (*arena.Block, *Backend) {
-	if p.IsSticky() {
+	if p.IsSticky() && len(p.Candidates.Load().RPC) > 1 {
 		return nil, nil // whose turn it is the message says
 	}
 	chosen := p.pick(&Want{Work: Calls}, nil)
