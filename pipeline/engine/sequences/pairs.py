@@ -14,7 +14,7 @@ import msgspec
 
 from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.filters import Filter
-from pipeline.engine.request import RequestState, RequestTarget
+from pipeline.engine.request import RequestState
 from pipeline.errors import ErrorCode, InputError, PipelineError
 from pipeline.proto.codec import decode_tensors
 from pipeline.proto.pipeline.blocks import BlockMessage, remove_one
@@ -62,8 +62,7 @@ class SequencePairs(Filter):
         else:
             return
         if said:
-            info = _with(request.info, said)
-            request.target = msgspec.structs.replace(target or RequestTarget(), info=info)
+            request.info = info = _with(request.info, said)
             if info.sequence_end and not info.sequence_start and _is_empty(request):
                 self._end(request)
                 raise SequenceEndedError

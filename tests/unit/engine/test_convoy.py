@@ -243,11 +243,11 @@ def test_as_many_pass_as_a_batch_has_samples():
             assert world.engine.executor.convoys.size(1) == 8
             assert world.engine.executor.convoys.size(3) == 2
             assert world.engine._admission.room == 256
-            world.engine._admission.active.count = 251
+            world.engine._admission.active.beside = 251
             assert world.engine.executor.convoys.size(1) == 5
-            world.engine._admission.active.count = 256
+            world.engine._admission.active.beside = 256
             assert world.engine.executor.convoys.size(1) == 0
-            world.engine._admission.active.count = 0
+            world.engine._admission.active.beside = 0
 
     run_virtual(main())
 
