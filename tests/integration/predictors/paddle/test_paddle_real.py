@@ -17,7 +17,7 @@ from paths import ROOT, TESTS
 from pipeline.errors import ClosedError, InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.base import Device, DeviceType, load_local_predictor
 from pipeline.predictors.paddle import PaddleModel
-from pipeline.predictors.paddle.predictor import load
+from pipeline.predictors.paddle.predictor import import_paddle, load
 from pipeline.predictors.paddle.program import read_program
 
 pytestmark = [
@@ -39,6 +39,7 @@ fetch_var { name: "%s" alias_name: "score" is_lod_tensor: false fetch_type: 1 sh
 @pytest.fixture(scope="session")
 def toys(tmp_path_factory):
     """A folder of small models; `inference.pdmodel` is of the older format."""
+    import_paddle()  # with its warnings off, whichever test is the first
     folder = tmp_path_factory.mktemp("paddle")
     for mode, flag in (("new", "1"), ("old", "0")):
         command = [sys.executable, "-W", "ignore", str(TOYS), mode, str(folder)]
