@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Documented modules that have moved keep their names: pipeline.deadline.
-__path__.append(f"{__path__[0]}/system/moved")
-
 _HOME = {
     "Analyst": "pipeline.observe.analysis.analyst",
     "Answer": "pipeline.routes",

@@ -29,15 +29,14 @@ from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replicas import Replicas
 from pipeline.runtime.service import Service, gc_frozen
-from pipeline.system.children import (
+from pipeline.system.event_loop import LoopThread, end_tasks, loop_factory, or_stopped
+from pipeline.system.processes import (
     ChildrenSince,
     Handler,
     handlers_now,
     keep_signals_from_children,
 )
-from pipeline.system.event_loop import LoopThread, end_tasks, loop_factory, or_stopped
-from pipeline.system.exhausted import exhaustion_named
-from pipeline.system.malloc import tune_malloc
+from pipeline.system.resources import exhaustion_named, tune_malloc
 from pipeline.system.service_manager import ServiceManager
 from pipeline.system.stdio import ensure_stdio, say_on_stderr
 

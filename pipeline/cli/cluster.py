@@ -236,7 +236,7 @@ def _overview(address: str, view: Callable[[], FleetView | None]) -> Any:
 
 def local(given: argparse.Namespace) -> int:
     """Start a Ray cluster of several nodes on this machine, for trials, and wait."""
-    from pipeline.cluster.local import LocalCluster
+    from pipeline.cluster.ray_fleet import LocalCluster
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # at any moment: no process stays
     with LocalCluster(given.nodes, given.num_cpus) as address:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pipeline.cli.parsing import INTERRUPTED, PROGRAM, WRONG_USAGE
 from pipeline.config.registry import did_you_mean
-from pipeline.system.malloc import run_on_huge_pages
+from pipeline.system.resources import run_on_huge_pages
 
 
 class Command(NamedTuple):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.cli.parsing import FAILED
-from pipeline.system.listeners import is_shared_with_strangers
+from pipeline.system.processes import is_shared_with_strangers
 from pipeline.system.service_manager import VARIABLE
 from pipeline.system.stdio import say_on_stderr
 

@@ -21,7 +21,7 @@ from pipeline.config.sections import Api
 from pipeline.errors import ConfigError, PipelineError, PortInUseError
 from pipeline.observe.logs.setup import LogSwitches
 from pipeline.repository.control import ControlSettings
-from pipeline.repository.load_bounds import MAX_INSTANCES
+from pipeline.repository.model_checks import MAX_INSTANCES
 from pipeline.repository.server import RepositorySettings, serve
 
 Add = Callable[..., argparse.Action]

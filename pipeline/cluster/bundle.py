@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from pipeline.config.expressions import is_text
+from pipeline.config.yaml import is_text
 from pipeline.errors import ConfigError
 
 MAX_BYTES = 256 * 2**20

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,6 +22,9 @@ from pipeline.cluster.plan import (
     plan,
 )
 from pipeline.errors import InitError, described
+
+if TYPE_CHECKING:
+    from pipeline.cluster.ray_fleet import RayNodes
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -57,25 +60,6 @@ class FleetRelease(msgspec.Struct, frozen=True, eq=False, weakref=True):
     unavailable: int = 0
 
 
-class Nodes(Protocol):
-    """Machines that run replicas."""
-
-    def start(self, name: str, release: FleetRelease) -> Any:
-        """Return a handle of a new replica, which starts as soon as a node has room for it."""
-
-    async def look(self, handle: Any) -> tuple[Look, str]:
-        """Return what a replica is, and the name of its node, waited for.
-
-        Raises ReplicaGoneError: there is none any more.
-        """
-
-    async def stop(self, handle: Any, grace_s: float) -> None:
-        """End a replica, which answers what it has, for so long."""
-
-    def kill(self, handle: Any) -> None:
-        """End what is left of a replica."""
-
-
 class FleetView(msgspec.Struct, frozen=True):
     """View of a fleet, for people and edges.
 
@@ -103,7 +87,7 @@ class Fleet:
     """Replicas of one service. On one event loop."""
 
     def __init__(
-        self, name: str, nodes: Nodes, clock: Callable[[], float] = time.monotonic
+        self, name: str, nodes: RayNodes, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.name: str = name
         self._nodes = nodes

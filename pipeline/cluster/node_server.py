@@ -26,7 +26,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _READY_LINE = re.compile(r"is ready: (?:gRPC on port (\d+))?(?:, )?(?:HTTP on port (\d+))?")
 _PROBE_TIMEOUT_S = 2.0
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not by http_proxy
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not by http_proxy
 _LAST_LINES = 20
 _OURS = {"PIPELINE__RPC_PORT": "0", "PIPELINE__HTTP_PORT": "0", "PIPELINE__REUSE_PORT": "false"}
 
@@ -80,7 +80,7 @@ class NodeServer:
         address = f"{address_of(self._host, int(rpc_port))}/{http_port}"
         url = f"http://{address_of(self._host, int(http_port))}/health/ready"
         try:
-            with _DIRECT.open(url, timeout=_PROBE_TIMEOUT_S):
+            with DIRECT.open(url, timeout=_PROBE_TIMEOUT_S):
                 return Look(ReplicaPhase.READY, address)
         except (OSError, http.client.HTTPException) as error:
             return Look(ReplicaPhase.UNREADY, address, f"not ready: {error}")

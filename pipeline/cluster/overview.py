@@ -5,21 +5,21 @@ from __future__ import annotations
 import html
 import json
 import threading
-import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.cluster.fleet import FleetView
+from pipeline.cluster.node_server import DIRECT
 from pipeline.cluster.plan import FleetReplica
+from pipeline.observe.metrics import Given
 
 _FETCH_TIMEOUT_S = 2.0
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not by http_proxy
 _MAX_BYTES = 32 * 2**20
 _MAX_FETCHES = 16
 
@@ -109,17 +109,7 @@ def metrics(view: FleetView) -> bytes:
             for sample in family.samples:
                 labels = {**sample.labels, "replica": str(replica.number)}
                 known.add_sample(sample.name, labels, sample.value)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collected(families.values()))
-    return generate_latest(registry)
-
-
-class _Collected:
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
+    return generate_latest(Given(families.values()))
 
 
 def page(view: FleetView) -> bytes:
@@ -177,7 +167,7 @@ def _fetch_all(replicas: list[FleetReplica], path: str) -> list[Fetched]:
 
 def _fetch(url: str) -> str | None:
     try:
-        with _DIRECT.open(url, timeout=_FETCH_TIMEOUT_S) as answer:
+        with DIRECT.open(url, timeout=_FETCH_TIMEOUT_S) as answer:
             return str(answer.read(_MAX_BYTES).decode())
     except (OSError, UnicodeDecodeError):
         return None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -59,13 +61,14 @@ class PutReleases:
 
 
 class RayNodes:
-    """The nodes of a Ray cluster; see `Nodes`. In the fleet's actor."""
+    """The nodes of a Ray cluster, which run replicas. In the fleet's actor."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
         self._releases = PutReleases(lambda data: _ray().put(data))
 
     def start(self, name: str, release: FleetRelease) -> Any:
+        """Return a handle of a new replica, which starts as soon as a node has room for it."""
         ray = _ray()
         made = ray.remote(ReplicaActor).options(
             name=name,
@@ -82,6 +85,10 @@ class RayNodes:
         return made.remote(*told)
 
     async def look(self, handle: Any) -> tuple[Look, str]:
+        """Return what a replica is, and the name of its node, waited for.
+
+        Raises ReplicaGoneError: there is none any more.
+        """
         found: tuple[Look, str] = await _answer(handle.look.remote())
         return found
 
@@ -89,8 +96,7 @@ class RayNodes:
         await _answer(handle.stop.remote(grace_s))
 
     def kill(self, handle: Any) -> None:
-        ray = _ray()
-        ray.kill(handle)
+        _ray().kill(handle)
 
 
 async def _answer(ref: Any) -> Any:
@@ -183,13 +189,11 @@ class RayFleets:
 
     def end(self, fleet: Any) -> None:
         """End a fleet that has no replicas any more."""
-        ray = _ray()
-        ray.kill(fleet)
+        _ray().kill(fleet)
 
     def close(self) -> None:
         """Part from the cluster."""
-        ray = _ray()
-        ray.shutdown()
+        _ray().shutdown()
 
 
 def reason_of(error: Exception) -> str:
@@ -224,3 +228,47 @@ def _variable(key: str) -> str:
     return "PIPELINE__" + "__".join(
         part if place else part.upper() for place, part in enumerate(key.split("."))
     )
+
+
+_STORE_BYTES = 200 * 2**20  # of each node's object store
+
+
+class LocalCluster:
+    """A head and other nodes, all of this machine; `with` it gives the address.
+
+    Raises InitError: there is no Ray here.
+    """
+
+    def __init__(self, nodes: int, num_cpus: int) -> None:
+        self._nodes = nodes
+        self._node = {"num_cpus": num_cpus, "object_store_memory": _STORE_BYTES}
+        self.cluster: Any = None
+
+    def __enter__(self) -> str:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            from ray.cluster_utils import Cluster
+        except ImportError as error:
+            raise InitError("needs Ray: pip install 'pipeline-serving[ray]'") from error
+        self.cluster = Cluster()
+        try:
+            self.cluster.add_node(**self._node, include_dashboard=False)  # the head
+            for _ in range(self._nodes - 1):
+                self.cluster.add_node(**self._node)
+            self.cluster.wait_for_nodes()
+        except BaseException:  # Ctrl-C, too: no process of it stays
+            self._shut_down()
+            raise
+        return str(self.cluster.address)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        with contextlib.suppress(Exception):  # its processes may have ended already
+            self.cluster.shutdown()

@@ -116,10 +116,11 @@ def fault_of_batching(name: str, batching: DynamicBatchingConfig, most: int) -> 
         most: samples of one execution.
     """
     levels = batching.priority_levels
-    if any(size <= 0 for size in batching.preferred_batch_size):
-        return f"dynamic batching preferred size must be positive for {name}"
-    if any(size > most for size in batching.preferred_batch_size):
-        return f"dynamic batching preferred size must be <= max batch size for {name}"
+    for size in batching.preferred_batch_size:
+        if size <= 0:
+            return f"dynamic batching preferred size must be positive for {name}"
+        if size > most:
+            return f"dynamic batching preferred size must be <= max batch size for {name}"
     if levels and not 1 <= batching.default_priority_level <= levels:
         return f"default priority level must be in range [1, {levels}] for {name}"
     if levels and not all(1 <= each.level <= levels for each in batching.priority_queue_policy):

@@ -12,9 +12,17 @@ from typing import Any
 import msgspec
 
 from pipeline.config import registry
-from pipeline.config.expressions import Expressions, is_text
 from pipeline.config.fields import Setting, found, settings_of
-from pipeline.config.yaml import MAX_DEPTH, KeyPath, Source, Text, read_yaml, value_of
+from pipeline.config.yaml import (
+    MAX_DEPTH,
+    Expressions,
+    KeyPath,
+    Source,
+    Text,
+    is_text,
+    read_yaml,
+    value_of,
+)
 from pipeline.errors import ConfigError
 
 PREFIX = "PIPELINE__"

@@ -100,7 +100,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "onnxruntime": "pipeline.repository.backends.onnxruntime:ONNXRUNTIME",
         "identity": "pipeline.repository.backends.identity:IDENTITY",
         "pipeline": "pipeline.repository.backends.pipeline:PipelineBackend",
-        "ensemble": "pipeline.repository.backends.ensemble:EnsembleBackend",
+        "ensemble": "pipeline.repository.ensembles:EnsembleBackend",
         "python": "pipeline.repository.backends.python.backend:PYTHON",
     },
 }

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from pipeline.config import registry
-from pipeline.config.default_host import default_host
 from pipeline.config.fields import Setting, settings_of
 from pipeline.config.reader import as_meant
+from pipeline.config.sections import default_host
 from pipeline.config.yaml import KeyPath, Source
 from pipeline.errors import ConfigError
 

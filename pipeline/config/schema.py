@@ -12,7 +12,6 @@ from msgspec import Meta, Struct
 
 from pipeline.config.access import AccessConfig, TlsConfig
 from pipeline.config.batching import DynamicBatchingConfig
-from pipeline.config.default_host import LOOPBACK, default_host
 from pipeline.config.fields import (
     Alias,
     Chosen,
@@ -27,6 +26,7 @@ from pipeline.config.layers import NO_LAYERS, Layers, read_layers
 from pipeline.config.reader import Reader
 from pipeline.config.registry import did_you_mean
 from pipeline.config.sections import (
+    LOOPBACK,
     BatchInputConfig,
     BatchOutputConfig,
     CorsConfig,
@@ -37,6 +37,7 @@ from pipeline.config.sections import (
     RayConfig,
     RayOpConfig,
     RestrictionsConfig,
+    default_host,
     fault_of_cors,
 )
 from pipeline.config.sequences import ControlConfig, StateConfig

@@ -5,11 +5,31 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from pipeline.config.fields import Alias, Masked
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import OpConfig
+
+LOOPBACK = "127.0.0.1"
+ANY = "::"
+"""All addresses, IPv6 and IPv4."""
+
+_hosts = [LOOPBACK]
+
+
+def default_host() -> str:
+    """Return the address that servers listen on whose configuration says none."""
+    return _hosts[-1]
+
+
+def listen_as_the_predecessor() -> None:
+    """Listen on all addresses from now on: its scripts say none, and are asked by others."""
+    _hosts[:] = [ANY]
+
 
 Count = Annotated[int, Meta(ge=0)]
 
@@ -194,18 +214,7 @@ class ElasticConfig(Struct, frozen=True, kw_only=True):
     ] = 60.0
 
 
-class Bounded(Protocol):
-    """An Op's settings, as far as they bound its workers."""
-
-    @property
-    def concurrency(self) -> int: ...
-    @property
-    def min_workers(self) -> int | None: ...
-    @property
-    def max_workers(self) -> int | None: ...
-
-
-def bounds_of(op: Bounded) -> tuple[int, int] | None:
+def bounds_of(op: OpConfig) -> tuple[int, int] | None:
     """Return the fewest and the most workers of an Op; None: there are always `concurrency`."""
     if op.min_workers is None and op.max_workers is None:
         return None
@@ -213,7 +222,7 @@ def bounds_of(op: Bounded) -> tuple[int, int] | None:
     return lowest, op.concurrency if op.max_workers is None else op.max_workers
 
 
-def fault_of_bounds(op: Bounded) -> str:
+def fault_of_bounds(op: OpConfig) -> str:
     """Return what is wrong with an Op's bounds; "": nothing."""
     bounds = bounds_of(op)
     if bounds is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config.default_host import listen_as_the_predecessor
+from pipeline.config.sections import listen_as_the_predecessor
 from pipeline.errors import InitError
 from pipeline.observe.logs.remote import log_as_the_predecessor
 from pipeline.system import script

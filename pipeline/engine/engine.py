@@ -61,8 +61,8 @@ from pipeline.errors import (
 )
 from pipeline.op import Op
 from pipeline.predictors.base import ModelMetadata
-from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline.plain import PlainResponse
+from pipeline.proto.pipeline.response import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.system.startup_log import told_if_any_is_slow
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pipeline.errors import DeadlineError
 from pipeline.proto.slices import AbandonedError, wanted_while
-from pipeline.system.daemon_threads import DaemonThreads
+from pipeline.system.event_loop import DaemonThreads
 
 _Result = TypeVar("_Result")
 

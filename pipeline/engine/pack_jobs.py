@@ -30,9 +30,8 @@ from pipeline.op import (
     runs_on_the_loop,
 )
 from pipeline.proto.pipeline.blocks import BlockMessage
-from pipeline.proto.pipeline.large import LargeResponse, is_short
 from pipeline.proto.pipeline.plain import PlainRequest, pack_plain, pack_short
-from pipeline.proto.pipeline.response import is_cheap, pack_large
+from pipeline.proto.pipeline.response import LargeResponse, is_cheap, is_short, pack_large
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import AbandonedError, Limits, is_short_text, wanted_while
 from pipeline.routes import Answer

@@ -12,7 +12,7 @@ from pipeline.engine.request import ACTIVE, RequestState
 from pipeline.errors import ConfigError, PipelineError, PredictorError, described
 from pipeline.op import RequestOp
 from pipeline.stores.base import InputStore, fetched, is_reference
-from pipeline.system.daemon_threads import DaemonThreads
+from pipeline.system.event_loop import DaemonThreads
 
 _THREADS = 8  # that wait for the store at the same time
 

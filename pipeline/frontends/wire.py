@@ -14,14 +14,13 @@ from pipeline.errors import DeadlineError, PackageError, PipelineError, TooLarge
 from pipeline.frontends.http.routes import error_body
 from pipeline.proto.inflate import emptied, whole
 from pipeline.proto.pipeline import json as jsonpb
-from pipeline.proto.pipeline.large import LargeResponse, read_request
 from pipeline.proto.pipeline.plain import (
     PlainRequest,
     PlainResponse,
     plain_request_from_json,
     plain_request_from_message,
 )
-from pipeline.proto.pipeline.response import pack_error
+from pipeline.proto.pipeline.response import LargeResponse, pack_error, read_request
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.slices import Limits, Piece
 

@@ -60,7 +60,7 @@ def as_openmetrics(text: bytes) -> bytes:
     There a counter has to end in _total: those of Triton, which do not, are of unknown type.
     """
     families = families_of(_UNSUFFIXED.sub(rb"\1untyped", text))
-    made: bytes = openmetrics.generate_latest(_Given(families))  # type: ignore[no-untyped-call]
+    made: bytes = openmetrics.generate_latest(Given(families))  # type: ignore[no-untyped-call]
     return made
 
 
@@ -500,14 +500,14 @@ def _histogram(name: str, text: str, histograms: Iterable[tuple[Labels, _Histogr
     return metric
 
 
-class _Given(Collector):
+class Given(Collector):
     """Metrics that were made for one answer."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        return (metric for metric in self._metrics if metric.samples)
+        return self._metrics
 
 
 _UNSUFFIXED = re.compile(rb"^(# TYPE \S+(?<!_total) )counter$", re.MULTILINE)
@@ -516,7 +516,9 @@ _SUFFIXED = re.compile(rb"^# (HELP|TYPE) (nv_\w+)_total ", re.MULTILINE)
 
 
 def _text(metrics: Iterable[Metric]) -> bytes:
-    return _SUFFIXED.sub(rb"# \1 \2 ", generate_latest(_Given(metrics)))
+    return _SUFFIXED.sub(
+        rb"# \1 \2 ", generate_latest(Given(metric for metric in metrics if metric.samples))
+    )
 
 
 _EVERY_S = 1.0

@@ -15,12 +15,24 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
-from pipeline.proto.brpc.npy import MAGIC, array_to_npy, npy_to_array
 from pipeline.proto.lists import as_array
 from pipeline.proto.pipeline.array_text import numpy_to_text, text_to_numpy
-from pipeline.proto.pipeline.blocks import BlockMessage, check_decoded, last_bytes
-from pipeline.proto.pipeline.packed import PACKED_DTYPES, put_numbers, read_numbers
-from pipeline.proto.pipeline.shapes import check_shape, in_shape, refuse_misplaced
+from pipeline.proto.pipeline.blocks import (
+    PACKED_DTYPES,
+    BlockMessage,
+    check_decoded,
+    last_bytes,
+    put_numbers,
+    read_numbers,
+)
+from pipeline.proto.pipeline.shapes import (
+    MAGIC,
+    array_to_npy,
+    check_shape,
+    in_shape,
+    npy_to_array,
+    refuse_misplaced,
+)
 from pipeline.proto.pipeline_service_pb2 import Tensor
 from pipeline.proto.slices import joined, sliced
 

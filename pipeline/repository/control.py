@@ -17,17 +17,19 @@ from pipeline.errors import ConfigError, InitError, described
 from pipeline.frontends.v2.control import IndexedModel, Overrides
 from pipeline.frontends.v2.errors import V2Error, V2Status, internal, invalid
 from pipeline.proto.inference_v2_pb2 import ModelConfig
-from pipeline.repository.dependents import (
+from pipeline.repository.model_checks import MAX_INSTANCES, check_bounds, check_sent
+from pipeline.repository.model_folders import ModelFolder, model_folders, name_of, named, names_in
+from pipeline.repository.polled_model import (
+    PolledModel,
     affected_by,
     check_steps,
+    find_models,
     in_order,
     linked,
     only_needed_by,
+    poll_model,
+    without_instances,
 )
-from pipeline.repository.load_bounds import MAX_INSTANCES, check_bounds, check_sent
-from pipeline.repository.model_folders import ModelFolder, model_folders, names_in
-from pipeline.repository.namespaces import name_of, named
-from pipeline.repository.polled_model import PolledModel, find_models, poll_model, without_instances
 from pipeline.repository.versions import ModelVersions
 from pipeline.system.temp_dir import TempDir
 
@@ -93,10 +95,12 @@ class ModelPoller:
         for name, overrides in wanted.items():
             try:
                 check_sent(name_of(name) if self._settings.is_namespaced else name, overrides)
-                models = [
-                    self._polled_at(name, folder, overrides)
-                    for folder in self._folders(name, overrides)
-                ]
+                if overrides.files:
+                    folders = [self._files.write(name, overrides)]
+                else:
+                    at, is_namespaced = self._settings.repositories, self._settings.is_namespaced
+                    folders = find_models(name, at, is_namespaced)
+                models = [self._polled_at(name, folder, overrides) for folder in folders]
             except V2Error as error:
                 _LOGGER.error("Poll failed for model directory '%s': %s", name, error)
                 failures[name] = error
@@ -110,11 +114,6 @@ class ModelPoller:
                 text = f"failed to load '{name}', failed to poll from model repository"
                 failures[name] = internal(text)
         return found
-
-    def _folders(self, name: str, overrides: Overrides) -> list[Path]:
-        if overrides.files:
-            return [self._files.write(name, overrides)]
-        return find_models(name, self._settings.repositories, self._settings.is_namespaced)
 
     def _polled_at(self, name: str, folder: Path, overrides: Overrides) -> PolledModel:
         settings, namespace = self._settings, ""

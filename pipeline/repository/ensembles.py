@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -15,8 +15,10 @@ from pipeline.engine.op.channel import Item
 from pipeline.errors import NotImplementedByOpError, PipelineError
 from pipeline.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig
-from pipeline.repository.namespaces import key_of
-from pipeline.repository.step_checks import check_steps, dims_fit, in_order, own_dims, steps_of
+from pipeline.repository.backends.base import Backend, ModelSource
+from pipeline.repository.ensemble_checks import check_steps, dims_fit, in_order, own_dims, steps_of
+from pipeline.repository.model_folders import key_of
+from pipeline.repository.served_models import ServedModels
 from pipeline.workers.model_step import ModelStep, ServerModels
 
 _LOGGER = logging.getLogger(__name__)
@@ -26,15 +28,6 @@ PLACES = 4096  # requests in an ensemble, for each step: its models have limits 
 
 Fit = Callable[[Any], Any]
 """Adds the batch to an array, or takes it away, where two models see it differently."""
-
-
-class RepositoryModels(ServerModels, Protocol):
-    def config(self, name: str, version: int) -> ModelConfig:
-        """Return the configuration of a model that is ready; -1: of its latest version.
-
-        Raises:
-            PipelineError: there is none.
-        """
 
 
 class StepOp(Op):
@@ -223,7 +216,7 @@ def within(ensemble: str, error: PipelineError) -> PipelineError:
     return found
 
 
-def ensemble_graph(config: ModelConfig, models: RepositoryModels) -> Graph:
+def ensemble_graph(config: ModelConfig, models: ServedModels) -> Graph:
     """Return the steps of an ensemble as a graph.
 
     Raises:
@@ -239,7 +232,7 @@ def ensemble_graph(config: ModelConfig, models: RepositoryModels) -> Graph:
     return build_graph(ResponseOp(_Steps(config, models).last))
 
 
-def is_decoupled(config: ModelConfig, models: RepositoryModels) -> bool:
+def is_decoupled(config: ModelConfig, models: ServedModels) -> bool:
     """Return whether an ensemble answers in parts. Raises as `ensemble_graph` does."""
     return check_steps(config, models.config)
 
@@ -251,7 +244,7 @@ class _Steps:
         last: the Op whose answer is the ensemble's.
     """
 
-    def __init__(self, config: ModelConfig, models: RepositoryModels) -> None:
+    def __init__(self, config: ModelConfig, models: ServedModels) -> None:
         self._config = config
         self._models = models
         self._batches = config.max_batch_size > 0
@@ -389,3 +382,28 @@ def _taking(dims: tuple[int, ...]) -> Fit:
         return value.reshape(shape[1:]) if is_one else value
 
     return fit
+
+
+class EnsembleBackend(Backend):
+    """Ensembles.
+
+    Args:
+        models: of the repository, which their steps ask.
+    """
+
+    serves_graph = True
+
+    def __init__(self, models: ServedModels) -> None:
+        self._models = models
+
+    async def complete(self, source: ModelSource) -> ModelConfig:
+        """Return the configuration, which says whether there are several answers to a request."""
+        config = ModelConfig()
+        config.CopyFrom(source.config)
+        if is_decoupled(config, self._models):
+            config.model_transaction_policy.decoupled = True
+        return config
+
+    def graph(self, source: ModelSource) -> Graph:
+        """Return the steps. Raises ConfigError: they do not fit their models."""
+        return ensemble_graph(source.config, self._models)

@@ -1,11 +1,19 @@
-"""Checks of a model's configuration, with Triton's texts for what is wrong."""
+"""Checks of a model's configuration, with Triton's texts, and bounds of what a caller may send."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import PurePosixPath
 
+from pipeline.config.batching import (
+    DynamicBatchingConfig,
+    LevelPolicyConfig,
+    fault_of_batching,
+)
 from pipeline.errors import ConfigError
+from pipeline.frontends.v2.control import Overrides
+from pipeline.frontends.v2.errors import V2Error, invalid
 from pipeline.proto.inference_v2_pb2 import (
     TYPE_FP32,
     TYPE_INT32,
@@ -21,7 +29,9 @@ from pipeline.proto.inference_v2_pb2 import (
     ModelQueuePolicy,
 )
 from pipeline.repository.ensemble_checks import check_ensemble
+from pipeline.repository.model_config import is_nested_deeper
 from pipeline.repository.model_defaults import ENSEMBLE
+from pipeline.repository.op_settings import instances_of
 
 _ANY = -1
 _OWN_PLATFORMS = {  # of a backend that has one
@@ -53,7 +63,9 @@ def check(config: ModelConfig, cards: Collection[int] = (), with_tensors: bool =
     if not config.HasField("version_policy"):
         raise ConfigError(f"must specify 'version policy' for {config.name}")
     if config.HasField("dynamic_batching"):
-        _check_dynamic_batching(config, config.dynamic_batching)
+        batching = _dynamic_batching(config.dynamic_batching)
+        if fault := fault_of_batching(config.name, batching, config.max_batch_size):
+            raise ConfigError(fault)
     if config.HasField("sequence_batching"):
         _check_sequence_batching(config)
     if config.platform != ENSEMBLE:
@@ -90,38 +102,26 @@ def _check_backend(config: ModelConfig) -> None:
 # Batching -----------------------------------------------------------------------------------
 
 
-def _check_dynamic_batching(config: ModelConfig, batching: ModelDynamicBatching) -> None:
-    name = config.name
-    _check_preferred(
-        config,
-        batching.preferred_batch_size,
-        "dynamic batching preferred size must be positive",
-        "dynamic batching preferred size must be <= max batch size",
+def _dynamic_batching(batching: ModelDynamicBatching) -> DynamicBatchingConfig:
+    """Return it in the words of config.yml, as far as `fault_of_batching` looks at it."""
+    return DynamicBatchingConfig(
+        preferred_batch_size=tuple(batching.preferred_batch_size),
+        preserve_ordering=batching.preserve_ordering,
+        priority_levels=batching.priority_levels,
+        default_priority_level=batching.default_priority_level,
+        default_queue_policy=_policy(0, batching.default_queue_policy),
+        priority_queue_policy=tuple(
+            _policy(level, policy) for level, policy in batching.priority_queue_policy.items()
+        ),
     )
-    levels = batching.priority_levels
-    if levels and not 1 <= batching.default_priority_level <= levels:
-        raise ConfigError(f"default priority level must be in range [1, {levels}] for {name}")
-    if levels and not all(1 <= level <= levels for level in batching.priority_queue_policy):
-        raise ConfigError(
-            f"priority queue policy must have priority level in range [1, {levels}] for {name}"
-        )
-    if not batching.preserve_ordering:
-        return
-    if levels > 1:
-        raise ConfigError(
-            f"Only one priority level is allowed when 'preserve_ordering' is true for {name}"
-        )
-    policies = (batching.default_queue_policy, *batching.priority_queue_policy.values())
-    if any(map(_delays, policies)):
-        raise ConfigError(
-            "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true "
-            f"for {name}"
-        )
 
 
-def _delays(policy: ModelQueuePolicy) -> bool:
-    is_timed = policy.default_timeout_microseconds != 0
-    return is_timed and policy.timeout_action == ModelQueuePolicy.DELAY
+def _policy(level: int, policy: ModelQueuePolicy) -> LevelPolicyConfig:
+    return LevelPolicyConfig(
+        level=level,
+        timeout_action="delay" if policy.timeout_action == ModelQueuePolicy.DELAY else "reject",
+        default_timeout_microseconds=policy.default_timeout_microseconds,
+    )
 
 
 def _check_sequence_batching(config: ModelConfig) -> None:
@@ -131,27 +131,17 @@ def _check_sequence_batching(config: ModelConfig) -> None:
             f"Response Cache does not currently support model {name} with sequence batching "
             "scheduler. Please disable the response cache."
         )
-    if batching.HasField("oldest"):
-        _check_preferred(
-            config,
-            batching.oldest.preferred_batch_size,
-            "sequence batching preferred batch size must be positive",
-            "sequence batching preferred batch size must be <= max batch size",
-        )
+    for size in batching.oldest.preferred_batch_size:
+        if size <= 0:
+            raise ConfigError(f"sequence batching preferred batch size must be positive for {name}")
+        if size > config.max_batch_size:
+            raise ConfigError(
+                f"sequence batching preferred batch size must be <= max batch size for {name}"
+            )
     if not 0.0 <= batching.direct.minimum_slot_utilization <= 1.0:
         raise ConfigError(
             f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}"
         )
-
-
-def _check_preferred(
-    config: ModelConfig, sizes: Iterable[int], if_not_positive: str, if_too_large: str
-) -> None:
-    for size in sizes:
-        if size <= 0:
-            raise ConfigError(f"{if_not_positive} for {config.name}")
-        if size > config.max_batch_size:
-            raise ConfigError(f"{if_too_large} for {config.name}")
 
 
 # Instances ----------------------------------------------------------------------------------
@@ -195,7 +185,12 @@ def check_tensors(config: ModelConfig) -> None:
     """Look at the inputs and outputs. ConfigError: as `check` raises."""
     problems = (
         *(_wrong_with_input(tensor, config) for tensor in config.input),
-        *(_wrong_with_output(tensor, config) for tensor in config.output),
+        *(
+            f"model output {problem}"
+            if (problem := _wrong_with_shape(tensor, config.max_batch_size))
+            else _only_of_tensorrt(tensor, config)
+            for tensor in config.output
+        ),
         *_wrong_with_batch_inputs(config),
         *_wrong_with_batch_outputs(config),
     )
@@ -210,11 +205,6 @@ def _wrong_with_input(tensor: ModelInput, config: ModelConfig) -> str:
     if tensor.format in _IMAGES and len(tensor.dims) != 3:
         return "model input NHWC/NCHW require 3 dims"
     return _only_of_tensorrt(tensor, config)
-
-
-def _wrong_with_output(tensor: ModelOutput, config: ModelConfig) -> str:
-    problem = _wrong_with_shape(tensor, config.max_batch_size)
-    return f"model output {problem}" if problem else _only_of_tensorrt(tensor, config)
 
 
 def _only_of_tensorrt(tensor: ModelInput | ModelOutput, config: ModelConfig) -> str:
@@ -310,3 +300,74 @@ def _check_metrics(metrics: ModelMetrics) -> None:
             raise ConfigError("metric control must specify 'histogram_options'")
         if not control.histogram_options.buckets:
             raise ConfigError("histogram options must specify non-empty 'buckets'")
+
+
+MAX_INSTANCES = 128
+"""Instances of a model, where nobody says another number."""
+
+_MAX_SLOTS = 65_536  # of sequences, at all instances
+_MAX_LEVELS = 1024  # of priorities
+_MAX_RUNS = 1000  # of samples before a model is ready
+_MAX_SAMPLE = 2**28  # elements of one input
+_MAX_DEPTH = 100  # as protobuf
+_MAX_NAME_BYTES = 255  # of a file, as Linux has it
+_MAX_PATH_BYTES = 2048  # below the folder of temporary files
+
+
+def check_sent(name: str, overrides: Overrides) -> None:
+    """Refuse names and nesting that no model has. Raises V2Error."""
+    if not _can_be_a_file(name):
+        raise _refused(name, "no folder can have this name")
+    # Clients of Triton begin paths with a slash.
+    places = {PurePosixPath(path.lstrip("/")): path for path in overrides.files}
+    for place, path in places.items():
+        parts, is_long = place.parts, len(path.encode()) > _MAX_PATH_BYTES
+        if is_long or not parts or ".." in parts or not all(map(_can_be_a_file, parts)):
+            raise _refused(name, f"file:{path} is no path below the folder of the model")
+        if places.keys() & set(place.parents):
+            raise _refused(name, f"file:{path} is below another file")
+    if overrides.config is not None and is_nested_deeper(overrides.config, _MAX_DEPTH):
+        raise _refused(name, f"its config is nested deeper than {_MAX_DEPTH}")
+
+
+def check_bounds(name: str, config: ModelConfig, max_instances: int) -> None:
+    """Refuse numbers that take the whole server along. Raises V2Error."""
+    for group in config.instance_group:
+        if group.count < 0:
+            text = f"instance group {group.name} has the count {group.count}: it must be at least 1"
+            raise _refused(name, text)
+    instances = instances_of(config)
+    if instances > max_instances:
+        raise _refused(
+            name,
+            f"its instance groups have {instances} instances, more than {max_instances}, which is "
+            "what this server lets a model have: --max-instances",
+        )
+    sequences = config.sequence_batching
+    each = sequences.oldest.max_candidate_sequences or max(1, config.max_batch_size)
+    if config.HasField("sequence_batching") and instances * each > _MAX_SLOTS:
+        raise _refused(
+            name,
+            f"{instances} instances with {each} sequences each (max_candidate_sequences or "
+            f"max_batch_size) are more than {_MAX_SLOTS}",
+        )
+    levels = config.dynamic_batching.priority_levels
+    if levels > _MAX_LEVELS:
+        raise _refused(name, f"{levels} priority_levels are more than {_MAX_LEVELS}")
+    runs = sum(max(1, sample.count) for sample in config.model_warmup)
+    if runs > _MAX_RUNS:
+        raise _refused(name, f"model_warmup has {runs} runs, more than {_MAX_RUNS}")
+    for sample in config.model_warmup:
+        for tensor, given in sample.inputs.items():
+            if math.prod((max(1, sample.batch_size), *given.dims)) > _MAX_SAMPLE:
+                text = f"model_warmup {sample.name}: {tensor} has more than {_MAX_SAMPLE} elements"
+                raise _refused(name, text)
+
+
+def _can_be_a_file(name: str) -> bool:
+    is_plain = all(character.isprintable() or character.isspace() for character in name)
+    return is_plain and not set(name) & set("\0\n\r\v\f") and len(name.encode()) <= _MAX_NAME_BYTES
+
+
+def _refused(name: str, why: str) -> V2Error:
+    return invalid(f"failed to load '{name[:_MAX_NAME_BYTES]}', {why}")

@@ -6,7 +6,8 @@ text form is config.pbtxt. `config.yml` says the same in YAML.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,51 @@ from google.protobuf import json_format, text_format
 from pipeline.config.yaml import read_yaml
 from pipeline.errors import ConfigError
 from pipeline.proto.inference_v2_pb2 import ModelConfig
-from pipeline.repository.lenient_json import strict_json
+
+_TOKEN = re.compile(
+    r"""\s*+(?:(?P<text>"(?:[^"\\]|\\.)*+")|(?P<single>'(?:[^'\\]|\\.)*+')"""
+    r"""|(?P<key>[A-Za-z_$][\w$]*+)(?=\s*+:)|(?P<other>[{}\[\],:]|[^\s"'{}\[\],:]++))""",
+    re.DOTALL | re.ASCII,
+)
+_TO_ESCAPE = re.compile(r'\\.|"', re.DOTALL)
+_CHANGED = {r"\'": "'", '"': r"\""}
+
+
+def strict_json(text: str) -> str:
+    """Return JSON that protobuf reads, and Triton's clients write, as every reader takes it.
+
+    Keys may have no quotes there, text single ones, and a comma may be behind the last element.
+    What is no JSON either way stays as it is.
+    """
+    parts: list[str] = []
+    for token in _tokens(text):
+        if token in ("}", "]") and parts and parts[-1] == ",":
+            parts.pop()
+        parts.append(token)
+    return " ".join(parts)
+
+
+def is_nested_deeper(text: str, most: int) -> bool:
+    """Return whether more lists and objects of a text of JSON than that are open at once."""
+    depth = 0
+    for token in _tokens(text):
+        depth += (token in ("{", "[")) - (token in ("}", "]"))
+        if depth > most:
+            return True
+    return False
+
+
+def _tokens(text: str) -> Iterator[str]:
+    at = 0
+    while token := _TOKEN.match(text, at):
+        at = token.end()
+        if token["single"]:
+            inner = _TO_ESCAPE.sub(lambda one: _CHANGED.get(one[0], one[0]), token["single"][1:-1])
+            yield f'"{inner}"'
+        else:
+            yield f'"{token["key"]}"' if token["key"] else token["text"] or token["other"]
+    yield text[at:]
+
 
 TEXT_FILE = "config.pbtxt"
 YAML_FILE = "config.yml"

@@ -1,6 +1,8 @@
 """Folders of model repositories: which models there are, in which versions, and what changed.
 
 <repository>/<model>/config.pbtxt, <version>/<file>, warmup/, initial_state/, configs/
+
+With namespaces several repositories may have models of one name, each in a namespace of its own.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -16,7 +18,40 @@ import msgspec
 from pipeline.errors import ConfigError
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.model_config import TEXT_FILE, YAML_FILE
-from pipeline.repository.namespaces import key_of
+
+BETWEEN = "::"
+
+
+def key_of(namespace: str, name: str) -> str:
+    """Return what a model is known by: its name alone where there are no namespaces."""
+    return f"{namespace}{BETWEEN}{name}" if namespace else name
+
+
+def name_of(key: str) -> str:
+    """Return the name of a model, which has no namespace."""
+    return key.rpartition(BETWEEN)[2]
+
+
+def named(keys: Iterable[str], name: str) -> list[str]:
+    """Return the models of a name, or the one of a key."""
+    return [key for key in keys if name in (key, name_of(key))]
+
+
+def links_of(namespace: str, steps: Iterable[str], keys: Collection[str]) -> Mapping[str, str]:
+    """Return the keys of the models that an ensemble means by the names of its steps.
+
+    A model of its own namespace comes first, then one whose name no other has. Of a name that is
+    in several others, or in none, there is nothing.
+    """
+    links = {}
+    for name in steps:
+        own, others = key_of(namespace, name), named(keys, name)
+        if own in keys:
+            links[name] = own
+        elif len(others) == 1:
+            links[name] = others[0]
+    return links
+
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ from pipeline.errors import ConfigError
 from pipeline.op import configure_op
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.backends.base import Backend, ModelSource
-from pipeline.repository.ensembles import RepositoryModels
 from pipeline.repository.model_checks import check
 from pipeline.repository.model_defaults import ENSEMBLE
 from pipeline.repository.op_settings import (
@@ -29,6 +28,7 @@ from pipeline.repository.op_settings import (
     metrics_settings,
     op_settings,
 )
+from pipeline.repository.served_models import ServedModels
 from pipeline.repository.warm_up import samples_of
 from pipeline.runtime.loaded_graph import LoadedGraph, RepositoryModel
 from pipeline.runtime.predictor_loader import PredictorLoader
@@ -39,7 +39,7 @@ from pipeline.workers.process.shared import SharedProcesses
 
 
 class GraphMaker:
-    """Loads models and ends them, on the event loop; see `ModelMaker`.
+    """Loads models and ends them, on the event loop.
 
     Args:
         settings: keys of config.yml that all models have in common.
@@ -57,7 +57,7 @@ class GraphMaker:
         settings: Mapping[str, Any],
         on_readiness: Callable[[bool], None],
         grace_s: float,
-        models: RepositoryModels,
+        models: ServedModels,
         cards: Collection[int] = (),
         processes: SharedProcesses | None = None,
         share: Share | None = None,

@@ -16,7 +16,8 @@ from pipeline.frontends.v2.interface import interface_of_config
 from pipeline.op import Op
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.proto.v2.raw import BYTES, DATATYPES, array_of
-from pipeline.repository.ensembles import PLACES, RepositoryModels
+from pipeline.repository.ensembles import PLACES
+from pipeline.repository.served_models import ServedModels
 
 
 class AskModelOp(Op):
@@ -63,7 +64,7 @@ class AskedModel:
     """
 
     most: int = 0
-    models: RepositoryModels
+    models: ServedModels
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ def _array(value: Any, dtype: np.dtype[Any]) -> Any:
         raise PayloadTypeError(f"a model cannot be fed {type(value).__name__}: {error}") from error
 
 
-def bind_models(graph: Graph, models: RepositoryModels) -> None:
+def bind_models(graph: Graph, models: ServedModels) -> None:
     for op in graph.ops:
         if isinstance(op, AskModelOp):
             op.pipeline_step.models = models

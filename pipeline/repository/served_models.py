@@ -36,7 +36,7 @@ class _Found(msgspec.Struct, eq=False):
 
 
 class ServedModels:
-    """Models that are ready, found by name for each request; see `RepositoryModels`.
+    """Models that are ready, found by name for each request; see `ServerModels`.
 
     Args:
         registry: has them.

@@ -19,20 +19,17 @@ from pipeline.engine.models import ModelRegistry, ModelState
 from pipeline.engine.request import ResponseSink, StreamHandle
 from pipeline.errors import (
     ConfigError,
-    InputError,
-    NoServiceError,
     NotImplementedByOpError,
-    OverloadedError,
     PipelineError,
-    RequestCancelledError,
-    UserCodeError,
 )
 from pipeline.frontends.v2.control import Overrides, RepositoryControl
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import V2Error
 from pipeline.observe.custom_metrics import CustomMetrics
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
 from pipeline.observe.logs.setup import LogSwitches, switch_logs
 from pipeline.observe.traces.traces import collector_of
+from pipeline.repository.backends.python.calls import triton_error
+from pipeline.repository.backends.python.requests import error_of
 from pipeline.repository.control import ControlSettings, ModelControl
 from pipeline.repository.model_maker import GraphMaker
 from pipeline.repository.replicated import ReplicatedControl
@@ -45,7 +42,7 @@ from pipeline.runtime.replicas import Replicas
 from pipeline.runtime.service import MakeControl, ReplicaContext, Service
 from pipeline.runtime.share import Share
 from pipeline.server import exposure_of, serve_until_signalled
-from pipeline.system.malloc import tune_malloc
+from pipeline.system.resources import tune_malloc
 from pipeline.system.service_manager import ServiceManager
 from pipeline.system.stdio import ensure_stdio
 from pipeline.workers.process.shared import SharedProcesses
@@ -162,7 +159,9 @@ def make_control(
     of_models = {
         name: value for name, value in settings.server.items() if name not in _OF_THE_SERVER
     }
-    dag = {"start_method": "spawn", **_without_port(settings.server.get("dag", {}))}
+    said = settings.server.get("dag", {})
+    dag = {"start_method": "spawn"}
+    dag |= {name: value for name, value in said.items() if "prometheus" not in name}
     of_models |= {"rpc_port": 0, "dag": dag}
 
     def make(models: Any, on_readiness: Any, share: Share) -> ModelControl:
@@ -180,10 +179,6 @@ def make_control(
         return control
 
     return make
-
-
-def _without_port(dag: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in dag.items() if "prometheus" not in name}
 
 
 def _log_to(file: str) -> None:
@@ -222,13 +217,6 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [line, text[0], line, *text[1:], line]
 
 
-_KINDS: dict[V2Status, type[PipelineError]] = {
-    V2Status.INVALID: InputError,
-    V2Status.NOT_FOUND: NoServiceError,
-    V2Status.CANCELLED: RequestCancelledError,
-    V2Status.UNSUPPORTED: NotImplementedByOpError,
-    V2Status.UNAVAILABLE: OverloadedError,
-}
 _FILE = "file:"
 
 
@@ -287,4 +275,4 @@ class RepositoryHost:
 
 
 def _ours(error: V2Error) -> PipelineError:
-    return _KINDS.get(error.kind, UserCodeError)(str(error))
+    return error_of(triton_error(error))

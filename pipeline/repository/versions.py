@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 import msgspec
 
 from pipeline.engine.models import UNLOADED, ModelRegistry, ModelState
 from pipeline.errors import ConfigError, InitError, PipelineError, described
 from pipeline.repository.backends.base import ModelSource
+from pipeline.repository.model_maker import GraphMaker
 from pipeline.repository.polled_model import PolledModel
 from pipeline.runtime.loaded_graph import LoadedGraph
 
@@ -27,22 +27,6 @@ class VersionState(msgspec.Struct, eq=False):
     model: PolledModel | None = None
 
 
-class ModelMaker(Protocol):
-    """Loads models, and ends them."""
-
-    async def make(self, source: ModelSource) -> LoadedGraph:
-        """Load a version, and return it when it can take requests. Raises PipelineError."""
-
-    async def change(self, served: LoadedGraph, source: ModelSource) -> bool:
-        """Have a version go on with other instances; False: it has to be loaded anew for them.
-
-        Raises PipelineError: they cannot be had, and all is as before.
-        """
-
-    async def end(self, served: LoadedGraph) -> None:
-        """Let a version that gets no more requests finish those that it has, and end it."""
-
-
 class ModelVersions:
     """The versions of all models that were ever loaded, on the event loop.
 
@@ -51,7 +35,7 @@ class ModelVersions:
         maker: loads them.
     """
 
-    def __init__(self, registry: ModelRegistry, maker: ModelMaker) -> None:
+    def __init__(self, registry: ModelRegistry, maker: GraphMaker) -> None:
         self._registry = registry
         self._maker = maker
         self._states: dict[str, dict[int, VersionState]] = {}

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from pipeline.config.default_host import LOOPBACK
 from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
+from pipeline.config.sections import LOOPBACK
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
 from pipeline.engine.run.hooks import doubtful_names

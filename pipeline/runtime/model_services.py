@@ -40,7 +40,13 @@ class ModelServices:
     """
 
     def __init__(self, ops: Iterable[Op], base_dir: Path) -> None:
-        self._ops = [op for op in ops if _wants_service(op)]
+        self._ops = [
+            op
+            for op in ops
+            if (local := op.pipeline_config.local_service_conf).model_config is not None
+            and local.client_type != "local_predictor"
+            and not op.pipeline_config.server_endpoints
+        ]
         self._base_dir = base_dir
         self._services: list[_ModelService] = []
         self._folder = TempDir("model services")
@@ -98,15 +104,6 @@ class ModelServices:
             service.listener.close()
         self._services.clear()
         self._folder.remove()
-
-
-def _wants_service(op: Op) -> bool:
-    local = op.pipeline_config.local_service_conf
-    return (
-        local.model_config is not None
-        and local.client_type != "local_predictor"
-        and not op.pipeline_config.server_endpoints
-    )
 
 
 class _ModelService:

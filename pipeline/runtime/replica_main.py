@@ -21,7 +21,7 @@ from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_query import QueryClient, QueryReply, QueryRequest
 from pipeline.runtime.service import ReplicaContext, Service, gc_frozen
 from pipeline.system.event_loop import end_tasks, loop_factory, or_stopped
-from pipeline.system.malloc import tune_malloc
+from pipeline.system.resources import tune_malloc
 from pipeline.workers.process.wire import Link, framed
 
 

@@ -32,7 +32,7 @@ from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_query import Ask
 from pipeline.runtime.share import Share, share_of
 from pipeline.system.event_loop import waited
-from pipeline.system.file_limit import raise_file_limit
+from pipeline.system.resources import raise_file_limit
 from pipeline.workers.process.shared import SharedProcesses
 
 if TYPE_CHECKING:

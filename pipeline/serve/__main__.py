@@ -37,7 +37,7 @@ from pipeline.serve.http import ModelRoutes
 from pipeline.serve.mux import OnePortFrontend
 from pipeline.serve.ops import AnswerOp, ModelOp, answers_of, grpc_service
 from pipeline.server import serve_until_signalled
-from pipeline.system.malloc import tune_malloc
+from pipeline.system.resources import tune_malloc
 from pipeline.system.stdio import ensure_stdio, say_on_stderr
 
 _LOG = "%(levelname)s %(asctime)s [%(name)s] %(message)s"

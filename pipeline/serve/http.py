@@ -22,7 +22,7 @@ from pipeline.frontends.http.routes import (
     WebResponse,
     not_allowed,
 )
-from pipeline.proto.brpc.general_model_json import response_to_json
+from pipeline.proto.brpc.general_model import response_to_json
 from pipeline.proto.general_model_pb2 import Response
 from pipeline.proto.slices import Limits
 from pipeline.serve.ops import METHODS, Answer, ModelCall, log_id_of

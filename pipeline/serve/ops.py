@@ -23,7 +23,7 @@ from pipeline.op import Op, RequestOp, ResponseOp
 from pipeline.predictors.model_conf import SERVER_FILE, ModelConf, Var, conf_of, write_client_conf
 from pipeline.predictors.signature import LOD
 from pipeline.proto.brpc import frames as baidu_std
-from pipeline.proto.brpc import general_model, general_model_json
+from pipeline.proto.brpc import general_model
 from pipeline.proto.general_model_pb2 import Request, Response, Tensor
 from pipeline.proto.pipeline.blocks import BlockMessage, read_varint
 from pipeline.proto.pipeline.response import pack_error
@@ -197,14 +197,14 @@ class ModelOp(Op):
         response = general_model.response_bytes(ENGINE_NAME, self._request.log_id, tensors)
         if self._is_json:
             answer = Response.FromString(response)
-            return {"message": general_model_json.response_to_json(answer)}, None, ""
+            return {"message": general_model.response_to_json(answer)}, None, ""
         message = baidu_std.compress(self._compress_type, response)
         return {"message": message}, None, ""
 
     def _read(self, message: bytes) -> Request | BlockMessage:
         try:
             if self._is_json:
-                return general_model_json.request_from_json(message)
+                return general_model.request_from_json(message)
             if self._compress_type:
                 message = baidu_std.decompress(self._compress_type, message, self._max_bytes)
             if len(message) > SHORT_BYTES:

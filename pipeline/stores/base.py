@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.config import registry
 from pipeline.errors import ConfigError, InitError, PackageError, PipelineError, described
-from pipeline.proto.brpc.npy import MAGIC, array_to_npy, npy_to_array
+from pipeline.proto.pipeline.shapes import MAGIC, array_to_npy, npy_to_array
 
 REFERENCE = "pipeline-stored:"
 """Text that begins a reference."""

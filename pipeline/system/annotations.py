@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import functools
 from typing import Any
 
 import msgspec
@@ -17,8 +18,5 @@ def make_annotations_picklable() -> None:
 
 def _reduced(meta: msgspec.Meta) -> tuple[Any, ...]:
     fields = {name: getattr(meta, name) for name in _FIELDS}
-    return _made, ({name: value for name, value in fields.items() if value is not None},)
-
-
-def _made(fields: dict[str, Any]) -> msgspec.Meta:
-    return msgspec.Meta(**fields)
+    given = {name: value for name, value in fields.items() if value is not None}
+    return functools.partial(msgspec.Meta, **given), ()

@@ -18,9 +18,9 @@ from pipeline.cli.graph import nothing_starts
 from pipeline.client import PipelineClient
 from pipeline.client_sequence import PipelineSequence
 from pipeline.config.access import AccessConfig, TlsConfig
-from pipeline.config.default_host import LOOPBACK
 from pipeline.config.registry import did_you_mean
 from pipeline.config.schema import ServiceConfig
+from pipeline.config.sections import LOOPBACK
 from pipeline.errors import ConfigError, InitError, PipelineError
 from pipeline.frontends.api.pipelines import check_name
 from pipeline.op import Op, configure_op

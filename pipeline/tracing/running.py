@@ -60,10 +60,6 @@ def running() -> Running | None:
     return _running.get()
 
 
-def _no_trace(data_id: int) -> str:
-    return ""
-
-
 class Notes:
     """Takes notes of what Ops work on, each in the context of its worker; see `Op.pipeline_notes`.
 
@@ -73,7 +69,7 @@ class Notes:
     """
 
     def __init__(self) -> None:
-        self.trace_of: Callable[[int], str] = _no_trace
+        self.trace_of: Callable[[int], str] = lambda data_id: ""
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()  # in another process nobody knows of traces

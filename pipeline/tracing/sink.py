@@ -23,7 +23,7 @@ from pipeline.errors import one_line
 from pipeline.observe.otel import missing
 from pipeline.observe.sink import SinkContext
 from pipeline.observe.tables import Integers, Positions, batches, walks
-from pipeline.system.daemon_threads import DaemonThreads
+from pipeline.system.event_loop import DaemonThreads
 from pipeline.tracing.context import TraceContext, format_traceparent, parse_traceparent
 from pipeline.tracing.spans import PartTimes, RequestSpans, SpanRecord, Traced, TracedSpan
 

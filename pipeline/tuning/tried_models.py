@@ -20,13 +20,12 @@ from pipeline.proto.inference_v2_pb2 import ModelConfig, ModelInstanceGroup
 from pipeline.proto.v2.config_json import as_json
 from pipeline.repository.model_config import TEXT_FILE, parse_json, read_model_config
 from pipeline.repository.polled_model import find_models
+from pipeline.system.processes import Family, family_of
 from pipeline.tuning.load import LoadRequest, replay
 from pipeline.tuning.settings import OpMeasured, OpSettings, Settings, Trial
 from pipeline.tuning.tried_server import (
-    Family,
     TrialError,
     TriedOp,
-    family_of,
     running,
     timed,
     trial_of,

@@ -26,8 +26,8 @@ from pipeline.errors import OverloadedError
 from pipeline.frontends.base import HeaderForwarding
 from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.server import HttpFrontend
-from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline.plain import PlainRequest, pack_plain
+from pipeline.proto.pipeline.response import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 
 _LIMIT = 4000  # of a body

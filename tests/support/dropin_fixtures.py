@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from pipeline.config import default_host
+from pipeline.config import sections
 from pipeline.dropin import import_hook as finder
 from pipeline.dropin.client import HttpClient
 from pipeline.observe.logs import remote
@@ -26,7 +26,7 @@ def clean_imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     listen on and the lines that they log are as before."""
     names = dict(vars(np))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setattr(default_host, "_hosts", [default_host.LOOPBACK])
+    monkeypatch.setattr(sections, "_hosts", [sections.LOOPBACK])
     monkeypatch.setattr(remote.RootLines, "is_wanted", False)
     assert not _imported()
     yield

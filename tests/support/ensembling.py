@@ -109,7 +109,7 @@ class Parts(StreamSink):
 
 
 class Shelf:
-    """Models and ensembles by name, each with an engine of its own; see `RepositoryModels`."""
+    """Models and ensembles by name, each with an engine of its own; see `ServedModels`."""
 
     def __init__(self) -> None:
         self.configs: dict[str, ModelConfig] = {}

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "pipeline"
 # import those of its own layer and of the layers below.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("answer_head",),
-    ("errors", "metrics", "data", "routes", "system", "tracing", "dropin.names"),
+    ("errors", "metrics", "data", "deadline", "routes", "system", "tracing", "dropin.names"),
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
     (
@@ -57,6 +57,7 @@ ONLY: dict[str, set[str]] = {
     "errors": {"answer_head"},
     "data": {"errors", "metrics"},
     "metrics": set(),
+    "deadline": {"errors"},
     "routes": {"answer_head", "errors"},  # op for its types only
     "system": {"errors", "system"},
     "gateway.__main__": {"errors", "gateway.binary"},  # becomes the binary: nothing that it needs
@@ -74,7 +75,8 @@ ONLY: dict[str, set[str]] = {
         "schema",
     },  # config for its types only
     "predictors": {
-        *("errors", "data", "proto", "config", "predictors", "stores", "system", "tracing"),
+        *("errors", "data", "deadline", "proto", "config", "predictors", "stores"),
+        *("system", "tracing"),
     },
     "tracing.context": set(),
 }
@@ -105,7 +107,7 @@ AT_HOME: dict[str, set[str]] = {
     "yaml": {"config.yaml", "config.yaml_edit"},
     "onnxruntime": {"predictors.onnx.predictor"},
     "paddle": {"predictors.paddle.predictor"},
-    "ray": {"workers.ray.cluster", "cluster.ray_fleet", "cluster.local"},
+    "ray": {"workers.ray.cluster", "cluster.ray_fleet"},
     "dill": {"workers.shm.pickling", "workers.zygote.spawn"},
     "redis": {"caches.redis", "stores.redis"},
     "torch": set(),

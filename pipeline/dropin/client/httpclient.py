@@ -34,8 +34,7 @@ from pipeline.predictors.remote.base import RemoteModel
 from pipeline.predictors.remote.grpc_calls import GrpcCalls
 from pipeline.predictors.signature import LOD
 from pipeline.proto.brpc.frames import SERVICE
-from pipeline.proto.brpc.general_model import dtype_of, put_value
-from pipeline.proto.brpc.general_model_json import request_to_json
+from pipeline.proto.brpc.general_model import dtype_of, put_value, request_to_json
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.proto.lists import as_array
 from pipeline.proto.targets import host_and_port

@@ -12,6 +12,7 @@ from operator import attrgetter, is_
 from typing import Any, Protocol
 
 from pipeline.data import ChannelData, RequestContext, SequenceStep, contexts_of, steps_of
+from pipeline.deadline import set_call_deadline
 from pipeline.engine.product_errors import product_error
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.call import Call
@@ -37,7 +38,6 @@ from pipeline.errors import (
     described,
 )
 from pipeline.routes import Routed
-from pipeline.system.deadline import set_call_deadline
 from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
 
 _WHOLE = (PipelineError, Routed)  # what one part of a mini-batch says for all of it

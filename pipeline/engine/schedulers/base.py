@@ -239,9 +239,6 @@ def held_start(environment: Mapping[str, str]) -> HeldStart | None:
     """Return what the hooks ask for; None: nothing, or they are not switched on."""
     if environment.get(SWITCH) != "1":
         return None
-    queued, backlog = (_count(environment.get(name, "")) for name in (_QUEUED, _BACKLOG))
+    texts = (environment.get(name, "") for name in (_QUEUED, _BACKLOG))
+    queued, backlog = (int(text) if text.isdecimal() else 0 for text in texts)
     return HeldStart(queued, backlog) if queued else None
-
-
-def _count(text: str) -> int:
-    return int(text) if text.isdecimal() else 0

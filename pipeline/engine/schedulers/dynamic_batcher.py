@@ -3,31 +3,202 @@
 from __future__ import annotations
 
 import bisect
+import heapq
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from pipeline.config.batching import SchedulerTraits
+from pipeline.config.batching import QueuePolicyConfig, SchedulerTraits
 from pipeline.config.schema import OpConfig
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.run.collate import form_of
 from pipeline.engine.schedulers.base import Batch, HeldStart, Load, Refusal, held_start
-from pipeline.engine.schedulers.draft import Draft, Form
 from pipeline.engine.schedulers.dynamic import batches_ahead
-from pipeline.engine.schedulers.policy_queue import PolicyQueue
 from pipeline.errors import QueueLimitError
 from pipeline.op import Op, overrides
 from pipeline.proto.v2.raw import about_request
 
+_PER_S = 1e6  # microseconds
+_SPARE = 64  # limits of those who have left, queues without anybody: callers choose levels
+
+
+class PolicyQueue:
+    """First come, first served; with `delay` those who are late go behind all who are not.
+
+    Args:
+        policy: its limits.
+    """
+
+    def __init__(self, policy: QueuePolicyConfig) -> None:
+        self._policy = policy
+        self._fresh: dict[Item, None] = {}
+        self._late: dict[Item, None] = {}
+        self._limits: list[tuple[float, int, Item]] = []  # some may have left
+        self._added = 0
+
+    def __len__(self) -> int:
+        return len(self._fresh) + len(self._late)
+
+    def __iter__(self) -> Iterator[Item]:
+        yield from self._fresh
+        yield from self._late
+
+    def overflow(self) -> Item | None:
+        """Let go of the newest one if there are too many; return it."""
+        if 0 < self._policy.max_queue_size < len(self) and self._fresh:
+            return self._fresh.popitem()[0]
+        return None
+
+    @property
+    def has_late(self) -> bool:
+        """Return whether there is anybody before whom the next one goes."""
+        return bool(self._late)
+
+    def add(self, item: Item, now: float) -> None:
+        """Take a request, and note how long it may wait."""
+        self._fresh[item] = None
+        timeout_us = self._policy.default_timeout_microseconds
+        if not timeout_us:  # Triton's rule: then a request's own says nothing
+            return
+        if self._policy.allow_timeout_override:
+            timeout_us = _shorter(item.info.parameters.get("timeout", 0), timeout_us)
+        self._added += 1
+        heapq.heappush(self._limits, (now + timeout_us / _PER_S, self._added, item))
+        if len(self._limits) > 2 * len(self._fresh) + _SPARE:
+            self._limits = [entry for entry in self._limits if entry[2] in self._fresh]
+            heapq.heapify(self._limits)
+
+    def remove(self, item: Item) -> None:
+        """Let one go that is here."""
+        if item in self._fresh:
+            del self._fresh[item]
+        else:
+            del self._late[item]
+
+    @property
+    def limited_until(self) -> float | None:
+        """Return when the first one is late; None: nobody will be."""
+        limits = self._limits
+        while limits and limits[0][2] not in self._fresh:
+            heapq.heappop(limits)
+        return limits[0][0] if limits else None
+
+    def expire(self, now: float) -> tuple[list[Item], bool]:
+        """Apply the policy; return who is to be refused, and whether anything has changed."""
+        refused: list[Item] = []
+        has_changed = False
+        while (until := self.limited_until) is not None and until <= now:
+            item = heapq.heappop(self._limits)[2]
+            del self._fresh[item]
+            has_changed = True
+            if self._policy.timeout_action == "delay":
+                self._late[item] = None
+            else:
+                refused.append(item)
+        return refused, has_changed
+
+
+def _shorter(own: object, default: int) -> int:
+    """Return the timeout of a request, if it has one that is below the default."""
+    return own if isinstance(own, int) and 0 < own < default else default
+
+
+Form = Callable[[Item], object]
+"""What is equal for items that may share an execution."""
+
+
+class Draft:
+    """Items in the order of the queue, as many as one execution takes. Sizes are in samples.
+
+    Args:
+        preferred: sizes of which a batch does not wait to grow.
+        max_rows: of one execution; a request that alone has more goes alone.
+        max_items: of one batch.
+        form: says what may share an execution; None: all of them.
+
+    Attributes:
+        items: so far.
+        rows: theirs.
+        is_closed: whether there is one in the queue that does not fit in.
+    """
+
+    def __init__(
+        self,
+        preferred: Collection[int],
+        max_rows: int,
+        max_items: int,
+        form: Form | None = None,
+    ) -> None:
+        self.items: list[Item] = []
+        self.rows: int = 0
+        self.is_closed: bool = False
+        self._preferred = preferred
+        self._most_preferred = max(preferred)
+        self._limits = max_rows, max_items
+        self._form = form
+        self._first_form: object = None
+        self._best = 0  # items of the largest preferred size
+        self._oldest = 0.0
+
+    def has_limits(self, max_rows: int, max_items: int) -> bool:
+        """Return whether it was begun with these limits."""
+        return self._limits == (max_rows, max_items)
+
+    def take(self, item: Item) -> bool:
+        """Take the next one of the queue; return False, and be closed, if it does not fit in."""
+        if self.is_closed:
+            return False
+        rows = item.request.rows
+        if self.items and not self._may_join(item, self.rows + rows):
+            self.is_closed = True
+            return False
+        oldest = self._oldest if self.items else item.ready_at
+        self._oldest = min(oldest, item.ready_at)
+        self.items.append(item)
+        self.rows += rows
+        if self.rows in self._preferred:
+            self._best = len(self.items)
+        return True
+
+    def due(self, delay_s: float) -> float:
+        """Return when its oldest has waited for so long."""
+        return self._oldest + delay_s
+
+    def ripe(self, now: float, delay_s: float) -> int:
+        """Return how many of its items, from the first, go now; 0: it may still grow.
+
+        A preferred size goes at once, and the largest of several. What has none waits for the
+        delay of its oldest, unless it cannot grow to one, and then all goes, up to the most that
+        an execution takes.
+        """
+        is_due = delay_s > 0 and now >= self.due(delay_s)
+        if self._best and not is_due:
+            return self._best
+        max_rows, max_items = self._limits
+        is_full = self.rows >= min(max_rows, self._most_preferred) or len(self.items) >= max_items
+        is_whole = is_full or self.is_closed
+        return len(self.items) if is_due or is_whole or not delay_s else 0
+
+    def _may_join(self, item: Item, rows: int) -> bool:
+        if rows > self._most_preferred and not self._best:
+            self._best = len(self.items)  # it is past all preferred sizes: what is there may go
+        max_rows, max_items = self._limits
+        if rows > max_rows or len(self.items) >= max_items:
+            return False
+        if self._form is None:
+            return True
+        if len(self.items) == 1:
+            self._first_form = self._form(self.items[0])
+        return self._form(item) == self._first_form
+
+
 FULL = "Exceeds maximum queue size"
 EXPIRED = "Request timeout expired"
-_SPARE = 64  # queues without anybody: callers choose their levels
-_PER_S = 1e6  # microseconds
 
 
 class DynamicBatcher:

@@ -18,8 +18,7 @@ from msgspec import field
 
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
-from pipeline.engine.sequences.backlog import Backlog, Chains, timeout_of
-from pipeline.engine.sequences.slots import SequenceSlot, Slots
+from pipeline.engine.sequences.slots import Backlog, Chains, SequenceSlot, Slots, timeout_of
 from pipeline.engine.state import SequencesState
 from pipeline.errors import (
     ClosedError,
@@ -97,6 +96,9 @@ class Arrivals:
         """Take note that a sequence ended before its end, and why."""
 
 
+_LEAST_TRIES = 3
+"""A request that was lost alone with so many workers is not tried again."""
+
 Ready: TypeAlias = tuple[float, int, LiveSequence]
 """Since when a sequence's next request has been ready, that request's number, the sequence."""
 
@@ -104,11 +106,16 @@ Ready: TypeAlias = tuple[float, int, LiveSequence]
 class SequenceBook:
     """Book of one Op's sequences.
 
+    With their states (`checkpoint`) a sequence whose worker was lost waits for another slot, as the
+    oldest of the backlog, and its first batch there brings them. The request that was running runs
+    again, and alone if it was not: which one of a batch is to blame is not known.
+
     Args:
         op_name: for what callers are told.
         slots: at each worker.
         max_idle_s: a sequence of which nothing came for so long, and that has nothing to do,
             loses its slot.
+        keeps: whether it is given the states of sequences after each step.
 
     Attributes:
         queued: requests that are here and not under way.
@@ -120,7 +127,7 @@ class SequenceBook:
         arrivals: who is on the way here.
     """
 
-    def __init__(self, op_name: str, slots: int, max_idle_s: float) -> None:
+    def __init__(self, op_name: str, slots: int, max_idle_s: float, keeps: bool = False) -> None:
         self.queued: int = 0
         self.ready: dict[int, list[Ready]] = {}
         self.refused: deque[tuple[Item, PipelineError]] = deque()
@@ -129,6 +136,7 @@ class SequenceBook:
         self.slots: Slots = Slots(slots)
         self._op_name = op_name
         self._max_idle_s = max_idle_s
+        self._keeps = keeps
         self._held: dict[SequenceSlot, LiveSequence] = {}
         self._chains = Chains()
         self._running: dict[Item, LiveSequence] = {}
@@ -190,6 +198,8 @@ class SequenceBook:
             if sequence is None:
                 continue
             sequence.running = None
+            if self._keeps:
+                sequence.tries, sequence.is_suspect = 0, False
             self._chains.left((item.request,), sequence)
             if sequence.is_over or (sequence.has_end and not sequence.queue):
                 self._end(sequence)
@@ -212,6 +222,10 @@ class SequenceBook:
 
     def keep(self, items: Sequence[Item], kept: Mapping[int, Any]) -> None:
         """Take the states behind a batch's steps, by the place of the item; see `LiveSequence`."""
+        for place, states in kept.items():
+            sequence = self._running.get(items[place])
+            if sequence is not None:
+                sequence.kept = states
 
     def again(self, items: Sequence[Item], error: PipelineError, attempts: int) -> Sequence[Item]:
         """Have the requests of a lost batch run again; return those that fail with `error`.
@@ -219,7 +233,28 @@ class SequenceBook:
         Args:
             attempts: for a request with which a worker hung.
         """
-        return items
+        if not self._keeps:
+            return items
+        failed = []
+        most = attempts if isinstance(error, DeadlineError) else max(attempts, _LEAST_TRIES)
+        for item in items:
+            sequence = self._running.get(item)
+            if sequence is None:
+                failed.append(item)
+                continue
+            sequence.tries += len(items) == 1
+            if sequence.is_over or sequence.kept is None or sequence.tries >= most:
+                if item.info.sequence_start and sequence.kept is not None:
+                    sequence.kept = {}  # what was before must not go on behind it
+                failed.append(item)
+                continue
+            del self._running[item]
+            sequence.running = None
+            sequence.is_suspect = len(items) > 1 or sequence.is_suspect
+            sequence.queue.appendleft(item)
+            self.queued += 1
+            self._settle(sequence, item.ready_at)
+        return failed
 
     def drop(self, request: RequestState) -> list[Item]:
         """Forget a request that is over, which ends its sequence; return what was queued of it."""
@@ -296,7 +331,18 @@ class SequenceBook:
         self._hand_out()
 
     def _worker_is_lost(self, sequence: LiveSequence) -> None:
-        """End a sequence whose worker was lost, with what that kept of it."""
+        """End a sequence whose worker was lost, or have it wait for another slot.
+
+        What becomes of a request that runs is told later, if its states are known.
+        """
+        if self._keeps and sequence.kept is not None and sequence.slot is not None:
+            if sequence.running is None:
+                self._is_not_ready(sequence)
+            del self._held[sequence.slot]
+            sequence.slot, sequence.is_moved = None, True
+            self._backlog.add()
+            self._backlog.may_have(sequence)
+            return
         if sequence.running is not None:
             del self._running[sequence.running]
             self._chains.left((sequence.running.request,), sequence)
@@ -363,12 +409,12 @@ class SequenceBook:
     def _settle(self, sequence: LiveSequence, now: float) -> None:
         """Note whether a sequence is ready, idle, or has to wait."""
         self._idle.pop(sequence, None)
-        if sequence.slot is None or sequence.running is not None:
+        if sequence.running is not None:
             return
-        if sequence.queue:
-            self._is_ready(sequence)
-        else:
+        if not sequence.queue and (sequence.slot is not None or self._keeps):
             self._idle[sequence] = now
+        elif sequence.slot is not None:
+            self._is_ready(sequence)
 
     def _is_ready(self, sequence: LiveSequence) -> None:
         assert sequence.slot is not None, "it has one"

@@ -13,15 +13,8 @@ import numpy as np
 from pipeline.config.sequences import Control, Kind
 from pipeline.data import SequenceStep
 from pipeline.errors import InputError
+from pipeline.proto.v2.raw import DATATYPES
 
-_DTYPES = {
-    "INT32": np.int32,
-    "FP32": np.float32,
-    "BOOL": np.bool_,
-    "UINT64": np.uint64,
-    "INT64": np.int64,
-    "UINT32": np.uint32,
-}
 _ID_BITS = 2**64 - 1
 
 
@@ -73,7 +66,7 @@ def _array(control: Control, steps: Sequence[SequenceStep | None]) -> np.ndarray
         case Kind.CORRID:
             return _ids(control.datatype, steps)
     values = [control.values[flag] for flag in flags]
-    return np.array(values, _DTYPES[control.datatype]).reshape(-1, 1)
+    return np.array(values, DATATYPES[control.datatype]).reshape(-1, 1)
 
 
 def _ids(datatype: str, steps: Sequence[SequenceStep | None]) -> np.ndarray:
@@ -82,7 +75,9 @@ def _ids(datatype: str, steps: Sequence[SequenceStep | None]) -> np.ndarray:
         return np.array(texts, object).reshape(-1, 1)
     numbers = [0 if step is None else int(step.id) & _ID_BITS for step in steps]
     ids = np.array(numbers, np.uint64)
-    return ids.astype(_DTYPES[datatype]).reshape(-1, 1)  # of which a shorter type has the low bits
+    return ids.astype(DATATYPES[datatype]).reshape(
+        -1, 1
+    )  # of which a shorter type has the low bits
 
 
 def is_one_row(feed: Any) -> bool:

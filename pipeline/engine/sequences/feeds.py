@@ -158,16 +158,15 @@ class SequenceFeeds:
         groups: dict[Hashable, dict[int, Any]] = {}
         refused: list[Call] = []
         for index, feed in feeds.items():
-            if self._has_fillers and not self._is_one_row(feed):
+            if self._has_fillers and not all(
+                map(is_one_row, feed if isinstance(feed, list) else [feed])
+            ):
                 refused.append(self._refused(index))
                 continue
             groups.setdefault(self._states.form(steps[index].slot), {})[index] = feed
         return [
             call for group in groups.values() for call in self._plan(group, most_rows)
         ] + refused
-
-    def _is_one_row(self, feed: Any) -> bool:
-        return all(map(is_one_row, feed)) if isinstance(feed, list) else is_one_row(feed)
 
     def _refused(self, index: int) -> Call:
         error = InputError(

@@ -18,7 +18,6 @@ from pipeline.engine.schedulers.dynamic import batches_ahead
 from pipeline.engine.sequences.book import LiveSequence, Ready, SequenceBook
 from pipeline.engine.sequences.controls import Controls
 from pipeline.engine.sequences.feeds import controls_at
-from pipeline.engine.sequences.kept_sequences import KeptSequenceBook
 from pipeline.engine.sequences.order import Turnstile
 from pipeline.errors import PipelineError
 from pipeline.op import Op
@@ -56,8 +55,8 @@ class SequenceScheduler:
 
     def __init__(self, config: OpConfig, op_name: str, slots: int) -> None:
         sequence = config.sequence
-        book = KeptSequenceBook if sequence.checkpoint else SequenceBook
-        self.book: SequenceBook = book(op_name, slots, sequence.max_idle_ms / 1000)
+        max_idle_s = sequence.max_idle_ms / 1000
+        self.book: SequenceBook = SequenceBook(op_name, slots, max_idle_s, sequence.checkpoint)
         self.turnstile: Turnstile = Turnstile(self.book, self._enter)
         self.controls: Controls = Controls(op_name, ())
         self._delay_s = sequence.max_queue_delay_ms / 1000
@@ -122,9 +121,6 @@ class SequenceScheduler:
         0: others may come before the delay of the oldest is over.
         """
         raise NotImplementedError
-
-    def _may_wait(self, ready: Sequence[Ready], load: Load, now: float) -> bool:
-        return not load.is_full and now < ready[0][0] + self._delay_s
 
     def _is_held(self, start: HeldStart) -> bool:
         """Return whether there is less than what the first batch waits for."""
@@ -192,7 +188,8 @@ class DirectScheduler(SequenceScheduler):
         self._least = config.sequence.min_slot_utilization * slots
 
     def _count(self, ready: Sequence[Ready], load: Load, now: float) -> int:
-        if len(ready) < self._least and self._may_wait(ready, load, now):
+        is_due = load.is_full or now >= ready[0][0] + self._delay_s
+        if len(ready) < self._least and not is_due:
             return 0
         return len(ready)
 

@@ -1,12 +1,19 @@
-"""Slots: the places that the workers of one Op have for sequences."""
+"""Slots: the places that the workers of one Op have for sequences, and the line before them."""
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
+
+from pipeline.engine.request import RequestState
+
+if TYPE_CHECKING:
+    from pipeline.engine.op.channel import Item
+    from pipeline.engine.sequences.book import LiveSequence
 
 
 class SequenceSlot(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -99,3 +106,153 @@ class Slots:
         places = (place for place in range(self._count) if place not in held)
         self._free += [SequenceSlot(place, number, self.lives[number]) for place in places]
         heapq.heapify(self._free)
+
+
+_MICROS = 1e-6
+_SPARE = 64  # entries that may be over
+
+
+class Backlog:
+    """Line of those that wait for a slot; the one that began first is the first to have one.
+
+    A sequence is here in one of two ways: it may have the next slot, or it follows an older one
+    of its id and may have none yet. Either way its time may be limited.
+
+    Attributes:
+        size: sequences that are here.
+    """
+
+    def __init__(self) -> None:
+        self.size: int = 0
+        # By order, and by when it came here: a request that runs anew begins another of its order.
+        self._line: list[tuple[int, int, LiveSequence]] = []  # some may be over
+        self._limits: list[tuple[float, int, LiveSequence]] = []  # some may not be here any more
+        self._counted = 0
+
+    def add(self) -> None:
+        """Take note of one more, which may have no slot yet."""
+        self.size += 1
+
+    def may_have(self, sequence: LiveSequence) -> None:
+        """Let one of those that are here have a slot."""
+        self._counted += 1
+        heapq.heappush(self._line, (sequence.order, self._counted, sequence))
+
+    def first(self) -> LiveSequence | None:
+        """Return the one that is to have the next slot."""
+        line = self._line
+        while line and line[0][2].is_over:
+            heapq.heappop(line)
+        return line[0][2] if line else None
+
+    def take(self) -> LiveSequence:
+        """Take the one that has got a slot: the first."""
+        self.size -= 1
+        return heapq.heappop(self._line)[2]
+
+    def left(self) -> None:
+        """Take note that one of them is over."""
+        self.size -= 1
+        if len(self._line) > 2 * self.size + _SPARE:
+            self._line = [entry for entry in self._line if not entry[2].is_over]
+            heapq.heapify(self._line)
+
+    def limit(self, sequence: LiveSequence, until: float) -> None:
+        """Limit the time of a sequence; of several limits the earliest counts."""
+        limits = self._limits
+        self._counted += 1
+        heapq.heappush(limits, (until, self._counted, sequence))
+        if len(limits) > 2 * self.size + _SPARE:
+            earliest: dict[LiveSequence, tuple[float, int, LiveSequence]] = {}
+            for entry in sorted(limits, key=lambda entry: entry[:2]):
+                if _waits(entry[2]):
+                    earliest.setdefault(entry[2], entry)
+            self._limits = list(earliest.values())  # which is sorted, and so a heap
+
+    @property
+    def limited_until(self) -> float | None:
+        """Return when the time of the first one is over."""
+        limits = self._limits
+        while limits and not _waits(limits[0][2]):
+            heapq.heappop(limits)
+        return limits[0][0] if limits else None
+
+    def expired(self, now: float) -> LiveSequence | None:
+        """Take out a limit that is over; return whose it was."""
+        until = self.limited_until
+        return None if until is None or now < until else heapq.heappop(self._limits)[2]
+
+    def clear(self) -> None:
+        self.size = 0
+        self._line.clear()
+        self._limits.clear()
+
+
+def _waits(sequence: LiveSequence) -> bool:
+    return sequence.slot is None and not (sequence.is_over or sequence.is_moved)
+
+
+def timeout_of(item: Item) -> float:
+    """Return how long a request lets its sequence wait for a slot, seconds; 0: any time."""
+    timeout = item.info.parameters.get("timeout", 0)
+    return timeout * _MICROS if isinstance(timeout, int) and timeout > 0 else 0.0
+
+
+class Chains:
+    """Live sequences by their ids: of several of one id the first has its turn, the last grows.
+
+    Nothing here takes longer where many are of one id, whichever of them ends first.
+    """
+
+    def __init__(self) -> None:
+        self._chains: dict[int | str, OrderedDict[LiveSequence, None]] = {}
+        self._at: dict[RequestState, LiveSequence] = {}
+
+    def last(self, id: int | str) -> LiveSequence | None:
+        """Return the newest sequence of an id, if there is one."""
+        chain = self._chains.get(id)
+        return None if chain is None else next(reversed(chain))
+
+    def append(self, sequence: LiveSequence) -> bool:
+        """Take one more, behind those of its id; return whether it is the first."""
+        chain = self._chains.get(sequence.id)
+        if chain is None:
+            self._chains[sequence.id] = OrderedDict.fromkeys((sequence,))
+            return True
+        chain[sequence] = None
+        return False
+
+    def remove(self, sequence: LiveSequence) -> LiveSequence | None:
+        """Take one out; return whose turn it is now, if it was this one's."""
+        chain = self._chains[sequence.id]
+        was_first = next(iter(chain)) is sequence
+        del chain[sequence]
+        if not chain:
+            del self._chains[sequence.id]
+            return None
+        return next(iter(chain)) if was_first else None
+
+    def all(self) -> list[LiveSequence]:
+        """Return all sequences of all ids."""
+        return [sequence for chain in self._chains.values() for sequence in chain]
+
+    def clear(self) -> None:
+        """Forget them, and all requests."""
+        self._chains.clear()
+        self._at.clear()
+
+    # Their requests ---------------------------------------------------------------------------
+
+    def came(self, request: RequestState, sequence: LiveSequence) -> None:
+        """Take note that a request is of a sequence; one that runs anew is of its latest."""
+        self._at[request] = sequence
+
+    def of(self, request: RequestState) -> LiveSequence | None:
+        """Return the sequence that a request is of, until it has left."""
+        return self._at.get(request)
+
+    def left(self, requests: Iterable[RequestState], sequence: LiveSequence) -> None:
+        """Take note that requests of a sequence have run, or never will."""
+        for request in requests:
+            if self._at.get(request) is sequence:
+                del self._at[request]

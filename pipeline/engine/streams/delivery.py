@@ -37,8 +37,8 @@ from pipeline.errors import (
     described,
 )
 from pipeline.op import Op
-from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline.plain import pack_short
+from pipeline.proto.pipeline.response import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, Self, cast
 import numpy as np
 from msgspec import field
 
+from pipeline.deadline import set_call_deadline
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.call import Call
 from pipeline.engine.run.collate import slices, split_result
@@ -30,7 +31,6 @@ from pipeline.errors import (
     printable,
 )
 from pipeline.routes import Answer, Routed
-from pipeline.system.deadline import set_call_deadline
 from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
 
 DONE = "done"

@@ -12,7 +12,7 @@ from pipeline.frontends.base import no_response
 from pipeline.frontends.http.routes import WebResponse
 from pipeline.op import PROFILE_KEY
 from pipeline.proto.codec import decode_tensors
-from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline.response import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.plain_answer import write_large_object, write_object
 from pipeline.proto.slices import SHORT_BYTES, Limits, is_short

@@ -21,7 +21,7 @@ from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, grpc_error
 from pipeline.frontends.parts import PartsReader, answers_to
 from pipeline.frontends.wire import RESPONSES, PipelineWire
-from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline.response import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES
 

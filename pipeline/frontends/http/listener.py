@@ -20,7 +20,7 @@ from pipeline.frontends.http.logged import LoggedConnection
 from pipeline.frontends.http.routes import CLOSE, JSON, Header, WebResponse, WebStream, error_body
 from pipeline.frontends.listen import BACKLOG, take_last
 from pipeline.system.event_loop import waited
-from pipeline.system.file_limit import most_open_files
+from pipeline.system.resources import most_open_files
 
 _KEEP_ALIVE_S = 75  # between two requests
 _DRAIN_TIMEOUT_S = 0.2  # for the last requests on connections that were kept

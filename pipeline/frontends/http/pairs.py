@@ -24,8 +24,8 @@ from pipeline.frontends.http.routes import (
 from pipeline.frontends.http.streams import StreamedAnswer, stream_form, stream_of_error
 from pipeline.frontends.wire import RESPONSES, JsonWire
 from pipeline.proto.pipeline.json import response_to_json
-from pipeline.proto.pipeline.large import LargeResponse
 from pipeline.proto.pipeline.plain import PlainResponse, short_json
+from pipeline.proto.pipeline.response import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES
 

@@ -16,7 +16,7 @@ from pipeline.frontends.grpc.server import trailing
 from pipeline.frontends.link.calls import LinkCall, Peer, end_of_error, end_of_exception
 from pipeline.frontends.link.frames import SUCCESS, end_of, fields
 from pipeline.frontends.wire import RESPONSES, Wire
-from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline.response import LargeResponse
 from pipeline.proto.slices import Piece
 
 _LOGGER = logging.getLogger(__name__)

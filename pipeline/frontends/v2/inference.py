@@ -27,7 +27,7 @@ from pipeline.frontends.v2.parameters import OF_SEQUENCES, info_of, timeout_of
 from pipeline.frontends.v2.shared_regions import SharedRegions, opened, stored
 from pipeline.frontends.v2.side_by_side import Place
 from pipeline.observe.traces.traces import HTTP, Asked, FrontendStages, RequestTraces
-from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline.response import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.slices import SHORT_BYTES, Limits, is_short, weight
 from pipeline.proto.v2.codec import InferRequest, InferResponse, Parameters, SharedPlace

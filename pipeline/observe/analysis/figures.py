@@ -84,11 +84,6 @@ def percentile(values: Numbers, weights: Numbers, percent: float) -> float:
 _MAX_WALKED = 20_000  # requests whose way through the graph is looked at
 
 
-def service_avg_cost(costs: Sequence[float]) -> float:
-    """Return what a request takes without waiting: the sum over the Ops of its critical path."""
-    return sum(costs)
-
-
 @dataclass(frozen=True, slots=True)
 class Path:
     """The way on which most requests were slowest: Ops by name, their cost, the waiting in between.
@@ -118,7 +113,7 @@ def critical_path(spans: Rows, names: Sequence[str]) -> Path | None:
     took = {ops: _weights(found).sum() for ops, found in ways.items()}
     ops = max(took, key=lambda ops: float(took[ops]))
     weights = _weights(ways[ops])
-    costs_ns = [service_avg_cost([end - start for _, _, start, end, _ in way]) for way in ways[ops]]
+    costs_ns = [sum(end - start for _, _, start, end, _ in way) for way in ways[ops]]
     queues_ns = [sum(start - ready for _, ready, start, _, _ in way) for way in ways[ops]]
     return Path(
         tuple(names[op] for op in ops),
@@ -156,24 +151,9 @@ _MIN_SHARE = 1e-12  # a share, for its logarithm
 _SMOOTHED = 50  # spans of a sample, over which what waits is averaged
 
 
-def op_cost(prep: float, midp: float, postp: float) -> float:
-    """Return what an Op takes for a batch, in the unit of the stages."""
-    return prep + midp + postp
-
-
 def op_concurrency(cost_s: float, per_s: float) -> float:
     """Return workers that an Op needs for `per_s` requests/s, each of which takes it `cost_s`."""
     return cost_s * per_s
-
-
-def service_throughput(slowest_cost_s: float, concurrency: float) -> float:
-    """Return requests/s that the slowest Op lets through."""
-    return concurrency / slowest_cost_s if slowest_cost_s > 0 else math.inf
-
-
-def channel_acc_size(arrivals_per_s: float, departures_per_s: float, seconds: float) -> float:
-    """Return requests that gather in a channel; less than none: it drains."""
-    return (arrivals_per_s - departures_per_s) * seconds
 
 
 def avg_batch_cost(size: float, prep: float, midp: float, postp: float) -> float:
@@ -226,7 +206,7 @@ class OpFigures:
 
     @property
     def cost_ms(self) -> float:
-        return op_cost(self.prep_ms, self.midp_ms, self.postp_ms)
+        return self.prep_ms + self.midp_ms + self.postp_ms
 
     @property
     def batch_size(self) -> float:
@@ -243,7 +223,8 @@ class OpFigures:
         """Requests of the service that these workers can keep up with."""
         if not self.batches or not self.visits:
             return math.inf
-        return service_throughput(self.request_cost_ms / 1e3 * self.visits, self.workers)
+        each_s = self.request_cost_ms / 1e3 * self.visits
+        return self.workers / each_s if each_s > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,7 +413,7 @@ def _gathering(spans: Rows) -> tuple[int, float]:
     if not seconds:
         return most, 0.0
     arrived, left = known["weight"].sum(), known["weight"][known["start_ns"] <= last].sum()
-    return most, channel_acc_size(float(arrived) / seconds, float(left) / seconds, 1.0)
+    return most, float(arrived - left) / seconds
 
 
 def _most_waiting(known: Rows) -> int:

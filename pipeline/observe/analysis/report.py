@@ -120,7 +120,8 @@ def _advice_lines(advice: Advice) -> Iterator[str]:
         yield "op:"
         config = advice.as_config()
         for op in advice.ops:
-            yield f"    {_yaml_key(op.op)}:"
+            is_plain = op.op.isidentifier() and op.op.isascii()  # else quoted: JSON's are YAML's
+            yield f"    {op.op if is_plain else orjson.dumps(op.op).decode()}:"
             for why in op.why:
                 yield from textwrap.wrap(
                     why, _WIDTH, initial_indent=_COMMENT, subsequent_indent=_COMMENT
@@ -132,11 +133,6 @@ def _advice_lines(advice: Advice) -> Iterator[str]:
         )
     for note in advice.notes:
         yield from textwrap.wrap(f"note: {note}", _WIDTH, subsequent_indent="  ")
-
-
-def _yaml_key(name: str) -> str:
-    """Return it plain where that is safe, else quoted: JSON's strings are YAML's."""
-    return name if name.isidentifier() and name.isascii() else orjson.dumps(name).decode()
 
 
 def _text(number: float, digits: int = 3) -> str:

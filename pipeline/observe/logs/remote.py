@@ -28,8 +28,8 @@ class SentRecord(msgspec.Struct, frozen=True, array_like=True):
     """A log record as it travels. All text is valid UTF-8: msgpack takes no other.
 
     `message` has the arguments in it, `trace` and `stack` are text ("" for none), `created` is
-    in seconds since the epoch; `op` and what follows is what it is about, see `Running`. Other
-    attributes given by `extra=` stay behind.
+    in seconds since the epoch; `about` is what it is about. Other attributes given by `extra=` stay
+    behind.
     """
 
     name: str
@@ -43,11 +43,7 @@ class SentRecord(msgspec.Struct, frozen=True, array_like=True):
     created: float
     pid: int
     thread: str
-    op: str = ""
-    stage: str = ""
-    data_ids: tuple[int, ...] = ()
-    log_id: int = 0
-    traceparent: str = ""
+    about: Running = Running()
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -92,8 +88,10 @@ def replay_bytes(data: bytes, trace_of: Callable[[int], str] | None = None) -> N
     `trace_of` knows the `traceparent` of a data id, which the child may not know.
     """
     sent = _decode(data)
-    if trace_of is not None and sent.data_ids and not sent.traceparent:
-        sent = msgspec.structs.replace(sent, traceparent=trace_of(sent.data_ids[0]))
+    about = sent.about
+    if trace_of is not None and about.data_ids and not about.traceparent:
+        about = about._replace(traceparent=trace_of(about.data_ids[0]))
+        sent = msgspec.structs.replace(sent, about=about)
     replay(sent)
 
 
@@ -112,8 +110,7 @@ def replay(sent: SentRecord) -> None:
     record.created = sent.created
     record.msecs = sent.created % 1 * 1000 // 1
     record.process, record.threadName = sent.pid, sent.thread
-    about = Running(sent.op, sent.stage, sent.data_ids, sent.log_id, sent.traceparent)
-    setattr(record, RUNNING, about if any(about) else None)
+    setattr(record, RUNNING, sent.about if any(sent.about) else None)
     record.exc_text = sent.trace or None  # formatters write it under the line
     is_ours = logger is _LOGGER or sent.name.startswith(f"{_LOGGER.name}.")
     (logger if is_ours else _LOGGER).handle(record)
@@ -182,11 +179,7 @@ def _sent(record: logging.LogRecord) -> SentRecord:
         created=record.created,
         pid=record.process or os.getpid(),
         thread=utf8_text(record.threadName or ""),
-        op=utf8_text(about.op),
-        stage=about.stage,
-        data_ids=about.data_ids,
-        log_id=about.log_id,
-        traceparent=about.traceparent,
+        about=about._replace(op=utf8_text(about.op)),
     )
 
 
@@ -194,7 +187,8 @@ _ROOT = logging.getLogger()
 
 
 class RootLines:
-    """The lines of the root logger, and of those below it, in the log of `pipeline`.
+    """The lines of the root logger and of those below it, which the predecessor's scripts expect in
+    the log of `pipeline`.
 
     That logger does not propagate meanwhile, or they would go round.
     """

@@ -55,7 +55,11 @@ class StderrSink(LogSink):
         if record.name == STARTUP:
             if self._loading.take(record, self._clock()):
                 self._say(record, record.getMessage())
-        elif self._repeats.is_first(_kind(record), record, self._clock()):
+            return
+        # Equal of records that differ in ids, names and numbers only.
+        text = _VARIABLE.sub("", record.getMessage()[:_SHOWN_CHARACTERS])
+        kind = record.levelno, record.name, record.lineno, text
+        if self._repeats.is_first(kind, record, self._clock()):
             self._say(record, self._shown(record))
 
     def rest(self) -> float | None:
@@ -135,12 +139,6 @@ class Loading:
     def _write(self, text: str) -> None:
         with contextlib.suppress(Exception):  # a stream of the user's own
             say_on_stderr(text, waits=False, end="")
-
-
-def _kind(record: logging.LogRecord) -> object:
-    """Return a key that is the same for records that differ in ids, names and numbers only."""
-    text = record.getMessage()[:_SHOWN_CHARACTERS]
-    return record.levelno, record.name, record.lineno, _VARIABLE.sub("", text)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.deadline import time_left
 from pipeline.errors import ConfigError, InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.model_conf import ModelConf, Var, read_model_conf
@@ -29,7 +30,6 @@ from pipeline.proto.brpc.general_model import BrpcElemType, dtype_of, lod_of, te
 from pipeline.proto.general_model_pb2 import ModelOutput, Tensor
 from pipeline.proto.lists import as_array
 from pipeline.proto.targets import host_and_port
-from pipeline.system.deadline import time_left
 
 _LOGGER = logging.getLogger(__name__)
 _ANY_DTYPE = np.dtype(object)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import grpc
 from google.protobuf.message import DecodeError
 
+from pipeline.deadline import time_left
 from pipeline.errors import (
     ClosedError,
     ConfigError,
@@ -25,7 +26,6 @@ from pipeline.predictors.remote.base import Ask, RemoteModel
 from pipeline.proto.channels import channel_options, close_at_exit
 from pipeline.proto.proxies import proxy_hint
 from pipeline.proto.targets import Address, grpc_target
-from pipeline.system.deadline import time_left
 from pipeline.tracing.context import call_metadata
 
 _LOGGER = logging.getLogger(__name__)

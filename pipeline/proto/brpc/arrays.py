@@ -18,9 +18,9 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from pipeline.proto.brpc.general_model import LAYOUTS, BrpcElemType, value_pieces
-from pipeline.proto.brpc.npy import MAX_DIMENSIONS
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
 from pipeline.proto.pipeline.blocks import field_head, read_varint, varint, varint_block
+from pipeline.proto.pipeline.shapes import MAX_DIMENSIONS
 from pipeline.proto.slices import SHORT_BYTES
 
 Array = npt.NDArray[Any]

@@ -1,18 +1,224 @@
-"""Response: an answer, or the error in its place, as the pipeline protocol has it."""
+"""Response: an answer, or the error in its place; large messages are read and written uncopied."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import orjson
+from google.protobuf.message import DecodeError
 
 from pipeline.data import ChannelData
-from pipeline.errors import ErrorCode, PayloadTypeError, TooLargeError, shortened, utf8_text
-from pipeline.proto import codec
-from pipeline.proto.pipeline.large import LargeResponse, large_tensor, tensors_of
-from pipeline.proto.pipeline_service_pb2 import Response
-from pipeline.proto.slices import Limits, is_short
+from pipeline.errors import (
+    ErrorCode,
+    PackageError,
+    PayloadTypeError,
+    TooLargeError,
+    shortened,
+    utf8_text,
+)
+from pipeline.proto import codec, slices
+from pipeline.proto.codec import numeric_layout, numpy_to_tensor
+from pipeline.proto.pipeline.blocks import (
+    PACKED_DTYPES,
+    BlockMessage,
+    Shape,
+    field_head,
+    hollow,
+    varint_block,
+)
+from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
+from pipeline.proto.slices import (
+    SHORT_BYTES,
+    SLICE_BYTES,
+    Limits,
+    Piece,
+    breathe,
+    joined,
+    sliced,
+    weight,
+)
+
+_FEW = 64  # keys or tensors that are looked at one by one
+_NUMBER_BYTES = 8  # at most, as protobuf or JSON writes it on the average
+_DATA = {
+    field.name: field.number for field in Tensor.DESCRIPTOR.fields if field.name.endswith("_data")
+}
+_NUMBER_FIELDS = [name for name in _DATA if name != "str_data"]
+TENSOR_SHAPE = Shape(frozenset(_DATA[name] for name in _NUMBER_FIELDS))
+_REQUEST_SHAPE = Shape(frozenset(), {Request.TENSORS_FIELD_NUMBER: TENSOR_SHAPE})
+_LINE_BYTES = 57 * 1024  # a multiple of 3: base64 has no padding within
+
+
+def read_request(message: Piece, limits: Limits) -> BlockMessage:
+    """Return the Request in `message`, for our own RequestOp.
+
+    Raises PackageError, and TooLargeError for more text than `limits` lets pass.
+    """
+    try:
+        request = hollow(message, Request, _REQUEST_SHAPE, limits)
+    except DecodeError as error:
+        raise PackageError(f"not a Request: {error}") from None
+    texts = len(request.key) + len(request.value)
+    limits.check_texts(texts + sum(len(tensor.str_data) for tensor in request.tensors))
+    return request
+
+
+class LargeTensor:
+    """A tensor of an answer, its elements where they are.
+
+    Args:
+        rest: what else it says of itself.
+        field: of the elements.
+        data: an array, or bytes.
+    """
+
+    __slots__ = ("data", "field", "rest")
+
+    def __init__(self, rest: Tensor, field: str, data: Any) -> None:
+        self.rest: Tensor = rest
+        self.field: str = field
+        self.data: Any = data
+
+    def numbers(self) -> Any:
+        """Return the elements of an array as they stand in their field, in one dimension."""
+        flat = self.data.reshape(-1)
+        dtype = PACKED_DTYPES.get(self.field)
+        if dtype is None:
+            return flat
+        if flat.dtype.kind == "c":
+            flat = np.ascontiguousarray(flat).view(dtype)
+        return np.ascontiguousarray(flat, dtype)
+
+    def wire(self) -> list[Any]:
+        """Return the pieces of the message, in the order of protobuf's own."""
+        content: Any = self.data
+        if isinstance(content, np.ndarray):
+            numbers = self.numbers()
+            is_packed = self.field in PACKED_DTYPES
+            content = numbers.view(np.uint8).data if is_packed else varint_block(numbers)
+        head = field_head(_DATA[self.field], len(content))
+        return [head, content, self.rest.SerializeToString()]
+
+
+def tensors_of(payload: Mapping[str, Any], tensor_of: Callable[..., Any]) -> Iterator[Any]:
+    """Yield `tensor_of(name, value, lod)` of each value of an answer."""
+    for key, value in payload.items():
+        if key.endswith(".lod") and key.removesuffix(".lod") in payload:
+            continue
+        breathe()
+        yield tensor_of(str(key), value, payload.get(f"{key}.lod"))
+
+
+def large_tensor(name: str, value: Any, lod: Any) -> Tensor | LargeTensor:
+    """Return a tensor, a large one without a copy. Raises PayloadTypeError: it has no form."""
+    is_array = isinstance(value, np.ndarray) and value.dtype.kind not in "OSU"
+    if not is_array and not isinstance(value, bytes | bytearray | memoryview):
+        return numpy_to_tensor(name, value, lod=lod)
+    if weight(value) <= SHORT_BYTES:
+        return numpy_to_tensor(name, value, lod=lod)
+    if not is_array:
+        rest = numpy_to_tensor(name, b"", lod=lod)
+        return LargeTensor(rest, "byte_data", value)
+    try:
+        array, _, field = numeric_layout(value)
+    except (TypeError, ValueError) as error:
+        raise PayloadTypeError(f"tensor {name!r}: {error}") from error
+    rest = numpy_to_tensor(name, np.empty(0, value.dtype), lod=lod)
+    rest.shape[:] = value.shape
+    if field == "byte_data":  # bfloat16
+        return LargeTensor(rest, field, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return LargeTensor(rest, field, array)
+
+
+class LargeResponse:
+    """Stands for a Response, so that whoever writes it knows that it takes a while.
+
+    Args:
+        head: the Response, without the `tensors` if there are any here.
+    """
+
+    __slots__ = ("_tensors", "head")
+
+    def __init__(self, head: Response, tensors: list[Tensor | LargeTensor] | None = None) -> None:
+        self.head: Response = head
+        self._tensors = tensors
+
+    @property
+    def message(self) -> Response:
+        """Return the Response itself: a copy of all of it."""
+        return self.head if self._tensors is None else Response.FromString(self.to_wire())
+
+    @property
+    def tensors(self) -> list[Tensor | LargeTensor]:
+        """Return the tensors, large ones or messages."""
+        return list(self.head.tensors) if self._tensors is None else self._tensors
+
+    def to_wire(self) -> bytes:
+        """Return the message as protobuf writes it."""
+        return joined(self.pieces())
+
+    def pieces(self) -> list[Piece]:
+        """Return the message as protobuf writes it, in pieces, the elements where they are."""
+        pieces = self._head_pieces()
+        for tensor in self._tensors or ():
+            breathe()
+            parts = (
+                tensor.wire() if isinstance(tensor, LargeTensor) else [tensor.SerializeToString()]
+            )
+            pieces.append(field_head(Response.TENSORS_FIELD_NUMBER, sum(map(len, parts))))
+            pieces += parts
+        return pieces
+
+    def _head_pieces(self) -> list[Any]:
+        """Return the head, long texts in slices: protobuf writes those while all others wait."""
+        head = self.head
+        if self._tensors is None or len(head.value) > _FEW:
+            return [head.SerializeToString()]
+        texts = list(head.value)
+        if sum(map(len, texts)) <= SHORT_BYTES:
+            return [head.SerializeToString()]
+        pieces: list[Any] = [
+            Response(err_no=head.err_no, err_msg=head.err_msg, key=head.key).SerializeToString()
+        ]
+        while texts:
+            parts = [part.encode() for part in sliced(texts.pop(0), SLICE_BYTES)]
+            pieces.append(field_head(Response.VALUE_FIELD_NUMBER, sum(map(len, parts))))
+            pieces += parts
+        return pieces
+
+
+def is_short(response: Response) -> bool:
+    """Return whether a Response can be written on the event loop."""
+    values, tensors = response.value, response.tensors
+    if len(values) > _FEW or len(response.key) > _FEW or len(tensors) > _FEW:
+        return False
+    size = len(response.err_msg) + sum(map(len, values))
+    for tensor in tensors:
+        strings = tensor.str_data
+        if len(strings) > _FEW:
+            return False
+        size += sum(map(len, strings))
+        size += sum(len(getattr(tensor, name)) for name in _NUMBER_FIELDS) * _NUMBER_BYTES
+    return size <= SHORT_BYTES
+
+
+# --- JSON -------------------------------------------------------------------------------------
+
+
+def base64_pieces(data: bytes) -> Iterator[bytes]:
+    """Yield the base64 of bytes, in slices."""
+    return map(base64.b64encode, sliced(data, _LINE_BYTES))
+
+
+def number_pieces(array: Any, dumps: Any) -> Iterator[bytes]:
+    """Yield the JSON of a flat array's elements, without brackets, in slices."""
+    for part in sliced(array):
+        numbers = np.ascontiguousarray(part)  # orjson takes no other
+        yield orjson.dumps(dumps(numbers), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
+
 
 _ARRAYS = frozenset({np.ndarray})
 _NUMBERS = (int, float, np.bool_, np.integer, np.floating)
@@ -31,7 +237,7 @@ def pack_error(channeldata: ChannelData) -> Response:
 
 def is_cheap(payload: Mapping[str, Any], as_text: bool) -> bool:
     """Return whether packing is quick enough for the event loop: nothing in the answer is large."""
-    if not is_short(payload):
+    if not slices.is_short(payload):
         return False
     return not as_text or all(map(_is_short, payload.values()))
 

@@ -11,8 +11,8 @@ import numpy as np
 import orjson
 
 from pipeline.errors import PackageError, PayloadTypeError
-from pipeline.proto.brpc.npy import MAX_DIMENSIONS
 from pipeline.proto.pipeline.json_long import LongArray, NotJsonError, UnevenError
+from pipeline.proto.pipeline.shapes import MAX_DIMENSIONS
 from pipeline.proto.slices import SLICE, Limits, sliced
 from pipeline.proto.v2.raw import (
     BYTES,

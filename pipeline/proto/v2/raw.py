@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import PackageError, PayloadTypeError
-from pipeline.proto.brpc.npy import MAX_DIMENSIONS, check_empty_rows
 from pipeline.proto.lists import as_array
+from pipeline.proto.pipeline.shapes import MAX_DIMENSIONS, check_empty_rows
 from pipeline.proto.slices import SLICE, Limits, breathe, joined, sliced
 
 Array = npt.NDArray[Any]

@@ -41,10 +41,11 @@ class ModelSource(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """A way to serve models; the registry has them as `backends`.
+    """A way to serve models; the registry has them as `backends`. What is derived from it has no
+    settings, is complete as it is configured, and has its Op checked as Triton does.
 
     There is one object for all models of a server, or a class, of which the server makes an object
-    with its `RepositoryModels`.
+    with its `ServedModels`.
 
     Attributes:
         serves_graph: the model is the whole graph. Else it is the only Op of it: what callers send
@@ -54,9 +55,9 @@ class Backend(Protocol):
             error. Triton does not check those of its backends `python` and `onnxruntime`.
     """
 
-    serves_graph: bool
-    workers: str
-    checks_output_shapes: bool
+    serves_graph: bool = False
+    workers: str = ""
+    checks_output_shapes: bool = True
 
     async def complete(self, source: ModelSource) -> ModelConfig:
         """Return the configuration with what the model's files say and it does not.
@@ -65,9 +66,11 @@ class Backend(Protocol):
             ConfigError: the files say otherwise than the configuration; in Triton's words.
             InitError: they cannot be read.
         """
+        return source.config
 
     def settings(self, source: ModelSource) -> Mapping[str, Any]:
         """Return keys of `op.<name>` of config.yml beside those that any model has."""
+        return {}
 
     def graph(self, source: ModelSource) -> Graph:
         """Return what serves a model whose configuration is complete; nothing is loaded yet.

@@ -13,9 +13,8 @@ from pipeline.errors import ConfigError
 from pipeline.op import Op, RequestOp, ResponseOp
 from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig
 from pipeline.proto.v2.raw import DATATYPES
-from pipeline.repository.backends.base import ModelSource
-from pipeline.repository.backends.ragged import ragged_inputs
-from pipeline.repository.backends.reshape import Reshaping, reshaping_of
+from pipeline.repository.backends.base import Backend, ModelSource
+from pipeline.repository.backends.ragged import Reshaping, ragged_inputs, reshaping_of
 
 _ANY = -1
 _DELAY, _CREATION_DELAY = "execute_delay_ms", "creation_delay_sec"
@@ -72,20 +71,10 @@ class IdentityOp(Op):
         )
 
 
-class IdentityBackend:
+class IdentityBackend(Backend):
     """Models whose outputs are their inputs."""
 
-    serves_graph = False
     workers = "thread"
-    checks_output_shapes = True
-
-    async def complete(self, source: ModelSource) -> ModelConfig:
-        """Return the configuration as it is: there is no file."""
-        return source.config
-
-    def settings(self, source: ModelSource) -> dict[str, Any]:
-        """Return nothing: it has no settings."""
-        return {}
 
     def graph(self, source: ModelSource) -> Graph:
         """Return the graph. Raises ConfigError: an input has no output, or it the other way."""

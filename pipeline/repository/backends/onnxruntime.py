@@ -21,9 +21,8 @@ from pipeline.predictors.base import (
 )
 from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig
 from pipeline.proto.v2.raw import datatype_of
-from pipeline.repository.backends.base import ModelSource
-from pipeline.repository.backends.ragged import RaggedOp, is_ragged
-from pipeline.repository.backends.reshape import Reshaping, reshaping_of
+from pipeline.repository.backends.base import Backend, ModelSource
+from pipeline.repository.backends.ragged import RaggedOp, Reshaping, is_ragged, reshaping_of
 
 _MAX_BATCH_SIZE = 4  # of a model that batches and does not say how many, as in Triton
 _ANY = -1
@@ -46,10 +45,9 @@ class ReshapingOp(Op):
         return self.reshaping.answered(super().process([feed], typical_logid))
 
 
-class OnnxRuntimeBackend:
+class OnnxRuntimeBackend(Backend):
     """ONNX models. What a configuration does not say of its tensors is read from the file."""
 
-    serves_graph = False
     workers = "thread"
     checks_output_shapes = False
 
@@ -133,7 +131,8 @@ def _fill_in(model: str, there: Sequence[TensorMetadata], said: Any, skip: int) 
             known[tensor.name] = said.add(name=tensor.name)
         slot = known[tensor.name]
         if not slot.data_type:
-            slot.data_type = _data_type(tensor.dtype)
+            name = datatype_of(np.dtype(tensor.dtype)) if tensor.dtype else "STRING"
+            slot.data_type = DataType.Value(f"TYPE_{name}")
         if slot.dims:
             continue
         if tensor.shape is None:
@@ -153,12 +152,6 @@ def _is_meant_to_batch(config: ModelConfig, note: ModelMetadata) -> bool:
     tensors: list[Any] = [*config.input, *config.output]
     given = [each for each in tensors if each.dims]
     return all(len(each.dims) == ranks.get(each.name, math.inf) - 1 for each in given)
-
-
-def _data_type(dtype: str) -> int:
-    """Return the DataType of numpy's name of a dtype; "" is text."""
-    name = "STRING" if not dtype else datatype_of(np.dtype(dtype))
-    return int(DataType.Value(f"TYPE_{name}"))
 
 
 def _is_whole(config: ModelConfig) -> bool:

@@ -7,21 +7,20 @@ import importlib.util
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import ConfigError, PipelineError, described
 from pipeline.op import ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig
-from pipeline.repository.backends.base import ModelSource
-from pipeline.repository.ensembles import RepositoryModels
+from pipeline.repository.backends.base import Backend, ModelSource
 from pipeline.repository.model_ops import bind_models
+from pipeline.repository.served_models import ServedModels
 from pipeline.system.script import SourceLoader
 
 SCRIPT = "web_server.py"
 
 
-class PipelineBackend:
+class PipelineBackend(Backend):
     """Pipelines: the script in the folder of a version has one ResponseOp, the end of the graph.
 
     Tensors come to the first Ops, and go from the last one, by their names: neither the RequestOp
@@ -32,10 +31,8 @@ class PipelineBackend:
     """
 
     serves_graph = True
-    workers = ""
-    checks_output_shapes = True
 
-    def __init__(self, models: RepositoryModels) -> None:
+    def __init__(self, models: ServedModels) -> None:
         self._models = models
         self._graphs: dict[tuple[str, int], Graph] = {}
 
@@ -50,10 +47,6 @@ class PipelineBackend:
         bind_models(graph, self._models)
         self._graphs[source.name, source.version] = graph
         return source.config
-
-    def settings(self, source: ModelSource) -> dict[str, Any]:
-        """Return nothing: the Ops say for themselves what they need."""
-        return {}
 
     def graph(self, source: ModelSource) -> Graph:
         return self._graphs.pop((source.name, source.version))

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from pipeline.errors import InitError
-from pipeline.system.children import wait_for_end
 from pipeline.system.interpreter import Interpreter
+from pipeline.system.processes import wait_for_end
 from pipeline.workers.zygote import spawn as zygote_spawn
 from pipeline.workers.zygote.link import Child, ZygoteLink, is_at_work, reap
 from pipeline.workers.zygote.main import (

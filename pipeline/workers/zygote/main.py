@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import msgspec
 
-from pipeline.system.children import (
+from pipeline.system.processes import (
     ChildrenSince,
     default_handlers,
     keep_signals_from_children,

@@ -21,7 +21,7 @@ from pipeline.frontends.v2 import http_inference as http_v2
 from pipeline.proto import codec, inference_v2_pb2
 from pipeline.proto.inflate import inflated
 from pipeline.proto.pipeline import json as jsonpb
-from pipeline.proto.pipeline import large
+from pipeline.proto.pipeline import response
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.v2.codec import SERVICE
 
@@ -82,7 +82,7 @@ def threads(monkeypatch):
     watch(http_v2, "write_response")
     watch(Unpacker, "_unpack_large")
     watch(Packer, "_pack_large")
-    watch(large.LargeResponse, "to_wire")
+    watch(response.LargeResponse, "to_wire")
     return seen
 
 

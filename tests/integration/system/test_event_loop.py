@@ -11,9 +11,8 @@ from queue import SimpleQueue
 import pytest
 from doubles import on_loop
 
-from pipeline.system import daemon_threads, event_loop
-from pipeline.system.daemon_threads import DaemonThreads
-from pipeline.system.event_loop import LoopThread, end_tasks, loop_factory
+from pipeline.system import event_loop
+from pipeline.system.event_loop import DaemonThreads, LoopThread, end_tasks, loop_factory
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_a_thread_may_take_the_last_job_from_who_cancels_it(threads, monkeypatch
 
 
 def test_a_thread_that_hangs_does_not_hold_who_ends_it(threads, monkeypatch):
-    monkeypatch.setattr(daemon_threads, "_JOIN_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(event_loop, "_EXECUTOR_JOIN_S", 0.01)
     release = threading.Event()
     hanging = threads.submit(release.wait, 20)
     threads.shutdown()
@@ -128,10 +127,9 @@ HANGS = """
 import asyncio, threading
 from unittest import mock
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
-from pipeline.system import daemon_threads
 from pipeline.system import event_loop
 
-mock.patch.object(daemon_threads, "_JOIN_TIMEOUT_S", 0.1).start()  # what there is to wait for,
+mock.patch.object(event_loop, "_EXECUTOR_JOIN_S", 0.1).start()  # what there is to wait for,
 mock.patch.object(event_loop, "_CANCEL_TIMEOUT_S", 0.1).start()  # never comes
 
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from pipeline.system.malloc import _WHO_GETS_THEM
+from pipeline.system.resources import _WHO_GETS_THEM
 
 _COUNT = """
 import resource, sys
-from pipeline.system.malloc import tune_malloc
+from pipeline.system.resources import tune_malloc
 if sys.argv[1] == "kept":
     tune_malloc()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -53,7 +53,7 @@ def test_settings_of_the_user_are_left_alone():
 
 _HUGE = """
 import os, resource, sys
-from pipeline.system.malloc import run_on_huge_pages
+from pipeline.system.resources import run_on_huge_pages
 run_on_huge_pages()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 before = faults()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pipeline.tuning.tried_server import family_of
+from pipeline.system.processes import family_of
 
 
 def test_a_process_counts_with_its_children():

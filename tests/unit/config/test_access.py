@@ -16,8 +16,8 @@ from pipeline.config.access import (
     document_of,
     fault_of_access,
 )
-from pipeline.config.default_host import default_host, listen_as_the_predecessor
 from pipeline.config.schema import load_config
+from pipeline.config.sections import default_host, listen_as_the_predecessor
 from pipeline.frontends.v2.restrictions import api_of
 
 NOBODY = AccessConfig(callers_file="callers.json", anonymous=())
@@ -77,7 +77,7 @@ def test_nothing_that_changes_models_goes_without_the_role_admin() -> None:
 
 
 def test_a_server_is_for_its_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.config.default_host._hosts", ["127.0.0.1"])
+    monkeypatch.setattr("pipeline.config.sections._hosts", ["127.0.0.1"])
     assert load_config(yml_dict={"rpc_port": 0}).host == "127.0.0.1"
     listen_as_the_predecessor()
     assert default_host() == load_config(yml_dict={"rpc_port": 0}).host == "::"

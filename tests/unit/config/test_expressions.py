@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.expressions import MAX_FILE_BYTES, ExpressionError, Expressions
+from pipeline.config.yaml import MAX_FILE_BYTES, ExpressionError, Expressions
 
 ENVIRON = {"A": "1", "EMPTY": "", "BYTES": "\udcff", "DOLLARS": "${A} $${A}"}
 

@@ -12,7 +12,7 @@ from pipeline.errors import (
     InputError,
     NotImplementedByOpError,
 )
-from pipeline.proto.brpc.general_model_json import request_from_json
+from pipeline.proto.brpc.general_model import request_from_json
 
 
 @pytest.mark.parametrize("as_list", [False, True])

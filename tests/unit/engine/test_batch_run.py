@@ -15,6 +15,7 @@ from pipeline import Op, ProductError
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import Tensor
+from pipeline.deadline import call_deadline
 from pipeline.engine.journal.spans import executions
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.stages import BatchRun
@@ -26,7 +27,6 @@ from pipeline.errors import (
     UserCodeError,
 )
 from pipeline.op import configure_op, connect_op
-from pipeline.system.deadline import call_deadline
 from pipeline.tracing.running import Notes, Running, running
 
 

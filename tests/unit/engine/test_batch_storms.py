@@ -11,10 +11,8 @@ from fuzz import batch_cases, batches
 
 from pipeline.engine.op.order import KeptOrder
 from pipeline.engine.run import ragged
-from pipeline.engine.schedulers import dynamic_batcher, policy_queue
-from pipeline.engine.schedulers.draft import Draft
-from pipeline.engine.schedulers.dynamic_batcher import DynamicBatcher
-from pipeline.engine.schedulers.policy_queue import PolicyQueue
+from pipeline.engine.schedulers import dynamic_batcher
+from pipeline.engine.schedulers.dynamic_batcher import Draft, DynamicBatcher, PolicyQueue
 
 _SEED = 1
 _CASES = 60
@@ -64,7 +62,7 @@ def _no_place_is_missing(patch):
 
 
 def _own_timeouts_ignored(patch):
-    patch.setattr(policy_queue, "_shorter", lambda own, default: default)
+    patch.setattr(dynamic_batcher, "_shorter", lambda own, default: default)
 
 
 def _delay_ignored(patch):

@@ -12,7 +12,6 @@ from fuzz.sequence_cases import READ, Case, Node, Step, made_case
 from pipeline.engine.op import answer_cache
 from pipeline.engine.sequences.book import SequenceBook
 from pipeline.engine.sequences.feeds import FedCall, SequenceFeeds
-from pipeline.engine.sequences.kept_sequences import KeptSequenceBook
 from pipeline.engine.sequences.order import Turnstile
 from pipeline.engine.sequences.states import SlotStates
 
@@ -77,8 +76,8 @@ def as_it_comes(self, item, now):
         (SequenceBook, "_hand_out", never),
         (SequenceBook, "miss", never),
         (SequenceBook, "drop", lambda self, request: []),
-        (KeptSequenceBook, "keep", never),
-        (KeptSequenceBook, "again", lambda self, items, error, attempts: items),
+        (SequenceBook, "keep", never),
+        (SequenceBook, "again", lambda self, items, error, attempts: items),
         (SequenceFeeds, "begin", never),
         (FedCall, "keep", never),
         (SlotStates, "restore", never),

@@ -21,7 +21,7 @@ from pipeline.proto.codec import (
     numpy_to_tensor,
     tensor_to_numpy,
 )
-from pipeline.proto.pipeline.packed import PACKED_DTYPES, read_packed, write_packed
+from pipeline.proto.pipeline.blocks import PACKED_DTYPES, read_packed, write_packed
 from pipeline.proto.pipeline_service_pb2 import Tensor
 
 NUMERIC = {

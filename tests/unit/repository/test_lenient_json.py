@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
-from pipeline.repository.lenient_json import is_nested_deeper, strict_json
-from pipeline.repository.model_config import parse_json
+from pipeline.repository.model_config import is_nested_deeper, parse_json, strict_json
 
 
 @pytest.mark.parametrize(

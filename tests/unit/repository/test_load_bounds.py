@@ -8,7 +8,7 @@ from google.protobuf import text_format
 from pipeline.frontends.v2.control import Overrides
 from pipeline.frontends.v2.errors import V2Error, V2Status
 from pipeline.proto.inference_v2_pb2 import ModelConfig
-from pipeline.repository.load_bounds import check_bounds, check_sent
+from pipeline.repository.model_checks import check_bounds, check_sent
 
 
 def refusal_of_sent(name: str, overrides: Overrides) -> str:

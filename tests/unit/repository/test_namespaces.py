@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.repository.namespaces import key_of, links_of, name_of, named
+from pipeline.repository.model_folders import key_of, links_of, name_of, named
 
 KEYS = ("/a::part", "/b::part", "/b::only")
 

@@ -6,7 +6,7 @@ import pytest
 from ensembling import config_of, ensemble_of
 
 from pipeline.errors import ConfigError
-from pipeline.repository.step_checks import check_steps
+from pipeline.repository.ensemble_checks import check_steps
 
 ONE = [2]
 MODELS = {

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from pipeline.deadline import call_deadline, set_call_deadline, time_left
 from pipeline.errors import DeadlineError
-from pipeline.system.deadline import call_deadline, set_call_deadline, time_left
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import InitError
-from pipeline.system.exhausted import exhaustion_named
+from pipeline.system.resources import exhaustion_named
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import resource
 
-from pipeline.system.file_limit import raise_file_limit
+from pipeline.system.resources import raise_file_limit
 
 
 def test_as_many_files_may_be_open_as_the_user_may_have():

@@ -18,12 +18,11 @@ from pipeline.errors import ConfigError, InitError
 from pipeline.op import ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.proto.v2.config_json import as_json
-from pipeline.repository.backends.base import ModelSource
+from pipeline.repository.backends.base import Backend, ModelSource
 from pipeline.repository.backends.python.environments import EXECUTION_ENV_PATH, Environments
 from pipeline.repository.backends.python.loading import MODEL_CLASS
 from pipeline.repository.backends.python.model_op import ModelSpec, model_op
-from pipeline.repository.backends.ragged import ragged_inputs
-from pipeline.repository.backends.reshape import reshaping_of
+from pipeline.repository.backends.ragged import ragged_inputs, reshaping_of
 from pipeline.repository.model_config import parse_json
 from pipeline.repository.op_settings import cards_of, instances_of, op_settings
 
@@ -38,7 +37,7 @@ _WORKERS = "workers"  # the parameter that says where instances run
 _KINDS = ("process", "thread")
 
 
-class PythonBackend:
+class PythonBackend(Backend):
     """Models of Python code, which runs in the workers' processes only.
 
     With `parameters: { key: "workers" value: { string_value: "thread" } }` the instances of a
@@ -46,8 +45,6 @@ class PythonBackend:
     holds up is the server's.
     """
 
-    serves_graph = False
-    workers = ""  # a model's own
     checks_output_shapes = False
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from pipeline.repository.backends.python.loading import (
     load_alone,
 )
 from pipeline.repository.backends.python.requests import IncomingRequest, InferenceResponse
-from pipeline.repository.backends.reshape import Reshaping
+from pipeline.repository.backends.ragged import Reshaping
 from pipeline.routes import Answer
 from pipeline.system.event_loop import LoopThread
 
@@ -367,15 +367,13 @@ class DecoupledModelOp(PythonModelOp):
     def _again(self, found: Any, requests: Sequence[IncomingRequest]) -> Sequence[IncomingRequest]:
         """Return the requests that come again behind an `execute`, which has returned `found`."""
         if found is not None:
-            _fail(requests, self._returned())
+            text = (
+                f"Python model '{self.instance}' is using the decoupled mode and the execute "
+                "function must return None."
+            )
+            _fail(requests, UserCodeError(text))
             return ()
         return [request for request in requests if request.comes_again()]
-
-    def _returned(self) -> UserCodeError:
-        return UserCodeError(
-            f"Python model '{self.instance}' is using the decoupled mode and the execute function "
-            "must return None."
-        )
 
 
 def _fail(requests: Sequence[IncomingRequest], error: UserCodeError) -> None:

@@ -13,11 +13,11 @@ from pipeline.repository.backends.python import requests, tensors
 from pipeline.repository.backends.python.autocomplete import CompletedConfig
 from pipeline.repository.backends.python.calls import (
     InferenceRequest,
+    MetricFamily,
     is_model_ready,
     load_model,
     unload_model,
 )
-from pipeline.repository.backends.python.metrics import MetricFamily
 
 NAME = "triton_python_backend_utils"
 """The name that models import."""

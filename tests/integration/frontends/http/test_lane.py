@@ -13,7 +13,7 @@ import pytest
 from raw_http import chunked, request
 
 from pipeline.frontends.http.server import HttpFrontend
-from pipeline.proto.pipeline.large import LargeResponse
+from pipeline.proto.pipeline.response import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.system.event_loop import loop_factory
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from played_brpc import WAIT_S, Collecting, Peer, PlayedServer
 
+from pipeline.deadline import set_call_deadline
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -30,7 +31,6 @@ from pipeline.predictors.remote.base import RemoteModel, connect_remote_predicto
 from pipeline.predictors.remote.general_model import GeneralModelPredictor
 from pipeline.proto.brpc.frames import BrpcFrame
 from pipeline.proto.general_model_pb2 import Request, Response
-from pipeline.system.deadline import set_call_deadline
 
 CONF = """
 feed_var { name: "x" alias_name: "x" is_lod_tensor: false feed_type: 1 shape: 13 }

@@ -27,7 +27,7 @@ from pipeline.proto.brpc.general_model import (
     value_to_tensor,
 )
 from pipeline.proto.general_model_pb2 import ModelOutput, Request, Response, Tensor
-from pipeline.proto.pipeline.packed import PACKED_DTYPES
+from pipeline.proto.pipeline.blocks import PACKED_DTYPES
 
 NUMERIC = {
     BrpcElemType.INT64: (np.int64, "int64_data"),

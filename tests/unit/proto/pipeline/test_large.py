@@ -13,8 +13,9 @@ from pipeline.data import ChannelData
 from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
 from pipeline.proto import slices
 from pipeline.proto.inference_v2_pb2 import ModelInferRequest, ModelInferResponse
-from pipeline.proto.pipeline import array_repr, array_text, blocks, json_long, large
+from pipeline.proto.pipeline import array_repr, array_text, blocks, json_long
 from pipeline.proto.pipeline import json as jsonpb
+from pipeline.proto.pipeline import response as large
 from pipeline.proto.pipeline.response import pack_large
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.slices import Limits

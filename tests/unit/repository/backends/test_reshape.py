@@ -8,7 +8,7 @@ from google.protobuf import text_format
 
 from pipeline.errors import PayloadTypeError
 from pipeline.proto.inference_v2_pb2 import ModelConfig
-from pipeline.repository.backends.reshape import Reshaping, reshaping_of
+from pipeline.repository.backends.ragged import Reshaping, reshaping_of
 
 
 def reshaping(text, most=8):

@@ -16,9 +16,9 @@ from pipeline import Op, ProductError
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import Tensor
+from pipeline.deadline import call_deadline
 from pipeline.errors import PredictorUnavailableError, error_from_fields
 from pipeline.op import WorkerSpec, configure_op
-from pipeline.system.deadline import call_deadline
 from pipeline.workers.process.main import WorkerMain
 from pipeline.workers.process.pages import StatusPage
 from pipeline.workers.process.wire import (

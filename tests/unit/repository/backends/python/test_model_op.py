@@ -41,7 +41,7 @@ from pipeline.repository.backends.python.tensors import (
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
-from pipeline.repository.backends.reshape import Reshaping
+from pipeline.repository.backends.ragged import Reshaping
 
 HEAD = """
 import json

@@ -1,12 +1,53 @@
-"""Settings of the C library's allocator: freed memory is kept, large blocks are on huge pages."""
+"""Resources of this process: its memory, its threads, its open files."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+from pipeline.errors import InitError
+
+_NO_THREAD = "can't start new thread"
+
+
+@contextlib.contextmanager
+def exhaustion_named() -> Iterator[None]:
+    """Raise InitError where this process may have no more memory, or no more threads."""
+    try:
+        yield
+    except MemoryError as error:
+        raise InitError(
+            "the server ends: no memory is left for this process. Raise its limit "
+            "(ulimit -v, the container's memory), or give it fewer workers or smaller models."
+        ) from error
+    except RuntimeError as error:
+        if _NO_THREAD not in str(error):
+            raise
+        raise InitError(
+            "the server ends: the system starts no more threads for this process. Raise "
+            "its limits (ulimit -v, ulimit -u, the container's pids), or give it fewer workers."
+        ) from error
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as its user may, as Go's servers do.
+
+    Each connection is one. Processes that it starts from now on may as well.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a system that keeps less for itself
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def most_open_files() -> int:
+    """Return how many files this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 _KEPT_BYTES = 32 << 20

@@ -1,4 +1,7 @@
-"""Processes that user code starts: signals to them are theirs, and they end when this one does."""
+"""Processes of this machine, as Linux tells of them, and those that user code starts.
+
+Signals to these are theirs, and they end when this process does.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +27,8 @@ PATIENCE_S = 5.0
 
 _FINALIZERS_S = 2.0  # what multiprocessing gets to do what it does at exit
 _PR_SET_PDEATHSIG = 1
+# Fields of /proc/<pid>/stat behind the name.
+_STATE, _PARENT, _SESSION, _CPU_TICKS = 0, 1, 3, slice(11, 15)
 _TRACKER = b"multiprocessing.resource_tracker"
 _MULTIPROCESSING = "multiprocessing.util"
 
@@ -172,11 +178,9 @@ def _family(pid: int, spared: Iterable[int], only_children: bool = False) -> lis
     """
     session = os.getsid(pid)
     children: dict[int, list[int]] = {}
-    for entry in _processes():
-        with contextlib.suppress(OSError):  # it has ended
-            stat = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            if stat[0] not in b"ZX" and int(stat[3]) == session:
-                children.setdefault(int(stat[1]), []).append(int(entry.name))
+    for number, fields in _stats():
+        if fields[_STATE] not in "ZX" and int(fields[_SESSION]) == session:
+            children.setdefault(int(fields[_PARENT]), []).append(number)
     found, spared = [pid], {*spared}
     for parent in found:
         found += [child for child in children.pop(parent, ()) if child not in spared]
@@ -185,11 +189,12 @@ def _family(pid: int, spared: Iterable[int], only_children: bool = False) -> lis
     return [child for child in found[1:] if not _is_tracker(child)]
 
 
-def _processes() -> list[Path]:
-    """Return the folders of all processes; none where the system has no /proc."""
-    with contextlib.suppress(OSError):
-        return [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return []
+def _stats() -> Iterator[tuple[int, list[str]]]:
+    """Yield each process and its fields behind the name; nothing where there is no /proc."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            text = path.read_text(errors="replace")
+            yield int(path.parent.name), text.rpartition(")")[2].split()
 
 
 def _is_tracker(pid: int) -> bool:
@@ -216,3 +221,77 @@ def wait_for_end(lives: Iterable[int], timeout_s: float) -> None:
         for life, _ in poll.poll(left_s * 1000):
             poll.unregister(life)
             waiting.discard(life)
+
+
+_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_LISTEN = "0A"
+
+
+def is_shared_with_strangers(port: int, session: int) -> bool:
+    """Return whether processes outside of a session listen at a port, too."""
+    return not _listening(port) <= _sockets_of(session)
+
+
+def _listening(port: int) -> set[str]:
+    """Return the inodes of the sockets that listen at a port."""
+    found = set()
+    for table in _TABLES:
+        with contextlib.suppress(OSError):  # a system without IPv6
+            for fields in map(str.split, Path(table).read_text().splitlines()[1:]):
+                if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    found.add(fields[9])
+    return found
+
+
+def _sockets_of(session: int) -> set[str]:
+    """Return the inodes of all sockets that processes of a session have."""
+    members = (pid for pid, fields in _stats() if int(fields[_SESSION]) == session)
+    return {inode for pid in members for inode in _sockets_in(pid)}
+
+
+def _sockets_in(pid: int) -> Iterator[str]:
+    folder = Path(f"/proc/{pid}/fd")
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for number in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                kind, _, inode = os.readlink(folder / number).partition(":")
+                if kind == "socket":
+                    yield inode.strip("[]")
+
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Some processes: the CPU time in s that they have used, and their memory in MiB.
+
+    Of memory that several share each has its part. `each_mb` is the mean of all but the first,
+    0 without such.
+    """
+
+    cpu_s: float
+    memory_mb: float
+    each_mb: float
+
+
+def family_of(root: int) -> Family:
+    """Return what the process `root` and its descendants use. Raises OSError: it is not there."""
+    stats = dict(_stats())
+    if root not in stats:
+        raise ProcessLookupError(f"process {root} is gone")
+    pids = [root]
+    for pid in pids:  # grows while it is walked
+        pids += [child for child, fields in stats.items() if int(fields[_PARENT]) == pid]
+    ticks = sum(int(field) for pid in pids for field in stats[pid][_CPU_TICKS])
+    sizes = [_memory_bytes(pid) / _MIB for pid in pids]
+    return Family(ticks / _TICKS_PER_S, sum(sizes), sum(sizes[1:]) / (len(sizes) - 1 or 1))
+
+
+def _memory_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
