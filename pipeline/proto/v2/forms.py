@@ -368,7 +368,8 @@ def json_codec(name: str, version: str, limits: Limits) -> FormCodec:
             return cut_json(body, length)
         if key and body.startswith(before) and body.endswith(behind):
             text = body[len(before) : size - len(behind)]
-            if text.startswith(b"[") and text.find(b"]") == len(text) - 1:
+            is_list = text.startswith(b"[") and text.find(b"]") == len(text) - 1
+            if is_list and _MARK not in text:
                 return Cut(key, None, (text,), body, size)
         found = cut_json(body, None)
         if found is not None and found.id is None and len(found.lists) == 1:

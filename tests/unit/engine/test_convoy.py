@@ -15,10 +15,13 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import RequestInfo
 from pipeline.engine.convoy import Convoy, Each, beside, each_of, parts_of, stacked, together
+from pipeline.engine.convoy_way import SharedMessages
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal.journal import EngineObservers, Journal, Outcome
 from pipeline.engine.request import AnswerFuture, RequestTarget
+from pipeline.engine.run.stages import BatchRun
+from pipeline.engine.schedulers.base import Load
 from pipeline.errors import InputError, WorkerDiedError
 from pipeline.op import configure_op
 from pipeline.proto.pipeline_service_pb2 import Request
@@ -252,6 +255,68 @@ def test_as_many_pass_as_a_batch_has_samples():
     run_virtual(main())
 
 
+# One after the other ------------------------------------------------------------------------------
+
+
+class Ran:
+    """A message of requests that took so long each, as a filter sees it when it is home."""
+
+    def __init__(self, *took_us):
+        self.items = [Item(Convoy([1] * len(took_us)))]
+        self.run = BatchRun(self.items, preprocess_end_ns=1000, start_ns=1000)
+        ends = np.cumsum(took_us) * 1000 + 1000
+        self.run.execution_ends_ns = [int(end) for end in ends]
+        self.run.end_ns = self.run.execution_ends_ns[-1]
+
+
+class Item:
+    def __init__(self, convoy):
+        self.request = self
+        self.convoy = convoy
+
+
+class Node:
+    """An Op whose batches are in processes."""
+
+    name = "op"
+    load = Load()
+
+    def __init__(self):
+        self.workers = self
+        self.memory_domain = object()
+
+
+def test_so_many_share_a_message_as_run_in_a_millisecond():
+    shared = SharedMessages(Node())
+
+    def size(messages, *took_us):
+        for _ in range(messages):
+            shared.release(lambda run: None, Ran(*took_us).run)
+        return shared.convoy_size(1)
+
+    assert size(0) == 1  # it is not known to be quick
+    assert size(100, 50) == 19
+    assert size(100, 5) == 32
+    assert 5 <= size(1, *[5] * 15, 20_000) < 32  # one had to wait for a processor
+    assert size(20, *[5] * 16) == 32
+    assert size(2, *[20_000] * 16) == 1
+    assert size(100, 400) == 2
+    assert size(1, 10**9) <= 2
+
+
+def test_the_one_that_its_worker_was_at_is_told_by_the_calls_that_had_begun():
+    shared, found = SharedMessages(Node()), []
+    convoy = Convoy([1] * 4, unsent=[1])
+    run, died = BatchRun([Item(convoy)]), WorkerDiedError("it died")
+    shared.start_over(lambda job, error: found.append(error), run, died)
+    run.calls_begun = 2
+    shared.start_over(lambda job, error: found.append(error), run, died)
+    assert found[0] is died
+    assert (found[1].member, found[1].error, died.op) == (2, died, "op")
+    assert (list(convoy.ending(died)), list(convoy.ending(found[1]))) == ([], [2])
+    assert list(convoy.ending(None)) == list(convoy.ending(InputError("no"))) == [0, 1, 2, 3]
+
+
 # Together and apart -------------------------------------------------------------------------------
 
 
@@ -307,9 +372,4 @@ def test_what_is_together_comes_apart_as_it_was():
 
 
 def test_members_beside_the_first_are_counted():
-    class Item:
-        def __init__(self, convoy):
-            self.request = self
-            self.convoy = convoy
-
     assert beside([Item(None), Item(Convoy([1, 1, 1])), Item(Convoy([2]))]) == 2

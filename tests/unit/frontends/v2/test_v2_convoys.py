@@ -11,7 +11,7 @@ import pytest
 from doubles import virtual
 
 from pipeline.data import NO_INFO, ChannelData, RequestInfo
-from pipeline.engine.convoy import Each
+from pipeline.engine.convoy import Each, MemberLostError
 from pipeline.engine.request import RequestTarget, UnarySink
 from pipeline.errors import ClosedError, InputError, OverloadedError, WorkerDiedError
 from pipeline.frontends.v2.convoys import Muster, Mustered, can_muster
@@ -216,6 +216,31 @@ async def test_those_whose_worker_died_begin_one_by_one():
     assert told(third) == [[30]]
     third.cancel()
     assert not world.engine.begun[2].is_cancelled
+
+
+@virtual
+async def test_of_those_that_shared_a_message_only_the_one_that_was_run_fails():
+    world = World()
+    first, second, third = world.add(1, 2, 3)
+    await asyncio.sleep(0)
+    died = WorkerDiedError("it died")
+    world.engine.begun[0].answer(error=MemberLostError(1, died))
+    assert world.begun()[1:] == [[1], [3]]
+    assert told(second) is died
+    assert first.sink.answers == third.sink.answers == []
+
+
+@virtual
+async def test_answers_that_are_written_together_are_given_as_they_are():
+    world = World()
+    requests = world.add(1, 2)
+    world.written = lambda stack, sinks: [*zip(stack["y"].tolist(), sinks, strict=True)]
+    await asyncio.sleep(0)
+    world.engine.begun[0].answer({"y": np.array([[10], [20]])})
+    assert [each.sink.answers for each in requests] == [
+        [([10], requests[0].sink)],
+        [([20], requests[1].sink)],
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 2])
