@@ -91,30 +91,34 @@ class SpanRecorder:
             self.journal.flush_if_long()
 
     def _members(self, worker: int, run: BatchRun, received_ns: int) -> None:
-        """Take down the spans of the members of a convoy, which ran one after the other."""
-        (item,), (outcome,) = run.items, run.outcomes
-        request, convoy, journal = item.request, item.request.convoy, self.journal
-        endings = convoy.endings(outcome)
-        # Each is told the mean of all.
-        request.input_ns += (run.preprocess_end_ns - run.start_ns) // len(convoy)
-        request.infer_ns += (run.process_end_ns - run.preprocess_end_ns) // len(convoy)
-        request.output_ns += (run.end_ns - run.process_end_ns) // len(convoy)
-        start_ns, last = (
-            min(run.handed_ns, run.start_ns) or run.start_ns,
-            len(run.execution_ends_ns) - 1,
-        )
-        who, received = (self.index, worker), (received_ns,)
-        for number, ending in zip(run.executions, endings, strict=True):
-            times = start_ns, start_ns, start_ns, start_ns  # of one that did not run
-            if number >= 0:
-                begun_ns = max(start_ns, run.preprocess_end_ns)
-                ended_ns = max(begun_ns, run.execution_ends_ns[number])
-                times = start_ns, begun_ns, ended_ns, run.end_ns if number == last else ended_ns
-                start_ns = ended_ns
-            self.batches += 1
-            if journal is not None:
-                span = pack_span(*who, self.batches, *ending, item.ready_ns, *times, *received)
-                journal.spans.append(span)
+        """Take down the spans of a convoy whose members did not all run in one execution."""
+        (item,), (outcome,), processed_ns = run.items, run.outcomes, run.execution_ends_ns
+        request, ready_ns, share = item.request, item.ready_ns, len(processed_ns)
+        # Each is told the mean of all executions.
+        request.input_ns += (run.preprocess_end_ns - run.start_ns) // share
+        request.infer_ns += (run.process_end_ns - run.preprocess_end_ns) // share
+        request.output_ns += (run.end_ns - run.process_end_ns) // share
+        if self.journal is None:
+            return
+        start_ns = min(run.handed_ns, run.start_ns) or run.start_ns
+        starts_ns = [start_ns, *processed_ns[:-1]]
+        begun_ns = [max(start_ns, run.preprocess_end_ns), *starts_ns[1:]]
+        ends_ns = [*processed_ns[:-1], run.end_ns]
+        times = list(zip(starts_ns, begun_ns, processed_ns, ends_ns, strict=True))
+        times.append((start_ns,) * 4)  # of who did not run, whose number is -1
+        told = list(zip(run.executions, request.convoy.endings(outcome), strict=True))
+        index, first = self.index, self.batches + 1
+        self.journal.spans += [
+            pack_span(index, worker, first + at, *ending, ready_ns, *times[at], received_ns)
+            for at, ending in told
+            if at >= 0
+        ]
+        self.batches += share
+        for at, ending in told:
+            if at < 0:
+                self.batches += 1
+                who = index, worker, self.batches, *ending, ready_ns
+                self.journal.spans.append(pack_span(*who, *times[at], received_ns))
 
     def alone(
         self, item: Item, outcome: Any, worker: int, times: Sequence[int], received_ns: int

@@ -70,7 +70,8 @@ class Mustered(msgspec.Struct, eq=False):
 class Muster:
     """Requests of one form for one model.
 
-    A request that comes while the model has none goes on at once; what would have to wait before
+    A request that comes while the model has none goes on at once, unless several have come in the
+    last round: they may come together again. What would have to wait before
     it is admitted goes by itself.
 
     Args:
@@ -98,13 +99,16 @@ class Muster:
         self._written = written
         self._rows = rows
         self._waiting: list[Mustered] = []
+        self._is_rush = False  # several came in the last round
 
     @property
     def is_open(self) -> bool:
         """Return whether a request is to wait for others, which `add` is for."""
         if self._waiting:
             return True
-        return not self._way.is_idle and self._way.size(self._rows) > 1
+        if self._way.is_idle and not self._is_rush:
+            return False
+        return self._way.size(self._rows) > 1
 
     def add(self, request: Mustered) -> Mustered:
         """Have a request begin at the end of this round of the loop; return it."""
@@ -115,6 +119,7 @@ class Muster:
 
     def _go(self) -> None:
         waiting, self._waiting = self._waiting, []
+        self._is_rush = len(waiting) > 1
         requests = [each for each in waiting if not each.is_over]
         successor = self._successor(requests[0].inputs) if requests else None
         if successor is not None:

@@ -370,7 +370,7 @@ def json_codec(name: str, version: str, limits: Limits) -> FormCodec:
             text = body[len(before) : size - len(behind)]
             is_list = text.startswith(b"[") and text.find(b"]") == len(text) - 1
             if is_list and _MARK not in text:
-                return Cut(key, None, (text,), body, size)
+                return Cut(key, None, [text], body, size)
         found = cut_json(body, None)
         if found is not None and found.id is None and len(found.lists) == 1:
             key = found.key

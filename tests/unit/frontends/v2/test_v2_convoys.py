@@ -162,6 +162,16 @@ async def test_it_is_open_while_the_model_is_busy_and_has_room():
 
 
 @virtual
+async def test_who_comes_to_an_idle_model_waits_only_if_several_have_come_before():
+    world = World()
+    world.engine.convoys.is_idle = True
+    for requests, is_open in ((1, False), (2, True), (1, False)):
+        world.add(*range(requests))
+        await asyncio.sleep(0)
+        assert world.muster.is_open == is_open
+
+
+@virtual
 async def test_who_leaves_before_it_began_never_does_and_then_only_its_answer_is_dropped():
     world = World()
     first, second, third = world.add(1, 2, 3)
