@@ -1,4 +1,4 @@
-"""JPEG: a picture as a file of a form; `decode` makes it an array, `classify` runs the model."""
+"""JPEG: a picture as a file of a form, decoded, resized and classified by one Op."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from benchmarks.services.picture_model import best, decoded, write_model
 from pipeline import Op, RequestOp
 
 
-class Decode(Op):
-    """Has the file of a picture, and answers with what the model takes."""
+class Classify(Op):
+    """Feeds the model a picture, and answers with the class that scores most."""
 
     def init_op(self) -> None:
         cv2.setNumThreads(1)
@@ -23,10 +23,6 @@ class Decode(Op):
     def preprocess(self, input_dicts: Any) -> Any:
         (request,) = input_dicts.values()
         return {"x": decoded(request["image"])}
-
-
-class Classify(Op):
-    """Feeds the model what `decode` has made, and answers with the class that scores most."""
 
     def postprocess(self, input_dicts: Any, fetch_dict: Any) -> Any:
         return best(fetch_dict["scores"][0])
@@ -37,9 +33,9 @@ if __name__ == "__main__":
         path = Path(folder, "pictures.onnx")
         write_model(path)
         model = {"model_config": str(path), "client_type": "local_predictor", "thread_num": 1}
-        ops = {
-            "decode": {"concurrency": os.cpu_count()},
-            "classify": {"batch_size": 32, "local_service_conf": model},
+        settings = {
+            "concurrency": os.cpu_count(),
+            "batch_size": 32,
+            "local_service_conf": model,
         }
-        decode = Decode(name="decode", input_ops=[RequestOp()])
-        serve("jpeg", Classify(name="classify", input_ops=[decode]), ops)
+        serve("jpeg", Classify(name="classify", input_ops=[RequestOp()]), {"classify": settings})
