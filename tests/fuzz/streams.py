@@ -237,8 +237,10 @@ def problem_with(case: Case, caller: Caller, model: Model) -> str:
     if answer == "nothing":
         return f"has no end; {len(caller.parts)} of {len(parts)} parts"
     is_error = answer is not None and answer.err_no != 0
-    is_limited = caller.timeout_s is not None or case.is_hasty
-    if is_error and (answer.err_no == ErrorCode.TIMEOUT and is_limited):
+    late = {ErrorCode.TIMEOUT} if case.is_hasty else set()
+    if caller.timeout_s is not None:  # an Op refuses it, if its turn would come too late
+        late = {ErrorCode.TIMEOUT, OverloadedError.code}
+    if is_error and answer.err_no in late:
         return "" if begins else f"{caller.parts} begins not as {parts}"
     if is_error:
         may_fail = model.has_failed or case.is_crashing
