@@ -89,24 +89,28 @@ class GatewayMemory:
 
     # Answers --------------------------------------------------------------------------------
 
-    def places(self, number: int, pieces: Sequence[Piece]) -> list[bytes | PlacedBytes] | None:
+    def places(
+        self, number: int, pieces: Sequence[Piece], most_bytes: int
+    ) -> list[bytes | PlacedBytes] | None:
         """Return where the pieces of an answer lie, which stay until the gateway has read them.
 
-        None: a long one lies elsewhere.
+        None: a long one lies elsewhere, or a frame has no room for so many.
+
+        Args:
+            most_bytes: of a frame, for the places and the short pieces themselves.
         """
         found: list[bytes | PlacedBytes] = []
-        inline = 0
         for piece in pieces:
+            most_bytes -= PLACE.size
             if len(piece) < _LONG_BYTES:
-                inline += len(piece)
+                most_bytes -= len(piece)
                 found.append(bytes(piece))
-                continue
-            block = self._find(piece)
-            if block is None:
+            elif (block := self._find(piece)) is not None:
+                found.append(block)
+            else:
                 return None
-            found.append(block)
-        if inline > _LONG_BYTES:
-            return None
+            if most_bytes < 0:
+                return None
         self._read_by_gateway[number] = pieces
         return found
 

@@ -118,7 +118,7 @@ class Outbox:
                 return
             message = (message,)
         elif self.memory is not None and self.memory.is_mapped:
-            places = self.memory.places(number, message)
+            places = self.memory.places(number, message, FRAME_BYTES - len(end))
             if places is not None:
                 self.send(placed(number, end, places))
                 return

@@ -24,7 +24,7 @@ from pipeline.frontends.http.routes import (
 )
 from pipeline.frontends.link.calls import LinkCall, Peer
 from pipeline.frontends.link.frames import LEFT, end_of, fields
-from pipeline.proto.slices import Piece
+from pipeline.proto.slices import SHORT_BYTES, Piece
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -75,6 +75,13 @@ class PostCall(UnarySink, LinkCall):
     def begin_long(self, message: memoryview) -> None:
         """Begin a request whose body lies in the server's memory."""
         self.begin(message)
+
+    def _begin_long(self, pieces: list[Piece]) -> None:
+        """Begin a request whose body came in several frames; a large one is for the HTTP port."""
+        if self._size > SHORT_BYTES:
+            self._peer.reset(self._number, LEFT, "")
+        else:
+            self.begin(b"".join(pieces))
 
     def say(self, head: AnswerHead) -> None:
         """Take what user code says of the answer's head."""

@@ -452,7 +452,12 @@ class Connection(asyncio.Protocol):
 async def _answer_copied(
     connection: Connection, number: int, copied: Awaitable[Sequence[Piece]], end: bytes
 ) -> None:
-    connection.answer(number, await copied, end)
+    try:
+        pieces = await copied
+    except PipelineError as error:  # it took too long
+        connection.fail(number, end_of_error(error))
+    else:
+        connection.answer(number, pieces, end)
 
 
 def _pass_over(*_: object) -> None:

@@ -37,6 +37,7 @@ from pipeline.frontends.link.frames import (
     frame,
 )
 from pipeline.frontends.link.memory import GatewayMemory
+from pipeline.frontends.link.methods import service_methods
 from pipeline.frontends.link.server import LinkFrontend
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.slices import Piece
@@ -226,6 +227,44 @@ def test_without_room_an_answer_goes_over_the_socket(memory: ServerMemory, tmp_p
     del taken
 
 
+def test_an_answer_of_more_pieces_than_a_frame_names_goes_over_the_socket(
+    memory: ServerMemory, tmp_path: Path
+) -> None:
+    path = tmp_path / "link"
+    body = memory.place(_LONG)
+    body[:] = 7
+    pieces: list[Piece] = [body.data, *[b"x"] * (FRAME_BYTES // PLACE.size)]
+
+    async def run() -> None:
+        service = echoing(memory, pieces)
+        link = link_of(begin_of(None), path, services=[service], memory=memory)
+        async with sharing(link, path) as gateway:
+            await gateway.say(frame(OPEN, 1, OPENED.pack(-1, 0, 0), MESSAGE | LAST, _UNARY))
+            found = b""
+            while len(found) < sum(map(len, pieces)):
+                found += (await gateway.hear(frames.DATA))[2]
+            assert found == b"".join(pieces)
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_takes_too_long_to_copy_ends_with_an_error(
+    memory: ServerMemory, tmp_path: Path
+) -> None:
+    path, offload = tmp_path / "link", Offload(limit_s=0.0, threads=1)
+
+    async def run() -> None:
+        service = echoing(memory, [bytes(2**20)])
+        methods = service_methods([service], offload)
+        async with sharing(LinkFrontend(methods, path, memory=memory), path) as gateway:
+            await gateway.say(frame(OPEN, 1, OPENED.pack(-1, 0, 0), MESSAGE | LAST, 1))
+            _, _, payload = await gateway.hear(END)
+            assert b"the deadline passed" in payload
+        await offload.stop()
+
+    asyncio.run(run())
+
+
 def test_what_comes_in_memory_and_is_refused_is_freed(memory: ServerMemory, tmp_path: Path) -> None:
     path = tmp_path / "link"
 
@@ -263,7 +302,7 @@ def test_memory_of_a_gateway_is_taken_back_when_its_process_has_ended(memory: Se
         shared.is_mapped = True
         region, ended = shared.told.region, asyncio.Event()
         answer = memory.place(_LONG)
-        assert shared.places(7, [answer.data]) is not None
+        assert shared.places(7, [answer.data], FRAME_BYTES) is not None
         del answer
         body = shared.message(PLACE.pack(region, 64, _LONG))
         shared.leave(asyncio.get_running_loop(), ended.set)
