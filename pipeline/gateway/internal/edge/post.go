@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"maps"
@@ -144,6 +145,9 @@ func (g *Handler) forward(x *exchange) {
 	}
 	if g.posted(x, call) {
 		return
+	}
+	if block != nil { // which is released before the transport has let go of what it did not have to send
+		body = bytes.Clone(body)
 	}
 	g.web.serve(x, withBody(x.request, body))
 }

@@ -129,12 +129,12 @@ func (s *Server) mayTell(name string) bool {
 // unary answers one message with one.
 func (s *Server) unary(stream grpc.ServerStream, clients []*link.Client, call *link.Call) error {
 	message := asked{client: clients[0], method: call.Method}
+	defer message.free()
 	if err := stream.RecvMsg(&message); errors.Is(err, io.EOF) {
 		return status.Error(codes.Internal, textNothing)
 	} else if err != nil {
 		return err
 	}
-	defer message.free()
 	share := &memory.Share{Of: s.config.Budget, Own: grantOf(stream).Budget()}
 	defer share.End()
 	if err := share.Need(int64(len(message.data()))); err != nil {
