@@ -6,9 +6,9 @@ import asyncio
 
 import msgspec
 
-from pipeline.errors import InitError
+from pipeline.errors import InitError, PipelineError
 from pipeline.frontends.v2.control import Overrides
-from pipeline.frontends.v2.errors import V2Error, V2Status
+from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.repository.control import ControlSettings, ModelControl
 from pipeline.repository.versions import ModelVersions
 from pipeline.runtime.service import ReplicaContext
@@ -29,7 +29,7 @@ class WantedChange(msgspec.Struct, frozen=True):
 
 
 class ChangeOutcome(msgspec.Struct, frozen=True):
-    """End of a WantedChange at one replica; `kind`: the V2Status of its failure."""
+    """What came of a change at one replica; `kind`: the V2Status of its failure, "": it is made."""
 
     replica: int
     kind: str = ""
@@ -60,7 +60,7 @@ class ReplicatedControl(ModelControl):
         await self.catch_up()
 
     async def catch_up(self) -> None:
-        """WantedChange what was changed at other replicas. Raises InitError: it cannot be."""
+        """Make the changes that other replicas have made. Raises InitError: one fails."""
         if not self.is_explicit:  # each looks at the folders by itself
             return
         answers = await self._replica.ask(_CHANGES, _TELL_S)
@@ -99,8 +99,9 @@ class ReplicatedControl(ModelControl):
                     await super().unload(change.name, change.with_dependents)
                 else:
                     await super().load(change.name, change.overrides, change.is_inner)
-            except V2Error as error:
-                return ChangeOutcome(self._replica.number, error.kind.name, str(error))
+            except (V2Error, PipelineError) as error:  # who asks waits for an answer
+                told = v2_error(error)
+                return ChangeOutcome(self._replica.number, told.kind.name, str(told))
             finally:  # an engine tells that it is ready before its model is
                 self._replica.on_readiness(self.is_ready)
             self._changes.pop(change.name, None)
