@@ -29,7 +29,7 @@ class WantedChange(msgspec.Struct, frozen=True):
 
 
 class ChangeOutcome(msgspec.Struct, frozen=True):
-    """What came of a change at one replica; `kind`: the V2Status of its failure, "": it is made."""
+    """Outcome of a change at one replica; `kind`: the V2Status of its failure, "": it is made."""
 
     replica: int
     kind: str = ""
