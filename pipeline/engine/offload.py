@@ -70,6 +70,7 @@ class Offload:
             unwanted.set()
             waiting.cancel()
             self._unwanted.discard(unwanted)
+            del future, waiting  # have an error whose traceback leads here, and to the work's data
 
     async def stop(self) -> None:
         """End all work, at its next slice; no thread is left unless one hangs in a single one."""

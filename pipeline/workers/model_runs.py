@@ -62,6 +62,7 @@ class ModelRun(UnarySink, Item, eq=False):
         input_ns, infer_ns, output_ns = 0, 0, 0
         if handle is not None:
             input_ns, infer_ns, output_ns = handle.stages_ns()
+            self.handle = None  # has this for its sink: what both refer to would wait for the gc
         self.preprocess_end_ns: int = at_ns + input_ns
         self.process_end_ns: int = self.preprocess_end_ns + infer_ns
         self.end_ns: int = self.process_end_ns + output_ns
@@ -188,6 +189,6 @@ class ModelStream(StreamSink, StreamRun, eq=False):
         """Take note that no more parts will come."""
         if not self.is_finished:
             self.is_finished: bool = True
-            self.groups = []
+            self.groups, self.handle = [], None
             self.workers.remove(self)
             self.workers.next()

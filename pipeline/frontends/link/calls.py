@@ -84,6 +84,19 @@ class Peer(Protocol):
         """End a stream that went well, behind its answers."""
 
 
+class _Over:
+    def cancel(self) -> None:
+        """There is nothing to stop."""
+
+
+OVER: RequestHandle = _Over()
+"""The work of a call whose request has ended.
+
+A request has its call for its sink: if the call kept it, both would wait for the garbage collector,
+with the body.
+"""
+
+
 def end_of_error(error: PipelineError, grpc_status: int | None = None) -> bytes:
     """Return an END for an error of ours, with the HTTP port's status and the gRPC port's.
 
@@ -290,12 +303,14 @@ class DirectCall(UnarySink, UnaryCall):
     def begin(self, message: Piece) -> None:
         """Begin, with a coroutine only if the method needs one."""
         try:
-            self._work = self._method.direct.begin(message, self, self)
+            begun = self._method.direct.begin(message, self, self)
         except Exception as error:
             self._fail(error)
         else:
-            if self._work is None:
+            if begun is None:
                 self._begin_long([message])
+            else:
+                self._work = self._work or begun  # it may have ended by now
 
     def begin_long(self, message: memoryview) -> None:
         """Begin with a message that lies in the server's memory."""
@@ -303,6 +318,7 @@ class DirectCall(UnarySink, UnaryCall):
 
     def end(self, answer: Any) -> None:
         """Send the answer."""
+        self._work = OVER
         try:
             reply = self._method.direct.reply(answer, self)
             if isinstance(reply, bytes | list):
@@ -315,8 +331,9 @@ class DirectCall(UnarySink, UnaryCall):
     def cancel(self) -> None:
         """Stop what goes on for it."""
         super().cancel()
-        if self._work is not None:
-            self._work.cancel()
+        work, self._work = self._work, OVER
+        if work is not None:
+            work.cancel()
 
 
 class StreamCall(_TaskCall):

@@ -13,7 +13,13 @@ from pipeline.errors import DeadlineError, PipelineError, UserCodeError
 from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
 from pipeline.frontends.grpc.inference import TIMEOUT, failure_said
 from pipeline.frontends.grpc.server import trailing
-from pipeline.frontends.link.calls import LinkCall, Peer, end_of_error, end_of_exception
+from pipeline.frontends.link.calls import (
+    OVER,
+    LinkCall,
+    Peer,
+    end_of_error,
+    end_of_exception,
+)
 from pipeline.frontends.link.frames import SUCCESS, end_of, fields
 from pipeline.frontends.wire import RESPONSES, Wire
 from pipeline.proto.pipeline.response import LargeResponse
@@ -134,6 +140,7 @@ class InferenceCall(UnarySink, LinkCall):
 
     def end(self, answer: Any) -> None:
         """Send the answer."""
+        self._work = OVER
         try:
             head = self._head if self._service.is_grpc else None
             if head is not None and (failure := failure_said(head, answer)):
@@ -169,5 +176,6 @@ class InferenceCall(UnarySink, LinkCall):
 
     def cancel(self) -> None:
         """Stop what goes on for it."""
-        if self._work is not None:
-            self._work.cancel()
+        work, self._work = self._work, OVER
+        if work is not None:
+            work.cancel()

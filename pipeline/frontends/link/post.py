@@ -22,7 +22,7 @@ from pipeline.frontends.http.routes import (
     whole,
     with_head,
 )
-from pipeline.frontends.link.calls import LinkCall, Peer
+from pipeline.frontends.link.calls import OVER, LinkCall, Peer
 from pipeline.frontends.link.frames import LEFT, end_of, fields
 from pipeline.proto.slices import SHORT_BYTES, Piece
 
@@ -94,6 +94,7 @@ class PostCall(UnarySink, LinkCall):
     def end(self, answer: Any) -> None:
         """Send the answer."""
         assert self._endpoint is not None, "it has begun"
+        self._work = OVER
         reply: LaneReply
         try:
             reply = self._endpoint.reply(answer, self._failure)
@@ -126,8 +127,9 @@ class PostCall(UnarySink, LinkCall):
 
     def cancel(self) -> None:
         """Stop what goes on for it."""
-        if self._work is not None:
-            self._work.cancel()
+        work, self._work = self._work, OVER
+        if work is not None:
+            work.cancel()
 
 
 def _failed(error: Exception) -> WebResponse:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 
 import pytest
-from doubles import http
+from doubles import http, wait_until
 from repositories import add_identity, add_pipeline, add_python, control, infer, serving
+
+from pipeline.workers.model_runs import ModelRun
 
 CHAIN = (
     ("a", {"INPUT0": "x"}, {"OUTPUT0": "p"}),
@@ -67,6 +70,22 @@ def test_an_ensemble_and_one_within_another(models):
                 if name == "e":
                     assert own[stage]["ns"] == sum(sums)
             assert own["queue"]["ns"] < own["success"]["ns"] / 2
+
+
+def steps_that_are_left():
+    return sum(type(each) is ModelRun for each in gc.get_objects())
+
+
+def test_no_step_of_a_request_is_left_to_the_garbage_collector(models):
+    with serving(models, mode="none") as server:
+        gc.collect()
+        gc.disable()  # what it would find has the data of requests, in shared memory if large
+        try:
+            for _ in range(6):
+                assert infer(server, "e", [1.0, 2.0], "x", rows=2)[0] == 200
+            wait_until(lambda: steps_that_are_left() <= 2 * 2)  # threads have the last ones yet
+        finally:
+            gc.enable()
 
 
 def test_the_error_of_a_step_names_the_ensemble_once(models):

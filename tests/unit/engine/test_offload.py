@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
 import threading
+import weakref
 
 import pytest
 from doubles import in_place_of, on_loop
@@ -42,6 +45,38 @@ async def test_work_runs_in_a_thread_of_its_own_and_gives_its_result(offload):
 async def test_an_error_of_the_work_is_the_askers(offload):
     with pytest.raises(ZeroDivisionError):
         await offload.run(lambda: 1 // 0)
+
+
+@offloaded()
+async def test_what_the_work_had_is_gone_with_its_error(offload):
+    class Body:
+        pass
+
+    def work(body):
+        raise ZeroDivisionError
+
+    gc.collect()
+    gc.disable()
+    try:
+        body = Body()
+        kept, asked = weakref.ref(body), functools.partial(work, body)
+        del body
+        try:
+            await offload.run(asked)
+        except ZeroDivisionError:
+            del asked
+        assert await until_none(kept)
+    finally:
+        gc.enable()
+
+
+async def until_none(kept):
+    """Wait until the thread has let go of what it had, too."""
+    for _ in range(500):
+        if kept() is None:
+            return True
+        await asyncio.sleep(0.01)
+    return False
 
 
 @offloaded(limit_s=50.0)

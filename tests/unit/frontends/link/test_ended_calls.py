@@ -1,0 +1,76 @@
+"""A call of the link and its request let go of each other when one of them has ended."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.frontends.link.calls import DirectCall, LinkCall
+from pipeline.frontends.link.inference import InferenceCall
+from pipeline.frontends.link.post import PostCall
+
+
+class Begun:
+    """A request, which has its call for a sink."""
+
+    def __init__(self, sink: Any) -> None:
+        self.sink = sink
+
+    def cancel(self) -> None:
+        """There is nothing else that has it."""
+
+
+class Door:
+    """Begins requests; whatever a kind of calls wants of whom it asks."""
+
+    def __init__(self) -> None:
+        self.begun: weakref.ref[Begun] | None = None
+        self.direct = self.endpoint = self.heads = self.wire = self
+        self.is_grpc, self.offload, self.name = False, None, "method"
+
+    def begin(self, *given: Any) -> Begun:
+        sink = next(each for each in reversed(given) if isinstance(each, LinkCall))
+        begun = Begun(sink)
+        self.begun = weakref.ref(begun)
+        return begun
+
+    def find(self, head: bytes) -> Door:
+        return self
+
+    def read(self, message: bytes) -> bytes:
+        return message
+
+    def names(self, metadata: bytes) -> tuple[()]:
+        return ()
+
+    def reply(self, *answer: Any) -> bytes:
+        return b"{}"
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("kind", [PostCall, DirectCall, InferenceCall])
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_request_is_gone_with_the_end_of_its_call(kind: Any, is_answered: bool) -> None:
+    said: list[object] = []
+    peer = SimpleNamespace(loop=None, answer=lambda *a: said.append(a), fail=lambda *a: None)
+    door = Door()
+    call = kind(peer, 1, -1, b"", door)
+    call.begin(b"asked")
+    assert door.begun is not None
+    if is_answered:
+        call.end(b"{}")
+    else:
+        assert door.begun() is not None
+        call.cancel()
+    assert door.begun() is None
