@@ -13,12 +13,11 @@ Which paths have a lane is up to LaneServices (see `routes`), which frontends ad
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Any
 
 from pipeline.answer_head import AnswerHead
 from pipeline.engine.request import RequestHandle
-from pipeline.errors import DeadlineError, PipelineError, UserCodeError
+from pipeline.errors import DeadlineError, PipelineError
 from pipeline.frontends.http.exchange import Exchange
 from pipeline.frontends.http.reader import END, RequestReader
 from pipeline.frontends.http.receiver import BodyReceiver, ReceivingConnection
@@ -29,14 +28,13 @@ from pipeline.frontends.http.routes import (
     LaneReply,
     WebResponse,
     error_body,
+    failed_reply,
     with_head,
 )
 from pipeline.proto.slices import SHORT_BYTES
 
 if TYPE_CHECKING:
     from pipeline.frontends.http.listener import HttpListener
-
-_LOGGER = logging.getLogger(__name__)
 
 _MAX_AHEAD_BYTES = SHORT_BYTES  # that wait for the request before them; plus one packet
 _LINGER_TIMEOUT_S = 5.0  # for a caller that still sends to see the answer to what it began
@@ -183,8 +181,7 @@ class HttpConnection(ReceivingConnection):
             assert endpoint is not None, "a request ends once"
             reply = endpoint.reply(answer, self._failure)
         except Exception as error:  # a bug of ours: that caller is told
-            _LOGGER.exception("a request failed", exc_info=error)
-            reply = WebResponse(500, error_body(UserCodeError("internal error of the server")))
+            reply = failed_reply(error)
         if self._head is not None:
             reply = _headed(reply, self._head)
             self._head = self._failure = None

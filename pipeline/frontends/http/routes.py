@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -15,10 +16,13 @@ from pipeline.errors import (
     NotImplementedByOpError,
     PipelineError,
     TooLargeError,
+    UserCodeError,
 )
 from pipeline.frontends.base import seconds_of
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.response import pack_error
+
+_LOGGER = logging.getLogger(__name__)
 
 JSON = b"application/json"
 TEXT = b"text/plain; charset=utf-8"
@@ -223,3 +227,11 @@ def not_allowed(method: str, allowed: bytes) -> HttpError:
 def error_body(error: PipelineError) -> bytes:
     """Return the body of an answer that is an error: a Response, like any other."""
     return jsonpb.response_to_json(pack_error(ChannelData(-1, error=error)))
+
+
+def failed_reply(error: Exception, what: str = "a request") -> WebResponse:
+    """Return the answer to a request that ended in an error; a bug of ours is logged."""
+    if isinstance(error, HttpError):
+        return WebResponse(error.status, error_body(error.error), headers=error.headers)
+    _LOGGER.exception("%s failed", what, exc_info=error)
+    return WebResponse(500, error_body(UserCodeError("internal error of the server")))

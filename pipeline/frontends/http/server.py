@@ -15,7 +15,6 @@ from pipeline.errors import (
     ClosedError,
     NoServiceError,
     PackageError,
-    UserCodeError,
 )
 from pipeline.frontends.access_log import AccessLog
 from pipeline.frontends.base import HeaderForwarding
@@ -35,6 +34,7 @@ from pipeline.frontends.http.routes import (
     WebResponse,
     WebStream,
     error_body,
+    failed_reply,
     not_allowed,
     timeout_in,
 )
@@ -156,16 +156,13 @@ class HttpFrontend:
             if isinstance(reply, WebStream):
                 await exchange.answer_in_pieces(reply)
                 return
-        except HttpError as error:
-            reply = WebResponse(error.status, error_body(error.error), headers=error.headers)
         except asyncio.CancelledError:
             if exchange.connection.has_left:  # there is nobody to answer
                 return
             exchange.keeps_alive = False  # there is no more time for it
             reply = WebResponse(503, error_body(ClosedError("the server has stopped")))
-        except Exception as error:  # a bug of ours, or of a double's: that caller is told
-            _LOGGER.exception("%s %s failed", exchange.method, exchange.path, exc_info=error)
-            reply = WebResponse(500, error_body(UserCodeError("internal error of the server")))
+        except Exception as error:  # also a bug of ours, or of a double's: that caller is told
+            reply = failed_reply(error, f"{exchange.method} {exchange.path}")
         finally:
             exchange.task = None
         try:

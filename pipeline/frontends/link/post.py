@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
 from pipeline.answer_head import AnswerHead
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestHandle, UnarySink
-from pipeline.errors import PipelineError, UserCodeError
+from pipeline.errors import PipelineError
 from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.routes import (
     HandOverError,
-    HttpError,
     LaneEndpoint,
     LaneReply,
     WebResponse,
-    error_body,
+    failed_reply,
     whole,
     with_head,
 )
 from pipeline.frontends.link.calls import OVER, LinkCall, Peer
 from pipeline.frontends.link.frames import LEFT, end_of, fields
 from pipeline.proto.slices import SHORT_BYTES, Piece
-
-_LOGGER = logging.getLogger(__name__)
 
 POST = "post"
 """Method of the HTTP edge: the body of a POST, whose head is the metadata."""
@@ -99,7 +95,7 @@ class PostCall(UnarySink, LinkCall):
         try:
             reply = self._endpoint.reply(answer, self._failure)
         except Exception as error:
-            reply = _failed(error)
+            reply = failed_reply(error)
         if isinstance(reply, bytes) and self._head is None:
             self._peer.answer(self._number, reply)
         elif isinstance(reply, bytes | WebResponse):
@@ -111,7 +107,7 @@ class PostCall(UnarySink, LinkCall):
         try:
             found = await whole(reply, self._head)
         except Exception as error:
-            found = _failed(error)
+            found = failed_reply(error)
         self._send(found)
 
     def _send(self, reply: WebResponse) -> None:
@@ -130,11 +126,3 @@ class PostCall(UnarySink, LinkCall):
         work, self._work = self._work, OVER
         if work is not None:
             work.cancel()
-
-
-def _failed(error: Exception) -> WebResponse:
-    """Return the answer to a request that ended in an error, as the HTTP port has it."""
-    if isinstance(error, HttpError):
-        return WebResponse(error.status, error_body(error.error), headers=error.headers)
-    _LOGGER.exception("a request failed", exc_info=error)  # a bug of ours
-    return WebResponse(500, error_body(UserCodeError("internal error of the server")))

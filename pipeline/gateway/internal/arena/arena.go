@@ -75,7 +75,7 @@ func (m *Memory) Place(size, lead int) *Block {
 	return b
 }
 
-// IsOf says whether it is a block of a memory; nil is one of none.
+// IsOf says whether it is a block of that memory; false if either is nil.
 func (b *Block) IsOf(m *Memory) bool { return b != nil && m != nil && b.memory == m }
 
 // Where returns the place of some of its bytes, as the server has to know it.
@@ -160,7 +160,7 @@ func (m *Memory) Reads() {
 	m.users++
 }
 
-// Left notes that one who used it does so no more.
+// Left ends one use: that of a block, or one that Reads has begun.
 func (m *Memory) Left() {
 	m.lock.Lock()
 	defer m.lock.Unlock()

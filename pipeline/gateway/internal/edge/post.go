@@ -146,7 +146,7 @@ func (g *Handler) forward(x *exchange) {
 	if g.posted(x, call) {
 		return
 	}
-	if block != nil { // which is released before the transport has let go of what it did not have to send
+	if block != nil { // the transport may still read the body when its answer is there, and the block is released then
 		body = bytes.Clone(body)
 	}
 	g.web.serve(x, withBody(x.request, body))

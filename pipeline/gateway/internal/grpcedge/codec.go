@@ -53,8 +53,8 @@ func (a *asked) take(data mem.BufferSlice) {
 	a.buffer = data.MaterializeToBuffer(mem.DefaultBufferPool())
 }
 
-// leadOf returns how many bytes stand before the first long field, which may be the data of a tensor; `isNested`: that
-// is in the field, which is a message. Of what is no message it returns anything.
+// leadOf returns how many bytes stand before the first long field, which is taken for the data of a tensor. With `isNested`
+// the first long field is a message, and the one that counts is in it. It is 0 where none is found.
 func leadOf(data mem.BufferSlice, isNested bool) int {
 	source := data.Reader()
 	defer source.Close()

@@ -11,7 +11,7 @@ from doubles import chain, server_for, wait_until
 from raw_http import Connection, request
 from speaking import EVENTS, LINES, Stage, asked, body_of, speaking, texts
 
-from pipeline.frontends.http import connection
+from pipeline.frontends.http import routes
 
 
 def test_a_pipeline_without_a_stream_gives_one_part():
@@ -85,7 +85,7 @@ def is_ready(port: int | None) -> bool:
 
 def test_a_caller_who_does_not_read_does_not_keep_the_server_from_stopping(monkeypatch):
     complaints: list[object] = []
-    monkeypatch.setattr(connection._LOGGER, "error", lambda *said, **_: complaints.append(said))
+    monkeypatch.setattr(routes._LOGGER, "error", lambda *said, **_: complaints.append(said))
     stage = Stage()
     with contextlib.ExitStack() as stack:
         with speaking(stage, stop_grace_period=0) as server:
