@@ -117,7 +117,7 @@ class PostCall(UnarySink, LinkCall):
         if reply.tail:
             pieces: list[Piece] = [reply.body, *reply.tail]
             offload = self._service.offload
-            self._work = self._peer.answer_long(self._number, pieces, end, offload)
+            self._work = self._peer.answer_long(self._number, pieces, end, offload) or OVER
         else:
             self._peer.answer(self._number, reply.body, end)
 
