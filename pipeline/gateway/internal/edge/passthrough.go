@@ -232,18 +232,12 @@ func faultOfWeb(chosen *upstream.Attempt, r *http.Request, err error) error {
 	return failure.Unavailable(fmt.Sprintf("the HTTP port of backend %s failed: %v", chosen.Name, err))
 }
 
-// outcomeOf says what an answer says of its backend. GET may ask for a health that is none; and who has no
-// room now says when to come again.
+// outcomeOf says what an answer says of its backend. GET may ask for a health that is none.
 func outcomeOf(r *http.Request, response *http.Response) upstream.Outcome {
-	switch {
-	case response.StatusCode < http.StatusInternalServerError:
-		return upstream.Good
-	case r.Method == http.MethodGet || r.Method == http.MethodHead || response.Header.Get("Retry-After") != "":
-		return upstream.Neither
-	case response.StatusCode == http.StatusNotImplemented || response.StatusCode == http.StatusGatewayTimeout:
+	if response.StatusCode >= http.StatusInternalServerError && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
 		return upstream.Neither
 	}
-	return upstream.Bad
+	return upstream.OutcomeOfAnswer(response.StatusCode, response.Header)
 }
 
 // countedBody is an answer's body whose end is the request's.

@@ -14,16 +14,21 @@ import (
 
 const inferPath = "/v2/models/m/infer"
 
+// postingGreeting is what a server says that answers POSTs over its link.
+func postingGreeting(wantsHeaders bool) frame.Greeting {
+	return frame.Greeting{
+		Version: frame.Version, Limits: frame.Limits{CallCredit: frame.CallCredit, StreamCredit: frame.StreamCredit},
+		Methods: []frame.Entry{{ID: 1, Name: "inference"}, {ID: 2, Name: "post"}}, Trace: true, Headers: wantsHeaders,
+	}
+}
+
 // startPosting runs a gateway before a server that answers POSTs over its link, and has an HTTP port for all others.
 func startPosting(t *testing.T, wantsHeaders bool) (*running, *gatewaytest.LinkPeer) {
 	t.Helper()
 	server := gatewaytest.StartLinkServer(t, "")
 	g := start(t, nil, "--backend", config.LinkScheme+server.Path+","+gatewaytest.StartUnixWeb(t, http.HandlerFunc(told)))
 	peer := gatewaytest.Soon(t, "a connection", server.Peers)
-	peer.Meet(frame.Greeting{
-		Version: frame.Version, Limits: frame.Limits{CallCredit: frame.CallCredit, StreamCredit: frame.StreamCredit},
-		Methods: []frame.Entry{{ID: 1, Name: "inference"}, {ID: 2, Name: "post"}}, Trace: true, Headers: wantsHeaders,
-	}, true)
+	peer.Meet(postingGreeting(wantsHeaders), true)
 	g.waitUntilServing(t, 1)
 	return g, peer
 }
@@ -130,6 +135,34 @@ func TestWhatEndsAPOSTIsTold(t *testing.T) {
 	_ = peer.Raw.Close()
 	if got := gatewaytest.Soon(t, "an answer", answered); got.status != 503 {
 		t.Errorf("%+v", got)
+	}
+}
+
+func TestAServerThatFailsPOSTsIsEjected(t *testing.T) {
+	var args []string
+	peers := [2]*gatewaytest.LinkServer{gatewaytest.StartLinkServer(t, ""), gatewaytest.StartLinkServer(t, "")}
+	for at, status := range []int{http.StatusInternalServerError, http.StatusOK} {
+		args = append(args, "--backend", config.LinkScheme+peers[at].Path)
+		go func() {
+			peer := <-peers[at].Peers
+			peer.Meet(postingGreeting(false), true)
+			for {
+				got, err := peer.Message()
+				if err != nil {
+					return
+				}
+				peer.Write(frame.AppendEnd(nil, got.ID, frame.Ended{Status: status}, []byte("{}")))
+			}
+		}()
+	}
+	g := start(t, nil, append(args, "--eject-after", "2")...)
+	g.waitUntilServing(t, 2)
+	found := map[int]int{}
+	for range 8 {
+		found[g.ask(t, "POST", inferPath, "{}").status]++
+	}
+	if found[500] != 2 || found[200] != 6 {
+		t.Errorf("%v", found)
 	}
 }
 

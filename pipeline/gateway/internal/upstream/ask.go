@@ -88,6 +88,17 @@ func OutcomeOf(ctx context.Context, err error) Outcome {
 	return Good
 }
 
+// OutcomeOfAnswer says what an answer over HTTP says of the backend. Who has no room now says when to come again.
+func OutcomeOfAnswer(status int, header http.Header) Outcome {
+	switch {
+	case status < http.StatusInternalServerError:
+		return Good
+	case header.Get("Retry-After") != "" || status == http.StatusNotImplemented || status == http.StatusGatewayTimeout:
+		return Neither
+	}
+	return Bad
+}
+
 // isLost says whether a request may have been begun, and will not be answered.
 func isLost(err error) bool {
 	var said *failure.Error

@@ -232,7 +232,11 @@ func (p *Pool) IsReady() bool { return p.Candidates.Load().IsReady }
 func (p *Pool) Unary(ctx context.Context, call *Call) (Reply, error) {
 	want := &Want{Work: Calls, IsSafe: call.IsSafe, MayHedge: call.IsSafe && call.Block == nil, Step: call.Step, First: call.First}
 	answer, err := Ask(ctx, p, want, func(ctx context.Context, chosen *Attempt) (Reply, error) {
-		return chosen.Unary(ctx, call)
+		answer, err := chosen.Unary(ctx, call)
+		if err == nil && answer.Long != nil {
+			chosen.Keep()(OutcomeOfAnswer(answer.Head.Status, answer.Head.Header))
+		}
+		return answer, err
 	})
 	call.Asked = want.Asked
 	return answer, err
