@@ -319,5 +319,6 @@ class WorkerThread(threading.Thread):
                 job = following
             else:
                 pool.post(pool.on_done_idle, worker, job)
+                job = None  # what was large in it is not kept until there is another one
                 job = self.inbox.get()
                 worker = self.worker
