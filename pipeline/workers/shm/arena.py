@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
+import threading
 from typing import Any
 
 import msgspec
@@ -58,6 +59,7 @@ class Arena:
         self._count = os.fstat(self.fd).st_size // region_bytes
         self._unused: list[int] = []
         self._maps: dict[int, mmap.mmap] = {}
+        self._mapping = threading.Lock()  # two maps of a region would have two addresses
         self._views: dict[int, memoryview] = {}
         self._places: list[tuple[int, int]] = []  # (address, region) of what is mapped, in order
 
@@ -98,11 +100,13 @@ class Arena:
     def _map(self, region: int) -> memoryview:
         if region < 0 or self.fd < 0:  # mmap would take the latter for "any memory"
             raise ValueError(f"region {region} cannot be mapped: it does not exist, or is closed")
-        start = region * self.region_bytes
-        self._maps[region] = mapped = mmap.mmap(self.fd, self.region_bytes, offset=start)
-        self._views[region] = view = memoryview(mapped)
-        bisect.insort(self._places, (address_of(np.frombuffer(view, np.uint8)), region))
-        return view
+        with self._mapping:
+            if region not in self._views:
+                start = region * self.region_bytes
+                self._maps[region] = mapped = mmap.mmap(self.fd, self.region_bytes, offset=start)
+                self._views[region] = view = memoryview(mapped)
+                bisect.insort(self._places, (address_of(np.frombuffer(view, np.uint8)), region))
+            return self._views[region]
 
     def find(self, address: int, size: int) -> Block | None:
         """Return the bytes at an address of this process as a block; None: they are elsewhere."""
