@@ -124,7 +124,10 @@ class AdmissionController:
     def refuse(self, error: OverloadedError) -> NoReturn:
         """Send a request away. Raises `error`."""
         self.rejected += 1
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback leads here: the request's body would be kept by a cycle
 
     def look(self) -> None:
         """Take down how it stands when all was begun that can be; admit who may be."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from pipeline.engine.admission import AdmissionController
 from pipeline.engine.request import is_late
 from pipeline.engine.shedding import Throughput, seconds_over
+from pipeline.errors import OverloadedError
 
 
 class Played:
@@ -134,3 +141,18 @@ def test_batches_are_answered_many_at_a_time_and_that_is_no_hurry(turn_s, at_onc
 def test_a_request_is_late_at_half_of_its_time_or_when_less_is_left_than_a_turn_takes():
     assert [is_late(now, 10.0, 12.0) for now in (10.99, 11.0)] == [False, True]
     assert [is_late(now, 10.0, 12.0, span_s=1.5) for now in (10.4, 10.5)] == [False, True]
+
+
+def test_a_refusal_is_gone_as_soon_as_it_is_told():
+    door: Any = SimpleNamespace(rejected=0)
+    gc.disable()  # what its traceback has, such as a body, would wait for it
+    try:
+        error = OverloadedError("as asked")
+        kept = weakref.ref(error)
+        with pytest.raises(OverloadedError) as raised:
+            AdmissionController.refuse(door, error)
+        del error, raised
+        assert kept() is None
+        assert door.rejected == 1
+    finally:
+        gc.enable()
