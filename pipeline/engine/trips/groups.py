@@ -129,7 +129,7 @@ class OpGroups:
             ops,
             () if opens else tuple(places[node] for node in entered),
             () if opens else entered,
-            next((place for place in ops if not steps[place].is_plain), len(steps)),
+            0 if opens else next((at for at in ops if not steps[at].is_plain), ops.stop),
             closes,
             books=tuple((step.node.links, step.node.pace) for step in steps),
             is_whole=len(inside) == len(self._nodes),

@@ -69,7 +69,8 @@ class TripPlan(msgspec.Struct, eq=False):
         all_marks: marks of all steps.
         entries: the places of those that read what the first one reads, and are entered with it.
         entered: their dispatchers.
-        short: how many of the first steps have no `process`: a busy server's trips end there.
+        short: how many of the first steps are Ops without `process`: a busy server's trips end
+            there.
         nodes: of all steps.
         ways: of each step its place, name, only reader, whether it is plain, idle workers, backlog.
         blank: what came for each step, and for what is read outside, while nothing has. Who reads

@@ -32,7 +32,7 @@ class Trips:
     Args:
         is_on: whether there are any at all.
         is_idle: whether hardly any other request is there; only then a trip goes through Ops with
-            `process`: under load one thread would do what several could share.
+            `process`, unpack or pack: under load one thread would do what several could share.
 
     Attributes:
         groups: says which Ops a trip goes through.
