@@ -1,6 +1,6 @@
 """A peer by hand: FastAPI, whose `def` endpoints run in threads; a process of uvicorn a core."""
 
-# ruff: noqa: E402
+# ruff: noqa: E402 - the peers are imported from the folder that use_peers adds
 
 from __future__ import annotations
 

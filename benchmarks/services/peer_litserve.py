@@ -1,6 +1,6 @@
 """A peer: LitServe, with batches, a worker a core, and the queue that it calls the fast one."""
 
-# ruff: noqa: E402
+# ruff: noqa: E402 - the peers are imported from the folder that use_peers adds
 
 from __future__ import annotations
 

@@ -430,7 +430,7 @@ _TRACES_FORM = "--trace-config option format is '<trace mode>,<setting>=<value>'
 def metrics_of(given: Sequence[str]) -> dict[str, Any]:
     """Return what `--metrics-config` asks for, as "summary_latencies=true": keys of config.yml.
 
-    Names that are no settings are ignored, and quantiles that are none told, as in Triton.
+    Unknown names are ignored, and wrong quantiles are logged, as in Triton.
 
     Raises:
         ConfigError: one is no setting, in Triton's words.

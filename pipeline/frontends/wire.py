@@ -35,7 +35,7 @@ class Wire(Protocol):
     """
 
     offload: Offload
-    """Where large messages are read and written."""
+    """Threads that read and write large messages."""
 
     def read(self, message: bytes, *names: str) -> Any:
         """Return the request of a short message. Raises PackageError."""

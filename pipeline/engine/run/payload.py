@@ -41,7 +41,7 @@ class MemoryDomain:
     """
 
     is_mapped: ClassVar[bool] = False
-    """Whether other processes of this machine read what lies in it where it is."""
+    """True if other processes of this machine read it in place."""
 
     def serialize(self, payload: Any) -> Any:
         """Return what several Ops of this domain can read; raises PipelineError."""

@@ -109,7 +109,7 @@ def _shorter(own: object, default: int) -> int:
 
 
 Form = Callable[[Item], object]
-"""What is equal for items that may share an execution."""
+"""A key of an item: items of equal keys may share an execution."""
 
 
 class Draft:

@@ -99,7 +99,7 @@ class GrpcCall:
     __slots__ = ("_context", "time_left")
 
     takes_pieces: ClassVar[bool] = False
-    """Whether the answer may be the pieces of a long message, in a list."""
+    """True if the answer may be a list: the pieces of a long message."""
 
     def __init__(self, context: _Context) -> None:
         self._context = context

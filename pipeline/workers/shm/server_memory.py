@@ -71,14 +71,12 @@ class ServerMemory(MemoryDomain):
             block = self.alloc(size + pad)
         if block is None:
             return super().place(size, aligned_at)
-        self._used[block.region] += 1
         self._placed.add(block)
         self._placed_bytes += block.size
-        view = self.arena.read(block)[pad:]
-        return np.asarray(MemoryHold(view, BlockLease([block], self._released.extend)))
+        return self.body_of(block)[pad:]
 
     def body_of(self, block: Block) -> np.ndarray[Any, Any]:
-        """Return what the writer of another region has put in a block: it keeps that in use."""
+        """Return the bytes of a block, which is in use as long as they are."""
         self._used[block.region] += 1
         view = self.arena.read(block)
         return np.asarray(MemoryHold(view, BlockLease([block], self._released.extend)))

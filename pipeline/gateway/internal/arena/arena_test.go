@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"pipeline/gateway/internal/gatewaytest"
 )
 
 const regionBytes = 256 << 20
@@ -15,16 +17,8 @@ const regionBytes = 256 << 20
 // opened returns a memory whose own region is the second one of three.
 func opened(t *testing.T) (*Memory, *os.File) {
 	t.Helper()
-	fd, err := unix.MemfdCreate("test", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := os.NewFile(uintptr(fd), "memory")
-	t.Cleanup(func() { _ = file.Close() })
-	if err := file.Truncate(3 * regionBytes); err != nil {
-		t.Fatal(err)
-	}
-	ours, err := unix.Dup(fd)
+	file := gatewaytest.MemoryFile(t, 3*regionBytes)
+	ours, err := unix.Dup(int(file.Fd()))
 	if err != nil {
 		t.Fatal(err)
 	}

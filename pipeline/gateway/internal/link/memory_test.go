@@ -22,15 +22,7 @@ const regionBytes = 1 << 20
 // first of two.
 func startSharing(t *testing.T) (*watched, *gatewaytest.LinkPeer, *os.File) {
 	t.Helper()
-	fd, err := unix.MemfdCreate("test", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := os.NewFile(uintptr(fd), "memory")
-	t.Cleanup(func() { _ = file.Close() })
-	if err := file.Truncate(2 * regionBytes); err != nil {
-		t.Fatal(err)
-	}
+	file := gatewaytest.MemoryFile(t, 2*regionBytes)
 	server := gatewaytest.StartLinkServer(t, "")
 	client := startClient(t, server.Path)
 	peer := gatewaytest.Soon(t, "a connection", server.Peers)
@@ -39,7 +31,7 @@ func startSharing(t *testing.T) (*watched, *gatewaytest.LinkPeer, *os.File) {
 		Version: frame.Version, Limits: limits, Memory: frame.Memory{Region: 0, RegionBytes: regionBytes},
 		Methods: []frame.Entry{{ID: 1, Name: "inference"}},
 	})
-	if _, _, err := peer.Raw.(*net.UnixConn).WriteMsgUnix(said, unix.UnixRights(fd), nil); err != nil {
+	if _, _, err := peer.Raw.(*net.UnixConn).WriteMsgUnix(said, unix.UnixRights(int(file.Fd())), nil); err != nil {
 		t.Fatal(err)
 	}
 	peer.State(true)
