@@ -154,7 +154,10 @@ class RequestForms:
 
     def learn(self, text: bytes, request: InferRequest, fitted: FittedRequest) -> None:
         """Make a form known by the JSON of the second of its requests that are large."""
-        cut = self._codec.cut(text, len(text))
+        try:
+            cut = self._codec.cut(text, len(text))
+        except UnknownFormError:
+            return
         if cut is None or fitted.model.is_decoupled or request.regions:
             return
         if cut.key in self._memory.known or not self._memory.is_seen(cut.key):

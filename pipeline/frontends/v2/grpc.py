@@ -304,25 +304,17 @@ class _InferenceCalls:
 
     async def _infer(self, message: Piece, call: GrpcCall) -> bytes | list[Piece]:
         request, left_s = await self._read(message, call.time_left())
+        learn = None
         if isinstance(message, memoryview) and not request.shared:
-            self._learn(message, request)
+            start = raw_place(message)[0]
+            learn = partial(self._forms.learn, bytes(message[:start])) if start else None
         del message
         self._views.check_unary(request.model_name, request.model_version, "ModelInfer RPC")
         try:
-            response = await self._inference.infer(request, self._told(call, left_s))
+            response = await self._inference.infer(request, self._told(call, left_s), learn)
         except V2Error as error:
             raise _told(error, call) from error
         return await self._write_answer(response, call)
-
-    def _learn(self, message: memoryview, request: InferRequest) -> None:
-        """Make the form of a large request known, if it is the second that has it."""
-        start, _ = raw_place(message)
-        if not start:
-            return
-        try:
-            self._forms.learn(bytes(message[:start]), request, self._inference.fit(request))
-        except (PipelineError, V2Error, UnknownFormError):
-            return
 
     async def _write_answer(self, response: InferResponse, call: GrpcCall) -> bytes | list[Piece]:
         if not call.takes_pieces or weight(response.outputs) <= SHORT_BYTES:

@@ -29,7 +29,7 @@ from pipeline.frontends.v2.forms import InferCall, RequestForms
 from pipeline.frontends.v2.generate import NOT_ONE, read_generate, write_generate
 from pipeline.frontends.v2.inference import Inference, Told, is_short_answer
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, is_short
-from pipeline.proto.v2.codec import InferRequest, InferResponse
+from pipeline.proto.v2.codec import InferResponse
 from pipeline.proto.v2.forms import UnknownFormError, Written, json_codec
 from pipeline.proto.v2.json import binary_names, read_request, write_response
 
@@ -128,24 +128,18 @@ class HttpInference:
             request = read()
         else:
             request, left_s = await self.offload.run(read, left_s)
-        if type(body) is memoryview and json_bytes <= SHORT_BYTES:
-            self._learn(asked, bytes(body[:json_bytes]), request)
+        learn = None
+        if type(body) is memoryview and json_bytes <= SHORT_BYTES and not request.shared:
+            forms = self._forms_of(asked.name, asked.version)
+            learn = partial(forms.learn, bytes(body[:json_bytes]))
         del body, read
-        response = await self.inference.infer(request, told_by(web, left_s))
+        response = await self.inference.infer(request, told_by(web, left_s), learn)
         binary = binary_names(request, response.outputs)
         encoding = accepted(web.headers.get(b"accept-encoding", b"").decode("latin-1"))
         if is_short(response.outputs):
             return reply_of(response, binary, encoding, self.limits)
         write = partial(reply_of, response, binary, encoding, self.limits)
         return (await self.offload.run(write, left_s))[0]
-
-    def _learn(self, asked: ModelRequest, text: bytes, request: InferRequest) -> None:
-        try:
-            fitted = self.inference.fit(request)
-        except (PipelineError, V2Error):
-            return
-        if not request.shared:
-            self._forms_of(asked.name, asked.version).learn(text, request, fitted)
 
     async def generate(self, asked: ModelRequest) -> WebResponse:
         async with aclosing(await self._generated(asked)) as found:

@@ -154,8 +154,9 @@ class Inference:
         self,
         request: InferRequest,
         told: Told = Told(),  # noqa: B008 - it cannot be changed
+        learn: Callable[[InferRequest, FittedRequest], object] | None = None,
     ) -> InferResponse:
-        """Run the pipeline, or one Op alone.
+        """Run the pipeline, or one Op alone; `learn` is told what the request was found to ask.
 
         Raises V2Error: with Triton's texts, for what does not fit the model; and for whatever the
         request ended in.
@@ -163,6 +164,8 @@ class Inference:
         try:
             async with self._opened(request, told.timeout_s) as (request, left_s):
                 fitted = self.fit(request)
+                if learn is not None:
+                    learn(request, fitted)
                 asked = await self._asked(fitted, request, told, left_s)
                 begin = self.begin_of(fitted.entry, request.id, request.inputs, told.door)
                 answer = await ask(begin, *asked)
