@@ -237,9 +237,10 @@ class _TaskCall(LinkCall):
         self._end = end_of(0, status, trailers=fields(trailing(None, head=head)))
 
     def cancel(self) -> None:
-        """Cancel the coroutine."""
-        if self._task is not None:
-            self._task.cancel()
+        """Cancel the coroutine, and let go of it: what ended it refers to this call."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
 
 
 def _unlimited() -> None:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import msgspec
 
-VERSION = 6
+VERSION = 7
 """Of the format. Both sides are of one version; those before it had other frames or limits."""
 
 HELLO, OPEN, HEADERS, DATA, END, RESET, CREDIT, PING, PONG, STATE, GOAWAY, FREED = range(1, 13)

@@ -8,7 +8,7 @@ import functools
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -31,23 +31,37 @@ _AT_ONCE_BYTES = 256 * 1024  # of a copy, which takes 0.05 ms
 _MOST_FREED = FRAME_BYTES // 8
 
 
+class InReach(NamedTuple):
+    """A long answer that the gateway can read.
+
+    `pieces` keep its memory; `parts` are the short ones, and where the long ones lie.
+    """
+
+    pieces: Sequence[Piece]
+    parts: list[bytes | PlacedBytes]
+
+
 class GatewayMemory:
     """One gateway's region of the server's memory, and the answers that the gateway reads.
 
-    It is taken back when the process of the gateway has ended, not when the connection has: until
-    then the gateway may write to what it was given, and read what it was told of.
+    The gateway is given one end of a pipe, which it closes when it has unmapped all of it, and
+    which the system closes when its process ends. Then the region is taken back, and not when the
+    connection ends: until then the gateway may write to what it was given, and read what it was
+    told of.
 
     Args:
         memory: of the server.
-        process: of the gateway; OSError: it cannot be watched.
+
+    Raises:
+        OSError: this process may open no more files.
 
     Attributes:
         is_mapped: the gateway has said that it reads and writes it.
         lent: blocks of the gateway's that it was not told to be free.
     """
 
-    def __init__(self, memory: ServerMemory, process: int) -> None:
-        self._process = os.pidfd_open(process)
+    def __init__(self, memory: ServerMemory) -> None:
+        self._held, self._given = os.pipe()
         self._memory = memory
         self._region = memory.open_region()
         self._read_by_gateway: dict[int, Any] = {}  # answers, by their calls
@@ -57,13 +71,16 @@ class GatewayMemory:
 
     @property
     def told(self) -> SharedRegion:
-        """Return what the gateway has to know, beside the descriptor."""
+        """Return what the gateway has to know, beside the descriptors."""
         return SharedRegion(self._region, self._memory.arena.region_bytes)
 
-    @property
-    def fd(self) -> int:
-        """Return the descriptor of the memory."""
-        return self._memory.arena.fd
+    def give(self, transport: asyncio.Transport, greeting: bytes) -> int:
+        """Send the first bytes of a connection with the descriptors; return how many were sent."""
+        sent, local = 0, cast(socket.socket, transport.get_extra_info("socket"))
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(local.fileno())) as sender:
+            sent = socket.send_fds(sender, [greeting], [self._memory.arena.fd, self._given])
+        os.close(self._given)
+        return sent
 
     def message(self, data: bytes) -> memoryview:
         """Return the message that lies where `data` say. Raises BrokenError.
@@ -89,63 +106,63 @@ class GatewayMemory:
 
     # Answers --------------------------------------------------------------------------------
 
-    def places(
-        self, number: int, pieces: Sequence[Piece], most_bytes: int
-    ) -> list[bytes | PlacedBytes] | None:
-        """Return where the pieces of an answer lie, which stay until the gateway has read them.
-
-        None: a long one lies elsewhere, or a frame has no room for so many.
+    def in_reach(
+        self, pieces: Sequence[Piece], most_bytes: int
+    ) -> Sequence[Piece] | InReach | None:
+        """Return an answer as it is to be sent; None: it is long, and is to be `copied` first.
 
         Args:
-            most_bytes: of a frame, for the places and the short pieces themselves.
+            most_bytes: of a frame, for the places and the short pieces; it has to name all.
         """
-        found: list[bytes | PlacedBytes] = []
+        if not self.is_mapped:
+            return pieces
+        parts: list[bytes | PlacedBytes] = []
         for piece in pieces:
             most_bytes -= PLACE.size
             if len(piece) < _LONG_BYTES:
                 most_bytes -= len(piece)
-                found.append(bytes(piece))
+                parts.append(bytes(piece))
             elif (block := self._find(piece)) is not None:
-                found.append(block)
+                parts.append(block)
             else:
-                return None
-            if most_bytes < 0:
-                return None
-        self._read_by_gateway[number] = pieces
-        return found
+                return self._moved(pieces)
+        return InReach(pieces, parts) if most_bytes >= 0 else pieces
 
-    def _find(self, piece: Piece) -> Block | None:
-        array = np.frombuffer(piece, np.uint8)
-        return self._memory.arena.find(address_of(array), array.nbytes)
-
-    def _room(self, size: int) -> np.ndarray[Any, Any] | None:
-        """Return room for an answer that lies elsewhere; None: there is none."""
-        try:
-            found = self._memory.place(size)
-        except OverloadedError:
-            return None
-        return found if self._find(found.data) is not None else None
-
-    def in_reach(self, pieces: Sequence[Piece]) -> Sequence[Piece] | None:
-        """Return an answer as it is to be sent; None: it is long, and is to be `copied` first."""
-        if not self.is_mapped or all(len(p) < _LONG_BYTES or self._find(p) for p in pieces):
-            return pieces
+    def _moved(self, pieces: Sequence[Piece]) -> Sequence[Piece] | InReach | None:
         size = sum(map(len, pieces))
         if size > _AT_ONCE_BYTES:
             return None
         room = self._room(size)
         if room is None:
             return pieces
-        _gather(pieces, room)
-        return (room.data,)
+        _gather(pieces, room.pieces[0])
+        return room
 
-    async def copied(self, pieces: Sequence[Piece], offload: Offload) -> Sequence[Piece]:
+    async def copied(self, pieces: Sequence[Piece], offload: Offload) -> Sequence[Piece] | InReach:
         """Return a long answer where the gateway can read it, if there is room for it."""
         room = self._room(sum(map(len, pieces)))
         if room is None:
             return pieces
-        await offload.run(functools.partial(_gather, pieces, room))
-        return (room.data,)
+        await offload.run(functools.partial(_gather, pieces, room.pieces[0]))
+        return room
+
+    def _room(self, size: int) -> InReach | None:
+        """Return room for an answer that lies elsewhere; None: there is none."""
+        try:
+            found = self._memory.place(size).data
+        except OverloadedError:
+            return None
+        block = self._find(found)
+        return None if block is None else InReach((found,), [block])
+
+    def _find(self, piece: Piece) -> Block | None:
+        array = np.frombuffer(piece, np.uint8)
+        return self._memory.arena.find(address_of(array), array.nbytes)
+
+    def keep(self, number: int, answer: InReach) -> list[bytes | PlacedBytes]:
+        """Keep the answer to a call until the gateway has read it; return what it is told."""
+        self._read_by_gateway[number] = answer.pieces
+        return answer.parts
 
     def has_read(self, number: int) -> None:
         """Let go of an answer that the gateway has read."""
@@ -154,40 +171,32 @@ class GatewayMemory:
     # The end --------------------------------------------------------------------------------
 
     def leave(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], object]) -> None:
-        """Take all of it back, and call `ended`, when the process of the gateway has ended."""
+        """Take all of it back, and call `ended`, when the gateway has let go of it."""
 
         def over() -> None:
             self.close()
             ended()
 
-        if self._process >= 0:
+        if self._held >= 0:
             self._loop = loop
-            loop.add_reader(self._process, over)
+            loop.add_reader(self._held, over)
 
     def close(self) -> None:
         """Take all of it back: nobody else has it any more."""
         if self._loop is not None:
-            self._loop.remove_reader(self._process)
-        if self._process >= 0:
-            os.close(self._process)
-            self._process = -1
+            self._loop.remove_reader(self._held)
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
             self._read_by_gateway.clear()
             if self._memory.arena.fd >= 0:  # else it is gone in whole
                 self._memory.close_region(self._region)
 
 
-def _gather(pieces: Sequence[Piece], room: np.ndarray[Any, Any]) -> None:
+def _gather(pieces: Sequence[Piece], room: Piece) -> None:
     """Copy the pieces, one behind the other."""
-    at = 0
+    at, whole = 0, np.frombuffer(room, np.uint8)
     for piece in pieces:
         for part in sliced(np.frombuffer(piece, np.uint8), SLICE_BYTES):
-            room[at : at + len(part)] = part
+            whole[at : at + len(part)] = part
             at += len(part)
-
-
-def sent_with(transport: asyncio.Transport, greeting: bytes, fd: int) -> int:
-    """Send the first bytes of a connection with a descriptor; return how many were sent."""
-    at = cast(socket.socket, transport.get_extra_info("socket")).fileno()
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(at)) as local:
-        return socket.send_fds(local, [greeting], [fd])
-    return 0

@@ -22,7 +22,7 @@ from pipeline.frontends.link.frames import (
     placed,
     reset,
 )
-from pipeline.frontends.link.memory import GatewayMemory
+from pipeline.frontends.link.memory import GatewayMemory, InReach
 from pipeline.proto.slices import Piece
 
 Message = bytes | Sequence[Piece]
@@ -110,18 +110,17 @@ class Outbox:
             self._is_awaited = True
             self._loop.call_soon(self.flush)
 
-    def answer(self, number: int, message: Message, end: bytes = SUCCESS) -> None:
+    def answer(self, number: int, message: Message | InReach, end: bytes = SUCCESS) -> None:
         """Answer a unary call, and end it as `end` says."""
         if isinstance(message, bytes):
             if len(message) + len(end) <= FRAME_BYTES:
                 self.send(answered(number, message, end))
                 return
             message = (message,)
-        elif self.memory is not None and self.memory.is_mapped:
-            places = self.memory.places(number, message, FRAME_BYTES - len(end))
-            if places is not None:
-                self.send(placed(number, end, places))
-                return
+        elif isinstance(message, InReach):
+            assert self.memory is not None, "it has found it"
+            self.send(placed(number, end, self.memory.keep(number, message)))
+            return
         sending = self._begin(number, self.call_credit)
         self._add(sending, message)
         self.finish(sending, end)

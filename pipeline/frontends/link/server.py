@@ -28,10 +28,10 @@ from pipeline.frontends.link.frames import (
     MethodEntry,
     Window,
 )
-from pipeline.frontends.link.memory import GatewayMemory, sent_with
+from pipeline.frontends.link.memory import GatewayMemory, InReach
 from pipeline.frontends.link.methods import LinkMethod
 from pipeline.frontends.link.outbox import Message, Outbox, Sending
-from pipeline.frontends.link.places import At, who_is_at
+from pipeline.frontends.link.places import who_is_at
 from pipeline.frontends.listen import BACKLOG, UNIX, bind
 from pipeline.proto.slices import Piece
 from pipeline.workers.shm.arena import Arena
@@ -116,33 +116,31 @@ class LinkFrontend:
         """Return whether it is the secret."""
         return hmac.compare_digest(secret.encode(), self._secret)
 
-    def greet(
-        self, transport: asyncio.Transport, gateway: At | None, outbox: Outbox
-    ) -> GatewayMemory | None:
+    def greet(self, transport: asyncio.Transport, outbox: Outbox) -> GatewayMemory | None:
         """Say who we are, with the memory that is shared with the gateway, if there is some."""
-        memory = self._share_with(gateway)
+        memory = self._share()
         if memory is None:
             outbox.send(frames.hello(self.hello))
             return None
         greeting = frames.hello(msgspec.structs.replace(self.hello, memory=memory.told))
-        sent = sent_with(transport, greeting, memory.fd)
+        sent = memory.give(transport, greeting)
         if sent < len(greeting):
             outbox.send(greeting[sent:])
         return memory
 
-    def _share_with(self, gateway: At | None) -> GatewayMemory | None:
-        """Return memory to share with a gateway; None: there is none, or it cannot be watched."""
-        if self._memory is None or gateway is None:
+    def _share(self) -> GatewayMemory | None:
+        """Return memory to share with a gateway; None: there is none."""
+        if self._memory is None:
             return None
         try:
-            shared = GatewayMemory(self._memory, gateway.process)
+            shared = GatewayMemory(self._memory)
         except (OSError, ValueError):
             return None
         self._shared.add(shared)
         return shared
 
     def forget(self, shared: GatewayMemory, loop: asyncio.AbstractEventLoop) -> None:
-        """Take memory back from a gateway when its process has ended."""
+        """Take memory back from a gateway when that has let go of it."""
         shared.leave(loop, lambda: self._shared.discard(shared))
 
     async def set_ready(self, ready: bool) -> None:
@@ -203,7 +201,6 @@ class Connection(asyncio.Protocol):
     loop: asyncio.AbstractEventLoop
     _outbox: Outbox
     _timer: asyncio.TimerHandle
-    _peer: At | None
 
     def __init__(self, door: LinkFrontend) -> None:
         self._door = door
@@ -228,9 +225,9 @@ class Connection(asyncio.Protocol):
         self.lost = self.loop.create_future()
         self._door.connections.add(self)
         self._timer = self.loop.call_later(_CHECK_INTERVAL_S, self.check_alive)
-        self._peer = who_is_at(transport.get_extra_info("socket"))
-        if self._peer is not None and self._peer.is_stranger:
-            self._give_up(f"it is of user {self._peer.user}, and this server of {os.geteuid()}")
+        peer = who_is_at(transport.get_extra_info("socket"))
+        if peer is not None and peer.is_stranger:
+            self._give_up(f"it is of user {peer.user}, and this server of {os.geteuid()}")
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -294,7 +291,7 @@ class Connection(asyncio.Protocol):
         self._outbox.call_credit = said.limits.call_credit
         self._outbox.stream_credit = said.limits.stream_credit
         self._inbox.use(self._open, self._take)
-        self._outbox.memory = self._door.greet(self.transport, self._peer, self._outbox)
+        self._outbox.memory = self._door.greet(self.transport, self._outbox)
         self.tell_state()
 
     def _open(self, flags: int, method: int, number: int, data: bytes, body: int, end: int) -> None:
@@ -355,7 +352,7 @@ class Connection(asyncio.Protocol):
 
     # What calls do (see `calls.Peer`) ---------------------------------------------------------
 
-    def answer(self, number: int, message: Message, end: bytes = frames.SUCCESS) -> None:
+    def answer(self, number: int, message: Message | InReach, end: bytes = frames.SUCCESS) -> None:
         """Answer a unary call, and end it as `end` says."""
         if self.calls.pop(number, None) is not None:
             self._outbox.answer(number, message, end)
@@ -370,9 +367,12 @@ class Connection(asyncio.Protocol):
         What is returned has yet to copy it; None: it is sent.
         """
         memory = self._outbox.memory
-        found = pieces if memory is None else memory.in_reach(pieces)
-        if memory is None or found is not None:
-            self.answer(number, found or pieces, end)
+        if memory is None:
+            self.answer(number, pieces, end)
+            return None
+        found = memory.in_reach(pieces, frames.FRAME_BYTES - len(end))
+        if found is not None:
+            self.answer(number, found, end)
             return None
         copied = memory.copied(pieces, offload)
         return self.loop.create_task(_answer_copied(self, number, copied, end))
@@ -450,7 +450,10 @@ class Connection(asyncio.Protocol):
 
 
 async def _answer_copied(
-    connection: Connection, number: int, copied: Awaitable[Sequence[Piece]], end: bytes
+    connection: Connection,
+    number: int,
+    copied: Awaitable[Sequence[Piece] | InReach],
+    end: bytes,
 ) -> None:
     try:
         pieces = await copied

@@ -19,7 +19,7 @@ var errClosed = errors.New("the server's memory is closed")
 // Memory is the arena of one server, as far as it is mapped. It is unmapped when it is closed and nobody reads or writes
 // any of it.
 type Memory struct {
-	file        *os.File
+	file, held  *os.File
 	regionBytes int64
 	own         uint32
 
@@ -31,12 +31,13 @@ type Memory struct {
 	isClosed bool
 }
 
-// Open maps the region that is ours. The file is the memory's from then on, also if that fails.
-func Open(file *os.File, own uint32, regionBytes int64) (*Memory, error) {
-	m := &Memory{file: file, regionBytes: regionBytes, own: own, regions: map[uint32][]byte{}, blocks: map[int64]*Block{}}
+// Open maps the region that is ours. Both files are the memory's from then on, also if that fails; `held` is closed when
+// all of it is unmapped, which tells the server.
+func Open(file, held *os.File, own uint32, regionBytes int64) (*Memory, error) {
+	m := &Memory{file: file, held: held, regionBytes: regionBytes, own: own, regions: map[uint32][]byte{}, blocks: map[int64]*Block{}}
 	mapped, err := mapRegion(file, int64(own)*regionBytes, regionBytes, true)
 	if err != nil {
-		_ = file.Close()
+		_, _ = file.Close(), held.Close()
 		return nil, err
 	}
 	m.regions[own] = mapped
@@ -192,6 +193,7 @@ func (m *Memory) unmapIfUnused() {
 			unmap(mapped)
 		}
 		m.regions = nil
+		_ = m.held.Close()
 	}
 }
 

@@ -14,20 +14,52 @@ import (
 
 const regionBytes = 256 << 20
 
-// opened returns a memory whose own region is the second one of three.
+// opened returns a memory whose own region is the second one of three, and its file.
 func opened(t *testing.T) (*Memory, *os.File) {
 	t.Helper()
+	m, file, _ := openedAndHeld(t)
+	return m, file
+}
+
+// openedAndHeld also returns what is at its end when all is unmapped.
+func openedAndHeld(t *testing.T) (*Memory, *os.File, *os.File) {
+	t.Helper()
 	file := gatewaytest.MemoryFile(t, 3*regionBytes)
+	end, held, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = end.Close() })
 	ours, err := unix.Dup(int(file.Fd()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := Open(os.NewFile(uintptr(ours), "ours"), 1, regionBytes)
+	m, err := Open(os.NewFile(uintptr(ours), "ours"), held, 1, regionBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(m.Close)
-	return m, file
+	return m, file, end
+}
+
+func TestTheServerIsToldWhenAllIsUnmappedAndNotBefore(t *testing.T) {
+	m, _, end := openedAndHeld(t)
+	block := m.Place(100, 0)
+	m.Close()
+	isTold := func() bool {
+		found := []unix.PollFd{{Fd: int32(end.Fd()), Events: unix.POLLIN}}
+		if _, err := unix.Poll(found, 0); err != nil {
+			t.Fatal(err)
+		}
+		return found[0].Revents&unix.POLLHUP != 0
+	}
+	block.Data[0] = 1
+	if isTold() {
+		t.Error("it is told while a block is written to")
+	}
+	if block.Release(); !isTold() {
+		t.Error("it is not told")
+	}
 }
 
 func TestWhatIsWrittenToABlockIsWhereTheServerIsTold(t *testing.T) {

@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mostDescriptors come along with a greeting.
-const mostDescriptors = 1
+// mostDescriptors come along with a greeting: the memory, and what is closed when it is unmapped.
+const mostDescriptors = 2
 
-// descriptors is a connection whose first bytes may come with a descriptor.
+// descriptors is a connection whose first bytes may come with descriptors.
 type descriptors struct {
 	net.Conn
 	hasRead bool
-	came    *os.File
+	came    []*os.File
 }
 
 // Read reads, the first time with what comes along.
@@ -37,11 +37,20 @@ func (d *descriptors) Read(buffer []byte) (int, error) {
 	if failed != nil || len(messages) == 0 {
 		return n, err
 	}
-	if found, failed := unix.ParseUnixRights(&messages[0]); failed == nil && len(found) == mostDescriptors {
-		d.came = os.NewFile(uintptr(found[0]), "memory")
+	found, _ := unix.ParseUnixRights(&messages[0])
+	for _, each := range found {
+		d.came = append(d.came, os.NewFile(uintptr(each), "memory"))
 	}
 	return n, err
 }
 
-// only returns what came along; nil: nothing.
-func (d *descriptors) only() *os.File { return d.came }
+// memory returns the memory that came along, and what is to be closed when it is unmapped; nil: nothing came.
+func (d *descriptors) memory() (file, held *os.File) {
+	if len(d.came) == mostDescriptors {
+		return d.came[0], d.came[1]
+	}
+	for _, each := range d.came {
+		_ = each.Close()
+	}
+	return nil, nil
+}

@@ -31,7 +31,12 @@ func startSharing(t *testing.T) (*watched, *gatewaytest.LinkPeer, *os.File) {
 		Version: frame.Version, Limits: limits, Memory: frame.Memory{Region: 0, RegionBytes: regionBytes},
 		Methods: []frame.Entry{{ID: 1, Name: "inference"}},
 	})
-	if _, _, err := peer.Raw.(*net.UnixConn).WriteMsgUnix(said, unix.UnixRights(int(file.Fd())), nil); err != nil {
+	end, held, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = end.Close(), held.Close() })
+	if _, _, err := peer.Raw.(*net.UnixConn).WriteMsgUnix(said, unix.UnixRights(int(file.Fd()), int(held.Fd())), nil); err != nil {
 		t.Fatal(err)
 	}
 	peer.State(true)

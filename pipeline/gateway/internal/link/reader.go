@@ -16,12 +16,12 @@ func (c *conn) read(begin func(), report func(isReady bool)) error {
 	greeting := &descriptors{Conn: c.raw}
 	source := bufio.NewReaderSize(greeting, frame.MaxBytes)
 	first, err := frame.Read(source)
-	came := greeting.only()
+	file, held := greeting.memory()
 	if err == nil {
-		err = c.meet(first, came)
+		err = c.meet(first, file, held)
 		first.Body.Release()
-	} else if came != nil {
-		_ = came.Close()
+	} else {
+		_, _ = file.Close(), held.Close() // also of nil
 	}
 	if err != nil {
 		return err
@@ -55,13 +55,13 @@ func (c *conn) read(begin func(), report func(isReady bool)) error {
 	}
 }
 
-// meet takes note of the server's HELLO, and maps the memory whose descriptor came with it.
-func (c *conn) meet(first frame.Frame, came *os.File) error {
+// meet takes note of the server's HELLO, and maps the memory whose descriptors came with it.
+func (c *conn) meet(first frame.Frame, file, held *os.File) error {
 	said, err := frame.ReadHello(first)
-	if err == nil && came != nil && said.Memory.RegionBytes > 0 {
-		c.memory, _ = arena.Open(came, said.Memory.Region, said.Memory.RegionBytes) // without it all goes over the connection
-	} else if came != nil {
-		_ = came.Close()
+	if err == nil && file != nil && said.Memory.RegionBytes > 0 {
+		c.memory, _ = arena.Open(file, held, said.Memory.Region, said.Memory.RegionBytes) // without it all goes over the connection
+	} else {
+		_, _ = file.Close(), held.Close() // also of nil
 	}
 	if err != nil {
 		return err

@@ -11,6 +11,8 @@ import struct
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,7 +38,7 @@ from pipeline.frontends.link.frames import (
     BrokenError,
     frame,
 )
-from pipeline.frontends.link.memory import GatewayMemory
+from pipeline.frontends.link.memory import GatewayMemory, InReach
 from pipeline.frontends.link.methods import service_methods
 from pipeline.frontends.link.server import LinkFrontend
 from pipeline.proto.pipeline_service_pb2 import Request, Response
@@ -59,8 +61,9 @@ def memory() -> Iterator[ServerMemory]:
 class Gateway:
     """A gateway's side of a link with memory."""
 
-    def __init__(self, raw: socket.socket, greeting: bytes, fd: int) -> None:
+    def __init__(self, raw: socket.socket, greeting: bytes, fd: int, held: int) -> None:
         self._raw = raw
+        self._held = held
         self._rest = greeting
         hello = msgspec.json.decode(said_in(self._take())[0][2], type=frames.Hello)
         assert hello.memory is not None
@@ -118,10 +121,15 @@ class Gateway:
                 found += self.whole[start : start + size]
         return found
 
-    def close(self) -> None:
-        self._raw.close()
+    def unmap(self) -> None:
+        """Let go of the memory."""
         self.mapped.close()
         self.whole.close()
+        os.close(self._held)
+
+    def close(self) -> None:
+        self._raw.close()
+        self.unmap()
 
 
 @contextlib.asynccontextmanager
@@ -133,7 +141,7 @@ async def sharing(link: LinkFrontend, path: Path) -> AsyncIterator[Gateway]:
     raw.setblocking(False)
     await loop.sock_sendall(raw, frames.hello(frames.Hello()))
     await until(lambda: any(connection._has_met for connection in link.connections))
-    greeting, fds, _, _ = socket.recv_fds(raw, 2**20, 1)
+    greeting, fds, _, _ = socket.recv_fds(raw, 2**20, 2)
     gateway = Gateway(raw, greeting, *fds)
     try:
         await gateway.say(frame(FREED, 0))
@@ -284,7 +292,7 @@ def test_what_comes_in_memory_and_is_refused_is_freed(memory: ServerMemory, tmp_
 def test_a_place_that_is_not_the_gateways_ends_the_connection(
     memory: ServerMemory, place: tuple[int, int, int]
 ) -> None:
-    shared = GatewayMemory(memory, os.getpid())
+    shared = GatewayMemory(memory)
     assert shared.told.region == 1
     with pytest.raises(BrokenError):
         shared.message(PLACE.pack(*place))
@@ -292,23 +300,36 @@ def test_a_place_that_is_not_the_gateways_ends_the_connection(
     assert memory.used == 0
 
 
-def test_memory_of_a_gateway_is_taken_back_when_its_process_has_ended(memory: ServerMemory) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_memory_of_a_gateway_is_taken_back_when_it_has_unmapped_it(
+    memory: ServerMemory, is_killed: bool
+) -> None:
     """And not before: it may still write to what it was given, and read what it was told of."""
 
-    process = subprocess.Popen(["sleep", "60"])
+    shared = GatewayMemory(memory)
+    held = given_by(shared)
+    process = subprocess.Popen(["sleep", "60"], pass_fds=[held])
 
     async def run() -> None:
-        shared = GatewayMemory(memory, process.pid)
         shared.is_mapped = True
         region, ended = shared.told.region, asyncio.Event()
         answer = memory.place(_LONG)
-        assert shared.places(7, [answer.data], FRAME_BYTES) is not None
-        del answer
+        found = shared.in_reach([answer.data], FRAME_BYTES)
+        assert isinstance(found, InReach)
+        shared.keep(7, found)
+        del answer, found
         body = shared.message(PLACE.pack(region, 64, _LONG))
         shared.leave(asyncio.get_running_loop(), ended.set)
+        if is_killed:
+            os.close(held)
+        await asyncio.sleep(0)
         assert memory.used == 2
         process.kill()
         process.wait()
+        if not is_killed:
+            await asyncio.sleep(0)
+            assert memory.used == 2
+            os.close(held)
         async with asyncio.timeout(30):
             await ended.wait()
         assert memory.used == 1  # the body of a request that goes on
@@ -316,6 +337,38 @@ def test_memory_of_a_gateway_is_taken_back_when_its_process_has_ended(memory: Se
         del body
         assert memory.used == 0
         assert memory.open_region() == region
+
+    asyncio.run(run())
+
+
+def given_by(shared: GatewayMemory) -> int:
+    """The end of a pipe that a gateway gets."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        transport: Any = SimpleNamespace(get_extra_info=lambda name: ours)
+        assert shared.give(transport, b"x") == 1
+        _, (memory, held), _, _ = socket.recv_fds(theirs, 1, 2)
+        os.close(memory)
+    return held
+
+
+def test_memory_is_taken_back_from_a_gateway_that_comes_again(
+    memory: ServerMemory, tmp_path: Path
+) -> None:
+    """Its process goes on, and its connection was given up."""
+    path = tmp_path / "link"
+
+    async def run() -> None:
+        link = link_of(begin_of(None), path, memory=memory)
+        async with sharing(link, path) as gateway:
+            region = gateway.region
+            (connection,) = link.connections
+            connection.transport.abort()
+            await until(lambda: not link.connections)
+            assert memory.open_region() != region
+            gateway.unmap()
+            await until(lambda: memory.arena._unused == [region])
+            gateway.unmap = lambda: None  # type: ignore[method-assign]
 
     asyncio.run(run())
 
@@ -333,17 +386,19 @@ def test_a_server_without_process_workers_has_memory_of_the_links_own(tmp_path: 
 
 def test_what_is_long_is_copied_beside_the_loop(memory: ServerMemory) -> None:
     async def run() -> None:
-        shared = GatewayMemory(memory, os.getpid())
+        shared = GatewayMemory(memory)
         offload = Offload(threads=1)
         offload.start()
         pieces: list[Piece] = [b"a" * FRAME_BYTES, b"b" * (2**20)]
-        assert shared.in_reach(pieces) is pieces  # not mapped yet
+        assert shared.in_reach(pieces, FRAME_BYTES) is pieces  # not mapped yet
         shared.is_mapped = True
-        assert shared.in_reach(pieces) is None
-        (found,) = await shared.copied(pieces, offload)
-        assert bytes(found) == b"".join(pieces)
-        assert shared.in_reach([b"h", found]) == [b"h", found]
-        del found
+        assert shared.in_reach(pieces, FRAME_BYTES) is None
+        found = await shared.copied(pieces, offload)
+        assert isinstance(found, InReach)
+        (piece,) = found.pieces
+        assert bytes(piece) == b"".join(pieces)
+        assert shared.in_reach([b"h", piece], FRAME_BYTES) == ([b"h", piece], [b"h", *found.parts])
+        del found, piece
         await offload.stop()
         shared.close()
 

@@ -464,7 +464,7 @@ def test_a_gateway_that_asks_before_its_hello_is_refused():
                 gateway.say(ask(1))
                 kind, _, payload = await gateway.hear_frame()
                 assert kind == GOAWAY
-                assert b"does not begin with a HELLO; this server has version 6" in payload
+                assert b"does not begin with a HELLO; this server has version 7" in payload
                 assert await gateway.hears_the_end()
                 gateway.leave()
             await door.stop(0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
@@ -9,8 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from doubles import on_loop
 
-from pipeline.frontends.link.calls import DirectCall, LinkCall
+from pipeline.engine.offload import Offload
+from pipeline.frontends.link.calls import DirectCall, LinkCall, Method, StreamCall, UnaryCall
 from pipeline.frontends.link.inference import InferenceCall
 from pipeline.frontends.link.post import PostCall
 
@@ -74,3 +77,29 @@ def test_a_request_is_gone_with_the_end_of_its_call(kind: Any, is_answered: bool
         assert door.begun() is not None
         call.cancel()
     assert door.begun() is None
+
+
+@pytest.mark.parametrize("kind", [UnaryCall, StreamCall])
+@on_loop
+async def test_a_coroutine_is_gone_with_the_cancelled_call_that_it_answers(kind: Any) -> None:
+    async def never(*asked: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def silent(*asked: Any) -> Any:
+        await asyncio.Event().wait()
+        yield b""
+
+    method = Method("method", Offload(threads=0), silent if kind is StreamCall else never)
+    peer: Any = SimpleNamespace(
+        loop=asyncio.get_running_loop(),
+        max_bytes=100,
+        begin=lambda number: None,
+        give_back=lambda *given: None,
+    )
+    call = kind(peer, 1, -1, b"", method)
+    call.begin(b"asked")
+    await asyncio.sleep(0)
+    gone = weakref.ref(call._task)
+    call.cancel()
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+    assert gone() is None

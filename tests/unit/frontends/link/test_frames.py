@@ -133,11 +133,11 @@ def test_a_hello_is_read_as_it_was_written():
 @pytest.mark.parametrize(
     ("kind", "payload", "why"),
     [
-        (PING, b"", "it does not begin with a HELLO; this server has version 6 of the link"),
+        (PING, b"", "it does not begin with a HELLO; this server has version 7 of the link"),
         (frames.HELLO, b"{", "a HELLO that cannot be read"),
-        (frames.HELLO, b'{"version":3}', "it speaks version 3; this server has version 6"),
+        (frames.HELLO, b'{"version":3}', "it speaks version 3; this server has version 7"),
         (frames.HELLO, b'{"version":"4"}', "a HELLO that cannot be read"),
-        (frames.HELLO, b'{"version":6,"limits":{"call_credit":0}}', "without credit"),
+        (frames.HELLO, b'{"version":7,"limits":{"call_credit":0}}', "without credit"),
     ],
 )
 def test_what_is_no_hello_is_refused(kind, payload, why):
@@ -146,7 +146,7 @@ def test_what_is_no_hello_is_refused(kind, payload, why):
 
 
 def test_what_old_and_newer_gateways_say_beside_is_passed_over():
-    assert read_hello(frames.HELLO, b'{"version":6,"more":[1]}') == Hello()
+    assert read_hello(frames.HELLO, b'{"version":7,"more":[1]}') == Hello()
 
 
 def test_an_end_holds_a_text_of_any_length_and_of_any_character():

@@ -35,7 +35,7 @@ const (
 	Placed  = 8 // the data are Parts, which say where the message lies
 
 	// Version is that of the format. Both sides are of one version; those before it had other frames or limits.
-	Version = 6
+	Version = 7
 
 	HeadBytes   = 16
 	OpenBytes   = 11
