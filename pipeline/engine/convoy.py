@@ -73,7 +73,6 @@ class Convoy(msgspec.Struct, eq=False):
         errors: of those that have failed, by place.
         forget: has the engine's workers forget an id.
         followers: what was asked for them of others.
-        unsent: places of those that had left before the others went to a worker.
     """
 
     rows: list[int]
@@ -83,7 +82,6 @@ class Convoy(msgspec.Struct, eq=False):
     errors: dict[int, PipelineError] = field(default_factory=dict)
     forget: Callable[[int], None] = lambda data_id: None
     followers: list[Follower] = field(default_factory=list)
-    unsent: list[int] = []
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -139,10 +137,6 @@ class Convoy(msgspec.Struct, eq=False):
         if isinstance(error, MemberLostError):
             return (error.member,)
         return () if self.comes_again(error) else range(len(self))
-
-    def place_of_call(self, number: int) -> int:
-        """Return which one a worker ran in its call of this number, from 1, one after the other."""
-        return [place for place in range(len(self)) if place not in self.unsent][number - 1]
 
     def endings(self, outcome: Any) -> list[tuple[int, int, int]]:
         """Return (data id, rows, how it ended) of each, with this outcome of all or of each."""

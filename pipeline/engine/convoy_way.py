@@ -137,9 +137,9 @@ class SharedMessages(ConvoyCount):
     def start_over(self, go_on: Callable[..., None], job: BatchRun, error: PipelineError) -> None:
         """Have only the one fail that had begun when its worker was lost."""
         convoy = job.items[0].convoy
-        if convoy is not None and job.calls_begun:
+        if convoy is not None and job.lost_at >= 0:
             note_op(error, self._node.name)
-            error = MemberLostError(convoy.place_of_call(job.calls_begun), error)
+            error = MemberLostError(job.lost_at, error)
         go_on(job, error)
 
 

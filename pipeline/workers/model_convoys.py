@@ -97,6 +97,7 @@ class AskedEach:
         if self in self._convoy.followers:
             self._convoy.followers.remove(self)
         self._tell(together(self._outcomes, self._convoy.rows))
+        self._handles.clear()  # each has a sink that has this: the gc would have to find them
 
     def stages_ns(self) -> tuple[int, int, int]:
         """Return how long the stages took, of each those of the member that took longest."""

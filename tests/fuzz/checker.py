@@ -16,7 +16,7 @@ from pipeline.engine.state import EngineState, OpState
 from pipeline.observe.statistics import Statistics
 
 _EXACT_S = 1e-6
-_EXPIRED, _OVERLOADED = 6000, 3004
+_EXPIRED = 6000
 GONE = -1  # the connection was refused, or broke
 _OF_A_STOP = (3001, 14, GONE)  # 14: UNAVAILABLE
 _SAYS_EXPIRED = "deadline passed before it was answered"
@@ -159,8 +159,15 @@ def problem_with(case: Case, request: RequestSpec, ending: Ending, late_s: float
         return ""
     if case.stops_s is not None and ending.code in _OF_A_STOP:
         return ""
-    if ending.code == _OVERLOADED and may_be_refused(case, request, allowed, late_s):
+    if ending.code == model.OVERLOADED and may_be_refused(case, request, allowed, late_s):
         return ""
+    if may_expire(case, request, allowed, late_s):
+        try:  # where one branch is refused, what comes of another one counts
+            allowed = model.outcomes(case, request, sheds=True)
+        except model.TooManyWorldsError:
+            return ""
+        if any(_fits(outcome, ending) for outcome in allowed):
+            return ""
     return f"ended as {ending}, allowed: {sorted(map(str, allowed))}"
 
 

@@ -17,7 +17,7 @@ from fuzz.case import ALWAYS, RAISES, REQUEST, Case, OpSpec, RequestSpec, mark
 MOST_WORLDS = 4000
 
 UNKNOWN, TIMEOUT, UNAVAILABLE, LOST, PACKAGE = 10000, 6000, 9000, 4000, 8000
-PRODUCT, OWN_CODE, INPUT = 61, 8123, 5000
+PRODUCT, OWN_CODE, INPUT, OVERLOADED = 61, 8123, 5000, 3004
 EARLY = ("raise_pre", "product_pre", "stuck")
 
 
@@ -52,9 +52,12 @@ class TooManyWorldsError(Exception):
     """There are more than `MOST_WORLDS` sequences of choices."""
 
 
-def outcomes(case: Case, request: RequestSpec) -> set[Result]:
-    """All that may come of a request that is given all the time it needs."""
-    return every(lambda choose: evaluate(case, request, choose))
+def outcomes(case: Case, request: RequestSpec, sheds: bool = False) -> set[Result]:
+    """All that may come of a request that is given all the time it needs.
+
+    sheds: any Op may refuse it, for it has no hope to be answered in time.
+    """
+    return every(lambda choose: evaluate(case, request, choose, sheds))
 
 
 def every(walk: Callable[[Choose], Result]) -> set[Result]:
@@ -78,17 +81,17 @@ def every(walk: Callable[[Choose], Result]) -> set[Result]:
     raise TooManyWorldsError
 
 
-def evaluate(case: Case, request: RequestSpec, choose: Choose) -> Result:
+def evaluate(case: Case, request: RequestSpec, choose: Choose, sheds: bool = False) -> Result:
     """One walk through the graph."""
     if request.alone_at:
         op = case.op(request.alone_at)
-        return at_op(case, op, request, [Part(REQUEST, Answer("in"))], choose)[0]
+        return at_op(case, op, request, [Part(REQUEST, Answer("in"))], choose, sheds)[0]
     if request.misfit:
         return Failure(PACKAGE, "id: expected int")
     edge = request.faults.get(REQUEST)
     if edge is not None and edge.kind == "raise_pre":
         return Failure(PACKAGE, mark(request.number, REQUEST))
-    result = through(case, request, choose)
+    result = through(case, request, choose, sheds)
     if edge is not None and isinstance(result, Answer):
         return Failure(PACKAGE, mark(request.number, REQUEST))
     return result
@@ -102,14 +105,14 @@ class Part(NamedTuple):
     is_late: bool = False
 
 
-def through(case: Case, request: RequestSpec, choose: Choose) -> Result:
+def through(case: Case, request: RequestSpec, choose: Choose, sheds: bool) -> Result:
     """From the first Ops to the last."""
     parts = {REQUEST: Part(REQUEST, Answer("in"))}
     stand_in: Part | None = None
     targets: tuple[str, ...] = ()
     ends: list[Result] = []
     for op, read in in_laps(case, request, parts):
-        result, is_late = at_op(case, op, request, read, choose)
+        result, is_late = at_op(case, op, request, read, choose, sheds)
         if isinstance(result, Answer) and request.ways.get(op.name, ()) is None:
             ends.append(result)
             result = NEVER
@@ -208,7 +211,12 @@ def ring_of(ops: Sequence[OpSpec], jumper: str, target: str) -> set[str]:
 
 
 def at_op(
-    case: Case, op: OpSpec, request: RequestSpec, parts: list[Part], choose: Choose
+    case: Case,
+    op: OpSpec,
+    request: RequestSpec,
+    parts: list[Part],
+    choose: Choose,
+    sheds: bool = False,
 ) -> tuple[Result, bool]:
     """An Op's result, and whether it comes after a jump for sure."""
     joined = joined_parts(op, parts, choose)
@@ -216,6 +224,8 @@ def at_op(
     passed_on = _passed_on(joined)
     if passed_on is not None:
         return passed_on, is_late
+    if sheds and choose([False, True]):
+        return Failure(OVERLOADED), is_late
     struck = strike(case, op, request, choose)
     return (struck if struck is not None else Answer(value(op, request, joined))), is_late
 

@@ -5,7 +5,7 @@ What is tried again, gone on with by another worker or given up is decided here,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, Self
 
@@ -43,8 +43,8 @@ class BatchJob(Batch, eq=False):
     began. A run that got stuck in a call can be taken up by another worker, see `resumed`: the
     dispatcher then sets `is_superseded`. `calls` is None until they are planned, which is not seen
     where the workers keep no progress; `attempts` then counts the workers that it was lost with.
-    `calls_begun` is how many had begun when its worker was lost, as far as that is seen.
-    With `is_one_by_one` each of them has a call of its own, for they only came together.
+    With `item_begins` each of them has a call of its own, for they only came together; it is told
+    the index of each. `lost_at` is the last one before the worker was lost; -1: it is not known.
     With `is_models` a model of the server did the work, and the times are its own.
     Where its items did not all go through one call of `process`, `executions` has the number of
     each one's first call, -1 for none, and `execution_ends_ns` when these calls ended. Where its
@@ -67,9 +67,9 @@ class BatchJob(Batch, eq=False):
     jumped: bool = False
     is_superseded: bool = False
     attempts: int = 0
-    calls_begun: int = 0
+    lost_at: int = -1
     is_models: bool = False
-    is_one_by_one: bool = False
+    item_begins: Callable[[int], None] | None = None
     preprocess_end_ns: int = 0
     process_end_ns: int = 0
 

@@ -145,7 +145,7 @@ class BatchRun(BatchJob, eq=False):
         if self.sequence_steps and op.feeds is not None:
             calls = op.feeds.plan(feeds, self.sequence_steps, most_rows)
         else:
-            plan = plan_alone if self.is_one_by_one else op.plan
+            plan = op.plan if self.item_begins is None else plan_alone
             calls = plan(feeds, most_rows) if feeds else []
         for call in calls:
             if (error := call.error) is not None:
@@ -184,6 +184,8 @@ class BatchRun(BatchJob, eq=False):
                 op.context = tuple([self.contexts[index] for index in call.items])
             if op.notes is not None:
                 op.notes.begin_call(op.name, "process", (self.items[i] for i in call.items))
+            if self.item_begins is not None:
+                self.item_begins(call.items[0])
             watch.call_begins()
             try:
                 self._call_process(call, op)

@@ -230,11 +230,15 @@ class MessageOutputs(msgspec.Struct, frozen=True):
                 parts += (head, value.tobytes())
         return parts if self.is_long else b"".join(parts)
 
-    def write_each(self, ids: Sequence[str], stacks: Sequence[Any]) -> list[bytes]:
+    def write_each(self, ids: Sequence[str], stacks: Sequence[Any]) -> list[bytes] | None:
         """Return what `write` does of each answer, of the arrays of all, one behind the other."""
         each = zip(*(stack.reshape(len(ids), -1) for stack in stacks), strict=True)
-        written = (self.write(name, values) for name, values in zip(ids, each, strict=True))
-        return [each if isinstance(each, bytes) else b"".join(each or ()) for each in written]
+        written: list[bytes] = []
+        for found in map(self.write, ids, each):
+            if found is None:
+                return None
+            written.append(found if isinstance(found, bytes) else b"".join(found))
+        return written
 
 
 def message_codec(limits: Limits) -> FormCodec:

@@ -282,7 +282,8 @@ class ServedWorker:
                 ranks.add(item, convoy, partial(self._is_gone, wire.data_id))
         items: Sequence[Any] = opened if ranks is None else ranks.members
         run = BatchRun(items, places=job.places)
-        run.is_one_by_one = ranks is not None and self._op.op.pipeline_config.batch_size == 1
+        if ranks is not None and self._op.op.pipeline_config.batch_size == 1:
+            run.item_begins = self._status.item_begins
         if job.given:
             run.given = {at: deserialize(part, self._arena) for at, part in job.given.items()}
         run.run(self._op, self._status, time.monotonic_ns)

@@ -109,8 +109,7 @@ class ItemCodec:
             wire.gathered = gathered
         if (convoy := item.convoy) is not None:
             infos = convoy.infos if self._asks_context else []
-            convoy.unsent = sorted(convoy.left)
-            wire.convoy = WireConvoy(convoy.ids, convoy.rows, infos, convoy.unsent)
+            wire.convoy = WireConvoy(convoy.ids, convoy.rows, infos, sorted(convoy.left))
         return wire
 
     def serialized(self, maker: str, part: Any, payloads: list[SharedPayload]) -> SerializedPayload:

@@ -33,8 +33,8 @@ class StatusPage:
         return self._cells[2] or None
 
     @property
-    def calls(self) -> int:
-        """Return how many calls of `process` the job has begun."""
+    def item(self) -> int:
+        """Return which item's own call of `process` the job has begun last; -1: none."""
         return int(self._cells[5])
 
     def revoke(self, job: int) -> int:
@@ -50,7 +50,7 @@ class StatusPage:
 
     def begins(self, job: int) -> bool:
         """Take note that a job begins; return False if it was revoked."""
-        self._cells[1], self._cells[5] = time.monotonic(), 0.0
+        self._cells[1], self._cells[5] = time.monotonic(), -1.0
         self._cells[0] = self._cells[3] = job
         return job > self._cells[4]
 
@@ -64,7 +64,10 @@ class StatusPage:
 
     def call_begins(self) -> None:
         self._cells[2] = time.monotonic()
-        self._cells[5] += 1
+
+    def item_begins(self, item: int) -> None:
+        """Take note of the item whose call of its own is next."""
+        self._cells[5] = item
 
     def call_ends(self) -> None:
         self._cells[2] = 0.0

@@ -384,7 +384,7 @@ class ProcessWorkers(WorkersBase):
         )
         hanging.hung_at = running = hanging.running
         if running is not None:
-            running.calls_begun = hanging.status.calls
+            running.lost_at = hanging.status.item
         hanging.kill("hung and was killed")
         self.pool.take_back(hanging)
         if job is not None:
@@ -504,7 +504,7 @@ class ProcessWorkers(WorkersBase):
             self._fail_start(worker.failure or f"its worker process {slot.last_cause}")
             return
         if running is not None:
-            running.calls_begun = worker.status.calls
+            running.lost_at = worker.status.item
             worker.streams.pop(running, None)
             self.pool.died(worker, running)
         for stream in worker.streams:

@@ -618,6 +618,22 @@ def test_a_request_that_alone_brings_too_many_samples_is_refused_in_tritons_word
     assert bound.op.calls == [2]
 
 
+def test_of_requests_that_run_one_by_one_each_is_told_that_is_not_skipped():
+    class Each(Bounded):
+        pipeline_merges = False
+
+        def process(self, feed_batch, typical_logid):
+            return [{"y": feed["x"]} for feed in feed_batch]
+
+    batch = samples(rows(1), rows(*range(9)), rows(2), rows(3))
+    batch[2].is_over = True
+    made = BatchRun(batch)
+    told = []
+    made.item_begins = told.append
+    made.run(bind(Each("m")), Watch(), time.monotonic_ns)
+    assert told == [0, 3]
+
+
 def test_a_number_of_that_name_that_bounds_no_model_is_the_users_own():
     class Own(Model):
         max_batch_size = 2

@@ -304,12 +304,12 @@ def test_so_many_share_a_message_as_run_in_a_millisecond():
     assert size(1, 10**9) <= 2
 
 
-def test_the_one_that_its_worker_was_at_is_told_by_the_calls_that_had_begun():
+def test_the_one_that_its_worker_was_at_is_told():
     shared, found = SharedMessages(Node()), []
-    convoy = Convoy([1] * 4, unsent=[1])
+    convoy = Convoy([1] * 4)
     run, died = BatchRun([Item(convoy)]), WorkerDiedError("it died")
     shared.start_over(lambda job, error: found.append(error), run, died)
-    run.calls_begun = 2
+    run.lost_at = 2
     shared.start_over(lambda job, error: found.append(error), run, died)
     assert found[0] is died
     assert (found[1].member, found[1].error, died.op) == (2, died, "op")

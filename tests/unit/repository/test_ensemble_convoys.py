@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -14,6 +15,7 @@ from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.convoy import Convoy, each_of
 from pipeline.engine.journal.journal import Outcome
 from pipeline.errors import InputError, WorkerDiedError
+from pipeline.workers.model_convoys import AskedEach
 
 BATCHED = {"batching": "dynamic", "batch_size": 8}
 
@@ -125,6 +127,16 @@ async def test_a_model_that_takes_none_is_asked_for_each():
         assert await ask(there, 1, 2) == [[[112]], [[113]]]
         assert [feed["x"].tolist() for feed in there.ops["b"].seen] == [[[2]], [[3]]]
         assert [feed["x"].tolist() for feed in there.ops["c"].seen] == [[[12], [13]]]
+
+
+@virtual
+async def test_what_asked_for_each_lets_go_of_them_with_the_answer():
+    async with shelf() as there:
+        await chain(there, b={"batching": "full"})
+        await ask(there, 1, 2)
+        asked = [each for each in gc.get_objects() if isinstance(each, AskedEach)]
+        assert asked
+        assert not any(each._handles for each in asked), "whose sinks have it: a cycle"
 
 
 @virtual

@@ -86,3 +86,5 @@ def test_a_long_answer_is_pieces_and_its_arrays_are_views():
     assert (found.id, found.raw_output_contents[0]) == ("7", x.tobytes())
     assert form.write("", [np.ones((2, _PIXELS), np.float32).T, y]) is None
     assert form.write_each(["7"], [x, y]) == [b"".join(pieces)]
+    apart = np.ones((_PIXELS, 2), np.float32).T
+    assert form.write_each(["7", "8"], [apart, np.stack([y, y])]) is None, "they lie apart"

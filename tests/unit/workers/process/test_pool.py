@@ -583,6 +583,18 @@ async def test_a_job_counts_as_called_a_moment_after_an_idle_worker_could_have_b
     assert worker.call_started == given + 3.0 + 1.0
 
 
+@played()
+async def test_of_requests_that_run_one_by_one_the_one_that_the_worker_died_at_is_told(pool, child):
+    run = run_of(1, 2, 3)
+    pool.workers.submit([run])
+    child.begins(child.take()[0])
+    assert child.status.item == -1
+    child.status.item_begins(2)
+    child.dies()
+    await settle()
+    assert run.lost_at == 2
+
+
 async def hang(pool, run):
     """The running `run` is over its timeout: its worker is killed, and ends."""
     child = pool.children[-1]
