@@ -94,11 +94,11 @@ def _cannot_listen(host: str, port: int, key: str, error: OSError) -> InitError:
 
 
 def check_free(host: str, port: int, key: str, is_shared: bool = False) -> None:
-    """Raise InitError, as `bind` does, if it could not listen there."""
-    if not is_shared:
-        bind(host, port, key).close()
-    elif port:  # without listening: it would be given connections
-        reserve(host, port, key, is_shared).close()
+    """Raise InitError, as `bind` does, if it could not listen there.
+
+    It does not listen itself: callers would connect to what is closed at once.
+    """
+    _bound(host, port, key, is_shared).close()
 
 
 async def take_last(listener: socket.socket) -> None:
@@ -183,11 +183,7 @@ def reserve(host: str, port: int, key: str, is_shared: bool = False) -> socket.s
     port already. Raises InitError as `bind` does.
     """
     if is_shared and port:
-        family, host = _family_of(host)
-        try:
-            return _shared(family, (host, port), host != "::")
-        except OSError as error:
-            raise _cannot_listen(host, port, key, error) from error
+        return _bound(host, port, key, is_shared=True)
     # Alone at first: somebody else's port is not ours to share. It listens until the other socket
     # has the port, so that there is no moment at which another server could get it.
     with bind(host, port, key) as alone:
@@ -195,17 +191,28 @@ def reserve(host: str, port: int, key: str, is_shared: bool = False) -> socket.s
         address, is_v6 = alone.getsockname(), alone.family == socket.AF_INET6
         only_v6 = is_v6 and alone.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
         try:
-            return _shared(alone.family, address, only_v6)
+            return _named(alone.family, address, only_v6, is_shared=True)
         except OSError as error:
             raise InitError(f"{key}: cannot share port {address[1]}: {error}.") from error
 
 
-def _shared(family: socket.AddressFamily, address: Any, only_v6: int) -> socket.socket:
-    """Return a socket that is bound to what others may bind as well."""
+def _bound(host: str, port: int, key: str, is_shared: bool) -> socket.socket:
+    """Return a socket that is bound to `host:port` and does not listen. Raises InitError."""
+    family, host = _family_of(host)
+    try:
+        return _named(family, (host, port), host != "::", is_shared)
+    except OSError as error:
+        raise _cannot_listen(host, port, key, error) from error
+
+
+def _named(
+    family: socket.AddressFamily, address: Any, only_v6: int, is_shared: bool
+) -> socket.socket:
+    """Return a socket that is bound to an address, which others may bind as well if it is shared."""
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of an earlier server
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(is_shared))
         if family == socket.AF_INET6:
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_v6)
         held.bind(address)

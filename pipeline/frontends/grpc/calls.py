@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -27,7 +28,7 @@ class RunningCalls:
         self.is_closing: bool = False
         # Callers by their calls: asked once a call has ended, grpcio has been seen to crash.
         self._calls: dict[_Context, str] = {}
-        self._streams: set[Messages] = set()
+        self._streams = WeakSet[Messages]()
         self._idle: asyncio.Event | None = None  # once somebody waits for it
         self._open: dict[Peer, list[FoundSocket]] = {}
         self._per_peer: Counter[Peer] = Counter()  # of the calls, while there is something open
@@ -41,7 +42,8 @@ class RunningCalls:
 
     def read(self, messages: AsyncIterator[bytes]) -> Messages:
         """Return the messages of a caller's stream, up to the end of either."""
-        reading = Messages(messages, self._streams)
+        reading = Messages(messages)
+        self._streams.add(reading)
         if self.is_closing:
             reading.close()
         return reading
@@ -84,35 +86,39 @@ class RunningCalls:
 
 
 class Messages:
-    """An iterator over a caller's messages, which ends early when it is closed."""
+    """An iterator over a caller's messages, which ends early when it is closed.
 
-    def __init__(self, messages: AsyncIterator[bytes], register: set[Messages]) -> None:
+    `is_cut`: it has ended early.
+    """
+
+    def __init__(self, messages: AsyncIterator[bytes]) -> None:
         self._messages = messages
-        self._register = register
         self._reading: asyncio.Future[bytes] | None = None
-        self.is_closed: bool = False
+        self._is_closed = False
+        self.is_cut: bool = False
 
     def __aiter__(self) -> Messages:
         return self
 
     async def __anext__(self) -> bytes:
-        if self.is_closed:
-            raise StopAsyncIteration
-        self._register.add(self)
+        if self._is_closed:
+            raise self._cut()
         self._reading = asyncio.ensure_future(anext(self._messages))
         try:
             return await self._reading
         except asyncio.CancelledError:
-            if self.is_closed and self._reading.cancelled():
-                raise StopAsyncIteration from None
+            if self._is_closed and self._reading.cancelled():
+                raise self._cut() from None
             self._reading.cancel()
             raise
-        finally:
-            self._register.discard(self)
+
+    def _cut(self) -> StopAsyncIteration:
+        self.is_cut = True
+        return StopAsyncIteration()
 
     def close(self) -> None:
         """End the iteration now."""
-        self.is_closed = True
+        self._is_closed = True
         if self._reading is not None:
             self._reading.cancel()
 

@@ -48,7 +48,7 @@ def _logged_stream(access: AccessLog, name: str, stream: Stream) -> Stream:
                 async for data in found:
                     entry.sent_bytes += len(data)
                     yield data
-            if isinstance(messages, Messages) and messages.is_closed:  # the server has stopped
+            if isinstance(messages, Messages) and messages.is_cut:  # the server has stopped
                 entry.status = "Unavailable"
 
     return answers

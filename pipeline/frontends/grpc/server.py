@@ -344,7 +344,7 @@ def _streaming(name: str, stream: Stream, running: RunningCalls) -> Any:
             async with contextlib.aclosing(stream(asked, GrpcCall(context))) as answers:
                 async for message in answers:
                     await context.write(message)  # yielded, gRPC would log that a peer has left
-            if not asked.is_closed:
+            if not asked.is_cut:
                 return
             failure = _failure(name, grpc_error(ClosedError("the server has stopped")))
         except Exception as error:

@@ -178,15 +178,15 @@ def combine(parts):
 
 
 @pytest.mark.parametrize("make", [OwnPack, lambda last: ResponseOp(last, combine=combine)])
-def test_the_log_names_the_request_whose_answer_user_code_could_not_make(make, caplog):
+def test_the_log_names_the_request_whose_answer_user_code_could_not_make(make, tmp_path):
     last = Speaks("speaks", RequestOp())
     safe = {"errors": {"details": "safe"}}
-    own = server_for(last, response_op=make(last), **safe)
-    with own as server, caplog.at_level(logging.ERROR):
+    with server_for(last, response_op=make(last), **safe) as server:
         _, text = pairs(server, "any")
     found = re.search(SAFE, text)
     assert found, text
-    raised = [line for line in caplog.messages if re.search(r"\] \w+ raised OSError", line)]
+    log = (tmp_path / "PipelineServingLogs/pipeline.log").read_text().splitlines()
+    raised = [line for line in log if re.search(r"\] \w+ raised OSError", line)]
     assert len(raised) == 1
     assert f"(data_id={found[1]}" in raised[0]
 

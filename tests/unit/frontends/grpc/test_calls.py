@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
+
+from doubles import on_loop
 
 from pipeline.frontends.grpc import calls
 from pipeline.frontends.grpc.calls import RunningCalls
@@ -37,3 +40,15 @@ def test_a_caller_is_sent_away_with_its_last_call_and_an_ended_call_is_asked_not
     assert sent_away == []
     second.end()
     assert sent_away == ["connection"]
+
+
+@on_loop
+async def test_a_stream_that_answers_while_the_server_stops_reads_nothing_afterwards():
+    async def silent():
+        await asyncio.Event().wait()
+        yield b""
+
+    running = RunningCalls()
+    messages = running.read(silent())  # its method writes an answer, and reads next
+    running.end_streams()
+    assert [message async for message in messages] == []
