@@ -120,7 +120,7 @@ def test_a_port_is_looked_at_without_listening_there(monkeypatch):
     monkeypatch.setattr(socket.socket, "listen", lambda *_: listened.append(True))
     check_free("127.0.0.1", 0, "rpc_port")
     check_free("127.0.0.1", 0, "rpc_port", True)
-    with pytest.raises(InitError, match="rpc_port: cannot listen on 192.0.2.1"):
+    with pytest.raises(InitError, match=r"rpc_port: cannot listen on 192\.0\.2\.1"):
         check_free("192.0.2.1", 0, "rpc_port")
     assert listened == []
 
