@@ -208,7 +208,7 @@ def _bound(host: str, port: int, key: str, is_shared: bool) -> socket.socket:
 def _named(
     family: socket.AddressFamily, address: Any, only_v6: int, is_shared: bool
 ) -> socket.socket:
-    """Return a socket that is bound to an address, which others may bind as well if it is shared."""
+    """Return a socket that is bound to an address; if shared, others may bind it as well."""
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of an earlier server
