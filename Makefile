@@ -124,6 +124,8 @@ page: $(READY)
 # Clients of the IMDB example that openapi-python-client and, with Node there, openapi-typescript write.
 clients: $(READY)
 	$(BIN)/pytest -m "packages or not packages" tests/e2e/examples/test_imdb_clients.py
+# Those of OpenAI's API, in the versions of tests/clients/pins.yml, kept in build/clients. CLIENTS='--only aiperf'.
+	PYTHONPATH=tests $(BIN)/python -m clients $(CLIENTS)
 
 # All that is generated of .proto files: the Python and the gateway's Go.
 proto: $(READY)
