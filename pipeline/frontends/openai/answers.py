@@ -1,4 +1,4 @@
-"""Answers of pipelines as OpenAI's objects: completions, chunks of them, and embeddings."""
+"""Answers of pipelines: what each choice of a request says, and embeddings."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import base64
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
 
 from pipeline.errors import PayloadTypeError, utf8_text
 from pipeline.frontends.openai.options import ModelOptions
+from pipeline.openai import Delta
 
 
 class Cutter:
@@ -69,16 +70,20 @@ def _begun(text: str, stop: str) -> int:
 
 
 Payload = Mapping[str, Any]
-Counts = dict[str, int]
+Counts = dict[str, Any]
 
 _COUNTS = ("prompt_tokens", "completion_tokens")
+_DETAILS = ("prompt_tokens_details", "completion_tokens_details")
 _MOST_COUNTED = 2**53  # what JSON's readers hold exactly
 _REASON = "finish_reason"
 _REASONS = ("stop", "length", "content_filter", "tool_calls", "function_call")
+_TEXTS = ("reasoning_content", "refusal")
+_LISTS = ("images", "annotations")
+_LEAST_LOGPROB = -9999.0  # OpenAI's number for a token that is very unlikely: JSON has no infinity
 
 
 class Choice:
-    """One of the texts that a request is answered with, at once or part by part.
+    """One of the answers that a request gets, at once or part by part.
 
     Args:
         index: its place in the answer.
@@ -97,8 +102,11 @@ class Choice:
         self.counts: Counts | None = None
         self._key = key
         self._in_parts = in_parts
+        self._stops = stops
         self._cutter = Cutter(stops)
-        self._reason = "stop"
+        self._reason: str | None = None
+        self._calls = ToolCalls()
+        self._audio_id = ""
 
     @property
     def is_cut(self) -> bool:
@@ -107,88 +115,178 @@ class Choice:
 
     @property
     def reason(self) -> str:
-        """Return why the text has ended."""
-        return "stop" if self.is_cut else self._reason
+        """Return why the answer has ended."""
+        if self.is_cut:
+            return "stop"
+        return self._reason or ("tool_calls" if self._calls.are_there else "stop")
 
-    def take(self, payload: Payload) -> str:
+    def take(self, payload: Payload) -> Delta:
         """Return what may be told of an answer, or of one part. Raises PayloadTypeError.
 
-        A part, and what became of all of them, needs no text where it has counts, says why the
-        text has ended, or has nothing at all: what ends at its first token writes nothing.
+        Texts are not empty; calls of tools have an index, and their id and name once. A part, and
+        what became of all of them, needs no text where it says something else, or has nothing at
+        all: what ends at its first token writes nothing.
         """
+        text = payload.get(self._key)
+        if len(payload) == 1 and type(text) is str and not self._stops:  # as nearly always
+            text = text if text.isascii() else utf8_text(text)
+            return {"text": text} if text else {}
+        if self.is_cut:
+            return {}
         reason, counts = _reason_of(payload), counts_of(payload)
         self._reason, self.counts = reason or self._reason, counts or self.counts
-        if self._in_parts and self._key not in payload and (reason or counts or not payload):
-            return ""
-        return self._cutter.take(text_of(payload, self._key))
+        delta = self._others(payload)
+        is_told = delta or (self._in_parts and (reason or counts or not payload))
+        if text is None and (is_told or self._calls.are_there):
+            return delta
+        if text := self._cutter.take(text_of(payload, self._key)):
+            delta["text"] = text
+        return delta
 
-    def rest(self) -> str:
+    def rest(self) -> Delta:
         """Return the end of the text, which might have been the beginning of a stop."""
-        return self._cutter.rest()
+        text = self._cutter.rest()
+        return {"text": text} if text else {}
+
+    def whole(self, payload: Payload) -> Delta:
+        """Return all that one answer says. Raises PayloadTypeError."""
+        return joined([self.take(payload), self.rest()])
+
+    def _others(self, payload: Payload) -> Delta:
+        """Return what is told beside the text."""
+        told: dict[str, Any] = {}
+        for name in _TEXTS:
+            if payload.get(name) is not None and (text := text_of(payload, name)):
+                told[name] = text
+        for name in _LISTS:
+            if (found := _list_in(payload, name)) is not None and len(found):
+                told[name] = found
+        if calls := _list_in(payload, "tool_calls"):
+            told["tool_calls"] = self._calls.deltas(calls)
+        if found := _list_in(payload, "logprobs"):
+            told["logprobs"] = [_logprob(each, f"logprobs[{at}]") for at, each in enumerate(found)]
+        if (audio := payload.get("audio")) is not None:
+            told["audio"] = self._audio(audio)
+        return cast(Delta, told)
+
+    def _audio(self, audio: Any) -> dict[str, Any]:
+        """Return what is told of sound; the first part has its id."""
+        if not isinstance(audio, Mapping):
+            raise PayloadTypeError("audio must be a dict with data, transcript or both")
+        told = {name: value for name, value in audio.items() if name != "id"}
+        if not self._audio_id:
+            self._audio_id = str(audio.get("id") or f"audio_{os.urandom(12).hex()}")
+            told = {"id": self._audio_id, "expires_at": int(time.time()), **told}
+        return told
 
 
-class Writer:
-    """Writer of what one request is answered with.
+class ToolCalls:
+    """Calls of tools in one choice, each of which comes whole or in parts.
 
-    Args:
-        model_id: as the caller knows it.
-        is_chat: objects are those of chats; else of completions.
-        wants_usage: chunks say that their counts come in the last one.
-        each: choices of each prompt, whose tokens are counted once.
+    Attributes:
+        are_there: there is at least one.
     """
 
-    def __init__(
-        self, model_id: str, is_chat: bool, wants_usage: bool = False, each: int = 1
-    ) -> None:
-        self._is_chat = is_chat
-        self._wants_usage = wants_usage
-        self._each = each
-        kind = "chat.completion" if is_chat else "text_completion"
-        self._kinds = (kind, "chat.completion.chunk" if is_chat else kind)
-        self._begun: set[int] = set()
-        self._head = {
-            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{os.urandom(16).hex()}",
-            "created": int(time.time()),
-            "model": model_id,
-        }
+    def __init__(self) -> None:
+        self._ids: dict[int, str] = {}  # by index
+        self._last = 0
+        self.are_there: bool = False
 
-    def whole(self, choices: Sequence[tuple[Choice, str]]) -> bytes:
-        """Return the answer that has these texts."""
-        said = [
-            {
-                "index": choice.index,
-                **({"message": _message(text)} if self._is_chat else {"text": text}),
-                "logprobs": None,
-                "finish_reason": choice.reason,
-            }
-            for choice, text in choices
-        ]
-        usage = usage_of([choice.counts for choice, _ in choices], self._each)
-        return _json({**self._head, "object": self._kinds[0], "choices": said, "usage": usage})
+    def deltas(self, calls: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return the calls as deltas: each has an index, and the first of it id and name.
 
-    def part(self, choice: Choice, text: str) -> bytes:
-        """Return the chunk with more of a text."""
-        return self._chunk(choice, {"content": text} if self._is_chat else {"text": text}, None)
+        Raises PayloadTypeError.
+        """
+        found = [self._delta(call, f"tool_calls[{at}]") for at, call in enumerate(calls)]
+        self.are_there = self.are_there or bool(found)
+        return found
 
-    def end(self, choice: Choice) -> bytes:
-        """Return the chunk that says why a text has ended."""
-        return self._chunk(choice, {} if self._is_chat else {"text": ""}, choice.reason)
+    def _delta(self, call: Any, where: str) -> dict[str, Any]:
+        kind = call.get("type") or "function" if isinstance(call, Mapping) else ""
+        said = call.get(kind) if kind else None
+        if not isinstance(said, Mapping):
+            raise PayloadTypeError(
+                f'{where} must be a dict like {{"id", "function": {{"name", "arguments"}}}}'
+            )
+        written = "input" if kind == "custom" else "arguments"
+        text = said.get(written)
+        if not isinstance(text, str):
+            text = "" if text is None else as_json(text).decode()
+        index, name = self._index_of(call, said, where), said.get("name")
+        self._last = index
+        if index in self._ids:
+            return {"index": index, kind: {written: utf8_text(text)}}
+        if not isinstance(name, str) or not name:
+            raise PayloadTypeError(f"{where}.{kind}.name is missing: a call begins with it")
+        self._ids[index] = call_id = str(call.get("id") or f"call_{os.urandom(12).hex()}")
+        told = {"name": utf8_text(name), written: utf8_text(text)}
+        return {"index": index, "id": utf8_text(call_id), "type": kind, kind: told}
 
-    def usage(self, choices: Sequence[Choice]) -> bytes:
-        """Return the chunk behind all others, with the counts; b"" if nobody asks for it."""
-        if not self._wants_usage:
-            return b""
-        usage = usage_of([choice.counts for choice in choices], self._each)
-        return _json({**self._head, "object": self._kinds[1], "choices": [], "usage": usage})
+    def _index_of(self, call: Payload, said: Payload, where: str) -> int:
+        index, call_id = call.get("index"), call.get("id")
+        if index is not None:
+            if (
+                isinstance(index, bool)
+                or not isinstance(index, int)
+                or not 0 <= index < _MOST_CALLS
+            ):
+                raise PayloadTypeError(f"{where}.index must be a whole number below {_MOST_CALLS}")
+            return index
+        if call_id:
+            for known, its_id in self._ids.items():
+                if its_id == call_id:
+                    return known
+        is_new = bool(call_id or said.get("name"))
+        return max(self._ids, default=-1) + 1 if is_new else self._last
 
-    def _chunk(self, choice: Choice, said: Mapping[str, Any], reason: str | None) -> bytes:
-        if self._is_chat:
-            is_first = choice.index not in self._begun
-            self._begun.add(choice.index)
-            said = {"delta": {"role": "assistant", **said} if is_first else said}
-        told = {"index": choice.index, **said, "logprobs": None, "finish_reason": reason}
-        usage = {"usage": None} if self._wants_usage else {}
-        return _json({**self._head, "object": self._kinds[1], "choices": [told], **usage})
+
+_MOST_CALLS = 1024
+
+
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Return what deltas of one choice say together; its calls of tools are whole."""
+    there: list[Any] = [delta for delta in deltas if delta]
+    if len(there) == 1 and len(there[0]) == 1 and "text" in there[0]:
+        return cast(Delta, there[0])
+    values: dict[str, list[Any]] = {}
+    for delta in there:
+        for name, value in delta.items():
+            values.setdefault(name, []).append(value)
+    whole: dict[str, Any] = {}
+    for name, found in values.items():
+        if name == "tool_calls":
+            whole[name] = _whole_calls([call for calls in found for call in calls])
+        elif name == "audio":
+            whole[name] = _whole_audio(found)
+        elif name in ("text", *_TEXTS):
+            whole[name] = "".join(found)
+        else:
+            whole[name] = [each for value in found for each in value]
+    return cast(Delta, whole)
+
+
+def _whole_calls(deltas: Sequence[Any]) -> list[Any]:
+    """Return the calls that deltas of them make, in the order of their indexes."""
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        if (known := calls.get(delta["index"])) is None:
+            kind = delta["type"]
+            calls[delta["index"]] = {"id": delta["id"], "type": kind, kind: {**delta[kind]}}
+        else:
+            said = known[known["type"]]
+            for name, text in delta[known["type"]].items():
+                said[name] += text
+    return [calls[index] for index in sorted(calls)]
+
+
+def _whole_audio(parts: Sequence[Any]) -> dict[str, Any]:
+    """Return the sound that its parts are."""
+    whole: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            grows = name in ("data", "transcript") and name in whole
+            whole[name] = whole[name] + value if grows else value
+    return whole
 
 
 def embeddings(
@@ -199,10 +297,9 @@ def embeddings(
         {"object": "embedding", "index": at, "embedding": _vector(payload, model, in_base64)}
         for at, payload in enumerate(payloads)
     ]
-    usage = None
-    if (counts := usage_of([counts_of(payload) for payload in payloads])) is not None:
-        usage = {name: counts[name] for name in ("prompt_tokens", "total_tokens")}
-    return _json({"object": "list", "data": data, "model": model_id, "usage": usage})
+    counts = usage_of([counts_of(payload) for payload in payloads])
+    usage = {name: counts[name] for name in ("prompt_tokens", "total_tokens")}
+    return as_json({"object": "list", "data": data, "model": model_id, "usage": usage})
 
 
 def text_of(payload: Payload, key: str) -> str:
@@ -222,21 +319,32 @@ def text_of(payload: Payload, key: str) -> str:
 
 def counts_of(payload: Payload) -> Counts | None:
     """Return the counts of tokens that an answer has; None: it has none."""
-    if not any(payload.get(name) is not None for name in _COUNTS):
+    usage = payload.get("usage")
+    given = usage if isinstance(usage, Mapping) else payload
+    if given.get(_COUNTS[0]) is None and given.get(_COUNTS[1]) is None:
         return None
-    return {name: _count(payload.get(name)) for name in _COUNTS}
+    counts: Counts = {name: _count(given.get(name)) for name in _COUNTS}
+    for name in _DETAILS:
+        if isinstance(details := given.get(name), Mapping):
+            counts[name] = {str(key): _count(value) for key, value in details.items()}
+    return counts
 
 
-def usage_of(counts: Sequence[Counts | None], each: int = 1) -> Counts | None:
-    """Return the sums of counts, of which so many are of one prompt; None: there are none."""
-    if not any(counts):
-        return None
-    there = [one or dict.fromkeys(_COUNTS, 0) for one in counts]
-    prompts = sum(one["prompt_tokens"] for one in there[::each])
-    written = sum(one["completion_tokens"] for one in there)
+def usage_of(counts: Sequence[Counts | None], each: int = 1) -> Counts:
+    """Return the sums of counts, of which so many are of one prompt; zeros: nothing is counted."""
+    there = [one or {} for one in counts]
+    details: dict[str, Counts] = {}
+    prompts = sum(one.get(_COUNTS[0], 0) for one in there[::each])
+    written = sum(one.get(_COUNTS[1], 0) for one in there)
+    for name, those in zip(_DETAILS, (there[::each], there), strict=True):
+        for one in those:
+            for key, value in one.get(name, {}).items():
+                sums = details.setdefault(name, {})
+                sums[key] = sums.get(key, 0) + value
     return {
         **dict(zip(_COUNTS, (prompts, written), strict=True)),
         "total_tokens": prompts + written,
+        **details,
     }
 
 
@@ -271,9 +379,41 @@ def _reason_of(payload: Payload) -> str | None:
     return next((reason for reason in _REASONS if text.endswith(reason)), text)
 
 
-def _message(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text, "refusal": None}
+def _list_in(payload: Payload, name: str) -> Sequence[Any] | None:
+    """Return the list under a key; None: there is none. Raises PayloadTypeError."""
+    found = payload.get(name)
+    if found is None or isinstance(found, list | tuple):
+        return found
+    raise PayloadTypeError(f"{name} must be a list, not {type(found).__name__}")
 
 
-def _json(said: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(said, option=orjson.OPT_SERIALIZE_NUMPY)
+def _logprob(given: Any, where: str) -> dict[str, Any]:
+    """Return a token and its log probability with all keys that clients read.
+
+    Raises PayloadTypeError.
+    """
+    try:
+        token, value = utf8_text(given["token"]), float(given["logprob"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise PayloadTypeError(f'{where} must be a dict like {{"token", "logprob"}}') from None
+    value = value if value > _LEAST_LOGPROB else _LEAST_LOGPROB
+    told = {"token": token, "logprob": value, "bytes": given.get("bytes") or [*token.encode()]}
+    if "top_logprobs" in given or where.startswith("logprobs["):
+        tops = given.get("top_logprobs") or ()
+        told["top_logprobs"] = [_logprob(each, f"top_{where}") for each in tops]
+    return told
+
+
+def as_json(said: Any) -> bytes:
+    """Return the JSON of what an Op says: arrays are lists, bytes text in base64."""
+    try:
+        return orjson.dumps(said, _plain, orjson.OPT_SERIALIZE_NUMPY)
+    except (TypeError, ValueError) as error:
+        raise PayloadTypeError(f"the answer has no form in JSON: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Return what stands in JSON for a value that has no form of its own there."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")

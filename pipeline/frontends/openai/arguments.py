@@ -35,7 +35,7 @@ _IGNORED = frozenset(  # they are for bills, caches, logs, and for tools that ar
 )
 _RENAMED = {"max_completion_tokens": "max_tokens"}
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
-_ONLY: Mapping[str, tuple[Any, ...]] = {  # values of arguments that have no others here
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # values of arguments that ask for nothing
     "echo": (),
     "suffix": (),
     "logprobs": (),
@@ -49,11 +49,11 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {  # values of arguments that have no oth
     "response_format": ({"type": "text"},),
     "web_search_options": (),
 }
-_NOT_HANDED_ON = _DONE_HERE | _IGNORED | _ONLY.keys()
+_NOT_HANDED_ON = _DONE_HERE | _IGNORED
 
 
 def check(body: Fields) -> None:
-    """Raise ArgumentError for arguments of another type, and for those that nothing here can do."""
+    """Raise ArgumentError for arguments of another type."""
     for name, value in body.items():
         if value is None:
             continue
@@ -65,11 +65,8 @@ def check(body: Fields) -> None:
         elif name in _OBJECTS:
             if not isinstance(value, dict):
                 raise _wrong(name, "an object", value)
-        elif name in _SWITCHES:
-            if not isinstance(value, bool):
-                raise _wrong(name, "true or false", value)
-        elif name in _ONLY and not _is_one_of(value, (*_NOTHING, *_ONLY[name])):
-            raise ArgumentError(f"{name} is not supported here: leave it out", name)
+        elif name in _SWITCHES and not isinstance(value, bool):
+            raise _wrong(name, "true or false", value)
 
 
 def handed_on(body: Fields, model: ModelOptions, own: str) -> Fields:
@@ -81,6 +78,7 @@ def handed_on(body: Fields, model: ModelOptions, own: str) -> Fields:
         name: value
         for name, value in body.items()
         if value is not None and name != own and name not in _NOT_HANDED_ON
+        if name not in _NEUTRAL or not _is_one_of(value, (*_NOTHING, *_NEUTRAL[name]))
     }
     for name, known in _RENAMED.items():
         if name in asked:

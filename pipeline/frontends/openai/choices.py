@@ -15,14 +15,14 @@ from pipeline.errors import PipelineError, TooLargeError
 from pipeline.frontends.api.answers import is_short_answer, payload_of
 from pipeline.frontends.api.pipelines import Asked
 from pipeline.frontends.http.streams import StreamForm
-from pipeline.frontends.openai.answers import Choice, Writer
+from pipeline.frontends.openai.answers import Choice, joined
 from pipeline.frontends.openai.call import MOST_AT_ONCE, TimedCall
-from pipeline.frontends.openai.errors import error_body
+from pipeline.frontends.openai.writers import Writer
 from pipeline.frontends.parts import PartsReader, answers_to
+from pipeline.openai import Delta
 from pipeline.proto.slices import SHORT_BYTES
 
 _HEARTBEAT_S = 15.0  # that a stream may be silent
-_DONE = b"data: [DONE]\n\n"
 EVENTS = StreamForm(
     content_type=b"text/event-stream",
     part_head=b"data: ",
@@ -47,29 +47,29 @@ def requests_of(
     return [ChoiceRequest(Choice(at, key, stops, in_parts), *each) for at, each in enumerate(asked)]
 
 
-async def text_of(request: ChoiceRequest, call: TimedCall) -> str:
-    """Return the text of a choice. Raises PipelineError."""
+async def whole_of(request: ChoiceRequest, call: TimedCall) -> Delta:
+    """Return all that a choice says. Raises PipelineError."""
     answer = await call.answer(request.raw, request.target)
     choice = request.choice
     return await call.made(
-        lambda: choice.take(payload_of(answer, call.failure)) + choice.rest(),
+        lambda: choice.whole(payload_of(answer, call.failure)),
         is_short_answer(answer),
     )
 
 
-async def text_up_to_stop(request: ChoiceRequest, call: TimedCall, limits: StreamLimits) -> str:
-    """Return the text of a choice whose pipeline streams, which is cancelled at a stop.
+async def whole_of_parts(request: ChoiceRequest, call: TimedCall, limits: StreamLimits) -> Delta:
+    """Return all that a choice says whose pipeline streams, which is cancelled at a stop.
 
     Raises PipelineError; TooLargeError for more than `limits`.
     """
     choice, kept = request.choice, Kept()
-    texts: list[str] = []
+    deltas: list[Delta] = []
 
     def take(answer: Any) -> None:
         payload = payload_of(answer, reader.failure)
         if too_much := kept.add(payload, limits):
             raise TooLargeError(f"the parts of a stream are to be one answer, and are {too_much}")
-        texts.append(choice.take(payload))
+        deltas.append(choice.take(payload))
 
     reader = PartsReader()
     parts = answers_to(call.begin, request.raw, call.left(), request.target, reader)
@@ -78,7 +78,7 @@ async def text_up_to_stop(request: ChoiceRequest, call: TimedCall, limits: Strea
             await call.made(partial(take, answer), is_short_answer(answer))
             if choice.is_cut:
                 break
-    return "".join([*texts, choice.rest()])
+    return joined([*deltas, choice.rest()])
 
 
 class _Reader(PartsReader):
@@ -133,7 +133,7 @@ class ChoiceStream:
         except PipelineError as error:
             if not has_begun:
                 raise
-            yield b"".join(EVENTS.error(error_body(error)))
+            yield self._writer.error(error)
         finally:
             for reader in self._readers:
                 reader.cancel()
@@ -156,9 +156,7 @@ class ChoiceStream:
                 for _ in range(count):
                     reader.took_part()
             active = [reader for reader in active if not reader.is_over]
-        if last := self._writer.usage([reader.request.choice for reader in self._readers]):
-            yield b"".join(EVENTS.part(last))
-        yield _DONE
+        yield self._writer.last([reader.request.choice for reader in self._readers])
 
     async def _waited(self) -> bool:
         """Wait until there is something to read; False: nothing came for long."""
@@ -183,13 +181,13 @@ class ChoiceStream:
             while reader.parts and size <= SHORT_BYTES and not choice.is_cut:
                 count += 1
                 body = await self._chunk(reader, reader.parts.popleft())
-                pieces += EVENTS.part(body) if body else ()
-                size += len(body)
+                if body:
+                    pieces.append(body)
+                    size += len(body)
             if reader.parts and not choice.is_cut:
                 self._arrived.set()
             elif reader.has_ended or choice.is_cut:
-                for body in await self._end(reader):
-                    pieces += EVENTS.part(body)
+                pieces += await self._end(reader)
         except PipelineError as error:
             return pieces, count, error
         return [b"".join(pieces)] if pieces and size <= SHORT_BYTES else pieces, count, None
@@ -207,12 +205,12 @@ class ChoiceStream:
         return [*filter(None, chunks), self._writer.end(choice)]
 
     async def _chunk(self, reader: _Reader, answer: Any) -> bytes:
-        """Return the chunk of a part; b"" if nothing of it is told yet."""
+        """Return the events of a part; b"" if nothing of it is told yet."""
 
         choice = reader.request.choice
 
         def chunk() -> bytes:
-            text = choice.take(payload_of(answer, reader.failure))
-            return self._writer.part(choice, text) if text else b""
+            delta = choice.take(payload_of(answer, reader.failure))
+            return self._writer.part(choice, delta) if delta else b""
 
         return await self._call.made(chunk, is_short_answer(answer))

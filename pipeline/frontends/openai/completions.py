@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.answer_head import AnswerHead
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
-from pipeline.engine.streams.combine import StreamLimits
+from pipeline.engine.streams.combine import StreamLimits, size_of
 from pipeline.errors import PipelineError
 from pipeline.frontends.api.answers import is_short_answer, payload_of
 from pipeline.frontends.http.paths import begun
@@ -21,18 +21,19 @@ from pipeline.frontends.http.routes import (
     with_head,
 )
 from pipeline.frontends.http.streams import stream_in
-from pipeline.frontends.openai.answers import Writer
 from pipeline.frontends.openai.call import TimedCall, all_of
 from pipeline.frontends.openai.choices import (
     EVENTS,
     ChoiceRequest,
     ChoiceStream,
     requests_of,
-    text_of,
-    text_up_to_stop,
+    whole_of,
+    whole_of_parts,
 )
 from pipeline.frontends.openai.errors import reply_to
-from pipeline.frontends.openai.models import Models, Understood
+from pipeline.frontends.openai.models import Form, Models, Understood
+from pipeline.frontends.openai.writers import Writer
+from pipeline.openai import Delta
 from pipeline.proto.plain_json import read_object
 from pipeline.proto.slices import SHORT_BYTES
 
@@ -46,19 +47,19 @@ class CompletionEndpoint:
         models: who is asked.
         offload: where large answers are written.
         kept: limits of a stream that becomes one answer.
-        kind: see `Models.understand`.
+        form: of the requests and of what is answered.
         request: one of them.
     """
 
     takes_large: bool = False
 
     def __init__(
-        self, models: Models, offload: Offload, kept: StreamLimits, kind: str, request: WebRequest
+        self, models: Models, offload: Offload, kept: StreamLimits, form: Form, request: WebRequest
     ) -> None:
         self._models = models
         self._offload = offload
         self._kept = kept
-        self._kind = kind
+        self._form = form
         self._left_s = request.timeout_s
         self._headers = request.headers
 
@@ -67,19 +68,19 @@ class CompletionEndpoint:
         fields = read_object(body)
         if fields.get("stream"):
             raise HandOverError
-        asked = self._models.understand(fields, self._headers, self._kind)
+        asked = self._models.understand(fields, self._headers, *self._form[:2])
         engine = asked.served.engine
         writer, requests, stops_early = self._requests(asked)
         if len(requests) > 1 or stops_early:
             raise HandOverError
         (request,) = requests
-        sink = _OneText(sink, writer, request)
+        sink = _OneChoice(sink, writer, request)
         return engine.begin(request.raw, self._left_s, request.target, sink)
 
     def _requests(self, asked: Understood) -> tuple[Writer, list[ChoiceRequest], bool]:
         """Return who writes, what the engine is asked, and whether a stop cancels that."""
-        questions, is_chat = asked.questions, self._kind == "chat"
-        writer = Writer(asked.model_id, is_chat, questions.has_usage, questions.each)
+        questions = asked.questions
+        writer = self._form.write(asked.model_id, questions)
         in_parts = asked.served.engine.executor.is_decoupled()
         requests = requests_of(asked.asked, asked.model.text, questions.stops, in_parts)
         return writer, requests, bool(questions.stops) and in_parts
@@ -111,18 +112,18 @@ class CompletionEndpoint:
             pieces = ChoiceStream(requests, call, writer).pieces()
             return await begun(stream_in(EVENTS, pieces))
 
-        async def text(request: ChoiceRequest) -> str:
+        async def whole(request: ChoiceRequest) -> Delta:
             if stops_early:
-                return await text_up_to_stop(request, call, self._kept)
-            return await text_of(request, call)
+                return await whole_of_parts(request, call, self._kept)
+            return await whole_of(request, call)
 
-        texts = await all_of([partial(text, request) for request in requests])
-        said = [(request.choice, text) for request, text in zip(requests, texts, strict=True)]
-        is_few = len(texts) <= _FEW and sum(map(len, texts)) <= SHORT_BYTES // 2
+        wholes = await all_of([partial(whole, request) for request in requests])
+        said = [(request.choice, each) for request, each in zip(requests, wholes, strict=True)]
+        is_few = len(wholes) <= _FEW and size_of(wholes) <= SHORT_BYTES // 2
         return with_head(await call.made(partial(writer.whole, said), is_few), call.head)
 
 
-class _OneText(UnarySink):
+class _OneChoice(UnarySink):
     """Sink of the request for one text; gives the connection's sink itself and the answer."""
 
     __slots__ = ("_request", "_sink", "_writer")
@@ -147,5 +148,4 @@ class _OneText(UnarySink):
     def body(self, answer: Any, failure: PipelineError | None) -> bytes:
         """Return the completion. Raises PipelineError."""
         choice = self._request.choice
-        text = choice.take(payload_of(answer, failure)) + choice.rest()
-        return self._writer.whole([(choice, text)])
+        return self._writer.whole([(choice, choice.whole(payload_of(answer, failure)))])

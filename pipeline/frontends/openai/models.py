@@ -11,18 +11,19 @@ from pipeline.frontends.api.pipelines import Asked, Pipelines
 from pipeline.frontends.openai.arguments import Fields
 from pipeline.frontends.openai.errors import ArgumentError
 from pipeline.frontends.openai.options import ModelOptions
-from pipeline.frontends.openai.questions import (
-    Questions,
-    chat_questions,
-    completion_questions,
-    embedding_questions,
-)
+from pipeline.frontends.openai.questions import Questions
+from pipeline.frontends.openai.writers import Writer
 
-_READ: Mapping[str, Callable[[Fields, ModelOptions], Questions]] = {
-    "chat": chat_questions,
-    "completion": completion_questions,
-    "embedding": embedding_questions,
-}
+Read = Callable[[Fields, ModelOptions], Questions]
+"""Reads the body of a request. Raises ArgumentError."""
+
+
+class Form(NamedTuple):
+    """The form of one API: the kind of the models that answer it, who reads and who writes it."""
+
+    kind: str
+    read: Read
+    write: Callable[[str, Questions], Writer]
 
 
 class Understood(NamedTuple):
@@ -73,15 +74,17 @@ class Models:
             raise ArgumentError(text, "model", "model_not_supported")
         return model
 
-    def understand(self, fields: Fields, headers: Mapping[bytes, bytes], kind: str) -> Understood:
-        """Return what a request for a chat, a completion or an embedding asks.
+    def understand(
+        self, fields: Fields, headers: Mapping[bytes, bytes], kind: str, read: Read
+    ) -> Understood:
+        """Return what a request for models of a kind asks.
 
         Raises ArgumentError, PackageError, ClosedError.
         """
         model_id = fields.get("model")
         model = self.find(model_id, kind)
         name = model.pipeline or _pipeline_of(str(model_id), model, self._pipelines.names())
-        served, questions = self._pipelines.find(name), _READ[kind](fields, model)
+        served, questions = self._pipelines.find(name), read(fields, model)
         asked = [self._pipelines.asked(served, each, headers) for each in questions.fields]
         return Understood(str(model_id), model, served, questions, asked)
 

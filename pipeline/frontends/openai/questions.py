@@ -25,7 +25,7 @@ class Questions(NamedTuple):
 
     `each`: choices of each prompt, which stand behind each other; `stops`: texts they end at;
     `is_stream`: part by part, `has_usage`: with a last part that has the counts of tokens;
-    `in_base64`: embeddings as bytes of float32.
+    `in_base64`: embeddings as bytes of float32; `body`: the request as it came.
     """
 
     fields: Sequence[Fields]
@@ -34,6 +34,7 @@ class Questions(NamedTuple):
     is_stream: bool = False
     has_usage: bool = False
     in_base64: bool = False
+    body: Mapping[str, Any] = {}
 
 
 def chat_questions(body: Fields, model: ModelOptions) -> Questions:
@@ -65,7 +66,7 @@ def embedding_questions(body: Fields, model: ModelOptions) -> Questions:
         raise ArgumentError("encoding_format must be 'float' or 'base64'", "encoding_format")
     shared = handed_on(body, model, "input")
     fields = [{**shared, model.input: text} for text in texts]
-    return Questions(fields, in_base64=form == "base64")
+    return Questions(fields, in_base64=form == "base64", body=body)
 
 
 def prompt_of(messages: Sequence[Fields]) -> str:
@@ -133,7 +134,7 @@ def _questions(body: Fields, model: ModelOptions, prompts: Sequence[Fields]) -> 
         seed = model.keys.get("seed", "seed")
         fields = [one for prompt in prompts for one in _choices(prompt, each, seed)]
     stops, is_stream = stops_of(body), body.get("stream") is True
-    return Questions(fields, each, stops, is_stream, has_usage(body))
+    return Questions(fields, each, stops, is_stream, has_usage(body), body=body)
 
 
 def _choices(prompt: Fields, each: int, seed: str) -> Iterator[Fields]:

@@ -32,14 +32,20 @@ from pipeline.frontends.openai.call import TimedCall, all_of
 from pipeline.frontends.openai.completions import CompletionEndpoint
 from pipeline.frontends.openai.describing import described
 from pipeline.frontends.openai.errors import reply_to
-from pipeline.frontends.openai.models import Models, Understood
+from pipeline.frontends.openai.models import Form, Models, Read, Understood
 from pipeline.frontends.openai.options import OpenAIOptions
+from pipeline.frontends.openai.questions import (
+    chat_questions,
+    completion_questions,
+    embedding_questions,
+)
+from pipeline.frontends.openai.writers import ChatWriter, CompletionWriter
 from pipeline.proto.plain_json import read_large_object, read_object
 from pipeline.proto.slices import Limits, is_short
 
-_COMPLETIONS: Mapping[str, str] = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completion",
+_FORMS: Mapping[str, Form] = {
+    "/v1/chat/completions": Form("chat", chat_questions, ChatWriter),
+    "/v1/completions": Form("completion", completion_questions, CompletionWriter),
 }
 
 
@@ -85,8 +91,8 @@ class OpenAIRoutes:
             "/v1/models/(?P<name>.+)": ("GET", self._show),
             "/v1/embeddings": ("POST", self._embed),
         }
-        for path, kind in _COMPLETIONS.items():
-            endpoints[path] = ("POST", partial(self._complete, kind=kind))
+        for path, form in _FORMS.items():
+            endpoints[path] = ("POST", partial(self._complete, form=form))
         self._paths = Paths("/v1", endpoints, _refuse_path, reply_to)
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
@@ -111,21 +117,23 @@ class OpenAIRoutes:
 
     def in_line(self, request: WebRequest) -> CompletionEndpoint | None:
         """Return what answers a POST with one text; None: it is left to `endpoint`."""
-        kind = _COMPLETIONS.get(request.path)
-        if kind is None or not is_json(request.headers.get(b"content-type", b"")):
+        form = _FORMS.get(request.path)
+        if form is None or not is_json(request.headers.get(b"content-type", b"")):
             return None
-        return self._completion(kind, request)
+        return self._completion(form, request)
 
-    async def _complete(self, request: WebRequest, name: str, kind: str) -> WebResponse | WebStream:
-        """Answer a chat, or go on with prompts."""
-        asked, left_s = await self._read(request, kind)
-        return await self._completion(kind, request).answer(asked, left_s)
+    async def _complete(
+        self, request: WebRequest, name: str, form: Form
+    ) -> WebResponse | WebStream:
+        """Answer a request in the form of an API, at once or part by part."""
+        asked, left_s = await self._read(request, form.kind, form.read)
+        return await self._completion(form, request).answer(asked, left_s)
 
     # Embeddings -----------------------------------------------------------------------------
 
     async def _embed(self, request: WebRequest, name: str) -> WebResponse:
         """Answer with a vector for each text."""
-        asked, left_s = await self._read(request, "embedding")
+        asked, left_s = await self._read(request, "embedding", embedding_questions)
         call = TimedCall(asked.served.engine.begin, self._offload, left_s)
 
         async def payload(raw: Any, target: RequestTarget) -> Payload:
@@ -142,7 +150,9 @@ class OpenAIRoutes:
 
     # What they have in common ---------------------------------------------------------------
 
-    async def _read(self, request: WebRequest, kind: str) -> tuple[Understood, float | None]:
+    async def _read(
+        self, request: WebRequest, kind: str, read: Read
+    ) -> tuple[Understood, float | None]:
         """Return what a request asks, and how long its caller waits for it.
 
         Raises PipelineError, HttpError.
@@ -152,10 +162,12 @@ class OpenAIRoutes:
             raise HttpError(415, PackageError("send JSON, with content-type: application/json"))
         body = await request.read()
         if not is_large(body):
-            return self._models.understand(read_object(body), headers, kind), request.timeout_s
+            fields = read_object(body)
+            return self._models.understand(fields, headers, kind, read), request.timeout_s
 
         def understood() -> Understood:
-            return self._models.understand(read_large_object(body, self._limits), headers, kind)
+            fields = read_large_object(body, self._limits)
+            return self._models.understand(fields, headers, kind, read)
 
         return await self._offload.run(understood, request.timeout_s)
 

@@ -16,7 +16,6 @@ from pipeline.config.registry import register
 from pipeline.errors import OverloadedError
 
 CHAT: Any = [{"role": "user", "content": "one two three"}]
-TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
 class Busy(Filter):
@@ -162,10 +161,6 @@ def test_apis_that_are_not_here(client):
 @pytest.mark.parametrize(
     ("param", "more"),
     [
-        ("tools", {"tools": [TOOL]}),
-        ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
-        ("response_format", {"response_format": {"type": "json_object"}}),
-        ("logprobs", {"logprobs": True, "top_logprobs": 2}),
         ("seed", {"seed": 1.5}),
         ("n", {"n": 0}),
         ("temperature", {"temperature": "hot"}),

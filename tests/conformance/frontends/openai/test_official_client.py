@@ -71,7 +71,7 @@ def test_a_chat(client):
 def test_a_chat_as_messages(client):
     done = client.chat.completions.create(model="talks", messages=[*CHAT, *CHAT])
     assert done.choices[0].message.content == "one two three; one two three"
-    assert done.usage is None
+    assert done.usage.total_tokens == 0
 
 
 def test_a_stream_of_a_chat(streaming):
@@ -121,7 +121,6 @@ BAD = (
     (openai.BadRequestError, None, "prompt[0]", {"model": "echo", "prompt": [1, 2]}),
     (openai.BadRequestError, None, "prompt", {"model": "echo", "prompt": []}),
     (openai.BadRequestError, None, "n", {"model": "echo", "prompt": "a", "n": 129}),
-    (openai.BadRequestError, None, "logprobs", {"model": "echo", "prompt": "a", "logprobs": 3}),
     (openai.BadRequestError, "51", None, {"model": "echo", "prompt": "product"}),
     (openai.InternalServerError, "UNKNOWN", None, {"model": "echo", "prompt": "raise"}),
 )
@@ -139,7 +138,6 @@ def test_errors_have_their_status_whether_a_stream_is_asked_for_or_not(
 
 
 def test_bad_messages_and_what_is_not_supported_in_a_chat(client):
-    tool = {"type": "function", "function": {"name": "f"}}
     image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
     for param, more in (
         ("messages", {"messages": []}),
@@ -147,8 +145,6 @@ def test_bad_messages_and_what_is_not_supported_in_a_chat(client):
         ("messages[0].role", {"messages": [{"content": "a"}]}),
         ("messages[0].content", {"messages": [{"role": "user"}]}),
         ("messages[0].content[0]", {"messages": [{"role": "user", "content": image}]}),
-        ("tools", {"tools": [tool]}),
-        ("response_format", {"response_format": {"type": "json_object"}}),
     ):
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(**{"model": "echo", "messages": CHAT, **more})

@@ -11,13 +11,22 @@ import pytest
 from pipeline.errors import PayloadTypeError
 from pipeline.frontends.openai.answers import (
     Choice,
-    Writer,
     counts_of,
     embeddings,
     text_of,
     usage_of,
 )
 from pipeline.frontends.openai.options import ModelOptions
+from pipeline.frontends.openai.questions import Questions
+from pipeline.frontends.openai.writers import ChatWriter, CompletionWriter
+
+PLAIN, COUNTED = Questions([]), Questions([], has_usage=True)
+
+
+def chunks_of(events: bytes) -> list[Any]:
+    """The chunks that events have, without the end."""
+    lines = [line.removeprefix("data: ") for line in events.decode().split("\n\n") if line]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
 @pytest.mark.parametrize(
@@ -35,8 +44,7 @@ def test_what_is_no_text(value):
 
 def test_half_a_character_is_written_as_what_it_is():
     choice = Choice(0, "text")
-    text = choice.take({"text": "a\ud800"})
-    body = Writer("m", is_chat=True).whole([(choice, text)])
+    body = ChatWriter("m", PLAIN).whole([(choice, choice.whole({"text": "a\ud800"}))])
     assert json.loads(body)["choices"][0]["message"]["content"] == "a\\ud800"
 
 
@@ -69,7 +77,9 @@ def test_sums_count_each_prompt_once():
     assert usage_of([None, counts[1]]) == {
         "prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3
     }  # fmt: skip
-    assert usage_of([None, None]) is None
+    assert usage_of([None, None]) == {
+        "prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0
+    }  # fmt: skip
 
 
 def test_the_latest_reason_and_counts_of_parts_hold():
@@ -79,7 +89,7 @@ def test_the_latest_reason_and_counts_of_parts_hold():
         {"text": "b", "completion_tokens": 2},
         {"finish_reason": "length"},
     ]
-    assert [choice.take(part) for part in parts] == ["a", "b", ""]
+    assert [choice.take(part) for part in parts] == [{"text": "a"}, {"text": "b"}, {}]
     assert (choice.reason, choice.counts) == ("length", counts_of(parts[1]))
 
 
@@ -94,7 +104,7 @@ def test_reasons_that_became_one_text_are_the_last_of_them():
 @pytest.mark.parametrize("all_of_them", [{}, {"finish_reason": "stop"}, {"completion_tokens": 0}])
 def test_of_parts_none_may_have_a_text(all_of_them):
     choice = Choice(0, "text", in_parts=True)
-    assert (choice.take(all_of_them), choice.rest(), choice.reason) == ("", "", "stop")
+    assert (choice.take(all_of_them), choice.rest(), choice.reason) == ({}, {}, "stop")
     with pytest.raises(PayloadTypeError):
         choice.take({"other": 1})
 
@@ -104,18 +114,18 @@ def test_one_answer_without_text_is_none_whatever_it_counts():
         Choice(0, "text").take({"prompt_tokens": 3})
 
 
-@pytest.mark.parametrize("is_chat", [True, False])
-def test_chunks_say_who_speaks_once_for_each_choice(is_chat):
-    writer = Writer("m", is_chat, wants_usage=True)
+@pytest.mark.parametrize("kind", [ChatWriter, CompletionWriter])
+def test_chunks_say_who_speaks_once_for_each_choice(kind):
+    writer = kind("m", COUNTED)
     choices = [Choice(0, "text"), Choice(1, "text")]
-    order = [writer.part(choices[1], "a"), writer.part(choices[1], "b"), writer.end(choices[0])]
-    found = [json.loads(body) for body in [*order, writer.usage(choices)]]
+    parts = [writer.part(choices[1], {"text": text}) for text in "ab"]
+    found = chunks_of(b"".join([*parts, writer.end(choices[0]), writer.last(choices)]))
     assert len({each["id"] for each in found}) == 1
-    assert [each["usage"] for each in found] == [None] * 4
+    assert ["usage" in each for each in found] == [False, False, False, True]
     said = [each["choices"][0] for each in found[:3]]
     assert [each["index"] for each in said] == [1, 1, 0]
     assert [each["finish_reason"] for each in said] == [None, None, "stop"]
-    if is_chat:
+    if kind is ChatWriter:
         assert [each["delta"] for each in said] == [
             {"role": "assistant", "content": "a"}, {"content": "b"}, {"role": "assistant"}
         ]  # fmt: skip
@@ -127,8 +137,8 @@ def test_chunks_say_who_speaks_once_for_each_choice(is_chat):
 def test_counts_are_a_chunk_for_who_asks_for_them():
     choice = Choice(0, "text")
     choice.take({"text": "a", "prompt_tokens": 1, "completion_tokens": 1})
-    assert Writer("m", is_chat=True).usage([choice]) == b""
-    told = json.loads(Writer("m", is_chat=True, wants_usage=True).usage([choice]))
+    assert ChatWriter("m", PLAIN).last([choice]) == b"data: [DONE]\n\n"
+    (told,) = chunks_of(ChatWriter("m", COUNTED).last([choice]))
     assert told["usage"]["total_tokens"] == 2
 
 

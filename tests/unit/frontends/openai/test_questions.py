@@ -93,14 +93,6 @@ def test_choices_of_a_prompt_stand_behind_each_other():
         ("stream_options", {"stream": True, "stream_options": True}),
         ("stream_options", {"stream_options": {"include_usage": True}}),
         ("stream_options.include_usage", {"stream": True, "stream_options": {"include_usage": 1}}),
-        ("echo", {"echo": True}),
-        ("suffix", {"suffix": "x"}),
-        ("logprobs", {"logprobs": 0}),
-        ("logprobs", {"logprobs": True}),
-        ("tools", {"tools": [{"type": "function"}]}),
-        ("tool_choice", {"tool_choice": "required"}),
-        ("response_format", {"response_format": {"type": "json_schema"}}),
-        ("modalities", {"modalities": ["text", "audio"]}),
     ],
 )
 def test_the_argument_that_is_wrong_is_named(param, body):
