@@ -55,7 +55,7 @@ class Logprob(TopLogprob, total=False):
 
 
 class Audio(TypedDict, total=False):
-    """What is spoken; `data` is bytes, or text in base64. In parts, data and transcript grow.
+    """Sound; `data` is bytes, or text in base64. In parts, data and transcript grow.
 
     Source: OpenAI's API reference, `chat.completion`, `choices[].message.audio`.
     """
@@ -67,7 +67,7 @@ class Audio(TypedDict, total=False):
 
 
 class ImageURL(TypedDict, total=False):
-    """Where a picture is; `data:image/png;base64,...` has the picture itself."""
+    """Place of a picture; `data:image/png;base64,...` has the picture itself."""
 
     url: str
     detail: str
@@ -136,7 +136,7 @@ class Message(TypedDict, total=False):
 
 
 class Function(TypedDict, total=False):
-    """What a tool is called and takes; `parameters` is a JSON schema."""
+    """Name and arguments of a tool; `parameters` is a JSON schema."""
 
     name: str
     description: str
@@ -164,7 +164,7 @@ class JsonSchema(TypedDict, total=False):
 
 
 class ResponseFormat(TypedDict, total=False):
-    """What an answer is to be: JSON of any kind, or of a schema.
+    """Form that an answer is to have: JSON of any kind, or of a schema.
 
     Source: OpenAI's API reference, "Create chat completion", `response_format`.
     """

@@ -1,4 +1,4 @@
-"""Writers: what choices say, as the objects and the events of one API."""
+"""Writers of what choices say: the objects and the events of one API."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Writer(Protocol):
 
 
 class ChunkWriter:
-    """What chats and completions have in common: chunks, and counts behind all of them.
+    """Base of the writers of chats and completions, which have chunks, and counts behind them.
 
     Args:
         model_id: as the caller knows it.
