@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from functools import partial
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -21,6 +22,7 @@ from msgspec import field
 from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.journal.journal import Outcome, outcome_of, packed_request_of
 from pipeline.engine.request import LAST_ID, Follower, Members
+from pipeline.engine.run.collate import slices
 from pipeline.engine.run.stage_errors import ids_of, stage_error
 from pipeline.engine.run.stages import BatchRun
 from pipeline.errors import PipelineError, WorkerDiedError, note_op
@@ -35,7 +37,8 @@ Arrays = dict[str, Any]
 
 _pack_three = struct.Struct("3q").pack
 _THREE = 3 * 8  # bytes of the first fields of REQUEST: data_id, target, rows
-_ARRAYS = {np.ndarray}
+_ARRAYS, _DICTS = {np.ndarray}, {dict}
+_DTYPE_AND_NDIM, _SHAPE = attrgetter("dtype", "ndim"), attrgetter("shape")
 _OBJECTS = "OSUV"  # kinds of arrays whose elements are not of one size
 
 
@@ -192,21 +195,21 @@ def stacked(parts: Sequence[Any], rows: Sequence[int]) -> Arrays | None:
     They do if they are short, differ in nothing but their elements, and have a row for each sample.
     """
     first, count = parts[0], sum(rows)
-    if type(first) is not dict or not first:
+    if set(map(type, parts)) != _DICTS or not first:
         return None
-    if any(type(part) is not dict or part.keys() != first.keys() for part in parts):
+    names = first.keys()
+    if not all(map(names.__eq__, map(dict.keys, parts))):
         return None
     size, columns = 0, {}
     for name in first:
-        column = columns[name] = [part[name] for part in parts]
-        if (
-            set(map(type, column)) != _ARRAYS
-            or len({(each.dtype, each.ndim) for each in column}) > 1
-        ):
+        column = columns[name] = list(map(itemgetter(name), parts))
+        if set(map(type, column)) != _ARRAYS or len(set(map(_DTYPE_AND_NDIM, column))) > 1:
             return None
         if not column[0].ndim or column[0].dtype.kind in _OBJECTS:
             return None
-        if len({each.shape[1:] for each in column}) > 1 or list(map(len, column)) != rows:
+        if len({shape[1:] for shape in set(map(_SHAPE, column))}) > 1:
+            return None
+        if list(map(len, column)) != rows:
             return None
         size += column[0][:1].nbytes * count
     if size > SHORT_BYTES:
@@ -216,13 +219,10 @@ def stacked(parts: Sequence[Any], rows: Sequence[int]) -> Arrays | None:
     return {name: np.concatenate(column) for name, column in columns.items()}
 
 
-def parts_of(stack: Arrays, rows: Sequence[int]) -> Iterator[Arrays]:
-    """Yield the arrays of each member."""
-    start = 0
-    for count in rows:
-        end = start + count
-        yield {name: value[start:end] for name, value in stack.items()}
-        start = end
+def parts_of(stack: Arrays, rows: Sequence[int]) -> list[Arrays]:
+    """Return the arrays of each member."""
+    names, columns = list(stack), [slices(value, rows) for value in stack.values()]
+    return [dict(zip(names, part, strict=True)) for part in zip(*columns, strict=True)]
 
 
 def together(outcomes: list[Any], rows: Sequence[int]) -> Any:
@@ -235,7 +235,7 @@ def each_of(answer: Any, rows: Sequence[int]) -> list[Any]:
     """Return what came of each member, by the answer to all; None for one that has left."""
     if type(answer) is Each:
         return answer.outcomes
-    return list(parts_of(answer, rows))
+    return parts_of(answer, rows)
 
 
 class Member(msgspec.Struct, eq=False):

@@ -77,11 +77,13 @@ def plan_each(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
 
     The feed of a call is the list of theirs, of `most_rows` rows at most, if that is not 0.
     """
-    calls = []
-    for part in bounded(items, list(items), most_rows):
-        feeds = [items[index] for index in part]
-        calls.append(Call(feeds, part, [[rows_of(feed) for feed in feeds]]))
-    return calls
+    rows = list(map(rows_of, items.values()))
+    if not most_rows or sum(rows) <= most_rows:  # as nearly always
+        return [Call(list(items.values()), list(items), [rows])]
+    return [
+        Call([items[index] for index in part], part, [[rows_of(items[index]) for index in part]])
+        for part in bounded(items, list(items), most_rows)
+    ]
 
 
 def plan_alone(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
@@ -122,6 +124,8 @@ def rows_brought(calls: Sequence[Call], items: int) -> list[int]:
 
 def executions_of(calls: Sequence[Call], items: int) -> tuple[list[int], list[int]]:
     """Return which of a batch's items ran together, by number, -1: none; and when each ended."""
+    if [call.items for call in calls] == [[index] for index in range(items)]:
+        return list(range(items)), [call.end_ns for call in calls]
     executions, ends_ns = [-1] * items, list[int]()
     for call in calls:
         if executions[call.items[0]] < 0:  # else it is another part of a mini-batch

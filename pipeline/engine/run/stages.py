@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any, Protocol
 
 from pipeline.data import ChannelData, RequestContext, SequenceStep, contexts_of, steps_of
@@ -175,13 +175,13 @@ class BatchRun(BatchJob, eq=False):
             if deadline is not None:
                 set_call_deadline(deadline)
             # What the call asks for belongs to the trace of its first traced item.
-            trace = self.items[call.items[0]].trace
-            if len(call.items) > 1:
-                trace = first_of(map(_TRACE, map(self.items.__getitem__, call.items)))
+            items = itemgetter(*call.items)
+            is_one = len(call.items) == 1
+            trace = items(self.items).trace if is_one else first_of(map(_TRACE, items(self.items)))
             if trace or call_trace():
                 set_call_trace(child(trace, op.name, "process") if trace else "")
             if self.contexts:
-                op.context = tuple([self.contexts[index] for index in call.items])
+                op.context = (items(self.contexts),) if is_one else items(self.contexts)
             if op.notes is not None:
                 op.notes.begin_call(op.name, "process", (self.items[i] for i in call.items))
             if self.item_begins is not None:
@@ -239,10 +239,13 @@ class BatchRun(BatchJob, eq=False):
 
     def _postprocess(self, op: BoundOp) -> None:
         fetched = self._gather(op) if self.calls else self.prepared
-        for index, item in enumerate(self.items):
-            if self.outcomes[index] is not None or index not in self.prepared:
+        for index, prepared in self.prepared.items():
+            if self.outcomes[index] is not None:
                 continue
-            data = fetched.get(index, self.prepared[index])
+            item, data = self.items[index], fetched.get(index, prepared)
+            if item.is_feed and type(data) is dict:  # there is nothing else to be run
+                self.outcomes[index] = data
+                continue
             if index in self.states and not isinstance(data, PipelineError):
                 restore(op.state, self.states[index])
             if self.contexts:
@@ -262,6 +265,9 @@ class BatchRun(BatchJob, eq=False):
             if isinstance(data, list) and index not in self.skipping
         }
         for call in calls:
+            if call.part is None and call.error is None:
+                fetched.update(zip(call.items, call.result, strict=True))
+                continue
             for place, index in enumerate(call.items):
                 piece = call.error if call.error is not None else call.result[place]
                 if call.part is None or isinstance(piece, _WHOLE):
