@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from functools import partial
+from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -76,6 +77,7 @@ class Convoy(msgspec.Struct, eq=False):
         errors: of those that have failed, by place.
         forget: has the engine's workers forget an id.
         followers: what was asked for them of others.
+        well: the `endings` of an outcome that is good for all of them.
     """
 
     rows: list[int]
@@ -85,6 +87,7 @@ class Convoy(msgspec.Struct, eq=False):
     errors: dict[int, PipelineError] = field(default_factory=dict)
     forget: Callable[[int], None] = lambda data_id: None
     followers: list[Follower] = field(default_factory=list)
+    well: list[bytes] = []
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,7 +97,9 @@ class Convoy(msgspec.Struct, eq=False):
     ) -> None:
         """Be the members of a request that an engine begins, whose next data ids are `numbers`."""
         request.convoy, request.count = self, len(self.rows)
-        self.ids = [next(numbers) % LAST_ID for _ in self.rows]
+        self.ids = list(islice(numbers, len(self.rows)))
+        if self.ids[-1] >= LAST_ID:
+            self.ids = [data_id % LAST_ID for data_id in self.ids]
         self.forget = forget
 
     def leave(self, place: int) -> None:
@@ -141,9 +146,13 @@ class Convoy(msgspec.Struct, eq=False):
             return (error.member,)
         return () if self.comes_again(error) else range(len(self))
 
-    def endings(self, outcome: Any) -> list[tuple[int, int, int]]:
-        """Return (data id, rows, how it ended) of each, with this outcome of all or of each."""
-        return list(zip(self.ids, self.rows, self.codes(outcome), strict=True))
+    def endings(self, outcome: Any) -> list[bytes]:
+        """Return (data id, rows, how it ended) of each, packed, with this outcome of all or each."""
+        if self.left or type(outcome) is Each or isinstance(outcome, PipelineError):
+            return list(map(_pack_three, self.ids, self.rows, self.codes(outcome)))
+        if not self.well:
+            self.well = list(map(_pack_three, self.ids, self.rows, [int(Outcome.OK)] * len(self)))
+        return self.well
 
     def tell(self, observers: EngineObservers, request: RequestState, target: int) -> bool:
         """Say how each ended, as `EngineObservers.tell` does; not of those that come again.
@@ -156,9 +165,8 @@ class Convoy(msgspec.Struct, eq=False):
                 observers.tell(self._state(request, place), target)
         elif observers.journal is not None:
             tail = packed_request_of(request, target)[_THREE:]
-            told = zip(self.ids, self.rows, strict=True)
-            rows = [_pack_three(data_id, target, count) + tail for data_id, count in told]
-            observers.journal.requests += rows
+            heads = map(_pack_three, self.ids, [target] * len(self), self.rows)
+            observers.journal.requests.append(tail.join((*heads, b"")))
         return True
 
     def _state(self, request: RequestState, place: int) -> RequestState:
@@ -194,13 +202,13 @@ def stacked(parts: Sequence[Any], rows: Sequence[int]) -> Arrays | None:
 
     They do if they are short, differ in nothing but their elements, and have a row for each sample.
     """
-    first, count = parts[0], sum(rows)
+    first: Arrays = parts[0]
     if set(map(type, parts)) != _DICTS or not first:
         return None
     names = first.keys()
     if not all(map(names.__eq__, map(dict.keys, parts))):
         return None
-    size, columns = 0, {}
+    size, count, columns = 0, sum(rows), {}
     for name in first:
         column = columns[name] = list(map(itemgetter(name), parts))
         if set(map(type, column)) != _ARRAYS or len(set(map(_DTYPE_AND_NDIM, column))) > 1:

@@ -205,10 +205,10 @@ class Journal:
     """The rows since the last flush. Written and flushed on the event loop only.
 
     Attributes:
-        spans: a `pack_span` each; rows of one batch are added together.
-        requests: a `pack_request` each.
+        spans: a `pack_span` each, or those of a convoy; rows of one batch are added together.
+        requests: a `pack_request` each, or those of a convoy.
         ways: those that have rows of requests that went through their Ops in one go.
-        way_spans: how many spans these rows stand for.
+        spans_beside: how many spans there are beside one for each of `spans`.
         parts: a `pack_part` each.
         flushes: how many there were that had anything in them.
     """
@@ -218,13 +218,13 @@ class Journal:
         self.spans: list[bytes] = []
         self.requests: list[bytes] = []
         self.ways: list[WayForm] = []
-        self.way_spans: int = 0
+        self.spans_beside: int = 0
         self.parts: list[bytes] = []
         self.flushes: int = 0
 
     def flush_if_long(self) -> None:
         """Flush if that is due; called between batches, so that none is torn."""
-        if len(self.spans) + self.way_spans >= MAX_ROWS:
+        if len(self.spans) + self.spans_beside >= MAX_ROWS:
             self.flush()
 
     def flush(self) -> None:
@@ -242,7 +242,7 @@ class Journal:
             its_spans, its_requests = way.taken()
             spans, requests = _joined(spans, its_spans), _joined(requests, its_requests)
         self.ways.clear()
-        self.way_spans = 0
+        self.spans_beside = 0
         for sink in self.sinks:
             try:
                 sink.notify(spans, requests)

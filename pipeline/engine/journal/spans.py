@@ -35,7 +35,7 @@ from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
 
 _OK = int(Outcome.OK)
-_pack_head = struct.Struct("3q").pack  # the first fields of SPAN: op, worker, batch; or the next
+_pack_head = struct.Struct("3q").pack  # the first fields of SPAN: op, worker, batch
 _pack_tail = struct.Struct("6q").pack  # the last ones: times
 _WELL: dict[str, Any] = {}
 
@@ -109,7 +109,9 @@ class SpanRecorder:
         told = list(zip(run.executions, request.convoy.endings(outcome), strict=True))
         index, first = self.index, self.batches + 1
         self.journal.spans += [
-            pack_span(index, worker, first + at, *ending, ready_ns, *times[at], received_ns)
+            _pack_head(index, worker, first + at)
+            + ending
+            + _pack_tail(ready_ns, *times[at], received_ns)
             for at, ending in told
             if at >= 0
         ]
@@ -117,8 +119,8 @@ class SpanRecorder:
         for at, ending in told:
             if at < 0:
                 self.batches += 1
-                who = index, worker, self.batches, *ending, ready_ns
-                self.journal.spans.append(pack_span(*who, *times[at], received_ns))
+                head, tail = (index, worker, self.batches), (ready_ns, *times[at], received_ns)
+                self.journal.spans.append(_pack_head(*head) + ending + _pack_tail(*tail))
 
     def alone(
         self, item: Item, outcome: Any, worker: int, times: Sequence[int], received_ns: int
@@ -160,7 +162,8 @@ class SpanRecorder:
                 head = _pack_head(self.index, worker, self.batches)
                 tail = _pack_tail(item.ready_ns, *times, received_ns)
                 endings = request.convoy.endings(outcome)
-                journal.spans += [head + _pack_head(*ending) + tail for ending in endings]
+                journal.spans.append(head + (tail + head).join(endings) + tail)
+                journal.spans_beside += len(endings) - 1
             return
         span = pack_span(
             self.index,
@@ -286,7 +289,7 @@ class WayRows:
         if not rows:
             journal.ways.append(self)
         rows.append(self._pack(*told))
-        journal.way_spans += self._steps
+        journal.spans_beside += self._steps
         journal.flush_if_long()
 
     def add_spans(self, request: RequestState, told: Sequence[int], is_over: bool = False) -> None:

@@ -70,9 +70,9 @@ class Mustered(msgspec.Struct, eq=False):
 class Muster:
     """Requests of one form for one model.
 
-    A request that comes while the model has none goes on at once, unless several have come in the
-    last round: they may come together again. What would have to wait before
-    it is admitted goes by itself.
+    A request that comes while the model has none goes on at once, unless those of the last round
+    went together: they may come together again. What would have to wait before it is admitted goes
+    by itself.
 
     Args:
         engine: of the model.
@@ -99,16 +99,14 @@ class Muster:
         self._written = written
         self._rows = rows
         self._waiting: list[Mustered] = []
-        self._is_rush = False  # several came in the last round
+        self._is_rush = False  # those of the last round went together
 
     @property
     def is_open(self) -> bool:
         """Return whether a request is to wait for others, which `add` is for."""
-        if self._waiting:
+        if self._waiting or self._is_rush:
             return True
-        if self._way.is_idle and not self._is_rush:
-            return False
-        return self._way.size(self._rows) > 1
+        return not self._way.is_idle and self._way.size(self._rows) > 1
 
     def add(self, request: Mustered) -> Mustered:
         """Have a request begin at the end of this round of the loop; return it."""
@@ -119,7 +117,7 @@ class Muster:
 
     def _go(self) -> None:
         waiting, self._waiting = self._waiting, []
-        self._is_rush = len(waiting) > 1
+        self._is_rush = False
         requests = [each for each in waiting if not each.is_over]
         successor = self._successor(requests[0].inputs) if requests else None
         if successor is not None:
@@ -131,6 +129,7 @@ class Muster:
             if count == 1:
                 self.alone(requests[0])
             else:
+                self._is_rush = True
                 self._together(requests[:count])
             del requests[:count]
 
