@@ -71,12 +71,12 @@ BUDGETS = {
     "gRPC": 2293,
     "the link": 2143,
     "a step of a sequence": 4796,
-    "a Python model alone": 5122,
+    "a Python model alone": 4954,
     "a part of a stream": 990,  # some more, or fewer, as threads take turns
     "a part that goes alone": 1330,
     "a word of 32 callers": 960,  # some more, or fewer, as threads take turns
-    "a Python model in a convoy of 8": 2010,  # fewer where all of them are read in one turn
-    "a Python model in a message of 16": 1205,  # of the server: its worker is a process
+    "a Python model in a convoy of 8": 1950,  # fewer where all of them are read in one turn
+    "a Python model in a message of 16": 1170,  # of the server: its worker is a process
     "a worker's request": 2125,
     "a worker's request, of 8 in a message": 1155,
     "a worker's request, of 8 in a batch": 715,
