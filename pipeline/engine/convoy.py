@@ -147,7 +147,7 @@ class Convoy(msgspec.Struct, eq=False):
         return () if self.comes_again(error) else range(len(self))
 
     def endings(self, outcome: Any) -> list[bytes]:
-        """Return (data id, rows, how it ended) of each, packed, with this outcome of all or each."""
+        """Return (data id, rows, how it ended) of each, packed; `outcome`: of all, or Each."""
         if self.left or type(outcome) is Each or isinstance(outcome, PipelineError):
             return list(map(_pack_three, self.ids, self.rows, self.codes(outcome)))
         if not self.well:
