@@ -22,9 +22,10 @@ from pipeline.errors import ConfigError, GraphError, InitError
 from pipeline.frontends.api.pipelines import check_name
 from pipeline.frontends.registry import pipeline_frontends
 from pipeline.gateway.ingress import Gateway, check_access, taken_by_gateway, with_edge
+from pipeline.observe.statistics import model_names
 from pipeline.op import ResponseOp, configure_op
 from pipeline.predictors.base import Predictor
-from pipeline.runtime.base import Exposure, Runtime
+from pipeline.runtime.base import Exposure, Pipeline, Runtime
 from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replicas import Replicas
@@ -44,29 +45,53 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class PipelineServer:
-    """Serves the graph that ends in a ResponseOp over gRPC and HTTP.
+    """Serves the graph that ends in a ResponseOp over gRPC and HTTP, and further ones beside it.
 
-    Scripts call `set_response_op`, `prepare_server` and `run_server`. Tests and programs that
+    Scripts call `set_response_op`, `prepare_server` and `run_server`; `add_pipeline` for each
+    further graph. Tests and programs that
     embed a server use it as a context manager (`with server:`), or `async with server:` inside
     a running event loop.
 
     Args:
         name: the service's name, first part of the URL `/<name>/<method>`. A request that names
-            another service is refused; without a name every request is served.
+            no pipeline of this server is refused; without a name it is served.
     """
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
-        self._graph: Graph | None = None
+        self._graphs: dict[str | None, Graph] = {}
+        self._folders: dict[str | None, Path] = {}  # of the paths of models, once prepared
         self._config: ServiceConfig | None = None
-        self._base_dir = Path.cwd()
         self._service: Runtime | None = None
         self._thread: LoopThread | None = None
         self._predictors: Mapping[str, Predictor] = {}  # by Op, in the place of its model
 
     def set_response_op(self, response_op: ResponseOp) -> None:
         """Set the end of the graph; GraphError says what is wrong with the graph."""
-        self._graph = self._build_graph(response_op)
+        graph = self._build_graph(response_op)
+        self._graphs = _apart({self.name: graph} | self._graphs | {self.name: graph})
+
+    def add_pipeline(self, name: str, response_op: ResponseOp) -> None:
+        """Serve one more graph, under a name of its own; before `prepare_server`.
+
+        Its Ops have their settings in the same configuration, and names that no other Op has.
+
+        Raises:
+            GraphError: what is wrong with the graph; a pipeline or an Op has a name that is taken.
+        """
+        self._add(name, self._build_graph(response_op))
+
+    def _add(self, name: str | None, graph: Graph) -> None:
+        if not name or name in self._graphs:
+            there = ", ".join(repr(each) for each in self._graphs)
+            raise GraphError(f"a pipeline needs a name of its own, found {name!r} beside {there}.")
+        self._graphs = _apart({**self._graphs, name: graph})
+
+    def _join(self, other: PipelineServer) -> None:
+        """Serve what another one is prepared to, too; its Ops stay as it has configured them."""
+        for name, graph in other._graphs.items():
+            self._add(name, graph)
+        self._folders |= other._folders
 
     def _build_graph(self, response_op: ResponseOp) -> Graph:
         return build_graph(response_op)
@@ -81,14 +106,16 @@ class PipelineServer:
         Raises:
             ConfigError: file, line and key of everything that is wrong; the name cannot be one.
         """
-        if self._graph is None:
+        if not self._graphs:
             raise GraphError("no graph yet: call set_response_op before prepare_server.")
         config = load_config(yml_file, yml_dict, layers_here())
-        if config.http_port is not None:
-            check_name(self.name)
-        self._base_dir = Path(yml_file).resolve().parent if yml_file else Path.cwd()
-        for op in self._graph.all_ops:
-            configure_op(op, resolve_op(op.name, op.pipeline_given, config))
+        for name, graph in self._graphs.items():
+            if config.http_port is not None:
+                check_name(name)
+            for op in graph.all_ops:
+                configure_op(op, resolve_op(op.name, op.pipeline_given, config))
+        folder = Path(yml_file).resolve().parent if yml_file else Path.cwd()
+        self._folders = dict.fromkeys(self._graphs, folder)
         self._config = config
 
     prepare_pipeline_config = prepare_server
@@ -157,22 +184,30 @@ class PipelineServer:
         return service
 
     def _new_service(self) -> Runtime:
-        if self._graph is None or self._config is None:
+        if self._config is None or self._graphs.keys() != self._folders.keys():
             raise ConfigError("call set_response_op and prepare_server before running the server.")
-        check_hooks(self._graph.all_ops)
+        for graph in self._graphs.values():
+            check_hooks(graph.all_ops)
         config = with_edge(self._config)
         kind = Replicas if config.build_dag_each_worker else Service
         with contextlib.ExitStack() as undo:
             exposure = self._exposure(config, undo)
-            given = self._predictors
-            asked = [op for op in self._graph.ops if op.name not in given]
-            models = ModelServices(asked, self._base_dir)
+            given, folders = self._predictors, self._folders
+            models = ModelServices(
+                {
+                    op: folders[name]
+                    for name, graph in self._graphs.items()
+                    for op in graph.ops
+                    if op.name not in given
+                }
+            )
             undo.callback(models.close)
             models.open()
-            loader = PredictorLoader(self._base_dir, models.addresses, given=given)
-            service = kind(
-                self.name, self._graph, config, loader, sidecar=models, exposure=exposure
-            )
+            pipelines = [
+                Pipeline(name, graph, PredictorLoader(folders[name], models.addresses, given=given))
+                for name, graph in self._graphs.items()
+            ]
+            service = kind(pipelines, config, sidecar=models, exposure=exposure)
             service.fork()
             undo.pop_all()
         return service
@@ -194,13 +229,29 @@ class PipelineServer:
 
     @property
     def executor(self) -> Engine:
-        """The running engine."""
+        """The running engine; of several pipelines the first one's."""
         return self._running().engine
 
     def _running(self) -> Runtime:
         if self._service is None:
             raise InitError("the server is not running: call start() first.")
         return self._service
+
+
+def _apart(graphs: dict[str | None, Graph]) -> dict[str | None, Graph]:
+    """Return graphs of one server. Raises GraphError: two of their models have the same name."""
+    owners: dict[str, str] = {}
+    for name, graph in graphs.items():
+        whole, ops = model_names(name, [op.name for op in graph.ops])
+        own = {whole: f"the pipeline {whole!r}"}
+        own |= {op: f"Op {op!r} of the pipeline {whole!r}" for op in ops}
+        for each in own.keys() & owners.keys():
+            raise GraphError(
+                f"{owners[each]} and {own[each]} have the same name: the Ops and pipelines of a "
+                "server are models beside each other, give one of them another name."
+            )
+        owners |= own
+    return graphs
 
 
 def _report_ready(service: Runtime, manager: ServiceManager, is_said: bool) -> None:

@@ -118,11 +118,11 @@ def constructors_of(script: str) -> tuple[str, Source]:
     from pipeline.cli.graph import server_of  # here: it loads the server
 
     server = server_of(False, script, ())
-    if server is None or (config := server._config) is None or (graph := server._graph) is None:
+    if server is None or (config := server._config) is None:
         raise ConfigError(f"{script} ended without running a server")
     if config.source == "yml_dict":
         raise ConfigError(f"{script}: its configuration is a dict, and no file that can be shown")
-    said = {op.name: _said(op) for op in graph.all_ops}
+    said = {op.name: _said(op) for graph in server._graphs.values() for op in graph.all_ops}
     origins: dict[KeyPath, str] = {
         ("op", name, key): f"constructor of Op {name!r}" for name in said for key in said[name]
     }

@@ -57,15 +57,16 @@ def _draw(given: argparse.Namespace) -> int:
         return fails("graph", str(error), WRONG_USAGE)
     except PipelineError as error:
         return fails("graph", f"{_place(error)}{type(error).__name__}: {error}")
-    if server is None or (graph := server._graph) is None or (config := server._config) is None:
+    if server is None or (config := server._config) is None:
         return fails(
             "graph",
             f"{given.script} ended without running a server. Its last call must be run_server() "
             "of a PipelineServer, or run_service() of a WebService.",
         )
-    drawing = drawing_of(graph, server.name or given.script, fused(graph, config.dag))
-    sys.stdout.write(FORMATS[given.format](drawing))
-    ops = {op.name: op.pipeline_config for op in graph.ops}
+    for name, graph in server._graphs.items():
+        drawing = drawing_of(graph, name or given.script, fused(graph, config.dag))
+        sys.stdout.write(FORMATS[given.format](drawing))
+    ops = {op.name: op.pipeline_config for graph in server._graphs.values() for op in graph.ops}
     # What `prepare_server` has not logged.
     for warning in (*unknown_ops(config, list(ops)), *batch_fill_warnings(config, ops)):
         sys.stderr.write(f"warning: {warning}\n")

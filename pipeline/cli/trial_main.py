@@ -78,10 +78,14 @@ def main() -> int:
 def _describe(is_module: bool, script: str, arguments: list[str]) -> int:
     """Write what the script would serve, as JSON, as the last line; its threads are left."""
     server = server_of(is_module, script, arguments)
-    if server is None or (graph := server._graph) is None or (config := server._config) is None:
+    if server is None or (config := server._config) is None:
         return _FAILED
-    streams = plan_streams(graph)
-    ops = tuple(tried_op(op, streams is not None and streams.has(op)) for op in graph.ops)
+    graphs = [(graph, plan_streams(graph)) for graph in server._graphs.values()]
+    ops = tuple(
+        tried_op(op, streams is not None and streams.has(op))
+        for graph, streams in graphs
+        for op in graph.ops
+    )
     source = Path(config.source)
     service = TriedService(str(source.resolve()) if source.is_file() else "", ops)
     sys.stdout.write(f"\n{msgspec.json.encode(service).decode()}\n")

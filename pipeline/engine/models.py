@@ -86,6 +86,9 @@ class Served(Protocol):
     def snapshots(self) -> Awaitable[Sequence[Any]]:
         """Ask every process that serves it for its `Snapshot`."""
 
+    def record(self, seconds: float) -> Awaitable[Sequence[bytes]]:
+        """Ask every process what happens there in the next `seconds`; see `dashboard.recent`."""
+
     async def load(self) -> None:
         """Initialise the Ops and start the engine. InitError says what failed."""
 
@@ -285,9 +288,11 @@ class ModelRegistry:
     def _begin(
         self, raw: Any, timeout_s: float | None, target: RequestTarget | None, sink: ResponseSink
     ) -> RequestState:
-        """Give a request to the graph that it names; the first refuses what names none."""
-        graphs = {served.names[0]: served for served in self._members}
-        served = graphs.get(raw.name) or next(iter(graphs.values()), None)
-        if served is None:
+        """Give a request to the graph that it names; the first takes what names none."""
+        entry = self._models.get(raw.name, {}).get(FIRST_VERSION)
+        if entry is not None and entry.op is None and entry.served in self._members:
+            return entry.served.engine.begin(raw, timeout_s, target, sink)
+        first = next(iter(self._members), None)
+        if first is None:
             raise ClosedError("no model is loaded.")
-        return served.engine.begin(raw, timeout_s, target, sink)
+        return first.engine.begin(raw, timeout_s, target, sink)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,7 +13,6 @@ from pipeline.config.batching import has_sequences, traits_of
 from pipeline.config.schema import ServiceConfig
 from pipeline.data import RequestInfo
 from pipeline.engine.engine import Engine
-from pipeline.engine.graph import Graph
 from pipeline.engine.models import ModelRegistry
 from pipeline.engine.offload import Offload
 from pipeline.engine.run.hooks import asking
@@ -63,26 +62,23 @@ class Frontend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FrontendContext:
-    """The server behind its frontends, which is called `name`.
+    """The server behind its frontends.
 
-    `whole` asks all of its replicas how they stand, `record` what happens in the next seconds, see
-    `frontends.dashboard.recent`. Large messages are read and written by `offload`. `is_shared`:
-    other processes listen there too; this one is `replica`. With `sockets` there is an ingress,
-    which has the ports that `taken` names and asks frontends on Unix sockets in this folder. A
-    frontend may add `routes` to the HTTP port, `lanes` for those of its paths that are to be quick,
-    what is `described` of them in /openapi.json, and `services` to the gRPC port. Without `graph`
-    and `engine`, which are the first ones, the models are those of a repository, under `control`.
-    Requests by v2 are traced in files as `traces` says; their code counts in `metrics`. Large
-    bodies are received in `memory`.
+    `name` and `engine` are those of the first pipeline; without one the models are those of a
+    repository, under `control`. `whole` asks all of its replicas how they stand. Large messages are
+    read and written by `offload`. `is_shared`: other processes listen there too; this one is
+    `replica`. With `sockets` there is an ingress, which has the ports that `taken` names and asks
+    frontends on Unix sockets in this folder. A frontend may add `routes` to the HTTP port, `lanes`
+    for those of its paths that are to be quick, what is `described` of them in /openapi.json, and
+    `services` to the gRPC port. Requests by v2 are traced in files as `traces` says; their code
+    counts in `metrics`. Large bodies are received in `memory`.
     """
 
     name: str | None
-    graph: Graph | None
     config: ServiceConfig
     engine: Engine | None
     models: ModelRegistry
     whole: AskAll
-    record: Callable[[float], Awaitable[list[bytes]]]
     offload: Offload
     is_shared: bool = False
     replica: int = 0

@@ -18,7 +18,7 @@ from pipeline.frontends.api.describing import Description
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.api.routes import ApiRoutes
 from pipeline.frontends.base import Frontend, FrontendContext
-from pipeline.frontends.dashboard.routes import Dashboard, ModelsDashboard
+from pipeline.frontends.dashboard.routes import ModelsDashboard, dashboards
 from pipeline.frontends.grpc.inference import pipeline_service
 from pipeline.frontends.grpc.logged import logged
 from pipeline.frontends.grpc.server import GrpcFrontend, GrpcService
@@ -136,10 +136,8 @@ def dashboard(context: FrontendContext, options: None) -> None:
         hosts = Hosts(config.allowed_hosts)
         page = ModelsDashboard(context.control, context.whole, hosts)
         context.routes.append(_restricted(page, config))
-    if config.status_page and context.graph is not None:
-        record = context.record if config.statistics else None
-        hosts = Hosts(config.allowed_hosts)
-        shown = Dashboard(context.name, context.graph, context.whole, record, hosts)
+    if config.status_page and not context.models.is_repository:
+        shown = dashboards(context.models.graphs(), config.statistics, Hosts(config.allowed_hosts))
         context.routes.append(_restricted(shown, config))
 
 

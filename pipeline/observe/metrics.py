@@ -118,6 +118,8 @@ class _Replicas:
 
     def labels(self, snapshot: Snapshot, more: Labels | None = None) -> Labels:
         own = {"copy": str(snapshot.replica)} if self._by_replica else {}
+        if snapshot.pipeline:
+            own["pipeline"] = snapshot.pipeline
         if snapshot.model:
             own |= {"model": snapshot.model, "version": snapshot.version}
         return {**(more or {}), **own}

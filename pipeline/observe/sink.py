@@ -57,6 +57,7 @@ class SinkContext:
         log_folder: of the server's logs.
         state: returns how many requests are in the graph, and at each Op, now.
         flush: brings `Sink.notify` up to now.
+        id_step: from the data id of a request to that of the next.
     """
 
     pipeline_name: str
@@ -69,6 +70,7 @@ class SinkContext:
     state: Callable[[], EngineState]
     flush: Callable[[], None]
     hooks: SinkHooks = field(default_factory=SinkHooks)
+    id_step: int = 1
 
     def on_close(self, close: Callable[[], object]) -> None:
         """Call `close` when the server has stopped: on a thread, so that it may block."""

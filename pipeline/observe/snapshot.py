@@ -134,7 +134,8 @@ class RecentRequest(msgspec.Struct, frozen=True, array_like=True):
 class Snapshot(msgspec.Struct, array_like=True):
     """The numbers of one process. The first of `models` is the pipeline, then its Ops in order.
 
-    With `model` and `version` it is of one model of a repository alone. `families` are what the
+    With `model` and `version` it is of one model of a repository alone; `pipeline` is the name of
+    one of several. `families` are what the
     process says of itself, and what users' code counts.
     """
 
@@ -147,6 +148,7 @@ class Snapshot(msgspec.Struct, array_like=True):
     model: str = ""
     version: str = ""
     families: list[MetricSamples] = []
+    pipeline: str = ""
 
 
 def of_no_replica(models: list[ModelCounters], families: Sequence[MetricSamples] = ()) -> Snapshot:
@@ -155,5 +157,5 @@ def of_no_replica(models: list[ModelCounters], families: Sequence[MetricSamples]
     return Snapshot(NO_REPLICA, nothing, models, families=list(families))
 
 
-AskAll = Callable[[], Awaitable[list[Snapshot]]]
+AskAll = Callable[[], Awaitable[Sequence[Snapshot]]]
 """Asks every process that serves how it stands."""

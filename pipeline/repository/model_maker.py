@@ -30,9 +30,8 @@ from pipeline.repository.op_settings import (
 )
 from pipeline.repository.served_models import ServedModels
 from pipeline.repository.warm_up import samples_of
-from pipeline.runtime.loaded_graph import LoadedGraph, RepositoryModel
+from pipeline.runtime.loaded_graph import GraphPlace, LoadedGraph, RepositoryModel
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.replica_query import Ask
 from pipeline.runtime.service import ReplicaContext
 from pipeline.runtime.share import Share
 from pipeline.workers.process.shared import SharedProcesses
@@ -91,15 +90,15 @@ class GraphMaker:
         model = RepositoryModel(
             names, str(source.version), config, labels, backend.checks_output_shapes
         )
-        loader, processes, share = PredictorLoader(source.folder), self._processes, self._share
-        numbering, ask = None, None
-        if self._replica is not None:
-            numbering, ask = self._replica.numbering, _asking(self._replica, model)
+        replica, word, place = self._replica, _question_to(model), None
+        if replica is not None:
+            place = GraphPlace(replica.number, replica.count, replica.number, replica.asking(word))
         served = LoadedGraph(
-            *(None, graph, settings, loader, numbering, ask),
+            *(None, graph, settings, PredictorLoader(source.folder)),
+            place=place,
             model=model,
-            processes=processes,
-            share=share,
+            processes=self._processes,
+            share=self._share,
         )
         await asyncio.to_thread(served.fork)
         try:
@@ -108,8 +107,8 @@ class GraphMaker:
         except BaseException:
             await self._close(served)
             raise
-        if self._replica is not None:
-            self._replica.answers[_question_to(model)] = served.observation.answer
+        if replica is not None:
+            replica.answers[word] = served.observation.answer
         return served
 
     def _backend(self, config: ModelConfig) -> Backend:
@@ -187,12 +186,6 @@ class GraphMaker:
 def _question_to(model: RepositoryModel) -> str:
     """Return the word that questions to a version of a model begin with."""
     return f"model/{quote(key_of_model(model.names))}/{model.version}"
-
-
-def _asking(replica: ReplicaContext, model: RepositoryModel) -> Ask:
-    """Return what asks all replicas that have a version of a model."""
-    word = _question_to(model)
-    return lambda text, limit_s: replica.ask(f"{word} {text}", limit_s)
 
 
 def _labels(source: ModelSource) -> dict[str, list[bytes]]:

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -36,7 +35,6 @@ from pipeline.repository.replicated import ReplicatedControl
 from pipeline.repository.served_models import ServedModels
 from pipeline.repository.versions import ModelVersions
 from pipeline.runtime.base import Runtime
-from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_main import ReplicaMain
 from pipeline.runtime.replicas import Replicas
 from pipeline.runtime.service import MakeControl, ReplicaContext, Service
@@ -111,7 +109,7 @@ class RepositoryMain(ReplicaMain):
         processes = _processes(self.config)
         control = make_control(self.settings, self.config, processes, replica)
         return Service(
-            *(self.name, None, self.config, self.load_predictor, replica),
+            *((), self.config, replica),
             exposure=self.exposure,
             control=control,
             processes=processes,
@@ -128,19 +126,16 @@ def new_service(settings: RepositorySettings) -> Runtime:
     log = {"to": "stdout", "level": "DEBUG" if settings.verbose else "INFO"}
     config = load_config(yml_dict={"log": log, **settings.server})
     config = msgspec.structs.replace(config, **dict.fromkeys(settings.closed))
-    loader = PredictorLoader(Path.cwd())
     with contextlib.ExitStack() as undo:
         exposure = exposure_of(config, undo, is_repository=True)
         service: Runtime
         if config.replicas:
             make = functools.partial(RepositoryMain, settings=settings)
-            service = Replicas(None, None, config, loader, exposure=exposure, make=make)
+            service = Replicas((), config, exposure=exposure, make=make)
         else:
             processes = _processes(config)
             control = make_control(settings, config, processes)
-            service = Service(
-                None, None, config, loader, exposure=exposure, control=control, processes=processes
-            )
+            service = Service((), config, exposure=exposure, control=control, processes=processes)
         undo.pop_all()
     return service
 

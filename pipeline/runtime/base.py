@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
 from pipeline.config.sections import LOOPBACK
@@ -21,6 +22,7 @@ from pipeline.frontends.registry import pipeline_frontends
 from pipeline.observe.logs.setup import open_logs, open_otel_logs
 from pipeline.observe.logs.terminal import TOLD
 from pipeline.runtime.model_services import ModelServices
+from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.system.startup_log import told_if_slow
 
 _LOGGER = logging.getLogger(__name__)
@@ -75,12 +77,33 @@ class Exposure:
     ingress: Ingress = no_ingress
 
 
+class Pipeline(NamedTuple):
+    """A graph that a server has from the start; without a name it takes requests for any service.
+
+    Its Ops are configured; `load_predictor` gives them their models.
+    """
+
+    name: str | None
+    graph: Graph
+    load_predictor: PredictorLoader
+
+
+Pipelines = Sequence[Pipeline]
+"""Those of a server; none: its models are those of a repository."""
+
+
 class Runtime(ABC):
     """The processes of a server, and their life: what `run_server` runs."""
 
     def __init__(
-        self, config: ServiceConfig, sidecar: ModelServices | None, exposure: Exposure | None
+        self,
+        pipelines: Pipelines,
+        config: ServiceConfig,
+        sidecar: ModelServices | None,
+        exposure: Exposure | None,
     ) -> None:
+        self._pipelines = pipelines
+        self._name = pipelines[0].name if pipelines else None
         self._config = config
         self._sidecar = sidecar
         self._exposure = exposure or Exposure()
@@ -138,20 +161,20 @@ class Runtime(ABC):
     def _answer_all(self) -> None:
         """Answer all requests at once."""
 
-    def _open_logs(self, name: str | None, graph: Graph | None) -> None:
+    def _open_logs(self) -> None:
         """Log, until `_closing` is closed, beginning with what is odd about the configuration."""
         config = self._config
         self._closing.enter_context(self._exposure.logs(config.log))
         if "logs" in config.signals:
-            self._closing.enter_context(open_otel_logs(name or "", config.log))
+            self._closing.enter_context(open_otel_logs(self._name or "", config.log))
         for warning in config.warnings:
             _LOGGER.warning("%s", warning, extra=TOLD)  # when it was read
-        if graph is None:
-            return
+        graphs = [pipeline.graph for pipeline in self._pipelines]
+        configs = {op.name: op.pipeline_config for graph in graphs for op in graph.ops}
         for warning in (
-            *doubtful_names(graph.all_ops),
-            *unknown_ops(config, [op.name for op in graph.ops]),
-            *batch_fill_warnings(config, {op.name: op.pipeline_config for op in graph.ops}),
+            *(line for graph in graphs for line in doubtful_names(graph.all_ops)),
+            *(unknown_ops(config, list(configs)) if graphs else ()),
+            *batch_fill_warnings(config, configs),
         ):
             _LOGGER.warning("%s", warning)
 
@@ -164,10 +187,11 @@ class Runtime(ABC):
         return ingress_ready
 
 
-def ready_line(name: str | None, ports: Mapping[str, int | None], more: str = "") -> str:
+def ready_line(pipelines: Pipelines, ports: Mapping[str, int | None], more: str = "") -> str:
     """Return one line for whoever started a server."""
+    names = ", ".join(pipeline.name for pipeline in pipelines if pipeline.name)
     where = ", ".join(f"{frontend} on port {port}" for frontend, port in ports.items() if port)
-    return f"pipeline server {name or ''} is ready: {where}{more}".replace("  ", " ")
+    return f"pipeline server {names} is ready: {where}{more}".replace("  ", " ")
 
 
 def reach_of(config: ServiceConfig) -> str:

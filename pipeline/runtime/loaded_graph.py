@@ -36,7 +36,7 @@ from pipeline.op import Op
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.runtime.observation import ObservabilityStack
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.replica_query import Ask, ServerView
+from pipeline.runtime.replica_query import Ask, Record, ServerView
 from pipeline.runtime.share import Share
 from pipeline.system.event_loop import waited
 from pipeline.tracing.running import Notes
@@ -62,14 +62,27 @@ class RepositoryModel(NamedTuple):
     checks_output_shapes: bool = True
 
 
+class GraphPlace(NamedTuple):
+    """The place of a graph among those of all processes of a server.
+
+    Its requests have every `id_step`-th number from `first_id` on. It is in `replica`, and `ask`
+    puts a question to those of its name in all of them; None: there is but one process. `label` is
+    its name in metrics, if there are others.
+    """
+
+    first_id: int = 0
+    id_step: int = 1
+    replica: int | None = None
+    ask: Ask | None = None
+    label: str = ""
+
+
 class LoadedGraph:
     """A graph that a server serves under a name; see `engine.models.Served`.
 
-    Its Ops are configured. Without a name requests for any service are taken. `numbering` is the
-    number of this replica and their count, to all of which `ask` puts a question; None: it is the
-    only one. With
-    `model` it is one version of a model of a repository, whose workers may come from `processes`.
-    `share` has what it has in common with others of the server.
+    Its Ops are configured. Without a name requests for any service are taken. With `model` it is
+    one version of a model of a repository, whose workers may come from `processes`. `share` has
+    what it has in common with others of the server.
     """
 
     def __init__(
@@ -78,8 +91,7 @@ class LoadedGraph:
         graph: Graph,
         config: ServiceConfig,
         load_predictor: PredictorLoader,
-        numbering: tuple[int, int] | None = None,
-        ask: Ask | None = None,
+        place: GraphPlace | None = None,
         model: RepositoryModel | None = None,
         processes: SharedProcesses | None = None,
         share: Share | None = None,
@@ -94,18 +106,19 @@ class LoadedGraph:
         if model is not None:
             self.names, self.version, self.model_config, self.labels = model[:4]
             self.checks_output_shapes = model.checks_output_shapes
+        self._place = place = place or GraphPlace()
         self.observation: ObservabilityStack = ObservabilityStack(
-            self.names, graph, config, None if numbering is None else numbering[0], self.version
+            self.names, graph, config, place.replica, self.version, place.id_step, place.label
         )
-        self.view: ServerView = ServerView(ask or self._ask_only_me)
-        self.snapshots: AskAll = self.view.snapshots
+        view = ServerView(place.ask or self._ask_only_me)
+        self.snapshots: AskAll = view.snapshots
+        self.record: Record = view.record
         notes = Notes() if config.notes_requests else None
         if notes is not None:
             notes.trace_of = self.observation.trace_of
         for op in graph.ops:
             op.pipeline_notes = notes
         self._name = name
-        self._numbering = numbering or (0, 1)
         is_asked = self.names[0] is not None  # else nothing goes by RequestOp and ResponseOp
         self._workers = _WorkerKinds(
             graph,
@@ -138,7 +151,7 @@ class LoadedGraph:
         """Make the engine, which takes requests and lets them wait for `load`."""
         config = self.config
         log, loop = RequestLog(_LOGGER, config.log.request_sample), asyncio.get_running_loop()
-        self.observation.start(log_folder(), is_first)
+        self.observation.start(log_folder(), is_first, is_pipeline=self.model_config is None)
         ours = [] if self._name is None else [NameCheck(self._name)]
         whole, ops = self.names
         name = whole or (ops[0] if ops else None) or ""
@@ -155,7 +168,7 @@ class LoadedGraph:
             observers=self.observation.observers(log),
             filters=[*ours, *configured(config.filters)],
             on_readiness=on_readiness,
-            numbering=self._numbering,
+            numbering=(self._place.first_id, self._place.id_step),
             cache=cache,
             stored=self._stored,
         )

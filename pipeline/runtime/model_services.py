@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,10 @@ class ModelServices:
 
     Of an Op without `client_config` the first service writes what clients have to know of the
     model, before it is ready, to a temporary folder. A relative `model_config` is looked up in
-    `base_dir` first. `addresses` are those of an Op's services, by its name.
+    the Op's folder of `ops` first. `addresses` are those of an Op's services, by its name.
     """
 
-    def __init__(self, ops: Iterable[Op], base_dir: Path) -> None:
+    def __init__(self, ops: Mapping[Op, Path]) -> None:
         self._ops = [
             op
             for op in ops
@@ -47,7 +47,7 @@ class ModelServices:
             and local.client_type != "local_predictor"
             and not op.pipeline_config.server_endpoints
         ]
-        self._base_dir = base_dir
+        self._folders = ops
         self._services: list[_ModelService] = []
         self._folder = TempDir("model services")
         self.addresses: Mapping[str, ModelServiceAddress] = {}
@@ -80,7 +80,7 @@ class ModelServices:
     def _confs(self, op: Op) -> Iterator[dict[str, Any]]:
         local = op.pipeline_config.local_service_conf
         assert local.model_config is not None
-        model = resolve_path(self._base_dir, local.model_config).absolute()
+        model = resolve_path(self._folders[op], local.model_config).absolute()
         conf = msgspec.to_builtins(local) | {"model_config": str(model)}
         conf |= conf.pop("engine_options")
         if op.dynamic_shape_info:

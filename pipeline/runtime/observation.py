@@ -49,15 +49,20 @@ _SWITCHES: Mapping[str, Callable[[ServiceConfig], bool]] = {
 _ONE_PLACE = {"profile", "tracer"}  # a file, or stderr, that a server has one of
 
 
-def wanted_sinks(config: ServiceConfig, is_first: bool = True) -> dict[str, object]:
+def wanted_sinks(
+    config: ServiceConfig, is_first: bool = True, is_pipeline: bool = True
+) -> dict[str, object]:
     """Return the options of each sink that is to be opened, by its name in the registry.
 
-    Further graphs of a server open none that would write where that of the first one does.
+    Further graphs of a server open none that would write where that of the first one does. Models
+    of a repository have none of a user's.
     """
-    ours = {name: None for name, is_wanted in _SWITCHES.items() if is_wanted(config)}
-    if is_first:
-        return {**ours, **config.sinks}
-    return {name: None for name in ours if name not in _ONE_PLACE}
+    ours: dict[str, object] = {
+        name: None
+        for name, is_wanted in _SWITCHES.items()
+        if is_wanted(config) and (is_first or name not in _ONE_PLACE)
+    }
+    return {**ours, **config.sinks} if is_pipeline else ours
 
 
 def _opened(name: str, context: SinkContext, options: object) -> Sink | None:
@@ -77,7 +82,8 @@ def _opened(name: str, context: SinkContext, options: object) -> Sink | None:
 class ObservabilityStack:
     """The journal of one process, number `replica` of the server's if there are several.
 
-    `names` are those of the graph and of its Ops as models.
+    `names` are those of the graph and of its Ops as models. `id_step` is that between the numbers
+    of its requests, `label` the graph's name in metrics, if there are others.
     """
 
     def __init__(
@@ -87,8 +93,12 @@ class ObservabilityStack:
         config: ServiceConfig,
         replica: int | None = None,
         version: str = FIRST_VERSION,
+        id_step: int = 1,
+        label: str = "",
     ) -> None:
         self._names = names
+        self._id_step = id_step
+        self._label = label
         self._version = version
         self._graph = graph
         self._config = config
@@ -131,7 +141,7 @@ class ObservabilityStack:
 
     # Life -------------------------------------------------------------------------------
 
-    def start(self, log_folder: Path, is_first: bool = True) -> None:
+    def start(self, log_folder: Path, is_first: bool = True, is_pipeline: bool = True) -> None:
         """Open the sinks, see `wanted_sinks`. InitError says what one of them lacks."""
         op_names = [op.name for op in self._graph.ops]
         graph, ops = self._names
@@ -147,8 +157,9 @@ class ObservabilityStack:
             state=lambda: self._engine.state(),
             flush=self.journal.flush,
             hooks=self._hooks,
+            id_step=self._id_step,
         )
-        for name, options in wanted_sinks(self._config, is_first).items():
+        for name, options in wanted_sinks(self._config, is_first, is_pipeline).items():
             sink = _opened(name, context, options)
             if sink is not None:
                 self.journal.sinks.append(sink)
@@ -167,8 +178,9 @@ class ObservabilityStack:
         return "" if find is None else find(data_id)
 
     def on_snapshot(self, tell: Callable[[bytes], object]) -> None:
-        """Have the Snapshot told whenever something happened."""
-        self._on_snapshot = tell
+        """Have the Snapshot told now, and whenever something happened."""
+        self._on_snapshot, self._told_flushes = tell, -1
+        self._tell_snapshot()
 
     def add_families(self, families: Callable[[], list[MetricSamples]]) -> None:
         """Have the Snapshot say this of the process, too."""
@@ -220,7 +232,8 @@ class ObservabilityStack:
     def snapshot(self) -> Snapshot:
         """Return the state and the numbers of this process now."""
         self.journal.flush()
-        snapshot = Snapshot(self._replica or 0, self._engine.state(), [])
+        replica, state = self._replica or 0, self._engine.state()
+        snapshot = Snapshot(replica, state, [], pipeline=self._label)
         for fill in self._hooks.snapshots:
             fill(snapshot)
         graph, ops = self._names

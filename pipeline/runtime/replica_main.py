@@ -13,11 +13,9 @@ from typing import Any
 import msgspec
 
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.graph import Graph
 from pipeline.errors import InitError, PipelineError, utf8_text
 from pipeline.observe.logs.remote import LogsHome
-from pipeline.runtime.base import Exposure
-from pipeline.runtime.predictor_loader import PredictorLoader
+from pipeline.runtime.base import Exposure, Pipelines
 from pipeline.runtime.replica_query import QueryClient, QueryReply, QueryRequest
 from pipeline.runtime.service import ReplicaContext, Service, gc_frozen
 from pipeline.system.event_loop import end_tasks, loop_factory, or_stopped
@@ -47,7 +45,8 @@ class ReplicaStatus(msgspec.Struct, array_like=True):
 
     `shows_ready` is what its frontends say. `failure` is why it could not start. With `is_done` it
     has told everything, and ends when the server disconnects. `records` are of its log, `question`
-    is for all replicas, `reply` the answer to another's, `snapshot` its own in case that it dies.
+    is for all replicas, `reply` the answer to another's. `snapshot` is one of its own in case that
+    it dies, behind the question that asks for it.
     """
 
     is_started: bool = False
@@ -58,7 +57,7 @@ class ReplicaStatus(msgspec.Struct, array_like=True):
     records: list[bytes] = []
     question: QueryRequest | None = None
     reply: QueryReply | None = None
-    snapshot: bytes = b""
+    snapshot: tuple[str, bytes] | None = None
 
     @property
     def is_extra(self) -> bool:
@@ -70,18 +69,14 @@ class ReplicaStatus(msgspec.Struct, array_like=True):
 class ReplicaMain:
     """The main function of a replica: a Service that takes commands over its socket."""
 
-    name: str | None
-    graph: Graph | None
+    pipelines: Pipelines
     config: ServiceConfig
-    load_predictor: PredictorLoader
     exposure: Exposure
     is_replacement: bool = False
 
     def service(self, replica: ReplicaContext) -> Service:
         """Return the Service, which is not started."""
-        return Service(
-            self.name, self.graph, self.config, self.load_predictor, replica, exposure=self.exposure
-        )
+        return Service(self.pipelines, self.config, replica, exposure=self.exposure)
 
     def __call__(self, sock: socket.socket, number: int) -> None:
         tune_malloc()
@@ -110,7 +105,6 @@ class _Replica:
             self._stop.set,
         )
         self.service = main.service(self._context)
-        self._has_graph = main.graph is not None
         self._level = main.config.log.level
         self._status = ReplicaStatus()
         self._disconnected = asyncio.Event()
@@ -145,10 +139,11 @@ class _Replica:
             with gc_frozen():
                 self._status.is_started = True
                 self._tell()
-                if self._has_graph:
-                    self.service.observation.on_snapshot(
-                        lambda snapshot: self._send(ReplicaStatus(snapshot=snapshot))
+                self.service.on_snapshot(
+                    lambda question, snapshot: self._send(
+                        ReplicaStatus(snapshot=(question, snapshot))
                     )
+                )
                 await self.service.catch_up()
                 await self._stop.wait()
 
@@ -167,13 +162,10 @@ class _Replica:
 
     async def _answer(self, question: QueryRequest) -> None:
         word, _, rest = question.text.partition(" ")
-        try:
-            if word in self._context.answers:
+        answer = b""
+        if word in self._context.answers:
+            with contextlib.suppress(InitError):  # it has not come so far
                 answer = await self._context.answers[word](rest)
-            else:
-                answer = await self.service.observation.answer(question.text)
-        except InitError:  # it has not come so far
-            answer = b""
         self._send(ReplicaStatus(reply=QueryReply(question.number, [answer])))
 
     def _apply(self, command: ReplicaCommand) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,6 +23,9 @@ _TIMEOUT_S = 1.0  # for a replica to answer; it may be busy, stopped or dying
 
 Ask = Callable[[str, float], Awaitable[list[bytes]]]
 """(question, seconds for the answer) -> what each replica of the server answers."""
+
+Record = Callable[[float], Awaitable[list[bytes]]]
+"""(seconds) -> what happens in each replica meanwhile."""
 
 
 class ServerView:
@@ -46,12 +50,11 @@ class RetiredCounters:
         self._models: list[ModelCounters] = []
 
     def add(self, packed: bytes) -> None:
-        """Add the last Snapshot of a replica that has ended; b"": it never told one."""
-        if packed:
-            snapshot = msgspec.msgpack.decode(packed, type=Snapshot)
-            for model in snapshot.models:
-                model.memory = []
-            self._models = merge([self._models, snapshot.models])
+        """Add the last Snapshot of a replica that has ended."""
+        snapshot = msgspec.msgpack.decode(packed, type=Snapshot)
+        for model in snapshot.models:
+            model.memory = []
+        self._models = merge([self._models, snapshot.models])
 
     def snapshots(self) -> list[bytes]:
         """Return one more Snapshot, if there is anything in it."""
@@ -105,8 +108,8 @@ class QueryClient:
 class Replica(Protocol):
     """A replica, as the server's side sees it. Compared by identity."""
 
-    snapshot: bytes
-    """The last Snapshot that it told of itself."""
+    snapshots: dict[str, bytes]
+    """The last Snapshots that it told of itself, by the questions that ask for them."""
 
     def send_query(self, request: QueryRequest) -> None:
         """Ask it."""
@@ -129,7 +132,8 @@ class _PendingQuery:
 class ReplicaQuery:
     """The server's side: passes questions on, collects answers.
 
-    The last Snapshot that a replica told stands in for one that gives none in time, or has ended.
+    The last Snapshot that a replica told, and that the same question asks for, stands in for one
+    that gives none in time, or has ended.
 
     Args:
         members: returns the replicas that run now.
@@ -137,7 +141,7 @@ class ReplicaQuery:
 
     def __init__(self, members: Callable[[], Iterable[Replica]]) -> None:
         self._members = members
-        self._retired = RetiredCounters()
+        self._retired: defaultdict[str, RetiredCounters] = defaultdict(RetiredCounters)
         self._numbers = itertools.count()
         self._pending: dict[int, _PendingQuery] = {}
 
@@ -158,14 +162,16 @@ class ReplicaQuery:
             return
         query.awaited.remove(member)
         query.answers[member] = answer = b"".join(reply.answers)
-        if query.request.text == SNAPSHOT:  # what was shown must not be less when it is dead
-            member.snapshot = answer or member.snapshot
+        text = query.request.text
+        if answer and text in member.snapshots:  # what was shown must not be less when it is dead
+            member.snapshots[text] = answer
         if not query.awaited:
             self._finish(reply.number)
 
     def on_exit(self, member: Replica) -> None:
         """Wait no longer for a replica that has ended, and do not count it twice."""
-        self._retired.add(member.snapshot)
+        for text, snapshot in member.snapshots.items():
+            self._retired[text].add(snapshot)
         for number, query in list(self._pending.items()):
             query.awaited.discard(member)
             if self._retired_answers(query.request.text):
@@ -174,15 +180,14 @@ class ReplicaQuery:
                 self._finish(number)
 
     def _retired_answers(self, text: str) -> list[bytes]:
-        return self._retired.snapshots() if text == SNAPSHOT else []
+        return self._retired[text].snapshots() if text in self._retired else []
 
     def _finish(self, number: int) -> None:
         query = self._pending.pop(number)
         query.timer.cancel()
         text = query.request.text
         answers = [*query.answers.values(), *self._retired_answers(text)]
-        if text == SNAPSHOT:
-            answers += [member.snapshot for member in query.awaited]
+        answers += [member.snapshots.get(text, b"") for member in query.awaited]
         query.asker.send_reply(
             QueryReply(query.request.number, [answer for answer in answers if answer])
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -20,13 +21,19 @@ import msgspec
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
-from pipeline.engine.graph import Graph
 from pipeline.errors import InitError
 from pipeline.frontends.listen import reserve
 from pipeline.observe.logs.remote import replay_bytes
-from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, no_ingress, reach_of, ready_line
+from pipeline.runtime.base import (
+    STRAGGLERS_S,
+    Exposure,
+    Pipelines,
+    Runtime,
+    no_ingress,
+    reach_of,
+    ready_line,
+)
 from pipeline.runtime.model_services import ModelServices
-from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.replica_main import ReplicaCommand, ReplicaMain, ReplicaStatus
 from pipeline.runtime.replica_query import QueryReply, QueryRequest, ReplicaQuery
 from pipeline.system.event_loop import waited
@@ -46,14 +53,14 @@ _FIRST, _REPLACEMENT = 0, 1  # the main functions that a replica can run
 class _RunningReplica:
     """One replica as the server sees it.
 
-    `status` is the last that it told of itself, `snapshot` its last Snapshot. `cause` is why we
-    killed it, if we did.
+    `status` is the last that it told of itself, `snapshots` the last of each of its pipelines, by
+    the question that asks for it. `cause` is why we killed it, if we did.
     """
 
     def __init__(self, replicas: Replicas, slot: RestartSlot, zygotes: Zygotes, main: int) -> None:
         self.slot = slot
         self.status: ReplicaStatus = ReplicaStatus()
-        self.snapshot: bytes = b""
+        self.snapshots: dict[str, bytes] = {}
         self.cause: str = ""
         self._replicas = replicas
         self._sent = ReplicaCommand()
@@ -82,7 +89,9 @@ class _RunningReplica:
     def _on_extra(self, status: ReplicaStatus) -> None:
         for record in status.records:
             replay_bytes(record)
-        self.snapshot = status.snapshot or self.snapshot
+        if status.snapshot is not None:
+            question, snapshot = status.snapshot
+            self.snapshots[question] = snapshot
         if status.question is not None:
             self._replicas.queries.start(self, status.question)
         if status.reply is not None:
@@ -128,17 +137,15 @@ class Replicas(Runtime):
 
     def __init__(
         self,
-        name: str | None,
-        graph: Graph | None,
+        pipelines: Pipelines,
         config: ServiceConfig,
-        load_predictor: PredictorLoader,
         sidecar: ModelServices | None = None,
         exposure: Exposure | None = None,
         make: Callable[..., ReplicaMain] = ReplicaMain,
     ) -> None:
-        super().__init__(config, sidecar, exposure)
+        super().__init__(pipelines, config, sidecar, exposure)
         theirs = dataclasses.replace(self._exposure, ingress=no_ingress)  # it is not theirs to run
-        self._main = make(name, graph, config, load_predictor, theirs)
+        self._main = make(pipelines, config, theirs)
         self._zygotes: Zygotes | None = None
         self._slots = [RestartSlot(number) for number in range(config.replicas)]
         self._running: set[_RunningReplica] = set()
@@ -163,7 +170,7 @@ class Replicas(Runtime):
     def describe(self) -> str:
         ports = {"gRPC": self.rpc_port, "HTTP": self.http_port}
         more = f", {len(self._slots)} copies{reach_of(self._config)}"
-        return ready_line(self._main.name, ports, more)
+        return ready_line(self._pipelines, ports, more)
 
     def fork(self) -> None:
         """Reserve the ports and fork what the replicas are forked from.
@@ -177,8 +184,8 @@ class Replicas(Runtime):
             self._config = self._with_real_ports()
             main = dataclasses.replace(self._main, config=self._config)
             mains = [main, dataclasses.replace(main, is_replacement=True)]
-            ops = () if main.graph is None else main.graph.ops
-            runtimes = main.load_predictor.runtimes(ops)
+            found = (each.load_predictor.runtimes(each.graph.ops) for each in self._pipelines)
+            runtimes = list(dict.fromkeys(itertools.chain.from_iterable(found)))
             self._zygotes = Zygotes(mains, start_method, runtimes=runtimes)
         except BaseException:
             self._closing.close()
@@ -211,7 +218,7 @@ class Replicas(Runtime):
         self._loop = asyncio.get_running_loop()
         self._all_ended = asyncio.Event()
         self._started: asyncio.Future[None] = self._loop.create_future()
-        self._open_logs(self._main.name, self._main.graph)
+        self._open_logs()
         ingress_ready = await self._start_beside()
         self._zygotes.attach(self._loop)
         for slot in self._slots:

@@ -7,13 +7,13 @@ import contextlib
 import gc
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
-from pipeline.engine.graph import Graph
 from pipeline.engine.models import ModelRegistry, key_of_model
 from pipeline.engine.offload import Offload
 from pipeline.engine.run.payload import LOCAL, MemoryDomain
@@ -24,12 +24,17 @@ from pipeline.observe import otel
 from pipeline.observe.metrics import ProcessMetrics, render
 from pipeline.observe.snapshot import Snapshot, of_no_replica
 from pipeline.observe.traces.traces import traces_of
-from pipeline.runtime.base import STRAGGLERS_S, Exposure, Runtime, reach_of, ready_line
-from pipeline.runtime.loaded_graph import LoadedGraph
+from pipeline.runtime.base import (
+    STRAGGLERS_S,
+    Exposure,
+    Pipelines,
+    Runtime,
+    reach_of,
+    ready_line,
+)
+from pipeline.runtime.loaded_graph import GraphPlace, LoadedGraph
 from pipeline.runtime.model_services import ModelServices
-from pipeline.runtime.observation import ObservabilityStack
-from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.replica_query import Ask
+from pipeline.runtime.replica_query import SNAPSHOT, Ask
 from pipeline.runtime.share import Share, share_of
 from pipeline.system.event_loop import waited
 from pipeline.system.resources import raise_file_limit
@@ -61,10 +66,9 @@ class ReplicaContext:
     leave: Callable[[], None] = lambda: None
     answers: dict[str, Callable[[str], Awaitable[bytes]]] = field(default_factory=dict)
 
-    @property
-    def numbering(self) -> tuple[int, int]:
-        """Return the first number of a request here, and the step to the next."""
-        return self.number, self.count
+    def asking(self, word: str) -> Ask:
+        """Return what asks all of them questions that begin with a word of `answers`."""
+        return lambda text, limit_s: self.ask(f"{word} {text}", limit_s)
 
 
 class ServiceControl(RepositoryControl, Protocol):
@@ -85,44 +89,31 @@ MakeControl = Callable[[ModelRegistry, Callable[[bool], None], Share], ServiceCo
 what all models have in common."""
 
 
-async def _record_nothing(duration_s: float) -> list[bytes]:
-    return []
-
-
 class Service(Runtime):
     """A Runtime of one process: all of it runs on the event loop that called `start`.
 
-    Without a `graph` its models are those that `control` loads, whose workers may come from
+    Without `pipelines` its models are those that `control` loads, whose workers may come from
     `processes`.
     """
 
     def __init__(
         self,
-        name: str | None,
-        graph: Graph | None,
+        pipelines: Pipelines,
         config: ServiceConfig,
-        load_predictor: PredictorLoader,
         replica: ReplicaContext | None = None,
         sidecar: ModelServices | None = None,
         exposure: Exposure | None = None,
         control: MakeControl | None = None,
         processes: SharedProcesses | None = None,
     ) -> None:
-        super().__init__(config, sidecar, exposure)
-        self._name = name
+        super().__init__(pipelines, config, sidecar, exposure)
         self._replica = replica
         self._was_up = False
         self._share = share_of(config)
-        self._graph: LoadedGraph | None = None
-        self._graphs: list[LoadedGraph] = []
-        self.models: ModelRegistry = ModelRegistry(is_repository=graph is None)
-        if graph is not None:
-            share = self._share
-            numbering, ask = (None, None) if replica is None else (replica.numbering, replica.ask)
-            self._graph = LoadedGraph(
-                name, graph, config, load_predictor, numbering, ask, share=share
-            )
-            self.add(self._graph)
+        self.models: ModelRegistry = ModelRegistry(is_repository=not pipelines)
+        self._graphs = [self._loaded(number) for number in range(len(pipelines))]
+        for graph in self._graphs:
+            self.models.add(graph)
         self._control = control and control(self.models, self._readiness_changed, self._share)
         self._processes = processes
         self._frontends = _Frontends()
@@ -131,29 +122,37 @@ class Service(Runtime):
         self._sent: OtelMetrics | None = None
         self._traces = traces_of(config, None if replica is None else replica.number)
 
-    def add(self, graph: LoadedGraph) -> None:
-        """Serve one more graph, from `start` on. ConfigError: its name is taken."""
-        self.models.add(graph)
-        self._graphs.append(graph)
+    def _loaded(self, number: int) -> LoadedGraph:
+        """Return what serves the pipeline of this number."""
+        (name, graph, load), count = self._pipelines[number], len(self._pipelines)
+        replica, word = self._replica, f"pipeline/{number}"
+        place = GraphPlace(number, count, label=str(name) if count > 1 else "")
+        if replica is not None:
+            first, step = replica.number + number * replica.count, replica.count * count
+            place = GraphPlace(first, step, replica.number, replica.asking(word), place.label)
+        found = LoadedGraph(name, graph, self._config, load, place, share=self._share)
+        if replica is not None:
+            replica.answers[word] = found.observation.answer
+        return found
+
+    def on_snapshot(self, tell: Callable[[str, bytes], object]) -> None:
+        """Have the Snapshots of all pipelines told, each with the question that asks for it."""
+        for number, graph in enumerate(self._graphs):
+            graph.observation.on_snapshot(partial(tell, f"pipeline/{number} {SNAPSHOT}"))
 
     @property
     def engine(self) -> Engine:
-        """The engine of the first graph; made by `start`."""
+        """The engine of the first pipeline; made by `start`."""
         return self._first.engine
 
     @property
     def _first(self) -> LoadedGraph:
-        if self._graph is None:
+        if not self._graphs:
             raise InitError("this server has models, and no graph of its own.")
-        return self._graph
-
-    @property
-    def observation(self) -> ObservabilityStack:
-        """The sinks of the first graph."""
-        return self._first.observation
+        return self._graphs[0]
 
     def describe(self) -> str:
-        return ready_line(self._name, self._ports(), reach_of(self._config))
+        return ready_line(self._pipelines, self._ports(), reach_of(self._config))
 
     @property
     def rpc_port(self) -> int | None:
@@ -177,7 +176,7 @@ class Service(Runtime):
     async def start(self) -> None:
         """Open the frontends, initialise the Ops, report ready."""
         if self._replica is None:
-            self._open_logs(self._name, None if self._graph is None else self._graph.graph)
+            self._open_logs()
         raise_file_limit()
         ingress_ready = await self._start_beside()
         if (
@@ -191,13 +190,19 @@ class Service(Runtime):
         await self._share.open()
         self._watch_process()
         for graph in self._graphs:
-            graph.open(self._readiness_changed, is_first=graph is self._graph)
+            graph.open(self._readiness_changed, is_first=graph is self._first)
         self._send_metrics()
         opens_late = self._replica is not None and self._replica.opens_late
         if not opens_late:
             await self._open_frontends()
         for graph in self._graphs:
-            await self.models.load(str(graph.names[0]))
+            name = str(graph.names[0])
+            try:
+                await self.models.load(name)
+            except InitError as error:
+                if len(self._graphs) == 1:
+                    raise
+                raise InitError(f"pipeline {name!r}: {error}") from error
         if self._control is not None:
             await self._control.start()
             self._readiness_changed(True)
@@ -215,8 +220,8 @@ class Service(Runtime):
         self._process = process = ProcessMetrics(asyncio.get_running_loop())
         process.start()
         self._closing.callback(process.close)
-        if self._graph is not None:
-            self._graph.observation.add_families(process.families)
+        if self._graphs:
+            self._first.observation.add_families(process.families)
 
     def _send_metrics(self) -> None:
         """Send /metrics to OpenTelemetry's collectors, if that is wanted."""
@@ -227,8 +232,9 @@ class Service(Runtime):
 
     async def _metrics_text(self) -> bytes:
         """Return what /metrics says of this process."""
-        first, by_replica = self._graph, self._replica is not None
-        alone = await self._all_snapshots() if first is None else [first.observation.snapshot()]
+        alone: Sequence[Snapshot] = [graph.observation.snapshot() for graph in self._graphs]
+        alone = alone or await self._all_snapshots()
+        by_replica = self._replica is not None
         text = await asyncio.to_thread(render, alone, by_replica, self._config.metrics)
         return text + self._share.metrics.text()
 
@@ -272,8 +278,8 @@ class Service(Runtime):
         if is_alone:
             await waited(self._grace_cancelled, self._config.drain_delay_s)
         ends = loop.time() + self._grace_s
-        for graph in self._graphs:
-            await graph.finish_sequences(ends, self._grace_cancelled)
+        left = (graph.finish_sequences(ends, self._grace_cancelled) for graph in self._graphs)
+        await asyncio.gather(*left)
         await self.close_frontends()
         if is_alone:
             await waited(self._grace_cancelled, min(STRAGGLERS_S, self._config.drain_delay_s))
@@ -303,15 +309,13 @@ class Service(Runtime):
         self._closing.close()
 
     async def _open_frontends(self) -> None:
-        replica, first = self._replica, self._graph
+        replica = self._replica
         context = FrontendContext(
             self._name,
-            None if first is None else first.graph,
             self._config,
-            None if first is None else first.engine,
+            self._graphs[0].engine if self._graphs else None,
             self.models,
-            self._all_snapshots if first is None else first.view.snapshots,
-            _record_nothing if first is None else first.view.record,
+            self._all_snapshots,
             self._offload,
             is_shared=replica is not None or self._config.reuse_port,
             replica=replica.number if replica is not None else 0,
@@ -332,15 +336,21 @@ class Service(Runtime):
         return next((domain for domain in domains if domain.is_mapped), LOCAL)
 
     async def _all_snapshots(self) -> list[Snapshot]:
-        """Return the Snapshots of all models of a repository, each by itself, and the process's."""
-        found = []
-        for served in self.models.graphs():
-            for snapshot in await served.snapshots():
+        """Return the Snapshots of all pipelines, or of all models of a repository.
+
+        Those say whose they are, and have the process's beside them.
+        """
+        graphs = self.models.graphs()
+        of_each = await asyncio.gather(*(served.snapshots() for served in graphs))
+        found = [snapshot for snapshots in of_each for snapshot in snapshots]
+        if self._graphs:
+            return found
+        for served, snapshots in zip(graphs, of_each, strict=True):
+            for snapshot in snapshots:
                 snapshot.model = key_of_model(served.names)
                 snapshot.version = served.version
                 if self._replica is None or snapshot.replica == self._replica.number:
                     self._share.earlier.add_to(snapshot)
-                found.append(snapshot)
         if self._process is not None:
             found.append(of_no_replica([], self._process.families()))
         return found

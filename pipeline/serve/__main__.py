@@ -28,7 +28,7 @@ from pipeline.frontends.listen import ABSTRACT, bind
 from pipeline.observe.logs.lines import LineFormatter
 from pipeline.op import configure_op
 from pipeline.predictors.model_conf import conf_beside
-from pipeline.runtime.base import Exposure
+from pipeline.runtime.base import Exposure, Pipeline
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.service import Service
 from pipeline.runtime.sidecar import READY
@@ -80,8 +80,8 @@ def serve(settings: ServeSettings) -> None:
             lambda context: _frontends(context, listener, settings),
             functools.partial(_logs_to_stderr, _CHILD_LOG if settings.parent_fd else _LOG),
         )
-        loader = PredictorLoader(Path.cwd())
-        service = Service(None, graph, config, loader, exposure=exposure)
+        pipeline = Pipeline(None, graph, PredictorLoader(Path.cwd()))
+        service = Service([pipeline], config, exposure=exposure)
         service.fork()
         if settings.parent_fd is None:
             serve_until_signalled(

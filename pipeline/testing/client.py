@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -210,13 +210,12 @@ class _TestServer(PipelineServer):
 
     def __init__(self, server: PipelineServer, fakes: Mapping[str, Predictor]) -> None:
         super().__init__(server.name)
-        if server._graph is None or server._config is None:
+        if server._config is None:
             raise ConfigError("the server is not prepared: give TestClient its config")
-        self._graph = server._graph
-        self._config = _for_tests(server._config, server.name)
-        self._base_dir = server._base_dir
+        self._graphs, self._folders = server._graphs, server._folders
+        self._config = _for_tests(server._config, self._graphs)
         self._predictors = fakes
-        ops = {op.name: op for op in self._graph.ops}
+        ops = {op.name: op for graph in self._graphs.values() for op in graph.ops}
         for name in fakes:
             if name not in ops:
                 raise ConfigError(
@@ -242,10 +241,11 @@ class _TestServer(PipelineServer):
         return Exposure(logs=lambda log: contextlib.nullcontext())
 
 
-def _for_tests(config: ServiceConfig, name: str | None) -> ServiceConfig:
+def _for_tests(config: ServiceConfig, names: Iterable[str | None]) -> ServiceConfig:
     """Return a configuration with free ports of this machine alone, and one process."""
     try:
-        check_name(name)
+        for name in names:
+            check_name(name)
         http_port: int | None = 0
     except PipelineError:  # it has gRPC alone
         http_port = None

@@ -221,7 +221,7 @@ class RealEngine:
 
     async def check_memory(self) -> None:
         """No block of shared memory is in use."""
-        kinds = self.server._service._graph._workers._by_name
+        kinds = self.server._service._first._workers._by_name
         family, actors = kinds.get("process"), kinds.get("ray")
         for _ in range(100):
             gc.collect()

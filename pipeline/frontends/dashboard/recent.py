@@ -339,7 +339,7 @@ class Recording:
 
 def open_recording(context: SinkContext, options: None) -> Recording:
     """Open the sink `recording`, which answers "record <seconds>"."""
-    recording = Recording(context.replica or 0, max(1, context.config.replicas))
+    recording = Recording(context.replica or 0, context.id_step)
 
     async def record(seconds: str) -> bytes:
         return await recording.record(float(seconds), context.flush)

@@ -8,13 +8,14 @@ import importlib
 import time
 import urllib.parse
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pipeline.engine.graph import Graph
+from pipeline.engine.models import Served
 from pipeline.errors import NoServiceError, OverloadedError, PackageError
 from pipeline.frontends.dashboard.layout import layout_of
 from pipeline.frontends.dashboard.recent import read_recording
@@ -23,6 +24,7 @@ from pipeline.frontends.http.hosts import Hosts
 from pipeline.frontends.http.routes import (
     Endpoint,
     HttpError,
+    Routes,
     WebRequest,
     WebResponse,
     WebStream,
@@ -33,7 +35,7 @@ from pipeline.frontends.v2.control import IndexedModel, RepositoryControl
 from pipeline.observe.analysis.chrome_trace import Event, events, trace_json
 from pipeline.observe.snapshot import AskAll, ModelCounters, Snapshot
 
-Record = Callable[[float], Awaitable[list[bytes]]]
+Record = Callable[[float], Awaitable[Sequence[bytes]]]
 
 _DEFAULT_SECONDS, _MIN_SECONDS, _MAX_SECONDS = "3", 0.1, 30.0
 _MAX_RECORDINGS = 2  # at a time; each may hold some 300 MB while its trace is made
@@ -105,10 +107,11 @@ class Dashboard(LivePage):
     """Routes `/`, the files of the page, `/status.json` and `/trace.json?seconds=3`.
 
     Args:
-        name: of the service; None shows it as "pipeline".
+        name: of the pipeline; None shows it as "pipeline".
         graph: is drawn.
         record: records seconds of spans in all replicas, see `Recording.record`; None: there are
             no spans to record.
+        names: of all pipelines of the server, if there are several.
     """
 
     def __init__(
@@ -119,8 +122,10 @@ class Dashboard(LivePage):
         record: Record | None = None,
         hosts: Hosts | None = None,
         clock: Callable[[], float] = time.monotonic,
+        names: Sequence[str] = (),
     ) -> None:
         super().__init__("page.html", "/status.json", whole, hosts, clock)
+        self._names = tuple(names)
         self._name = name or "pipeline"
         self._graph = graph
         self._op_names = [op.name for op in graph.ops]
@@ -133,7 +138,8 @@ class Dashboard(LivePage):
 
     @functools.cached_property
     def _title(self) -> Title:
-        return Title(self._name, version(), self._record is not None, layout_of(self._graph))
+        can_record = self._record is not None
+        return Title(self._name, version(), can_record, layout_of(self._graph), self._names)
 
     # Trace ------------------------------------------------------------------------------
 
@@ -157,8 +163,46 @@ class Dashboard(LivePage):
         headers = ((b"content-disposition", name), *cut, *ALWAYS_NEW)
         return WebResponse(body=body, headers=headers)
 
-    async def _recorded(self, recordings: Awaitable[list[bytes]]) -> tuple[bytes, bool]:
+    async def _recorded(self, recordings: Awaitable[Sequence[bytes]]) -> tuple[bytes, bool]:
         return await asyncio.to_thread(_to_trace, await recordings, self._op_names)
+
+
+class Dashboards:
+    """Routes of the pages of several pipelines: `?pipeline=embed` says whose; the first's without.
+
+    Args:
+        pages: by the pipelines' names.
+    """
+
+    def __init__(self, pages: Mapping[str, Dashboard]) -> None:
+        self._pages = pages
+
+    def endpoint(self, request: WebRequest) -> Endpoint | None:
+        """Return the endpoint of a path; None for paths of others."""
+        first = next(iter(self._pages))
+        if self._pages[first].endpoint(request) is None:
+            return None
+        name = urllib.parse.parse_qs(request.query).get("pipeline", [first])[-1]
+        if name not in self._pages:
+            there = ", ".join(self._pages)
+            raise HttpError(404, NoServiceError(f"there is no pipeline {name!r} here: {there}"))
+        return self._pages[name].endpoint(request)
+
+
+def dashboards(graphs: Sequence[Served], records: bool, hosts: Hosts) -> Routes:
+    """Return the page of a server's pipelines; `records`: there are spans to record."""
+    names = [str(each.names[0]) for each in graphs]
+    shown = names if len(names) > 1 else ()
+    pages = {
+        name: Dashboard(
+            *(name, each.graph, each.snapshots),
+            record=each.record if records else None,
+            hosts=hosts,
+            names=shown,
+        )
+        for name, each in zip(names, graphs, strict=True)
+    }
+    return Dashboards(pages) if shown else pages[names[0]]
 
 
 def _to_trace(recordings: Sequence[bytes], names: Sequence[str]) -> tuple[bytes, bool]:

@@ -24,12 +24,13 @@ _JSON_NAMES = {
 
 
 class Title(msgspec.Struct, frozen=True):
-    """The fields that do not change from one status to the next."""
+    """The fields that do not change from one status to the next; `pipelines` if it has others."""
 
     name: str
     version: str
     can_record: bool
     graph: Layout
+    pipelines: tuple[str, ...] = ()
 
 
 def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> dict[str, Any]:

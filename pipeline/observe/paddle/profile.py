@@ -491,8 +491,7 @@ class ProfileWriter:
 
 def open_profile(context: SinkContext, options: None) -> ProfileWriter:
     config = context.config
-    id_step = 1 if context.replica is None else config.replicas
-    writer = ProfileWriter(context.op_names, config.dag.profile_per_s, id_step)
+    writer = ProfileWriter(context.op_names, config.dag.profile_per_s, context.id_step)
     writer.start()
     context.on_close(writer.close)
     return writer

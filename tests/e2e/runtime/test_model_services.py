@@ -220,7 +220,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_ports_are_known_before_and_refuse_until_the_services_run(tmp_path, open_files):
-    services = ModelServices([op_of(tmp_path, devices="0,1")], tmp_path)
+    services = ModelServices(dict.fromkeys([op_of(tmp_path, devices="0,1")], tmp_path))
     services.open()
     endpoints = services.addresses["model"].endpoints
     assert len(set(endpoints)) == 2
@@ -234,7 +234,7 @@ def test_ports_are_known_before_and_refuse_until_the_services_run(tmp_path, open
 
 @pytest.mark.parametrize("local", [{"client_type": "local_predictor"}, {"model_config": None}])
 def test_an_op_that_wants_no_service_gets_none(tmp_path, local):
-    services = ModelServices([op_of(tmp_path, **local)], tmp_path)
+    services = ModelServices(dict.fromkeys([op_of(tmp_path, **local)], tmp_path))
     services.open()
     assert services.addresses == {}
 
@@ -242,7 +242,7 @@ def test_an_op_that_wants_no_service_gets_none(tmp_path, local):
 def test_the_folder_for_clients_is_locked_and_goes_with_the_services(
     tmp_path, temporary, open_files
 ):
-    services = ModelServices([op_of(tmp_path)], tmp_path)
+    services = ModelServices(dict.fromkeys([op_of(tmp_path)], tmp_path))
     services.open()
     conf = services.addresses["model"].client_config
     assert conf.parent.parent == temporary
@@ -256,7 +256,7 @@ def test_the_folder_for_clients_is_locked_and_goes_with_the_services(
 
 
 def test_no_folder_is_made_where_the_op_has_a_client_config(tmp_path, temporary):
-    services = ModelServices([op_of(tmp_path, client_config="conf")], tmp_path)
+    services = ModelServices(dict.fromkeys([op_of(tmp_path, client_config="conf")], tmp_path))
     services.open()
     assert services.addresses["model"].client_config is None
     assert list(temporary.iterdir()) == []
@@ -265,7 +265,8 @@ def test_no_folder_is_made_where_the_op_has_a_client_config(tmp_path, temporary)
 
 def test_without_a_temporary_folder_nothing_is_opened(tmp_path, temporary, open_files):
     temporary.rmdir()
-    services = ModelServices([op_of(tmp_path, client_config="c"), op_of(tmp_path)], tmp_path)
+    ops = op_of(tmp_path, client_config="c"), op_of(tmp_path)
+    services = ModelServices(dict.fromkeys(ops, tmp_path))
     with pytest.raises(InitError, match="model services need a temporary folder"):
         services.open()
     assert services.addresses == {}
@@ -273,7 +274,7 @@ def test_without_a_temporary_folder_nothing_is_opened(tmp_path, temporary, open_
 
 @on_loop
 async def test_a_service_that_is_refused_its_model_says_so(tmp_path, open_files):
-    services = ModelServices([op_of(tmp_path)], tmp_path)
+    services = ModelServices(dict.fromkeys([op_of(tmp_path)], tmp_path))
     services.open()
     try:
         with pytest.raises(InitError, match=r"--model: .*toy does not exist"):
@@ -285,7 +286,7 @@ async def test_a_service_that_is_refused_its_model_says_so(tmp_path, open_files)
 @on_loop
 async def test_a_start_that_is_given_up_leaves_nothing(tmp_path, temporary, open_files):
     save_model(tmp_path / "toy")
-    services = ModelServices([op_of(tmp_path)], tmp_path)
+    services = ModelServices(dict.fromkeys([op_of(tmp_path)], tmp_path))
     services.open()
     starting = asyncio.ensure_future(services.start())
     await asyncio.sleep(0)

@@ -65,6 +65,6 @@ def test_the_file_may_go_by_its_former_name(service, tmp_path):
     file = tmp_path / "config.yml"
     file.write_text("rpc_port: 0\nop: {last: {concurrency: 3}}\n")
     service.prepare_pipeline_config(yaml_file=str(file))
-    assert service._server._graph.last_op.pipeline_config.concurrency == 3
+    assert service._server._graphs["svc"].last_op.pipeline_config.concurrency == 3
     with pytest.raises(ConfigError, match="yml_file or yaml_file, not both"):
         service.prepare_pipeline_config(str(file), yaml_file=str(file))

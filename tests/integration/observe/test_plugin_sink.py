@@ -102,5 +102,5 @@ def test_what_is_no_sink_is_told_by_its_name(monkeypatch, sink, error, text):
 
 def test_one_of_our_own_is_opened_once_if_it_is_named_too():
     with server_of(sinks={"statistics": None}, statistics=True) as server:
-        sinks = [type(sink).__name__ for sink in server._service.observation.journal.sinks]
+        sinks = [type(sink).__name__ for sink in server._service._first.observation.journal.sinks]
     assert sinks == ["Statistics", "SlowRequestLog", "Recording", "LastMinute"]

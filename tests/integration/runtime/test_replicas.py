@@ -425,9 +425,9 @@ def counted(server: PipelineServer, name: str) -> int:
 def told(server: PipelineServer) -> int:
     """Successes of the pipeline that the copies have told the server of."""
     snapshots = [
-        msgspec.msgpack.decode(copy.snapshot, type=Snapshot)
+        msgspec.msgpack.decode(snapshot, type=Snapshot)
         for copy in server._service._running
-        if copy.snapshot
+        for snapshot in copy.snapshots.values()
     ]
     return sum(snapshot.models[0].success_count for snapshot in snapshots)
 

@@ -123,7 +123,7 @@ def test_the_server_is_left_as_it_was_and_starts_again(caplog):
     server.prepare_server(
         yml_dict={"rpc_port": 0, "build_dag_each_worker": True, "op": {"score": MODEL}}
     )
-    (op,) = server._graph.ops
+    ((op,),) = (graph.ops for graph in server._graphs.values())
     before = op.pipeline_config
     for answer in (1, 2):
         with (

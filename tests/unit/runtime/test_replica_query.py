@@ -29,7 +29,7 @@ class Copy:
     """A member that is asked; the test answers for it."""
 
     def __init__(self, name: str) -> None:
-        self.snapshot = last_of(name)
+        self.snapshots = {SNAPSHOT: last_of(name)}
         self.asked: list[QueryRequest] = []
         self.replies: list[QueryReply] = []
 
@@ -72,7 +72,7 @@ async def test_who_is_silent_is_stood_in_for_in_time_and_its_late_answer_is_drop
     queries = queries_of(one, two)
     queries.start(one, QueryRequest(0, SNAPSHOT, 1.0))
     queries.on_reply(one, QueryReply(one.asked[0].number, [b"1"]))
-    assert one.snapshot == b"1", "what was shown is kept for when it is dead"
+    assert one.snapshots == {SNAPSHOT: b"1"}, "what was shown is kept for when it is dead"
     await asyncio.sleep(1.5)
     (reply,) = one.replies
     assert reply.answers == [b"1", last_of("two")]
@@ -136,3 +136,16 @@ async def test_what_a_copy_recorded_that_is_gone_is_kept():
     queries.on_exit(one)
     queries.on_reply(two, QueryReply(two.asked[0].number, [b"2"]))
     assert sorted(two.replies[0].answers) == [b"1", b"2"]
+
+
+@virtual
+async def test_each_pipeline_s_counters_outlive_a_copy_by_the_question_that_asks_for_them():
+    one, two = Copy("one"), Copy("two")
+    queries = queries_of(two)
+    for copy in (one, two):
+        copy.snapshots = {"chat snapshot": last_of("a", 3), "embed snapshot": last_of("b", 5)}
+    queries.on_exit(one)
+    queries.start(two, QueryRequest(0, "embed snapshot", 1.0))
+    await asyncio.sleep(1.5)
+    (reply,) = two.replies
+    assert list(map(counted, reply.answers)) == [(NO_REPLICA, 5), (1, 5)]

@@ -422,7 +422,7 @@ def test_a_recording_ends_when_the_server_stops_and_is_answered(caplog):
         with server:
             post(server, {"key": [], "value": []})
             trace = caller.submit(http, server, "GET", "/trace.json?seconds=30")
-            sinks = server._service.observation.journal.sinks
+            sinks = server._service._first.observation.journal.sinks
             (recording,) = [sink for sink in sinks if isinstance(sink, Recording)]
             wait_until(lambda: bool(recording._running))
             post(server, {"key": [], "value": []})

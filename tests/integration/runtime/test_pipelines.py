@@ -1,24 +1,20 @@
-"""Two graphs in one server: each under its name, by the pipeline's protocol and by v2."""
+"""Several pipelines in one server: each under its name, over every door."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 
+import grpc
 import pytest
 from doubles import client_of, http, post
 
-from pipeline import Op, RequestOp, ResponseOp, Tensor
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp, Tensor
 from pipeline.config import registry
-from pipeline.config.op_settings import resolve_op
-from pipeline.config.schema import load_config
-from pipeline.engine.graph import build_graph
-from pipeline.op import configure_op
-from pipeline.runtime.loaded_graph import LoadedGraph
-from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.runtime.service import Service
-from pipeline.system.event_loop import LoopThread
+from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.proto.pipeline_service_pb2_grpc import PipelineServiceStub
+
+CONFIG = {"rpc_port": 0, "http_port": 0}
 
 
 class Reading(RequestOp):
@@ -41,31 +37,32 @@ class Says(Op):
         return {"y": self.word + input_dicts["@DAGExecutor"]["x"]}
 
 
-class TwoGraphs:
-    """A running service with the graphs "one" and "two"."""
+class Two:
+    """A server with the pipelines "one" and "two"."""
 
-    def __init__(self, tmp_path):
-        more = {"sinks": {"told": None}, "dag": {"tracer": {"interval_s": 3600}}}
-        self.config = load_config(yml_dict={"rpc_port": 0, "http_port": 0} | more)
-        self.load = PredictorLoader(tmp_path, {})
+    def __init__(self, **config):
         self.first, self.second = Says("a", "one "), Says("b", "two ")
-        self.service = Service("one", self.graph(self.first), self.config, self.load)
-        self.service.add(LoadedGraph("two", self.graph(self.second), self.config, self.load))
-        self.service.fork()
+        self.server = PipelineServer("one")
+        self.server.set_response_op(ResponseOp(self.first))
+        self.server.add_pipeline("two", ResponseOp(self.second))
+        self.server.prepare_server(yml_dict=CONFIG | config)
 
-    def graph(self, last):
-        graph = build_graph(ResponseOp(last))
-        for op in graph.all_ops:
-            configure_op(op, resolve_op(op.name, op.pipeline_given, self.config))
-        return graph
+    def __enter__(self):
+        self.server.start()
+        return self
+
+    def __exit__(self, *_):
+        self.first.goes_on.set()
+        self.second.goes_on.set()
+        self.server.stop()
 
     @property
     def http_port(self):
-        return self.service.http_port
+        return self.server.http_port
 
     @property
     def rpc_port(self):
-        return self.service.rpc_port
+        return self.server.rpc_port
 
     def says(self, name):
         """What the graph of this name answers over HTTP."""
@@ -77,6 +74,10 @@ class TwoGraphs:
         x = {"name": "x", "datatype": "BYTES", "shape": [1], "data": ["!"]}
         status, _, answer = http(self, "POST", f"/v2/models/{name}/infer", {"inputs": [x]})
         return status, answer["outputs"][0]["data"] if status == 200 else answer["error"]
+
+    def says_by_api(self, name):
+        _, _, answer = http(self, "POST", f"/api/{name}", {"x": "!"})
+        return answer
 
     def index(self):
         _, _, answer = http(self, "POST", "/v2/repository/index")
@@ -96,18 +97,9 @@ def opened_for(monkeypatch):
 
 
 @pytest.fixture
-def two(tmp_path, monkeypatch, opened_for):
-    monkeypatch.chdir(tmp_path)
-    two = TwoGraphs(tmp_path)
-    with contextlib.closing(LoopThread()) as thread:
-        try:
-            thread.run(two.service.start())
-            two.thread = thread
-            yield two
-        finally:
-            two.first.goes_on.set()
-            two.second.goes_on.set()
-            thread.run(two.service.stop())
+def two(opened_for):
+    with Two(sinks={"told": None}, dag={"tracer": {"interval_s": 3600}}) as two:
+        yield two
 
 
 def test_both_are_answered_under_their_names(two):
@@ -115,6 +107,13 @@ def test_both_are_answered_under_their_names(two):
     assert two.says("two") == (0, "", ["two !"])
     assert two.says_by_v2("one") == (200, ["one !"])
     assert two.says_by_v2("two") == (200, ["two !"])
+    assert two.says_by_api("one") == {"y": "one !"}
+    assert two.says_by_api("two") == {"y": "two !"}
+    with grpc.insecure_channel(f"127.0.0.1:{two.rpc_port}") as channel:
+        stub = PipelineServiceStub(channel)
+        for name in ("one", "two"):
+            answer = stub.inference(Request(name=name, key=["x"], value=["!"]), timeout=30)
+            assert list(answer.value) == [f"{name} !"]
     with client_of(two) as client:
         assert client.predict({"x": "?"})["y"] == "one ?", "who names none gets the first"
     number, text, _ = two.says("three")
@@ -131,17 +130,17 @@ def test_the_index_and_the_statistics_have_both(two):
 
 
 def test_what_writes_to_one_place_is_opened_once(two, opened_for):
-    assert opened_for == ["one"]
+    assert opened_for == ["one", "two"], "a user's sink is told which one it is"
     one, other = (
         {type(sink).__name__ for sink in graph.observation.journal.sinks}
-        for graph in two.service._graphs
+        for graph in two.server._service._graphs
     )
     assert one - other == {"Tracer"}
     assert "Statistics" in other
 
 
 def test_unloading_one_drains_it_and_leaves_the_other(two):
-    models = two.service.models
+    models, thread = two.server._service.models, two.server._thread
     two.second.goes_on.clear()
     answers = []
     asking = threading.Thread(target=lambda: answers.append(two.says("two")))
@@ -154,7 +153,7 @@ def test_unloading_one_drains_it_and_leaves_the_other(two):
     async def done(task):
         await task
 
-    unloading = two.thread.run(begin_to_unload())
+    unloading = thread.run(begin_to_unload())
     assert two.index()["two"] == ("UNLOADING", "")
     assert two.says("one") == (0, "", ["one !"])
     status, text = two.says_by_v2("two")
@@ -165,7 +164,7 @@ def test_unloading_one_drains_it_and_leaves_the_other(two):
     status, _, _ = http(two, "GET", "/v2/health/ready")
     assert status == 200
     two.second.goes_on.set()
-    two.thread.run(done(unloading))
+    thread.run(done(unloading))
     asking.join(30)
     assert answers == [(0, "", ["two !"])], "who was inside is answered"
     assert two.index() == {
