@@ -36,7 +36,7 @@ from pipeline.runtime.loaded_graph import GraphPlace, LoadedGraph
 from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.replica_query import SNAPSHOT, Ask
 from pipeline.runtime.share import Share, share_of
-from pipeline.system.event_loop import waited
+from pipeline.system.event_loop import or_stopped, waited
 from pipeline.system.resources import raise_file_limit
 from pipeline.workers.process.shared import SharedProcesses
 
@@ -295,7 +295,7 @@ class Service(Runtime):
         await self.models.close(min(self._grace_s, max(0.0, ends - loop.time())))
         if self._processes is not None:
             await self._processes.close()
-        await self._frontends.stop()
+        await self._frontends.stop(ends, self._grace_cancelled)
         await self._offload.stop()
         await asyncio.to_thread(self._traces.close)
         await self._share.close()
@@ -401,9 +401,13 @@ class _Frontends:
             for frontend in self._opened.values():
                 await frontend.close(grace_s)
 
-    async def stop(self) -> None:
-        """End them, and what is left of their connections."""
+    async def stop(self, ends: float, cancelled: asyncio.Event) -> None:
+        """End them when their callers have read their answers: by then, or soon if `cancelled`."""
+        loop = asyncio.get_running_loop()
         for frontend in self._opened.values():
+            left_s = ends - loop.time()
+            if left_s > _FRONTEND_GRACE_S and await or_stopped(cancelled, frontend.stop(left_s)):
+                continue
             await frontend.stop(_FRONTEND_GRACE_S)
 
 

@@ -16,11 +16,11 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from pipeline.answer_head import AnswerHead
-from pipeline.engine.request import RequestHandle
-from pipeline.errors import DeadlineError, PipelineError
+from pipeline.engine.request import RequestHandle, UnarySink
+from pipeline.errors import DeadlineError, OverloadedError, PipelineError
 from pipeline.frontends.http.exchange import Exchange
 from pipeline.frontends.http.reader import END, RequestReader
-from pipeline.frontends.http.receiver import BodyReceiver, ReceivingConnection
+from pipeline.frontends.http.receiver import BodyReceiver
 from pipeline.frontends.http.routes import (
     HandOverError,
     HttpError,
@@ -41,18 +41,21 @@ _LINGER_TIMEOUT_S = 5.0  # for a caller that still sends to see the answer to wh
 _NO_HEAD = AnswerHead()
 
 
-class HttpConnection(ReceivingConnection):
+class HttpConnection(UnarySink, asyncio.Protocol):
     """One connection, and the sink of the request in the lane that is answered on it.
 
     Attributes:
         listener: what it has in common with others.
+        endpoint: of the request in the lane that is answered; None: there is none.
+        request: that request, if the engine has it.
         is_full: the caller does not read its answers.
         has_left: the connection is lost.
     """
 
     __slots__ = (
-        "_due", "_failure", "_head", "_heads", "_is_held", "_is_ignoring", "_is_last", "_loop",
-        "_timer", "_timer_due", "is_full",
+        "_at", "_data", "_due", "_exchange", "_failure", "_head", "_heads", "_is_busy", "_is_held",
+        "_is_ignoring", "_is_last", "_loop", "_needed", "_reader", "_receiver", "_timer",
+        "_timer_due", "endpoint", "has_left", "is_full", "listener", "request", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -62,13 +65,12 @@ class HttpConnection(ReceivingConnection):
         self.is_full: bool = False
         self.has_left: bool = False
         self._heads = listener.heads
-        self._endpoint: LaneEndpoint | None = None  # of the request in the lane that is answered
-        self._request: RequestHandle | None = None
+        self.endpoint: LaneEndpoint | None = None
+        self.request: RequestHandle | None = None
         self._head: AnswerHead | None = None  # of its answer
         self._failure: PipelineError | None = None  # that its answer tells; none without a head
         self._reader: RequestReader | None = None  # of what is not for the lane
         self._receiver: BodyReceiver | None = None  # of large bodies
-        self._told = b""  # the head of the request in the lane whose large body is coming
         self._exchange: Exchange | None = None  # the request beside the lane that is answered
         self._is_busy = False  # one is read by the parser, or is answered: what comes now waits
         self._is_held = False  # it is not read from
@@ -121,7 +123,7 @@ class HttpConnection(ReceivingConnection):
             self._timer.cancel()
             self._timer = None
         self._ignore()
-        request, self._request = self._request, None
+        request, self.request = self.request, None
         exchange, self._exchange = self._exchange, None
         if request is not None:
             request.cancel()
@@ -142,7 +144,16 @@ class HttpConnection(ReceivingConnection):
             return
         end = start + head.length
         if head.length > SHORT_BYTES:
-            self._take_large(head, start)
+            try:
+                body = self.listener.memory.place(head.length, head.aligned_at).data
+            except OverloadedError:
+                self._read()
+                return
+            self._is_busy, self._needed = True, 0
+            self._data, self._at = data[end:], 0
+            self._wait(self.listener.read_timeout_s)
+            receiver = self._receiver = self._receiver or BodyReceiver(self)
+            receiver.take(head, data[at:start], body, memoryview(data)[start:end])
             return
         if end > len(data):
             self._data, self._at, self._needed = data[at:], 0, end - at
@@ -153,17 +164,17 @@ class HttpConnection(ReceivingConnection):
             self._data, self._at = b"", 0
         else:
             self._at = end
-        self._endpoint, self._is_busy = head.endpoint, True
+        self.endpoint, self._is_busy = head.endpoint, True
         try:
             request = head.endpoint.begin(data[start:end], self)
         except HandOverError:
-            self._endpoint, self._data, self._at = None, data, at
+            self.endpoint, self._data, self._at = None, data, at
             self._read()
         except Exception as error:
             self.end(error)
         else:
-            if self._endpoint is not None:  # it has not ended by now
-                self._request = request
+            if self.endpoint is not None:  # it has not ended by now
+                self.request = request
 
     def say(self, head: AnswerHead) -> None:
         """Take what user code says of the answer's head."""
@@ -175,7 +186,7 @@ class HttpConnection(ReceivingConnection):
 
     def end(self, answer: Any) -> None:
         """Write the answer of the request."""
-        endpoint, self._endpoint, self._request = self._endpoint, None, None
+        endpoint, self.endpoint, self.request = self.endpoint, None, None
         reply: LaneReply
         try:
             assert endpoint is not None, "a request ends once"
@@ -201,7 +212,7 @@ class HttpConnection(ReceivingConnection):
         else:
             exchange = Exchange()
             exchange.given, exchange.has_more = reply, False
-            self._serve(exchange)
+            self.serve(exchange)
             return
         self._due = self._loop.time() + self.listener.keep_alive_s
         if self._data:
@@ -216,6 +227,9 @@ class HttpConnection(ReceivingConnection):
         self._is_busy = False
         if self._data and not self.is_full and len(self._data) >= self._needed:
             self._take()
+        elif self._is_last and not self._data:  # it was shut down behind the head of that answer
+            self.hang_up()
+            return
         self.pace()
 
     # Requests beside the lane -------------------------------------------------------------
@@ -224,7 +238,7 @@ class HttpConnection(ReceivingConnection):
         """Have the parser read what has come, to the end of the request at most."""
         reader = self._reader
         if reader is None:
-            reader = self._reader = RequestReader(self._serve)
+            reader = self._reader = RequestReader(self.serve)
         if not reader.is_inside:  # its first byte
             if reader.due != self._due:  # the lane has answered one since
                 reader.pending_bytes = 0
@@ -254,7 +268,17 @@ class HttpConnection(ReceivingConnection):
         elif self._reader is not None and self._reader.is_inside:
             self._read()
 
-    def _serve(self, exchange: Exchange) -> None:
+    def receive(self, exchange: Exchange, body: memoryview) -> None:
+        """Have the rest of a body that says its length received there."""
+        if self._reader is not None:  # which has to see no more of it
+            self._reader.close()
+            self._reader = None
+        came, exchange.body = exchange.body, bytearray()
+        self._receiver = self._receiver or BodyReceiver(self)
+        self._receiver.fill(body, came, exchange.has_come)
+        self.pace()
+
+    def serve(self, exchange: Exchange) -> None:
         """Have a request answered by the routes."""
         self._is_busy = True
         self._exchange, exchange.connection = exchange, self
@@ -339,7 +363,9 @@ class HttpConnection(ReceivingConnection):
         """Take nothing that comes from now on."""
         self._is_ignoring = self._is_busy = True
         self._data, self._at = b"", 0
-        self._leave_reader()
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
         if self._receiver is not None:
             self._receiver.stop()
 
@@ -360,16 +386,13 @@ class HttpConnection(ReceivingConnection):
             return
         if self._needed:
             self._read()
-        elif self._told:
-            told, self._told = self._told, b""
-            if self._receiver is not None:
-                self._receiver.stop()
-            self._exchange_of(told)
+        elif self._receiver is not None and (given_up := self._receiver.give_up()) is not None:
+            self.serve(given_up)
         exchange = self._exchange
         if exchange is not None and exchange.has_more and not self._is_ignoring:
             text = f"the request's body did not arrive within {self.listener.read_timeout_s:g} s"
             self._refuse(HttpError(408, DeadlineError(text)))
-        if exchange is not None or self._endpoint is not None:  # it is we who take that long
+        if exchange is not None or self.endpoint is not None:  # it is we who take that long
             self._wait(self.listener.keep_alive_s)
         else:
             self.hang_up()

@@ -47,7 +47,7 @@ class LoggedConnection(HttpConnection):
         self._address = address_of(*name[:2]) if isinstance(name, tuple) else ""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        is_asked, exchange = self._endpoint is not None, self._exchange
+        is_asked, exchange = self.endpoint is not None, self._exchange
         super().connection_lost(exc)
         if exchange is not None:
             self._write_exchange(exchange)
@@ -60,9 +60,9 @@ class LoggedConnection(HttpConnection):
         super()._take()
 
     def end(self, answer: Any) -> None:
-        assert self._endpoint is not None, "a request ends once"
-        head, noting = self._head, _NotingEndpoint(self._endpoint)
-        self._endpoint = noting
+        assert self.endpoint is not None, "a request ends once"
+        head, noting = self._head, _NotingEndpoint(self.endpoint)
+        self.endpoint = noting
         super().end(answer)
         reply = noting.given
         if isinstance(reply, bytes | WebResponse):

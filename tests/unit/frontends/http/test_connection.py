@@ -418,6 +418,35 @@ async def test_a_connection_that_is_shut_down_ends_with_its_answer_or_at_once():
 
 
 @on_a_virtual_clock
+async def test_a_connection_that_is_shut_down_ends_behind_an_answer_that_is_being_read():
+    """Its head was sent before, and says nothing of the end."""
+
+    async def large() -> WebResponse:
+        return WebResponse(body=LARGE)
+
+    place = Place()
+    transport = place.connect()
+    connection, write = transport.protocol, transport.write
+
+    def write_and_be_full(data: bytes) -> None:
+        write(data)
+        connection.pause_writing()
+
+    transport.send(post(b"a"))
+    transport.write = write_and_be_full  # type: ignore[method-assign]
+    place.sinks[0].end(large())
+    await rounds()
+    transport.write = write  # type: ignore[method-assign]
+    connection.shutdown()
+    await rounds()
+    assert not transport.is_over
+    connection.resume_writing()
+    await rounds()
+    assert transport.written == b"200 %d\r\n\r\n" % SIZE + LARGE
+    assert transport.is_over
+
+
+@on_a_virtual_clock
 async def test_an_error_does_not_have_the_head_of_an_answer():
     place = Place()
     transport = place.connect()
