@@ -62,7 +62,7 @@ class LoggedConnection(HttpConnection):
     def end(self, answer: Any) -> None:
         assert self.endpoint is not None, "a request ends once"
         head, noting = self._head, _NotingEndpoint(self.endpoint)
-        self.endpoint = noting
+        self.endpoint: LaneEndpoint | None = noting
         super().end(answer)
         reply = noting.given
         if isinstance(reply, bytes | WebResponse):
