@@ -86,12 +86,20 @@ class OptionsOf:
         known = settings_of(struct) if struct is not None else {}
         return {key: replace(setting, kept_in=field) for key, setting in known.items()}
 
-    def of_plug_in(self, word: object, field: str) -> dict[str, Setting]:
-        """Return the settings of the plug-in that is chosen; none: it is one of ours."""
+    def of_chosen(self, word: object, field: str) -> dict[str, Setting]:
+        """Return the settings of what is chosen, unless its keys are keys in any case."""
         name = registry.known_as(self.kind, word) if isinstance(word, str) else None
-        if name is None or name in registry.BUILT_IN[self.kind]:
+        if name is None or (self.built_in and name in registry.BUILT_IN[self.kind]):
             return {}
         return self.settings(name, field)
+
+    def without_own(self) -> tuple[str, ...]:
+        """Return which of ours bring no keys that depend on the choice."""
+        return tuple(
+            name
+            for name in registry.BUILT_IN[self.kind]
+            if self.built_in or registry.options_of(self.kind, name) is None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,19 +237,14 @@ def options_in(struct: type[msgspec.Struct]) -> Mapping[str, OptionsOf]:
     return {field: note for field, note in notes.items() if note is not None}
 
 
-def chosen_by(
-    struct: type[msgspec.Struct],
-) -> tuple[tuple[str, registry.Kind, tuple[str, ...]], ...]:
-    """Return the keys that name implementations which may bring keys of their own.
-
-    Each with the kind, and the names that are known beside those of the registry.
-    """
-    settings, found_keys = settings_of(struct), []
+def chosen_by(struct: type[msgspec.Struct]) -> Mapping[str, tuple[str, ...]]:
+    """Return the keys that name implementations, and which of these bring no keys of their own."""
+    settings, names = settings_of(struct), {}
     for options in options_in(struct).values():
         rule = settings[options.chosen_by].rule
         also = rule.also if isinstance(rule, OneOf) else ()
-        found_keys.append((options.chosen_by, options.kind, also))
-    return tuple(found_keys)
+        names[options.chosen_by] = (*options.without_own(), *also)
+    return names
 
 
 REMOVED: Mapping[KeyPath, str] = {

@@ -71,10 +71,8 @@ class _Schemas:
         plugged = chosen_by(struct)
         if not plugged:
             return {**schema, "additionalProperties": False}
-        # A plug-in has keys of its own, so that only without one are others unknown.
-        ours = {
-            key: {"enum": [*registry.BUILT_IN[kind], *also, None]} for key, kind, also in plugged
-        }
+        # What is chosen may have keys of its own, so that only without that are others unknown.
+        ours = {key: {"enum": [*names, None]} for key, names in plugged.items()}
         return {
             **schema,
             "if": {"properties": ours},

@@ -63,7 +63,7 @@ class Reader:
         for field, options in options_in(struct).items():
             here = (*path, options.chosen_by)
             try:
-                plugged = options.of_plug_in(raw.get(options.chosen_by), field)
+                plugged = options.of_chosen(raw.get(options.chosen_by), field)
             except ConfigError as error:
                 self.problem(here, str(error))
                 continue

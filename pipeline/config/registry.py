@@ -50,6 +50,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "pipeline_grpc": "pipeline.predictors.remote.pipeline:connect",
         "triton": "pipeline.predictors.remote.kserve:connect",
         "kserve": "pipeline.predictors.remote.kserve:connect",
+        "openai": "pipeline.predictors.remote.openai:OpenAIPredictor",
     },
     "workers": {
         "thread": "pipeline.workers.thread:ThreadKind",

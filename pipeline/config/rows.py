@@ -112,5 +112,5 @@ def _masked(source: Source, value: object, path: KeyPath, secret: Set[str]) -> o
     return MASK if source.is_secret(path) or path[-1] in _SECRET_KEYS else value
 
 
-_SECRET_KEYS = frozenset(("password", "secret", "token"))
-"""Keys of plug-ins that are known to be secret, though no Struct here says so."""
+_SECRET_KEYS = frozenset(("api_key", "password", "secret", "token"))
+"""Keys of what is chosen that are known to be secret, though no Struct here says so."""

@@ -349,14 +349,14 @@ class OpConfig(Struct, frozen=True, kw_only=True):
     client_type: Annotated[
         str | None,
         OneOf("clients", also=("local_predictor",)),
-        "Protocol of server_endpoints: brpc, grpc, pipeline_grpc, triton or kserve; absent: brpc.",
+        "Protocol of server_endpoints: brpc, grpc, pipeline_grpc, triton, kserve or openai.",
     ] = None
     client_options: Annotated[Options, OptionsOf("clients", "client_type")] = {}
     client_config: Annotated[str | None, "Client prototxt of the remote model, or its folder."] = (
         None
     )
     model_name: Annotated[
-        str | None, "The model's name at a triton or kserve server; absent: the Op's."
+        str | None, "The model's name at a triton, kserve or openai server; absent: the Op's."
     ] = None
     model_version: Annotated[
         str, 'The model\'s version there, in quotes; "": the server chooses.'

@@ -109,6 +109,7 @@ class PredictorLoader:
             model_version=config.model_version,
             sends_tensors=op.pipeline_packs_tensors is not False,
             input_store=config.input_store,
+            batch_size=config.batch_size,
             options=config.client_options,
         )
 

@@ -86,7 +86,7 @@ ONLY: dict[str, set[str]] = {
         "schema",
     },  # config for its types only
     "predictors": {
-        *("errors", "data", "deadline", "proto", "config", "predictors", "stores"),
+        *("errors", "data", "deadline", "metrics", "proto", "config", "predictors", "stores"),
         *("system", "tracing"),
     },
     "tracing.context": set(),
@@ -110,7 +110,7 @@ AT_HOME: dict[str, set[str]] = {
     },
     "prometheus_client": {"observe.metrics", "cluster.overview"},
     "grpc_reflection": {"frontends.grpc.server"},
-    "httptools": {"frontends.http.reader", "frontends.http.heads", "client_http"},
+    "httptools": {"frontends.http.reader", "frontends.http.heads", "proto.http"},
     "uvloop": {"system.event_loop"},
     "cramjam": {"proto.brpc.frames"},
     "shtab": {"cli.completion"},

@@ -18,7 +18,6 @@ import numpy as np
 import orjson
 from google.protobuf.message import DecodeError
 
-from pipeline.client_http import header_line
 from pipeline.errors import (
     ConfigError,
     DeadlineError,
@@ -36,6 +35,7 @@ from pipeline.predictors.signature import LOD
 from pipeline.proto.brpc.frames import SERVICE
 from pipeline.proto.brpc.general_model import dtype_of, put_value, request_to_json
 from pipeline.proto.general_model_pb2 import Request, Response
+from pipeline.proto.http import header_line
 from pipeline.proto.lists import as_array
 from pipeline.proto.targets import host_and_port
 

@@ -36,6 +36,7 @@ class RemoteModel(Struct, frozen=True):
         sends_tensors: whether arrays travel as tensors rather than as text (pipeline_grpc).
         timeout_s: limit of a call that no deadline bounds.
         input_store: by which large inputs go (pipeline_grpc).
+        batch_size: requests that one feed may be of.
         options: keys of the client, for its own Struct.
     """
 
@@ -49,6 +50,7 @@ class RemoteModel(Struct, frozen=True):
     sends_tensors: bool = True
     timeout_s: float = DEFAULT_TIMEOUT_S
     input_store: InputStoreConfig = InputStoreConfig()
+    batch_size: int = 1
     options: Mapping[str, object] = {}
 
 

@@ -23,10 +23,14 @@ from pipeline.predictors.remote.brpc_connection import (
     MAX_ANSWER_BYTES,
     WENT_WELL,
     BrpcConnection,
-    ConnectionLostError,
-    OutOfTimeError,
 )
-from pipeline.predictors.remote.brpc_pool import BrpcPool, CannotConnectError, EndpointPolicy
+from pipeline.predictors.remote.pool import (
+    CannotConnectError,
+    ConnectionLostError,
+    EndpointPolicy,
+    OutOfTimeError,
+    Pool,
+)
 from pipeline.proto.brpc.frames import (
     BrpcCode,
     BrpcTrace,
@@ -95,7 +99,7 @@ class _Servers:
 
     def __init__(self, addresses: Sequence[tuple[str, int]]) -> None:
         self.forks = _forks
-        self.pools = [BrpcPool(address) for address in addresses]
+        self.pools = [Pool(address, BrpcConnection) for address in addresses]
         self.policy = EndpointPolicy(len(addresses))
         self.lock = threading.Lock()  # of the policy
 
@@ -220,7 +224,9 @@ class BrpcChannel:
             return decompress(meta.compress_type, body, MAX_ANSWER_BYTES)
         return body
 
-    def _call(self, pool: BrpcPool, question: _Question) -> tuple[RpcMeta, bytes | memoryview]:
+    def _call(
+        self, pool: Pool[BrpcConnection], question: _Question
+    ) -> tuple[RpcMeta, bytes | memoryview]:
         try:
             connection = pool.take(question.deadline)
         except CannotConnectError as error:

@@ -14,6 +14,12 @@ import socket
 import struct
 import time
 
+from pipeline.predictors.remote.pool import (
+    ConnectionLostError,
+    OutOfTimeError,
+    has_ended,
+    prepare,
+)
 from pipeline.proto.brpc.frames import (
     BrpcFrame,
     FrameError,
@@ -37,29 +43,12 @@ _USUAL_LIMIT_BYTES = 64 * 2**20
 _SHORT_BYTES = 16 * 2**10  # of a request
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _DONT_WAIT = int(socket.MSG_DONTWAIT)
-_ESTABLISHED = b"\1"  # the first byte of tcp_info, its state
 _LONGEST_WAIT_S = 1.0  # of one receive; then the next one
 _TIMEVAL = struct.Struct("@ll")
 _Answer = tuple[RpcMeta, bytes | memoryview]
 _send_with_gil = ctypes.PyDLL(None).send
 _send_with_gil.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
 _send_with_gil.restype = ctypes.c_ssize_t
-_OPTIONS = (
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    # A host that is gone without a word is noticed within a minute.
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)
-
-
-class ConnectionLostError(Exception):
-    """The connection cannot be used any more; the text says why, but not whose it is."""
-
-
-class OutOfTimeError(Exception):
-    """The deadline passed. The connection may be used again, unless the request was not sent."""
 
 
 class BrpcConnection:
@@ -70,8 +59,7 @@ class BrpcConnection:
 
     def __init__(self, connected: socket.socket, max_bytes: int = MAX_ANSWER_BYTES) -> None:
         connected.setblocking(True)
-        for option in _OPTIONS:
-            connected.setsockopt(*option)
+        prepare(connected)
         self._socket = connected
         self._wait_s = 0.0  # that a receive waits at most, as the socket was told
         self._frames = FrameReader(max_bytes)
@@ -87,8 +75,7 @@ class BrpcConnection:
 
     def has_ended(self) -> bool:
         """Return whether the server has closed an idle connection."""
-        # Unlike poll it keeps the GIL. A late answer is no end: it is dropped.
-        return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != _ESTABLISHED
+        return has_ended(self._socket)  # a late answer is no end: it is dropped
 
     def ask(self, meta: RpcMeta, body: bytes, deadline: float) -> _Answer:
         """Ask, and return the answer's meta and body; wait until `time.monotonic()` is `deadline`.

@@ -26,7 +26,7 @@ from pipeline.errors import (
     PredictorUnavailableError,
 )
 from pipeline.predictors.remote.brpc_channel import BrpcChannel
-from pipeline.predictors.remote.brpc_pool import MAX_TIMEOUTS
+from pipeline.predictors.remote.pool import MAX_TIMEOUTS
 from pipeline.proto.brpc.frames import SERVICE, BrpcCode, BrpcFrame, pack, request_meta
 from pipeline.tracing.context import TraceContext, format_traceparent, set_call_trace
 

@@ -16,11 +16,8 @@ from doubles import wait_until
 from played_brpc import WAIT_S, Collecting, Peer, PlayedServer, answer_to
 
 from pipeline.predictors.remote import brpc_connection
-from pipeline.predictors.remote.brpc_connection import (
-    BrpcConnection,
-    ConnectionLostError,
-    OutOfTimeError,
-)
+from pipeline.predictors.remote.brpc_connection import BrpcConnection
+from pipeline.predictors.remote.pool import ConnectionLostError, OutOfTimeError
 from pipeline.proto.brpc.frames import BrpcFrame, pack, request_meta, response_meta
 
 SOON_S = 0.05  # of calls that are meant to run out of time

@@ -7,7 +7,7 @@ from doubles import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.predictors.remote.brpc_pool import (
+from pipeline.predictors.remote.pool import (
     FIRST_BACKOFF_S,
     MAX_BACKOFF_S,
     MAX_TIMEOUTS,

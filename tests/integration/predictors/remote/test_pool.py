@@ -12,29 +12,32 @@ import pytest
 from doubles import Clock, wait_until
 from played_brpc import WAIT_S, Collecting, PlayedServer
 
-from pipeline.predictors.remote.brpc_connection import (
-    BrpcConnection,
+from pipeline.predictors.remote.brpc_connection import BrpcConnection
+from pipeline.predictors.remote.pool import (
+    MAX_IDLE,
+    CannotConnectError,
     ConnectionLostError,
     OutOfTimeError,
+    Pool,
+    dial,
 )
-from pipeline.predictors.remote.brpc_pool import MAX_IDLE, BrpcPool, CannotConnectError, dial
 from pipeline.proto.brpc.frames import request_meta
 
 
 @contextlib.contextmanager
-def pool_to(address: tuple[str, int], **arguments: object) -> Iterator[BrpcPool]:
-    pool = BrpcPool(address, **arguments)
+def pool_to(address: tuple[str, int], **arguments: object) -> Iterator[Pool[BrpcConnection]]:
+    pool = Pool(address, BrpcConnection, **arguments)
     try:
         yield pool
     finally:
         pool.close()
 
 
-def take(pool: BrpcPool, time_s: float = WAIT_S) -> BrpcConnection:
+def take(pool: Pool[BrpcConnection], time_s: float = WAIT_S) -> BrpcConnection:
     return pool.take(time.monotonic() + time_s)
 
 
-def ask(pool: BrpcPool, connection: BrpcConnection, body: bytes = b"") -> bytes:
+def ask(pool: Pool[BrpcConnection], connection: BrpcConnection, body: bytes = b"") -> bytes:
     deadline = time.monotonic() + WAIT_S
     try:
         return connection.ask(request_meta("inference", 0), body, deadline)[1]
@@ -42,7 +45,7 @@ def ask(pool: BrpcPool, connection: BrpcConnection, body: bytes = b"") -> bytes:
         pool.give_back(connection)
 
 
-def run(pool: BrpcPool, body: bytes = b"") -> bytes:
+def run(pool: Pool[BrpcConnection], body: bytes = b"") -> bytes:
     return ask(pool, take(pool), body)
 
 
@@ -144,7 +147,7 @@ def test_a_server_that_does_not_take_connections_costs_no_more_than_the_deadline
 
 
 @pytest.fixture
-def full(dead_address: tuple[str, int]) -> Iterator[tuple[BrpcPool, BrpcConnection]]:
+def full(dead_address: tuple[str, int]) -> Iterator[tuple[Pool[BrpcConnection], BrpcConnection]]:
     """A pool that has one connection, which is in use, and can open no other."""
     with PlayedServer() as server, pool_to(server.address) as pool:
         connection = take(pool)
@@ -152,7 +155,7 @@ def full(dead_address: tuple[str, int]) -> Iterator[tuple[BrpcPool, BrpcConnecti
         yield pool, connection
 
 
-def is_waited_for(pool: BrpcPool) -> bool:
+def is_waited_for(pool: Pool[BrpcConnection]) -> bool:
     return len(pool._given_back._waiters) == 1
 
 
@@ -241,7 +244,7 @@ def test_a_probe_that_gets_no_answer_waits_for_nothing_and_fails_in_the_end(
 def test_after_close_calls_under_way_finish_and_no_new_ones_begin() -> None:
     held = Collecting()
     with PlayedServer(held) as server, ThreadPoolExecutor(1) as one:
-        pool = BrpcPool(server.address)
+        pool = Pool(server.address, BrpcConnection)
         answer = one.submit(run, pool, b"last")
         [(peer, frame)] = held.wait_for(1)
         pool.close()
@@ -254,7 +257,7 @@ def test_after_close_calls_under_way_finish_and_no_new_ones_begin() -> None:
 
 def test_what_is_connected_after_close_is_closed_too() -> None:
     with PlayedServer() as server:
-        pool = BrpcPool(server.address)
+        pool = Pool(server.address, BrpcConnection)
         pool.close()
         assert pool.probe() is None
         pool.close()

@@ -1,4 +1,4 @@
-"""Connections to one brpc server: opened when they are needed, and kept for the next calls."""
+"""Connections to one server: opened when they are needed, and kept for the next calls."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-
-from pipeline.predictors.remote.brpc_connection import BrpcConnection, OutOfTimeError
+from typing import Generic, Protocol, TypeVar
 
 MAX_IDLE = 32
 """Connections to one server that are kept while nobody uses them."""
@@ -21,30 +20,81 @@ CONNECT_TIMEOUT_S = 3.0
 
 _SPARE_CONNECT_S = 1.0  # limit for one beside others, which may be given back meanwhile
 _PROBE_TIMEOUT_S = 1.0
+_ESTABLISHED = b"\1"  # the first byte of tcp_info, its state
+_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    # A host that is gone without a word is noticed within a minute.
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
 
 
 class CannotConnectError(Exception):
     """There is no connection to the server; the text says why, but not whose it is."""
 
 
-class BrpcPool:
-    """Connections to one address, which is looked up anew for each. `clock` is that of probes."""
+class ConnectionLostError(Exception):
+    """The connection cannot be used any more; the text says why, but not whose it is."""
+
+
+class OutOfTimeError(Exception):
+    """The deadline passed. The connection may be used again, unless the request was not sent."""
+
+
+class Connection(Protocol):
+    """A connection of a protocol, which one caller has to itself while it asks."""
+
+    is_usable: bool
+    """True if another request may follow, as far as is known without looking."""
+
+    def has_ended(self) -> bool:
+        """Return whether the server has closed an idle connection."""
+
+    def close(self) -> None:
+        """Close the socket; in a forked child the parent's end of the line stays open."""
+
+
+_Kind = TypeVar("_Kind", bound=Connection)
+
+
+def prepare(connected: socket.socket) -> None:
+    """Set the options that sockets of all protocols have."""
+    for option in _OPTIONS:
+        connected.setsockopt(*option)
+
+
+def has_ended(connected: socket.socket) -> bool:
+    """Return whether the peer has closed an idle connection; unlike poll this keeps the GIL."""
+    return connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) != _ESTABLISHED
+
+
+class Pool(Generic[_Kind]):
+    """Connections to one address, which is looked up anew for each.
+
+    `speak` makes a connection of a socket that is connected; `clock` is that of probes.
+    """
 
     def __init__(
-        self, address: tuple[str, int], clock: Callable[[], float] = time.monotonic
+        self,
+        address: tuple[str, int],
+        speak: Callable[[socket.socket], _Kind],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._address = address
+        self._speak = speak
         self._clock = clock
         self._probe_lock = threading.Lock()
         self._probe: _Attempt | None = None
         self._lock = threading.Lock()  # of all below
         self._given_back = threading.Condition(self._lock)
         self._waiting = 0  # for the next that is given back
-        self._connections: set[BrpcConnection] = set()  # those in use too
-        self._idle: list[BrpcConnection] = []
+        self._connections: set[_Kind] = set()  # those in use too
+        self._idle: list[_Kind] = []
         self._is_closed = False
 
-    def take(self, deadline: float) -> BrpcConnection:
+    def take(self, deadline: float) -> _Kind:
         """Return a connection that nobody else uses until it is given back.
 
         That is an idle one if there is any, else a new one. Where that cannot be opened, but others
@@ -66,7 +116,7 @@ class BrpcPool:
         with self._lock:
             return self._add(connected)
 
-    def give_back(self, connection: BrpcConnection) -> None:
+    def give_back(self, connection: _Kind) -> None:
         """Take a connection back, for others if it is usable."""
         with self._lock:
             is_current = connection in self._connections and not self._is_closed
@@ -117,7 +167,7 @@ class BrpcPool:
 
     # Under the lock
 
-    def _pop_idle(self) -> BrpcConnection | None:
+    def _pop_idle(self) -> _Kind | None:
         if self._is_closed:
             raise CannotConnectError("the predictor was closed")
         while self._idle:
@@ -127,21 +177,21 @@ class BrpcPool:
             self._drop(connection)
         return None
 
-    def _add(self, connected: socket.socket) -> BrpcConnection:
+    def _add(self, connected: socket.socket) -> _Kind:
         if self._is_closed:
             connected.close()
             raise CannotConnectError("the predictor was closed")
-        connection = BrpcConnection(connected)
+        connection = self._speak(connected)
         self._connections.add(connection)
         return connection
 
-    def _drop(self, connection: BrpcConnection) -> None:
+    def _drop(self, connection: _Kind) -> None:
         self._connections.discard(connection)
         connection.close()
 
     # Without it
 
-    def _take_next(self, error: OSError, deadline: float) -> BrpcConnection:
+    def _take_next(self, error: OSError, deadline: float) -> _Kind:
         """Wait for one of the others where a new one could not be opened, for the reason given."""
         with self._lock:
             while self._connections:

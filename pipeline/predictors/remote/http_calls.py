@@ -1,0 +1,399 @@
+"""HttpCalls: calls of predictors over HTTP, on connections that are kept, whole or part by part."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import logging
+import random
+import re
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from pipeline.errors import (
+    ClosedError,
+    ConfigError,
+    DeadlineError,
+    InputError,
+    PipelineError,
+    PredictorError,
+    PredictorUnavailableError,
+    one_line,
+)
+from pipeline.predictors.remote.pool import (
+    CannotConnectError,
+    ConnectionLostError,
+    EndpointPolicy,
+    OutOfTimeError,
+    Pool,
+    has_ended,
+    prepare,
+)
+from pipeline.proto.http import HttpReader
+from pipeline.proto.targets import host_and_port
+
+MAX_ANSWER_BYTES = 256 * 2**20
+"""Of one answer, and of one part of a stream."""
+
+_LOGGER = logging.getLogger(__name__)
+_RECEIVED_BYTES = 65536
+_LOOK_S = 0.1  # between two looks whether anybody waits for the answer
+_FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
+_LATER = (408, 429, 502, 503, 504)  # statuses of what may go well later
+_CALLERS = (400, 413, 422)  # statuses of what the caller has to mend
+_FORM = re.compile(r"(?:(https?)://)?([^/?#@\s]+)(/[^?#\s]*)?", re.ASCII)
+_Result = TypeVar("_Result")
+
+
+class HttpTarget(NamedTuple):
+    """A server, and the path that all of its calls begin with."""
+
+    host: str
+    port: int
+    path: str
+    is_tls: bool
+
+    def __str__(self) -> str:
+        return f"{'https' if self.is_tls else 'http'}://{self.authority}{self.path}"
+
+    @property
+    def authority(self) -> str:
+        """Return what the header `Host` says."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _port_of(self.is_tls) else f"{host}:{self.port}"
+
+
+def target_of(endpoint: str, path: str) -> HttpTarget:
+    """Return the server of "http://host:port/path", `path` where it has none. ConfigError."""
+    form = _FORM.fullmatch(endpoint.strip())
+    if form is None:  # which may hold a password
+        raise ConfigError("an endpoint is no http://host:port/v1 or https://host/v1")
+    is_tls = form[1] == "https"
+    has_port = form[1] is None or re.search(r":\d+$", form[2])
+    address = form[2] if has_port else f"{form[2]}:{_port_of(is_tls)}"
+    return HttpTarget(*host_and_port(address), (form[3] or path).rstrip("/"), is_tls)
+
+
+def _port_of(is_tls: bool) -> int:
+    return 443 if is_tls else 80
+
+
+class Waiting:
+    """Patience of a call: until `ends`, in `time.monotonic`, and as long as somebody wants it."""
+
+    def __init__(self, ends: float, is_cancelled: Callable[[], bool] | None = None) -> None:
+        self.ends: float = ends
+        self._is_cancelled = is_cancelled
+
+    def left_s(self) -> float:
+        """Return the time left. Raises OutOfTimeError; ClosedError: nobody waits any more."""
+        if self._is_cancelled is not None and self._is_cancelled():
+            raise ClosedError("nobody waits for the answer any more")
+        left = self.ends - time.monotonic()
+        if left <= 0:
+            raise OutOfTimeError("it does not answer")
+        return left
+
+    def until(self, connected: socket.socket, event: int) -> None:
+        """Wait for an event of a socket."""
+        events = select.poll()
+        events.register(connected, event)
+        while not events.poll(self._step_s() * 1000):
+            pass
+
+    def pause(self, time_s: float) -> None:
+        """Wait for so long."""
+        ends = time.monotonic() + time_s
+        while (left := ends - time.monotonic()) > 0:
+            time.sleep(min(left, self._step_s()))
+
+    def _step_s(self) -> float:
+        left = self.left_s()
+        return left if self._is_cancelled is None else min(left, _LOOK_S)
+
+
+class HttpConnection:
+    """A connection to a server, which one caller has to itself while it asks."""
+
+    def __init__(self, connected: socket.socket, tls: ssl.SSLContext | None, host: str) -> None:
+        prepare(connected)
+        connected.setblocking(False)
+        self._tls: ssl.SSLSocket | None = None
+        if tls is not None:
+            connected = self._tls = tls.wrap_socket(
+                connected, server_hostname=host, do_handshake_on_connect=False
+            )
+        self._socket: socket.socket = connected
+        self.is_usable: bool = True
+        self.has_answered: bool = False
+
+    def has_ended(self) -> bool:
+        """Return whether the server has closed an idle connection."""
+        return has_ended(self._socket)
+
+    def close(self) -> None:
+        """Close the socket: the server sees that nobody waits for an answer."""
+        self._socket.close()
+
+    def ask(self, request: bytes, reader: HttpReader, waiting: Waiting) -> None:
+        """Send a request, and receive until the head of its answer is there.
+
+        Raises what `receive` does.
+        """
+        self.is_usable = False
+        if self._tls is not None and not self.has_answered:
+            self._do(self._tls.do_handshake, select.POLLIN, waiting)
+        rest = memoryview(request)
+        try:
+            while rest:
+                sent = self._do(partial(self._socket.send, rest), select.POLLOUT, waiting)
+                rest = rest[sent:]
+        except ConnectionLostError:
+            pass  # it may have been refused before all of it was read: the answer says why
+        while not reader.is_behind_head:
+            self.receive(reader, waiting)
+
+    def receive(self, reader: HttpReader, waiting: Waiting) -> None:
+        """Receive once, and have the reader take it.
+
+        Raises:
+            ConnectionLostError: nothing comes any more, and the answer is not whole.
+            OutOfTimeError, PipelineError: see `Waiting.left_s` and `HttpReader.take`.
+        """
+        data = self._do(partial(self._socket.recv, _RECEIVED_BYTES), select.POLLIN, waiting)
+        reader.take(data)
+        self.has_answered = self.has_answered or bool(data)
+        self.is_usable = reader.keeps_open
+        if not data and not reader.is_whole:
+            raise ConnectionLostError("it closed the connection")
+
+    def _do(self, work: Callable[[], _Result], event: int, waiting: Waiting) -> _Result:
+        while True:
+            try:
+                return work()
+            except ssl.SSLWantReadError:
+                waiting.until(self._socket, select.POLLIN)
+            except (ssl.SSLWantWriteError, BlockingIOError) as error:
+                is_tls = isinstance(error, ssl.SSLError)
+                waiting.until(self._socket, select.POLLOUT if is_tls else event)
+            except OSError as error:
+                raise ConnectionLostError(f"the connection broke: {error.strerror or error}") from (
+                    None
+                )
+
+
+class HttpCall:
+    """An answer that comes. `close` ends it, and the server's work where that is not done."""
+
+    def __init__(
+        self, calls: HttpCalls, index: int, connection: HttpConnection, reader: HttpReader
+    ) -> None:
+        self.reader: HttpReader = reader
+        self.index: int = index
+        self._calls = calls
+        self._connection = connection
+
+    def body(self, waiting: Waiting) -> bytes:
+        """Return the whole body. Raises PipelineError."""
+        while not self.reader.is_whole:
+            self.receive(waiting)
+        self.reader.check_size(self.reader.body)
+        return bytes(self.reader.body)
+
+    def receive(self, waiting: Waiting) -> None:
+        """Receive more of the body. Raises PipelineError."""
+        try:
+            self._connection.receive(self.reader, waiting)
+            self.reader.check_size(self.reader.body)
+        except ConnectionLostError as error:
+            self._calls.refuse(self.index, f"the answer was cut off: {error}")
+        except OutOfTimeError:
+            raise self._calls.too_late(self.index) from None
+
+    def finish(self) -> None:
+        """Read what is left behind the last part, if that is there: the connection is kept."""
+        with contextlib.suppress(PipelineError, ConnectionLostError, OutOfTimeError):
+            while not self.reader.is_whole:
+                waiting = Waiting(time.monotonic() + _LOOK_S)
+                self._connection.receive(self.reader, waiting)
+
+    def close(self) -> None:
+        """Give the connection back, or close it."""
+        self._calls.pools[self.index].give_back(self._connection)
+
+
+class _NotNowError(Exception):
+    """An attempt failed, and another may not. `after_s`: as the server said; `is_free`: at once."""
+
+    def __init__(self, text: str, after_s: float | None = None, is_free: bool = False) -> None:
+        super().__init__(text)
+        self.after_s = after_s
+        self.is_free = is_free
+
+
+class HttpCalls:
+    """Calls of one model at servers that all have it. Safe to use from many threads.
+
+    Args:
+        name: of the model, for error texts.
+        targets: the servers; they take turns.
+        head: lines of the head of each request.
+        retries: attempts beside the first one.
+        secret: a text that no error shows, whatever a server answers; "": none.
+    """
+
+    def __init__(
+        self, name: str, targets: Sequence[HttpTarget], head: bytes, retries: int, secret: str
+    ) -> None:
+        tls = ssl.create_default_context() if any(one.is_tls for one in targets) else None
+        self.pools = [_pool_of(target, tls) for target in targets]
+        self._name = name
+        self._targets = targets
+        self._head = head
+        self._retries = retries
+        self._secret = secret
+        self._policy = EndpointPolicy(len(targets))
+        self._lock = threading.Lock()  # of the policy
+
+    def begin(self, path: str, head: bytes, body: bytes, waiting: Waiting) -> HttpCall:
+        """Send a request; return the answer, whose head came and says that it went well.
+
+        A server may be asked twice.
+
+        Raises:
+            PredictorUnavailableError: no server could be reached, or none takes calls now.
+            InputError, PredictorError: the server answered an error.
+            DeadlineError: the time is over.
+            ClosedError: nobody waits for the answer any more.
+        """
+        tries = 0
+        while True:
+            index = self._pick()
+            try:
+                return self._once(index, path, head, body, waiting)
+            except OutOfTimeError:
+                raise self.too_late(index) from None
+            except _NotNowError as error:
+                if error.is_free:
+                    continue
+                pause_s = error.after_s
+                if pause_s is None:
+                    pause_s = _FIRST_PAUSE_S * 2.0**tries * random.uniform(0.5, 1.0)
+                with self._lock:
+                    if error.after_s is None and self._policy.count_down < len(self.pools):
+                        pause_s = 0.0  # another one is asked
+                tries += 1
+                most_s = min(_MOST_PAUSE_S, waiting.ends - time.monotonic())
+                if tries > self._retries or pause_s >= most_s:
+                    raise PredictorUnavailableError(
+                        f"[{self._name}] {self._targets[index]}: {error}"
+                    ) from None
+                waiting.pause(pause_s)
+
+    def refuse(self, index: int, why: object) -> NoReturn:
+        """Raise PredictorError: an answer came, but not one that can be used."""
+        text = self.shown(str(why))
+        raise PredictorError(f"[{self._name}] {self._targets[index]}: {text}")
+
+    def too_late(self, index: int) -> DeadlineError:
+        """Return the error of a call whose time is over."""
+        return DeadlineError(f"[{self._name}] {self._targets[index]} did not answer in time")
+
+    def shown(self, text: str) -> str:
+        """Return what a server says, in a line without the secret."""
+        return one_line(text.replace(self._secret, "***") if self._secret else text)
+
+    def close(self) -> None:
+        """Let no call begin any more; those under way finish."""
+        for pool in self.pools:
+            pool.close()
+
+    def _pick(self) -> int:
+        with self._lock:
+            for index in self._policy.due():
+                is_back = self.pools[index].probe()
+                if is_back:
+                    self._policy.answered(index)
+                elif is_back is not None:
+                    self._policy.failed(index)
+            found = self._policy.pick()
+        assert found is not None, "there is a server"
+        return found
+
+    def _once(self, index: int, path: str, head: bytes, body: bytes, waiting: Waiting) -> HttpCall:
+        target, pool = self._targets[index], self.pools[index]
+        waiting.left_s()
+        try:
+            connection = pool.take(waiting.ends)
+        except CannotConnectError as error:
+            self._failed(index, str(error))
+        was_idle = connection.has_answered
+        call = HttpCall(self, index, connection, HttpReader(target, MAX_ANSWER_BYTES))
+        try:
+            request = b"POST %b HTTP/1.1\r\nhost: %b\r\n%b%bcontent-length: %d\r\n\r\n%b" % (
+                (target.path + path).encode(),
+                target.authority.encode(),
+                self._head,
+                head,
+                len(body),
+                body,
+            )
+            connection.ask(request, call.reader, waiting)
+            if call.reader.status >= 300:
+                self._refuse_status(index, call, waiting)
+        except ConnectionLostError as error:
+            call.close()
+            if was_idle and not call.reader.headers:  # the server had closed it
+                raise _NotNowError(str(error), is_free=True) from None
+            self._failed(index, str(error))
+        except BaseException:
+            call.close()
+            raise
+        with self._lock:
+            self._policy.answered(index)
+        return call
+
+    def _failed(self, index: int, why: str) -> NoReturn:
+        with self._lock:
+            was_well = self._policy.failed(index)
+        if was_well and len(self.pools) > 1:
+            _LOGGER.warning("[%s] %s is left out: %s", self._name, self._targets[index], why)
+        raise _NotNowError(why)
+
+    def _refuse_status(self, index: int, call: HttpCall, waiting: Waiting) -> NoReturn:
+        status = call.reader.status
+        said = self.shown(call.body(waiting)[:1000].decode("utf-8", "replace"))
+        text = f"answered {status}: {said}"
+        if status in _LATER:
+            raise _NotNowError(text, after_s=_retry_after_s(call.reader.headers))
+        kind: type[PipelineError] = InputError if status in _CALLERS else PredictorError
+        raise kind(f"[{self._name}] {self._targets[index]} {text}")
+
+
+def _pool_of(target: HttpTarget, tls: ssl.SSLContext | None) -> Pool[HttpConnection]:
+    own = tls if target.is_tls else None
+    return Pool(
+        (target.host, target.port),
+        lambda connected: HttpConnection(connected, own, target.host),
+    )
+
+
+def _retry_after_s(headers: dict[str, str]) -> float | None:
+    """Return when a server wants to be asked again; None: it does not say."""
+    said: Any = headers.get("retry-after", "")
+    try:
+        return max(0.0, float(said))
+    except ValueError:
+        pass
+    try:
+        at = email.utils.parsedate_to_datetime(said)
+        return max(0.0, (at.astimezone(UTC) - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,142 @@
+"""HTTP/1.1 as clients speak it: lines of a head, and answers as their bytes come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import httptools
+
+from pipeline.errors import ClosedError, TooLargeError
+
+EVENTS = "text/event-stream"
+
+_MOST_HEAD_BYTES = 65536  # in which a head has to be at its end
+_FIELD_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
+_FIELD_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+
+
+def header_line(name: str, value: str) -> bytes:
+    """Return a line of a head. Raises ValueError: a field cannot be called, or hold, that."""
+    if not _FIELD_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a header field")
+    if not _FIELD_VALUE.fullmatch(value):
+        raise ValueError(
+            f"{name!r} is {value!r}: no header field holds control characters, nor others "
+            "than Latin-1's"
+        )
+    return f"{name}: {value}\r\n".encode("latin-1")
+
+
+class HttpReader:
+    """Reader of one answer: bytes in, a head and a body out.
+
+    Args:
+        peer: who answers, for error texts.
+        most_bytes: of a body that is read whole, and of one event.
+
+    Attributes:
+        body: what of it came and was not taken.
+        headers: by their names in lower case.
+        is_behind_head: the head is known.
+        is_whole: the end of the body came.
+    """
+
+    def __init__(self, peer: object, most_bytes: int) -> None:
+        self.body = bytearray()
+        self.headers: dict[str, str] = {}
+        self.is_behind_head: bool = False
+        self.is_whole: bool = False
+        self._peer = peer
+        self._most_bytes = most_bytes
+        self._parser = httptools.HttpResponseParser(self)
+        self._stays = False
+        self._head_bytes = 0
+        self._searched = 0  # of the body: there is no end of a line in it
+        self._name = b""
+        self._data = bytearray()
+
+    def take(self, data: bytes) -> None:
+        """Take what was received; b"": the peer has closed. Raises PipelineError."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise ClosedError(f"{self._peer}: the answer is no HTTP: {error}") from None
+        except httptools.HttpParserUpgrade:
+            raise ClosedError(f"{self._peer} changed to another protocol") from None
+        if not self.is_behind_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MOST_HEAD_BYTES:
+                raise ClosedError(f"{self._peer}: the head of the answer does not end")
+        if not data and self.is_behind_head and not self._says_length():
+            self.is_whole = True
+
+    @property
+    def status(self) -> int:
+        """Return the status of the answer."""
+        return int(self._parser.get_status_code())
+
+    @property
+    def kind(self) -> str:
+        """Return the media type of the body."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def keeps_open(self) -> bool:
+        """Return whether another request may follow on the connection."""
+        return self.is_whole and self._says_length() and self._stays
+
+    def events(self) -> Iterator[tuple[bytes, bytes]]:
+        """Take the server-sent events that are whole: the name and the data of each.
+
+        Comments have neither. Raises TooLargeError: one is too large.
+        """
+        while (end := self.body.find(b"\n", self._searched)) >= 0:
+            line = bytes(self.body[:end]).removesuffix(b"\r")
+            del self.body[: end + 1]
+            self._searched = 0
+            field, _, value = line.partition(b":")
+            value = value.removeprefix(b" ")
+            if field == b"data":
+                self._data += b"\n" + value if self._data else value
+                self.check_size(self._data)
+            elif field == b"event":
+                self._name = value
+            elif not line and (self._name or self._data):
+                event = self._name, bytes(self._data)
+                self._name, self._data = b"", bytearray()
+                yield event
+        self._searched = len(self.body)
+        self.check_size(self.body)
+
+    def check_size(self, part: bytes | bytearray) -> None:
+        """Raise TooLargeError for a part that is larger than any may be."""
+        if len(part) > self._most_bytes:
+            raise TooLargeError(
+                f"{self._peer}: an answer is larger than max_message_bytes ({self._most_bytes})"
+            )
+
+    def _says_length(self) -> bool:
+        return "content-length" in self.headers or "transfer-encoding" in self.headers
+
+    # What the parser calls ----------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header field."""
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """Take the end of the head."""
+        self.is_behind_head = True
+        self._stays = self._parser.should_keep_alive()
+
+    def on_body(self, data: bytes) -> None:
+        """Take a piece of the body."""
+        self.body += data
+
+    def on_message_complete(self) -> None:
+        """Take the end of the body; of 100 and the like, behind which the answer comes."""
+        if self.status < 200:
+            self.headers, self.is_behind_head = {}, False
+        else:
+            self.is_whole = True

@@ -1,0 +1,379 @@
+"""The predictor for servers of OpenAI's API: against one that a test plays, and ours."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from doubles import client_of, http, server_for
+from openai_models import SaysByWord, openai_server
+from openai_upstream import KEY, USAGE, Upstream, chat, delta, says, streams, upstream
+
+from pipeline import Op, PipelineServer, RequestOp
+from pipeline.data import RequestContext
+from pipeline.errors import (
+    ClosedError,
+    DeadlineError,
+    InitError,
+    InputError,
+    PredictorError,
+    PredictorUnavailableError,
+)
+from pipeline.predictors.remote.base import RemoteModel, connect_remote_predictor
+from pipeline.predictors.remote.openai import OpenAIPredictor
+
+ASK = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0.5}
+HELLO = (delta(role="assistant", content=""), delta(content="he"), delta(content="llo"))
+
+
+@contextlib.contextmanager
+def asking(*endpoints: str, **options: Any) -> Iterator[OpenAIPredictor]:
+    """A predictor that asks servers."""
+    options = {"api_key": KEY, **options}
+    model = RemoteModel("llm", "openai", endpoints, model_name="small", options=options)
+    predictor: Any = connect_remote_predictor(model)
+    try:
+        yield predictor
+    finally:
+        predictor.close()
+
+
+@contextlib.contextmanager
+def played(*answers: Any, **options: Any) -> Iterator[tuple[OpenAIPredictor, Upstream]]:
+    with upstream(*answers) as server, asking(server.url, **options) as predictor:
+        yield predictor, server
+
+
+class Asks(Op):
+    """Asks a model elsewhere, part by part."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("llm", [RequestOp()], client_type="openai", **options)
+
+    def preprocess(self, input_dicts: Any) -> Any:
+        return {"messages": [{"role": "user", "content": input_dicts["@DAGExecutor"]["prompt"]}]}
+
+    def process(self, feed_batch: Any, *, context: Any) -> Any:
+        yield from self.client.stream(feed_batch[0], context)
+
+    def postprocess(self, input_dicts: Any, fetch_data: Any) -> Any:
+        return {name: str(value) for name, value in fetch_data.items()}
+
+
+# What is asked, and what is made of the answer ---------------------------------------------------
+
+
+def test_a_chat_is_asked_as_it_is_and_answered_with_our_names():
+    calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    with played(says(chat(None, "tool_calls", tool_calls=calls))) as (predictor, server):
+        answer = predictor.predict({**ASK, "seed": None, "top_p": np.array([0.25])})
+    (asked,) = server.asked
+    assert asked.path == "/v1/chat/completions"
+    assert asked.body == {"model": "small", **ASK, "top_p": 0.25}
+    assert asked.headers["authorization"] == f"Bearer {KEY}"
+    assert answer == {
+        "text": "",
+        "tool_calls": calls,
+        "finish_reason": "tool_calls",
+        "prompt_tokens": 5,
+        "completion_tokens": 2,
+    }
+
+
+def test_a_text_and_only_the_outputs_that_are_wanted():
+    completion = {"choices": [{"index": 0, "text": "b c", "finish_reason": "length"}]}
+    with played(says(completion)) as (predictor, server):
+        assert predictor.predict({"prompt": ["a"]}, ["text"]) == {"text": "b c"}
+    assert server.asked[0].path == "/v1/completions"
+    assert server.asked[0].body["prompt"] == "a"
+
+
+@pytest.mark.parametrize("in_base64", [True, False])
+def test_a_batch_is_embedded_by_one_call(in_base64):
+    rows = np.arange(6, dtype="<f4").reshape(3, 2)
+    form = (
+        (lambda row: base64.b64encode(row.tobytes()).decode()) if in_base64 else np.ndarray.tolist
+    )
+    data = [{"index": at, "embedding": form(rows[at])} for at in (2, 0, 1)]
+    with played(says({"data": data, "usage": {"prompt_tokens": 9}})) as (predictor, server):
+        answer = predictor.predict({"input": np.array(["a", "b", "c"], object), "dimensions": 2})
+    np.testing.assert_array_equal(answer["embedding"], rows)
+    assert answer["prompt_tokens"].tolist() == [9, 0, 0]
+    assert server.asked[0].body == {
+        "model": "small",
+        "encoding_format": "base64",
+        "input": ["a", "b", "c"],
+        "dimensions": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"<html>", "cannot be used"),
+        (b"[]", "no object"),
+        ({"choices": []}, "cannot be used"),
+        ({"choices": [{"message": {"content": 3}}]}, "the text is none"),
+        ({**chat("a"), "usage": {"prompt_tokens": -1}}, "no counts"),
+    ],
+)
+def test_an_answer_that_is_none(answer, said):
+    with played(says(answer)) as (predictor, _), pytest.raises(PredictorError, match=said):
+        predictor.predict(ASK)
+
+
+def test_too_few_embeddings_are_refused():
+    answer = says({"data": [{"index": 0, "embedding": [1.0]}]})
+    with played(answer) as (predictor, _), pytest.raises(PredictorError, match="1 embeddings"):
+        predictor.predict({"input": ["a", "b"]})
+
+
+@pytest.mark.parametrize(
+    "feed", [{"text": "a"}, {"input": ["a", "b"], "user": ["x", "y"]}, {"prompt": object()}]
+)
+def test_what_cannot_be_asked(feed):
+    with played(says({})) as (predictor, server), pytest.raises(InputError):
+        predictor.predict(feed)
+    assert not server.asked
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["", "ftp://a", "http://user:pass@a/v1", "http://a:x", "nowhere"]
+)
+def test_endpoints_that_are_none(endpoint):
+    with pytest.raises(InitError, match=r"op\.llm\.server_endpoints") as raised, asking(endpoint):
+        pass
+    assert "pass" not in str(raised.value)
+
+
+# Streams ----------------------------------------------------------------------
+
+
+def test_parts_come_as_they_are_said_and_the_connection_is_kept():
+    chunks = (*HELLO, delta("stop"), USAGE)
+    with played(streams(*chunks)) as (predictor, server):
+        first = list(predictor.stream(ASK))
+        assert list(predictor.stream(ASK)) == first
+    assert first == [
+        {"text": "he"},
+        {"text": "llo"},
+        {"text": "", "finish_reason": "stop"},
+        {"text": "", "prompt_tokens": 5, "completion_tokens": 2},
+    ]
+    assert [asked.connection for asked in server.asked] == [1, 1]
+    assert server.asked[0].body["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (streams(*HELLO, end=b""), "cut off"),
+        (streams(*HELLO, is_cut=True), "cut off"),
+        (streams(*HELLO, {"error": {"message": f"no more of {KEY}"}}), r"no more of \*\*\*"),
+        (streams(*HELLO, 3), "no object"),
+    ],
+)
+def test_a_stream_that_goes_wrong_ends_behind_its_parts(answer, said):
+    with played(answer) as (predictor, _):
+        parts = predictor.stream(ASK)
+        assert [next(parts)["text"], next(parts)["text"]] == ["he", "llo"]
+        with pytest.raises(PredictorError, match=said):
+            next(parts)
+
+
+def test_a_stream_that_is_closed_closes_the_call():
+    never = threading.Event()
+    with played(streams(*HELLO, then=never)) as (predictor, server):
+        parts = predictor.stream(ASK)
+        next(parts)
+        parts.close()
+        assert server.left.get(timeout=10) == 1
+        never.set()
+
+
+def test_a_call_ends_while_the_model_is_silent_when_nobody_waits_any_more():
+    never, left = threading.Event(), threading.Event()
+    context = (RequestContext(data_id=1, is_over=left.is_set),)
+    with played(streams(then=never)) as (predictor, server):
+        threading.Timer(0.01, left.set).start()
+        with pytest.raises(ClosedError):
+            next(predictor.stream(ASK, context))
+        assert server.left.get(timeout=10) == 1
+        with pytest.raises(ClosedError):
+            predictor.predict(ASK, context=context)
+        never.set()
+
+
+def test_the_deadline_ends_a_call():
+    never = threading.Event()
+    with played(streams(then=never)) as (predictor, server):
+        with pytest.raises(DeadlineError, match=r"\[llm\] http://127"):
+            predictor.predict(ASK, deadline_s=0.1)
+        assert server.left.get(timeout=10) == 1
+        never.set()
+
+
+# Attempts ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+def test_it_asks_again_when_the_server_says(status):
+    busy = says({"error": {"message": "busy"}}, status, retry_after="0")
+    with played(busy, busy, says(chat("hello"))) as (predictor, server):
+        assert predictor.predict(ASK)["text"] == "hello"
+    assert len(server.asked) == 3
+
+
+def test_it_does_not_wait_for_longer_than_there_is_time():
+    busy = says({}, 429, retry_after="30")
+    refused = pytest.raises(PredictorUnavailableError, match="answered 429")
+    with played(busy) as (predictor, server), refused:
+        predictor.predict(ASK, deadline_s=20)
+    assert len(server.asked) == 1
+
+
+def test_attempts_are_counted():
+    busy = says({}, 503, retry_after="0")
+    refused = pytest.raises(PredictorUnavailableError, match="answered 503")
+    with played(busy, retries=1) as (predictor, server), refused:
+        next(predictor.stream(ASK))
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, InputError), (422, InputError), (404, PredictorError), (500, PredictorError)],
+)
+def test_other_errors_are_told_at_once(status, kind):
+    refused = pytest.raises(kind, match=f"answered {status}.*no such")
+    with played(says({"error": {"message": "no such"}}, status)) as (predictor, server), refused:
+        predictor.predict(ASK)
+    assert len(server.asked) == 1
+
+
+def test_a_kept_connection_that_the_server_closed_is_opened_again():
+    def closes(handler: Any, asked: Any) -> None:
+        handler.close_connection = True
+
+    with played(says(chat("one")), closes, says(chat("two"))) as (predictor, server):
+        assert predictor.predict(ASK)["text"] == "one"
+        assert predictor.predict(ASK)["text"] == "two"
+    assert [asked.connection for asked in server.asked] == [1, 1, 2]
+
+
+def test_a_server_that_is_down_is_left_out(caplog):
+    caplog.set_level(logging.WARNING)
+    with socket.create_server(("127.0.0.1", 0)) as taken, upstream(says(chat("hello"))) as server:
+        dead = f"127.0.0.1:{taken.getsockname()[1]}"
+        taken.close()
+        with asking(dead, server.url) as predictor:
+            assert [predictor.predict(ASK)["text"] for _ in range(3)] == ["hello"] * 3
+    assert caplog.text.count("is left out") == 1
+
+
+# The key ----------------------------------------------------------------------
+
+
+def test_the_key_is_in_no_error_and_no_log(caplog, tmp_path):
+    caplog.set_level(logging.DEBUG)
+    file = tmp_path / "key"
+    file.write_text(KEY + "\n")
+    refuses = says({"error": {"message": f"Incorrect API key: {KEY}"}}, 401)
+    config = tmp_path / "config.yml"
+    with upstream(refuses) as server:
+        config.write_text(
+            "rpc_port: 0\nop:\n  llm:\n    client_type: openai\n"
+            f"    server_endpoints: ['{server.url}']\n    api_key: ${{file:{file}}}\n"
+        )
+        from pipeline import PipelineServer, ResponseOp
+
+        served = PipelineServer("svc")
+        served.set_response_op(ResponseOp(Asks()))
+        served.prepare_server(str(config))
+        with served, client_of(served) as client:
+            answer = client.predict({"prompt": "a"})
+    assert server.asked[0].headers["authorization"] == f"Bearer {KEY}"
+    assert "Incorrect API key: ***" in answer.err_msg
+    assert KEY not in caplog.text
+
+
+def test_a_key_that_is_none_is_not_shown():
+    refused = pytest.raises(InitError, match="api_key")
+    with refused as raised, asking("http://127.0.0.1:1", api_key=f"{KEY}\nx"):
+        pass
+    assert KEY not in str(raised.value)
+    assert KEY not in repr(raised.value.__cause__)
+
+
+# Servers of ours --------------------------------------------------------------
+
+
+def settings(url: str, **more: Any) -> dict[str, Any]:
+    return {"llm": {"client_type": "openai", "server_endpoints": [url], "api_key": KEY, **more}}
+
+
+def test_an_op_streams_what_another_server_of_ours_says():
+    with openai_server(SaysByWord()) as model:
+        url = f"http://127.0.0.1:{model.http_port}/v1"
+        with (
+            server_for(Asks(), op=settings(url, model_name="echo")) as server,
+            client_of(server) as client,
+            client.predict_stream({"prompt": "a b c"}) as parts,
+        ):
+            said = [part["text"] for part in parts]
+    assert "".join(said).endswith(" a b c")
+    assert len(said) > 3
+
+
+class Whole(Op):
+    """Asks a model elsewhere for the whole answer: `process` is the library's."""
+
+    def preprocess(self, input_dicts: Any) -> Any:
+        text = input_dicts["@DAGExecutor"]["prompt"]
+        return {"messages": [{"role": "user", "content": text}]}
+
+    def postprocess(self, input_dicts: Any, fetch_data: Any) -> Any:
+        return {"text": fetch_data["text"]}
+
+
+def ask(server: PipelineServer, text: str) -> Any:
+    return http(server, "POST", "/svc/prediction", {"key": ["prompt"], "value": [text]})[2]
+
+
+def test_a_plain_op_answers_at_once():
+    with (
+        openai_server() as model,
+        server_for(
+            Whole("llm", [RequestOp()]),
+            op=settings(f"http://127.0.0.1:{model.http_port}/v1", model_name="talks"),
+        ) as server,
+    ):
+        assert ask(server, "a b")["value"] == ["a b"]
+
+
+def test_tokens_that_were_used_are_counted():
+    with (
+        upstream(says(chat("hello"))) as model,
+        server_for(Whole("llm", [RequestOp()]), op=settings(model.url)) as server,
+    ):
+        ask(server, "a")
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.http_port}/metrics") as page:
+            shown = page.read().decode()
+    assert 'model_tokens_total{kind="prompt",model="llm",op="llm"} ' in shown
+
+
+def test_chats_of_several_callers_are_never_one():
+    with (
+        upstream(says(chat("hello"))) as model,
+        server_for(Whole("llm", [RequestOp()]), op=settings(model.url, batch_size=2)) as server,
+    ):
+        assert "batch_size above 1 is for embeddings" in ask(server, "a")["err_msg"]
+    assert not model.asked
