@@ -119,7 +119,7 @@ class Waiting:
         return left if self._is_cancelled is None else min(left, _LOOK_S)
 
 
-class HttpConnection:
+class UpstreamConnection:
     """A connection to a server, which one caller has to itself while it asks."""
 
     def __init__(self, connected: socket.socket, tls: ssl.SSLContext | None, host: str) -> None:
@@ -189,11 +189,11 @@ class HttpConnection:
                 )
 
 
-class HttpCall:
+class UpstreamCall:
     """An answer that comes. `close` ends it, and the server's work where that is not done."""
 
     def __init__(
-        self, calls: HttpCalls, index: int, connection: HttpConnection, reader: HttpReader
+        self, calls: HttpCalls, index: int, connection: UpstreamConnection, reader: HttpReader
     ) -> None:
         self.reader: HttpReader = reader
         self.index: int = index
@@ -262,7 +262,7 @@ class HttpCalls:
         self._policy = EndpointPolicy(len(targets))
         self._lock = threading.Lock()  # of the policy
 
-    def begin(self, path: str, head: bytes, body: bytes, waiting: Waiting) -> HttpCall:
+    def begin(self, path: str, head: bytes, body: bytes, waiting: Waiting) -> UpstreamCall:
         """Send a request; return the answer, whose head came and says that it went well.
 
         A server may be asked twice.
@@ -327,7 +327,9 @@ class HttpCalls:
         assert found is not None, "there is a server"
         return found
 
-    def _once(self, index: int, path: str, head: bytes, body: bytes, waiting: Waiting) -> HttpCall:
+    def _once(
+        self, index: int, path: str, head: bytes, body: bytes, waiting: Waiting
+    ) -> UpstreamCall:
         target, pool = self._targets[index], self.pools[index]
         waiting.left_s()
         try:
@@ -335,7 +337,7 @@ class HttpCalls:
         except CannotConnectError as error:
             self._failed(index, str(error))
         was_idle = connection.has_answered
-        call = HttpCall(self, index, connection, HttpReader(target, MAX_ANSWER_BYTES))
+        call = UpstreamCall(self, index, connection, HttpReader(target, MAX_ANSWER_BYTES))
         try:
             request = b"POST %b HTTP/1.1\r\nhost: %b\r\n%b%bcontent-length: %d\r\n\r\n%b" % (
                 (target.path + path).encode(),
@@ -367,7 +369,7 @@ class HttpCalls:
             _LOGGER.warning("[%s] %s is left out: %s", self._name, self._targets[index], why)
         raise _NotNowError(why)
 
-    def _refuse_status(self, index: int, call: HttpCall, waiting: Waiting) -> NoReturn:
+    def _refuse_status(self, index: int, call: UpstreamCall, waiting: Waiting) -> NoReturn:
         status = call.reader.status
         said = self.shown(call.body(waiting)[:1000].decode("utf-8", "replace"))
         text = f"answered {status}: {said}"
@@ -377,11 +379,11 @@ class HttpCalls:
         raise kind(f"[{self._name}] {self._targets[index]} {text}")
 
 
-def _pool_of(target: HttpTarget, tls: ssl.SSLContext | None) -> Pool[HttpConnection]:
+def _pool_of(target: HttpTarget, tls: ssl.SSLContext | None) -> Pool[UpstreamConnection]:
     own = tls if target.is_tls else None
     return Pool(
         (target.host, target.port),
-        lambda connected: HttpConnection(connected, own, target.host),
+        lambda connected: UpstreamConnection(connected, own, target.host),
     )
 
 

@@ -21,7 +21,7 @@ from pipeline.deadline import time_left
 from pipeline.errors import ConfigError, InitError, InputError
 from pipeline.metrics import METRICS
 from pipeline.predictors.remote.base import RemoteModel
-from pipeline.predictors.remote.http_calls import HttpCall, HttpCalls, Waiting, target_of
+from pipeline.predictors.remote.http_calls import UpstreamCall, HttpCalls, Waiting, target_of
 from pipeline.predictors.signature import only_feed, refuse_unknown_arguments
 from pipeline.proto.http import EVENTS, header_line
 from pipeline.tracing.context import HEADER, call_trace
@@ -150,7 +150,7 @@ class OpenAIPredictor:
 
     def _begin(
         self, path: str, accept: str, asked: Mapping[str, Any], waiting: Waiting
-    ) -> HttpCall:
+    ) -> UpstreamCall:
         head = header_line("accept", accept)
         if trace := call_trace():
             head += header_line(HEADER, trace)
@@ -162,7 +162,9 @@ class OpenAIPredictor:
             raise InputError(f"[{self._name}] this cannot be sent as JSON: {error}") from None
         return self._calls.begin(path, head, body, waiting)
 
-    def _parts(self, call: HttpCall, context: Sequence[RequestContext]) -> Iterator[dict[str, Any]]:
+    def _parts(
+        self, call: UpstreamCall, context: Sequence[RequestContext]
+    ) -> Iterator[dict[str, Any]]:
         has_ended = False
         while True:
             for _, data in call.reader.events():

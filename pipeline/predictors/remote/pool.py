@@ -43,7 +43,7 @@ class OutOfTimeError(Exception):
     """The deadline passed. The connection may be used again, unless the request was not sent."""
 
 
-class Connection(Protocol):
+class PooledConnection(Protocol):
     """A connection of a protocol, which one caller has to itself while it asks."""
 
     is_usable: bool
@@ -56,7 +56,7 @@ class Connection(Protocol):
         """Close the socket; in a forked child the parent's end of the line stays open."""
 
 
-_Kind = TypeVar("_Kind", bound=Connection)
+_Kind = TypeVar("_Kind", bound=PooledConnection)
 
 
 def prepare(connected: socket.socket) -> None:
