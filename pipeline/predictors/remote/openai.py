@@ -21,7 +21,7 @@ from pipeline.deadline import time_left
 from pipeline.errors import ConfigError, InitError, InputError
 from pipeline.metrics import METRICS
 from pipeline.predictors.remote.base import RemoteModel
-from pipeline.predictors.remote.http_calls import UpstreamCall, HttpCalls, Waiting, target_of
+from pipeline.predictors.remote.http_calls import HttpCalls, UpstreamCall, Waiting, target_of
 from pipeline.predictors.signature import only_feed, refuse_unknown_arguments
 from pipeline.proto.http import EVENTS, header_line
 from pipeline.tracing.context import HEADER, call_trace
