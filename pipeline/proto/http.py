@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import httptools
 
@@ -43,14 +44,14 @@ class HttpReader:
     """
 
     def __init__(self, peer: object, most_bytes: int) -> None:
-        self.body = bytearray()
+        self.body: bytearray = bytearray()
         self.headers: dict[str, str] = {}
         self.is_behind_head: bool = False
         self.is_whole: bool = False
         self._peer = peer
         self._most_bytes = most_bytes
-        self._parser = httptools.HttpResponseParser(self)
-        self._stays = False
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._stays: bool = False
         self._head_bytes = 0
         self._searched = 0  # of the body: there is no end of a line in it
         self._name = b""

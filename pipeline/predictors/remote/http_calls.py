@@ -253,7 +253,7 @@ class HttpCalls:
         self, name: str, targets: Sequence[HttpTarget], head: bytes, retries: int, secret: str
     ) -> None:
         tls = ssl.create_default_context() if any(one.is_tls for one in targets) else None
-        self.pools = [_pool_of(target, tls) for target in targets]
+        self.pools: list[Pool[UpstreamConnection]] = [_pool_of(target, tls) for target in targets]
         self._name = name
         self._targets = targets
         self._head = head
