@@ -62,7 +62,8 @@ def parts_of(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for count, word in enumerate(words, 1):
         more = {"logprobs": [logprob_of(word)]} if asked.get("logprobs") else {}
         yield {"text": word, **more, **counts, "completion_tokens": count}
-    yield {"finish_reason": "length" if len(words) < len(WORDS) else "stop"}
+    is_cut = len(words) < len(WORDS) and len(words) == asked.get("max_tokens")
+    yield {"finish_reason": "length" if is_cut else "stop"}
 
 
 def calls_of(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

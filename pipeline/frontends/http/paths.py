@@ -72,7 +72,11 @@ class Paths:
         return endpoint
 
 
-_METHODS: Mapping[str, tuple[str, ...]] = {"GET": ("GET", "HEAD"), "POST": ("POST",)}
+_METHODS: Mapping[str, tuple[str, ...]] = {
+    "GET": ("GET", "HEAD"),
+    "POST": ("POST",),
+    "GET, DELETE": ("GET", "HEAD", "DELETE"),
+}
 
 
 async def begun(stream: WebStream) -> WebStream:

@@ -55,6 +55,27 @@ _MODEL = {
     "required": ["id", "object", "created", "owned_by"],
     "properties": {"id": _TEXT, "object": _TEXT, "created": {"type": "integer"}, "owned_by": _TEXT},
 }
+_INPUT = {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}
+_RESPONSE_ARGUMENTS: Mapping[str, Any] = {
+    "instructions": _TEXT,
+    "max_output_tokens": _COUNT,
+    "temperature": _NUMBER,
+    "top_p": _NUMBER,
+    "previous_response_id": _TEXT,
+    "stream": {"type": "boolean", "default": False},
+}
+_RESPONSE = {
+    "type": "object",
+    "required": ["id", "object", "status", "output"],
+    "properties": {
+        "id": _TEXT,
+        "object": _TEXT,
+        "status": {"enum": ["completed", "incomplete"]},
+        "output": {"type": "array", "items": {"type": "object"}},
+        "usage": {"type": "object"},
+    },
+}
+_ASKED = {"response": "chat"}  # kinds of models, where not the same
 _HELLO = {"role": "user", "content": "hello"}
 
 
@@ -76,12 +97,14 @@ def described(models: Mapping[str, ModelOptions]) -> Described:
                 },
             }
         ),
+        "OpenAIResponse": _RESPONSE,
         "OpenAIModels": _list_of(_reference("OpenAIModel")),
     }
     messages = {"type": "array", "items": _MESSAGE, "minItems": 1}
     kinds: list[tuple[str, str, str, Any, Any, Mapping[str, Any]]] = [
         ("chat", "/v1/chat/completions", "messages", messages, [_HELLO], _ARGUMENTS),
         ("completion", "/v1/completions", "prompt", _TEXTS, "hello", _ARGUMENTS),
+        ("response", "/v1/responses", "input", _INPUT, "hello", _RESPONSE_ARGUMENTS),
         (
             "embedding",
             "/v1/embeddings",
@@ -91,10 +114,16 @@ def described(models: Mapping[str, ModelOptions]) -> Described:
             {"encoding_format": {"enum": ["float", "base64"]}, "dimensions": _COUNT},
         ),
     ]
-    answers = {"chat": "OpenAIChat", "completion": "OpenAICompletion"}
+    answers = {
+        "chat": "OpenAIChat",
+        "completion": "OpenAICompletion",
+        "response": "OpenAIResponse",
+    }
     paths: dict[str, Any] = {}
     for kind, path, name, schema, example, arguments in kinds:
-        if ids := [model_id for model_id, model in models.items() if kind in model.kinds]:
+        if ids := [
+            model_id for model_id, model in models.items() if _ASKED.get(kind, kind) in model.kinds
+        ]:
             answer = answers.get(kind, "OpenAIEmbeddings")
             body = _body(ids, {name: schema, **arguments}, {name: example})
             paths[path] = {"post": _post(f"openai_{kind}", body, answer, kind in answers)}

@@ -46,14 +46,18 @@ def reply_to(error: PipelineError | HttpError) -> WebResponse:
 
 def error_body(error: PipelineError, status: int | None = None) -> bytes:
     """Return the JSON of an error; `status` it is answered with, if not the error's own."""
+    return orjson.dumps({"error": error_of(error, status)})
+
+
+def error_of(error: PipelineError, status: int | None = None) -> dict[str, str | None]:
+    """Return what is said of an error; `status` as above."""
     argument = error if isinstance(error, ArgumentError) else None
-    said = {
+    return {
         "message": utf8_text(shortened(str(error))),
         "type": _type_of(status or http_status_of(error)),
         "param": argument.param if argument else _path_in(error),
         "code": argument.reason if argument else _code_of(error),
     }
-    return orjson.dumps({"error": said})
 
 
 def _type_of(status: int) -> str:

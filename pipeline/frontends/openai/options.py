@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 
 class ModelOptions(Struct, frozen=True, kw_only=True):
@@ -42,3 +42,8 @@ class OpenAIOptions(Struct, frozen=True, kw_only=True):
         Mapping[str, ModelOptions],
         "One mapping for each model, by its id; none: each pipeline is a model of kind text.",
     ] = {}
+    stored_responses: Annotated[
+        int,
+        "Responses that are kept for `previous_response_id`, the newest of all; 0: none.",
+        Meta(ge=0, le=1_000_000),
+    ] = 0

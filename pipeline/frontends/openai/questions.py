@@ -19,6 +19,8 @@ from pipeline.frontends.openai.options import ModelOptions
 MOST_TEXTS = 2048
 """Texts that one request may have, or be answered with."""
 
+_MOST_TOKEN = 2**31 - 1
+
 
 class Questions(NamedTuple):
     """Content of one request: the fields of each text, and how the answer is to be.
@@ -111,18 +113,30 @@ def _text_of(part: Any, where: str) -> str:
     raise ArgumentError(f"{where} must be text, or a part of type 'text'", where)
 
 
-def _texts_of(body: Fields, name: str) -> Sequence[str]:
-    """Return the one text or the several that an argument has."""
+def _texts_of(body: Fields, name: str) -> Sequence[Any]:
+    """Return the one text or the several that an argument has; each may be a list of tokens."""
     given = body.get(name)
-    texts = [given] if isinstance(given, str) else given
+    is_one = isinstance(given, str) or (
+        isinstance(given, list) and bool(given) and isinstance(given[0], int)
+    )
+    texts = [given] if is_one else given
     if not isinstance(texts, list) or not texts or len(texts) > MOST_TEXTS:
-        text = f"{name} must be a text, or a list of up to {MOST_TEXTS} texts"
+        text = f"{name} must be a text, or a list of up to {MOST_TEXTS} texts, or of their tokens"
         raise ArgumentError(text, name)
     for at, each in enumerate(texts):
         if not isinstance(each, str):
-            where = f"{name}[{at}]"
-            raise ArgumentError(f"{where} must be text: tokens are not taken", where)
+            _check_tokens(each, name if is_one else f"{name}[{at}]")
     return texts
+
+
+def _check_tokens(tokens: Any, where: str) -> None:
+    """Raise ArgumentError unless these are tokens."""
+    if not isinstance(tokens, list) or not tokens:
+        raise ArgumentError(f"{where} must be text, or a list of tokens", where)
+    for at, token in enumerate(tokens):
+        if type(token) is not int or not 0 <= token <= _MOST_TOKEN:
+            where = f"{where}[{at}]"
+            raise ArgumentError(f"{where} must be a token: 0 to {_MOST_TOKEN}", where)
 
 
 def _questions(body: Fields, model: ModelOptions, prompts: Sequence[Fields]) -> Questions:

@@ -39,14 +39,20 @@ from pipeline.frontends.openai.questions import (
     completion_questions,
     embedding_questions,
 )
+from pipeline.frontends.openai.response_writer import ResponseWriter
+from pipeline.frontends.openai.responses import KeptResponses, ResponseReader
 from pipeline.frontends.openai.writers import ChatWriter, CompletionWriter
 from pipeline.proto.plain_json import read_large_object, read_object
 from pipeline.proto.slices import Limits, is_short
 
-_FORMS: Mapping[str, Form] = {
-    "/v1/chat/completions": Form("chat", chat_questions, ChatWriter),
-    "/v1/completions": Form("completion", completion_questions, CompletionWriter),
-}
+
+def forms(kept: KeptResponses) -> Mapping[str, Form]:
+    """Return the forms of texts by their paths; `kept` has the responses."""
+    return {
+        "/v1/chat/completions": Form("chat", chat_questions, ChatWriter),
+        "/v1/completions": Form("completion", completion_questions, CompletionWriter),
+        "/v1/responses": Form("chat", ResponseReader(kept), partial(ResponseWriter, kept)),
+    }
 
 
 def openai(context: FrontendContext, options: OpenAIOptions) -> None:
@@ -56,7 +62,8 @@ def openai(context: FrontendContext, options: OpenAIOptions) -> None:
     models = Models(options.models, pipelines)
     context.described.append(described(models.options))
     kept = StreamLimits(config.dag.max_parts, config.limits.message_bytes)
-    routes = OpenAIRoutes(models, offload, config.limits, kept)
+    responses = KeptResponses(options.stored_responses)
+    routes = OpenAIRoutes(models, offload, config.limits, kept, responses)
     context.routes.append(routes)
     context.lanes.append(routes)
 
@@ -65,13 +72,14 @@ openai.Options = OpenAIOptions  # type: ignore[attr-defined]
 
 
 class OpenAIRoutes:
-    """`/v1/chat/completions`, `/v1/completions`, `/v1/embeddings` and `/v1/models`.
+    """The paths below `/v1`: texts in each form, embeddings, models, and responses that are kept.
 
     Args:
         models: who is asked.
         offload: where large requests and answers are read and written; its owner stops it.
         limits: of JSON.
         kept: limits of a stream that becomes one answer.
+        responses: those that are kept.
     """
 
     def __init__(
@@ -80,18 +88,22 @@ class OpenAIRoutes:
         offload: Offload,
         limits: Limits,
         kept: StreamLimits,
+        responses: KeptResponses,
     ) -> None:
         self._models = models
         self._offload = offload
         self._limits = limits
         self._completion = partial(CompletionEndpoint, models, offload, kept)
+        self._responses = responses
+        self._forms = forms(responses)
         self._created = int(time.time())
         endpoints: dict[str, tuple[str, Answer]] = {
             "/v1/models": ("GET", self._list),
             "/v1/models/(?P<name>.+)": ("GET", self._show),
             "/v1/embeddings": ("POST", self._embed),
+            "/v1/responses/(?P<name>[^/]+)": ("GET, DELETE", self._kept_response),
         }
-        for path, form in _FORMS.items():
+        for path, form in self._forms.items():
             endpoints[path] = ("POST", partial(self._complete, form=form))
         self._paths = Paths("/v1", endpoints, _refuse_path, reply_to)
 
@@ -113,11 +125,21 @@ class OpenAIRoutes:
         about = {"created": self._created, "owned_by": "pipeline"}
         return {"id": model_id, "object": "model", **about}
 
+    # Responses ------------------------------------------------------------------------------
+
+    async def _kept_response(self, request: WebRequest, name: str) -> WebResponse:
+        """Show a response that is kept, or forget it."""
+        if request.method != "DELETE":
+            return WebResponse(body=self._responses.find(name).body)
+        self._responses.remove(name)
+        said = {"id": name, "object": "response", "deleted": True}
+        return WebResponse(body=orjson.dumps(said))
+
     # Completions ----------------------------------------------------------------------------
 
     def in_line(self, request: WebRequest) -> CompletionEndpoint | None:
         """Return what answers a POST with one text; None: it is left to `endpoint`."""
-        form = _FORMS.get(request.path)
+        form = self._forms.get(request.path)
         if form is None or not is_json(request.headers.get(b"content-type", b"")):
             return None
         return self._completion(form, request)
@@ -175,5 +197,5 @@ class OpenAIRoutes:
 async def _refuse_path(request: WebRequest, name: str) -> WebResponse:
     raise NoServiceError(
         f"no such path: {request.path}; there are /v1/chat/completions, /v1/completions, "
-        "/v1/embeddings and /v1/models"
+        "/v1/responses, /v1/embeddings and /v1/models"
     )

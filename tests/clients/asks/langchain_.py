@@ -64,6 +64,14 @@ def embeddings():
     same([each[0] for each in found], [3, 2])
 
 
+@ability("responses")
+def responses():
+    asked = ChatOpenAI(use_responses_api=True, max_retries=0, **LLM)
+    same(asked.invoke("hello").text, TEXT)
+    parts = list(asked.stream("hello"))
+    same(sum(parts[1:], parts[0]).text, TEXT)
+
+
 @ability("errors")
 def errors():
     with raises(openai.BadRequestError):

@@ -49,6 +49,13 @@ await ability("embeddings", async () => {
   const done = await client.embeddings.create({ model: "vectors", input: ["abc", "de"] });
   same(done.data.map((each) => each.embedding[0]), [3, 2]);
 });
+await ability("responses", async () => {
+  const asked = { model, input: "hello" };
+  same((await client.responses.create(asked)).output_text, TEXT);
+  same((await client.responses.stream(asked).finalResponse()).output_text, TEXT);
+  const late = await client.responses.create({ model, input: "fail late", stream: true });
+  await assert.rejects(Array.fromAsync(late), OpenAI.APIError);
+});
 await ability("errors", async () => {
   const create = (more) => client.chat.completions.create({ model, ...more });
   await assert.rejects(create({ model: "none", messages }), OpenAI.NotFoundError);

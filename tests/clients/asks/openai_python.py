@@ -74,6 +74,21 @@ def embeddings():
     same((done.data[0].embedding[0], done.usage.prompt_tokens), (2, 2))
 
 
+@ability("responses")
+def responses():
+    done = client.responses.create(input="hello", **SCRIPTED)
+    same((done.output_text, done.usage.output_tokens), (TEXT, 5))
+    with client.responses.stream(input="hello", **SCRIPTED) as events:
+        same(events.get_final_response().output_text, TEXT)
+    tool = {"type": "function", **TOOL["function"]}
+    (call,) = client.responses.create(input="hello", tools=[tool], **SCRIPTED).output
+    same((call.name, json.loads(call.arguments)), ("weather", ARGUMENTS))
+    done = client.responses.parse(input="hello", text_format=Person, **SCRIPTED)
+    same(done.output_parsed, Person(**PERSON))
+    with raises(openai.APIError):
+        list(client.responses.create(input="fail late", stream=True, **SCRIPTED))
+
+
 @ability("errors")
 def errors():
     with raises(openai.NotFoundError):

@@ -75,7 +75,7 @@ def test_bodies_and_paths_that_no_client_sends():
             ("POST", "/v1/completions", b"a", {"content-type": "text/plain"}, 415),
             ("POST", "/v1/completions", {"model": 3, "prompt": "a"}, {}, 400),
             ("POST", "/v1/completions", {"model": "echo", "prompt": "a", "stream": 1}, {}, 400),
-            ("POST", "/v1/embeddings", {"model": "places", "input": [1]}, {}, 400),
+            ("POST", "/v1/embeddings", {"model": "places", "input": [-1]}, {}, 400),
             ("POST", "/v1/embeddings", {"model": "places", "input": ["a"] * 2049}, {}, 400),
         ]
         for method, path, body, headers, expected in cases:
@@ -122,9 +122,10 @@ def test_the_document_of_the_server_describes_what_is_answered():
         validate(document)
         below = {path for path in document["paths"] if path.startswith("/v1")}
         assert below == {
-            "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
+            "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models",
+            "/v1/responses",
         }  # fmt: skip
-        for path in below - {"/v1/models"}:
+        for path in below - {"/v1/models", "/v1/responses"}:
             body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
             assert body["example"]["model"] in body["schema"]["properties"]["model"]["enum"]
             status, _, answer = http(server, "POST", path, body["example"])

@@ -68,7 +68,11 @@ def test_choices_of_a_prompt_stand_behind_each_other():
         ("prompt", {"prompt": None}),
         ("prompt", {"prompt": 3}),
         ("prompt[1]", {"prompt": ["a", 3]}),
-        ("prompt[0]", {"prompt": [[1, 2]]}),
+        ("prompt[0]", {"prompt": [[]]}),
+        ("prompt[0][1]", {"prompt": [[1, -2]]}),
+        ("prompt[1]", {"prompt": [1, 2**31]}),
+        ("prompt[1]", {"prompt": ["a", 1]}),
+        ("prompt[0]", {"prompt": [True]}),
         ("max_tokens", {"max_tokens": "5"}),
         ("max_tokens", {"max_tokens": 1.5}),
         ("max_tokens", {"max_tokens": True}),
@@ -141,8 +145,8 @@ def test_a_chat_is_a_prompt_or_its_messages():
         ("input", {}),
         ("input", {"input": []}),
         ("input", {"input": {"a": 1}}),
-        ("input[2]", {"input": ["a", "b", [1]]}),
-        ("input[0]", {"input": [15339, 1917]}),
+        ("input[2][0]", {"input": ["a", "b", [-1]]}),
+        ("input[1]", {"input": [15339, "a"]}),
         ("encoding_format", {"input": "a", "encoding_format": "hex"}),
         ("encoding_format", {"input": "a", "encoding_format": ["float"]}),
         ("dimensions", {"input": "a", "dimensions": 0}),
@@ -153,3 +157,17 @@ def test_the_input_that_is_wrong_is_named(param, body):
     with pytest.raises(ArgumentError) as caught:
         embedding_questions(body, MODEL)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("a", ["a"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+        (["a", [1]], ["a", [1]]),
+    ],
+)
+def test_a_text_may_be_a_list_of_tokens(given, found):
+    for read, name in ((completion_questions, "prompt"), (embedding_questions, "input")):
+        assert read({"model": "m", name: given}, MODEL).fields == [{name: each} for each in found]
