@@ -74,6 +74,9 @@ BUDGETS = {
     "a Python model alone": 4954,
     "a part of a stream": 990,  # some more, or fewer, as threads take turns
     "a part that goes alone": 1330,
+    "a chat": 3470,
+    "a part of a chat": 1237,  # 1.25 times "a part of a stream"
+    "a part of a chat that goes alone": 1662,  # 1.25 times "a part that goes alone"
     "a word of 32 callers": 960,  # some more, or fewer, as threads take turns
     "a Python model in a convoy of 8": 1950,  # fewer where all of them are read in one turn
     "a Python model in a message of 16": 1170,  # of the server: its worker is a process
@@ -440,28 +443,38 @@ _GATE: queue.SimpleQueue[None] = queue.SimpleQueue()
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
+CHAT = {"frontends": {"openai": {"models": {"svc": {"prompt": "x", "text": "x"}}}}}
+
+
+def asks_in_a_chat(count: int, **more: Any) -> bytes:
+    messages = [{"role": "user", "content": str(count)}]
+    return post("/v1/chat/completions", {"model": "svc", "messages": messages, **more})
+
+
 def asks_for_parts(count: int) -> bytes:
     pairs = {"key": ["x"], "value": [str(count)]}
     return post("/svc/prediction", pairs, "Accept: text/event-stream")
 
 
 @contextlib.contextmanager
-def speaking(parts: int) -> Iterator[Ask]:
-    request = asks_for_parts(parts)
-    with serving(chain(1, Speaks)) as server, over_http(server, request, _LAST_CHUNK) as ask:
+def speaking(request: bytes) -> Iterator[Ask]:
+    with (
+        serving(chain(1, Speaks), **CHAT) as server,
+        over_http(server, request, _LAST_CHUNK) as ask,
+    ):
         yield ask
 
 
 @contextlib.contextmanager
-def paced(parts: int) -> Iterator[Ask]:
+def paced(parts: int, request: bytes) -> Iterator[Ask]:
     """Ask for parts, each of which is made when the one before it has been read."""
     with (
-        serving(chain(1, Paced)) as server,
+        serving(chain(1, Paced), **CHAT) as server,
         contextlib.closing(Connection(server.http_port, _LAST_CHUNK)) as connection,
     ):
 
         def ask() -> None:
-            connection.send(asks_for_parts(parts))
+            connection.send(request)
             for number in range(parts):
                 _GATE.put(None)
                 connection.read_parts(number + 1)
@@ -525,10 +538,15 @@ def cases() -> dict[str, Callable[[], contextlib.AbstractContextManager[Ask]]]:
         "/api": lambda: http(chain(1), post("/api/svc", {"x": "1"})),
         "gRPC": over_grpc,
         "the link": lambda: http(chain(1), edge="gateway"),
-        "1 part of a stream": lambda: speaking(1),
-        "33 parts of a stream": lambda: speaking(33),
-        "1 part by itself": lambda: paced(1),
-        "9 parts by themselves": lambda: paced(9),
+        "a chat": lambda: http(chain(1), asks_in_a_chat(1), **CHAT),
+        "1 part of a stream": lambda: speaking(asks_for_parts(1)),
+        "33 parts of a stream": lambda: speaking(asks_for_parts(33)),
+        "1 part by itself": lambda: paced(1, asks_for_parts(1)),
+        "9 parts by themselves": lambda: paced(9, asks_for_parts(9)),
+        "1 piece of a chat": lambda: speaking(asks_in_a_chat(1, stream=True)),
+        "33 pieces of a chat": lambda: speaking(asks_in_a_chat(33, stream=True)),
+        "1 piece by itself": lambda: paced(1, asks_in_a_chat(1, stream=True)),
+        "9 pieces by themselves": lambda: paced(9, asks_in_a_chat(9, stream=True)),
         "8 words of 32 callers": lambda: writing(8),
         "40 words of 32 callers": lambda: writing(40),
         "a step of a sequence": stepping,
@@ -578,6 +596,8 @@ def _by_piece(found: dict[str, Count]) -> dict[str, Count]:
 _PIECES = {
     "a part of a stream": ("1 part of a stream", "33 parts of a stream", 32),
     "a part that goes alone": ("1 part by itself", "9 parts by themselves", 8),
+    "a part of a chat": ("1 piece of a chat", "33 pieces of a chat", 32),
+    "a part of a chat that goes alone": ("1 piece by itself", "9 pieces by themselves", 8),
     "a word of 32 callers": ("8 words of 32 callers", "40 words of 32 callers", 32 * 32),
     "a Python model in a convoy of 8": ("", "8 requests in a convoy", 8),
     "a Python model in a message of 16": ("", "16 requests in a message", 16),

@@ -76,6 +76,12 @@ def quick_object(answer: Any) -> bytes | None:
     return None
 
 
+def quick_payload(answer: Any) -> dict[str, Any] | None:
+    """Return the fields of an engine's answer that are a few short values; None: it is another."""
+    payload = answer.payload if type(answer) is ChannelData else None
+    return payload if type(payload) is dict and is_quick(payload) else None
+
+
 def is_quick(payload: Payload) -> bool:
     """Return whether the fields are a few short texts, numbers, and lists of numbers."""
     if len(payload) > _FEW:

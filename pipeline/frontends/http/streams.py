@@ -102,9 +102,13 @@ def _quality(parameters: Iterable[str]) -> float:
     return 1.0
 
 
-def stream_in(form: StreamForm, pieces: AsyncGenerator[bytes, None]) -> WebStream:
+def stream_in(
+    form: StreamForm,
+    pieces: AsyncGenerator[bytes, None],
+    begun: Callable[[Callable[[bytes], bool]], None] | None = None,
+) -> WebStream:
     """Return the stream of pieces that have a form."""
-    return WebStream(pieces, form.content_type, _PATH_HEADERS)
+    return WebStream(pieces, form.content_type, _PATH_HEADERS, begun=begun)
 
 
 def stream_of_error(error: PipelineError, form: StreamForm) -> WebStream:
@@ -152,9 +156,7 @@ class StreamedAnswer(PartsReader):
 
     def stream(self) -> WebStream:
         """Return it; the request has begun, and is cancelled if the caller leaves."""
-        return WebStream(
-            self._pieces(), self._form.content_type, _PATH_HEADERS, begun=self._take_way
-        )
+        return stream_in(self._form, self._pieces(), self._take_way)
 
     def _take_way(self, send: Callable[[bytes], bool]) -> None:
         self._send = send

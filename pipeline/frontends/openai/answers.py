@@ -73,6 +73,7 @@ Payload = Mapping[str, Any]
 Counts = dict[str, Any]
 
 _COUNTS = ("prompt_tokens", "completion_tokens")
+_ZEROS: Counts = dict.fromkeys(_COUNTS, 0)
 _DETAILS = ("prompt_tokens_details", "completion_tokens_details")
 _MOST_COUNTED = 2**53  # what JSON's readers hold exactly
 _REASON = "finish_reason"
@@ -92,6 +93,7 @@ class Choice:
         in_parts: its pipeline answers in parts, of which there may be none with a text.
 
     Attributes:
+        stops: see above.
         counts: of tokens, as far as its pipeline told them; the latest say those of all.
     """
 
@@ -102,23 +104,23 @@ class Choice:
         self.counts: Counts | None = None
         self._key = key
         self._in_parts = in_parts
-        self._stops = stops
-        self._cutter = Cutter(stops)
+        self.stops = stops
+        self._cutter = Cutter(stops) if stops else None
         self._reason: str | None = None
-        self._calls = ToolCalls()
+        self._calls: ToolCalls | None = None
         self._audio_id = ""
 
     @property
     def is_cut(self) -> bool:
         """Return whether a stop was there: whatever follows is not wanted."""
-        return self._cutter.has_cut
+        return self._cutter is not None and self._cutter.has_cut
 
     @property
     def reason(self) -> str:
         """Return why the answer has ended."""
         if self.is_cut:
             return "stop"
-        return self._reason or ("tool_calls" if self._calls.are_there else "stop")
+        return self._reason or ("stop" if self._calls is None else "tool_calls")
 
     def take(self, payload: Payload) -> Delta:
         """Return what may be told of an answer, or of one part. Raises PayloadTypeError.
@@ -128,7 +130,7 @@ class Choice:
         all: what ends at its first token writes nothing.
         """
         text = payload.get(self._key)
-        if len(payload) == 1 and type(text) is str and not self._stops:  # as nearly always
+        if len(payload) == 1 and type(text) is str and not self.stops:  # as nearly always
             text = text if text.isascii() else utf8_text(text)
             return {"text": text} if text else {}
         if self.is_cut:
@@ -137,20 +139,22 @@ class Choice:
         self._reason, self.counts = reason or self._reason, counts or self.counts
         delta = self._others(payload)
         is_told = delta or (self._in_parts and (reason or counts or not payload))
-        if text is None and (is_told or self._calls.are_there):
+        if text is None and (is_told or self._calls is not None):
             return delta
-        if text := self._cutter.take(text_of(payload, self._key)):
+        text = text_of(payload, self._key)
+        if text := text if self._cutter is None else self._cutter.take(text):
             delta["text"] = text
         return delta
 
     def rest(self) -> Delta:
         """Return the end of the text, which might have been the beginning of a stop."""
-        text = self._cutter.rest()
+        text = "" if self._cutter is None else self._cutter.rest()
         return {"text": text} if text else {}
 
     def whole(self, payload: Payload) -> Delta:
         """Return all that one answer says. Raises PayloadTypeError."""
-        return joined([self.take(payload), self.rest()])
+        said, rest = self.take(payload), self.rest()
+        return said if not rest and len(said) == 1 and "text" in said else joined([said, rest])
 
     def _others(self, payload: Payload) -> Delta:
         """Return what is told beside the text."""
@@ -162,6 +166,7 @@ class Choice:
             if (found := _list_in(payload, name)) is not None and len(found):
                 told[name] = found
         if calls := _list_in(payload, "tool_calls"):
+            self._calls = self._calls or ToolCalls()
             told["tool_calls"] = self._calls.deltas(calls)
         if found := _list_in(payload, "logprobs"):
             told["logprobs"] = [_logprob(each, f"logprobs[{at}]") for at, each in enumerate(found)]
@@ -181,30 +186,23 @@ class Choice:
 
 
 class ToolCalls:
-    """Calls of tools in one choice, each of which comes whole or in parts.
-
-    Attributes:
-        are_there: there is at least one.
-    """
+    """Calls of tools in one choice, each of which comes whole or in parts."""
 
     def __init__(self) -> None:
         self._ids: dict[int, str] = {}  # by index
         self._last = 0
-        self.are_there: bool = False
 
     def deltas(self, calls: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the calls as deltas: each has an index, and the first of it id and name.
 
         Raises PayloadTypeError.
         """
-        found = [self._delta(call, f"tool_calls[{at}]") for at, call in enumerate(calls)]
-        self.are_there = self.are_there or bool(found)
-        return found
+        return [self._delta(call, f"tool_calls[{at}]") for at, call in enumerate(calls)]
 
     def _delta(self, call: Any, where: str) -> dict[str, Any]:
-        kind = call.get("type") or "function" if isinstance(call, Mapping) else ""
-        said = call.get(kind) if kind else None
-        if not isinstance(said, Mapping):
+        kind = call.get("type") or "function" if isinstance(call, Mapping) else None
+        said = call.get(kind) if isinstance(kind, str) else None
+        if not isinstance(kind, str) or not isinstance(said, Mapping):
             raise PayloadTypeError(
                 f'{where} must be a dict like {{"id", "function": {{"name", "arguments"}}}}'
             )
@@ -245,11 +243,8 @@ _MOST_CALLS = 1024
 
 def joined(deltas: Sequence[Delta]) -> Delta:
     """Return what deltas of one choice say together; its calls of tools are whole."""
-    there: list[Any] = [delta for delta in deltas if delta]
-    if len(there) == 1 and len(there[0]) == 1 and "text" in there[0]:
-        return cast(Delta, there[0])
     values: dict[str, list[Any]] = {}
-    for delta in there:
+    for delta in deltas:
         for name, value in delta.items():
             values.setdefault(name, []).append(value)
     whole: dict[str, Any] = {}
@@ -332,10 +327,13 @@ def counts_of(payload: Payload) -> Counts | None:
 
 def usage_of(counts: Sequence[Counts | None], each: int = 1) -> Counts:
     """Return the sums of counts, of which so many are of one prompt; zeros: nothing is counted."""
-    there = [one or {} for one in counts]
+    if len(counts) == 1:
+        one = counts[0] or _ZEROS
+        return {**one, "total_tokens": one[_COUNTS[0]] + one[_COUNTS[1]]}
+    there = [one or _ZEROS for one in counts]
     details: dict[str, Counts] = {}
-    prompts = sum(one.get(_COUNTS[0], 0) for one in there[::each])
-    written = sum(one.get(_COUNTS[1], 0) for one in there)
+    prompts = sum(one[_COUNTS[0]] for one in there[::each])
+    written = sum(one[_COUNTS[1]] for one in there)
     for name, those in zip(_DETAILS, (there[::each], there), strict=True):
         for one in those:
             for key, value in one.get(name, {}).items():

@@ -1,12 +1,13 @@
-"""Arguments of OpenAI's API: their types, what nothing here can do, and what is handed on."""
+"""Arguments of OpenAI's API: their types, what a model supports, and what is handed on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.frontends.openai.errors import ArgumentError
+from pipeline.frontends.openai.errors import ArgumentError, wrong_type
 from pipeline.frontends.openai.options import ModelOptions
+from pipeline.frontends.openai.tools import check_choice, check_format, check_tools
 
 MOST_CHOICES = 128
 """Choices of one prompt, OpenAI's own limit."""
@@ -14,6 +15,7 @@ MOST_CHOICES = 128
 Fields = dict[str, Any]
 
 _MOST_STOPS, _MOST_CHARACTERS = 16, 256
+_MOST_TOP_LOGPROBS = 20  # OpenAI's own limit
 _LEAST: Mapping[str, int | None] = {  # whole numbers, and the least of them
     "max_tokens": 0,
     "max_completion_tokens": 0,
@@ -21,18 +23,31 @@ _LEAST: Mapping[str, int | None] = {  # whole numbers, and the least of them
     "best_of": 1,
     "dimensions": 1,
     "seed": None,
+    "top_logprobs": 0,
 }
-_NUMBERS = frozenset(("temperature", "top_p", "presence_penalty", "frequency_penalty"))
-_OBJECTS = frozenset(("logit_bias", "stream_options"))
-_SWITCHES = frozenset(("stream",))
+_KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    **dict.fromkeys(
+        ("temperature", "top_p", "presence_penalty", "frequency_penalty"),
+        ((int, float), "a number"),
+    ),
+    **dict.fromkeys(("logit_bias", "stream_options", "audio"), (dict, "an object")),
+    **dict.fromkeys(("stream", "echo", "parallel_tool_calls"), (bool, "true or false")),
+    "suffix": (str, "text"),
+    "modalities": (list, "a list"),
+}
+_CHECKS: Mapping[str, Callable[[Any, str], None]] = {
+    "tools": check_tools,
+    "response_format": check_format,
+}
 
 _DONE_HERE = frozenset(("model", "stream", "stream_options", "n", "best_of", "encoding_format"))
-_IGNORED = frozenset(  # they are for bills, caches, logs, and for tools that are not here
+_IGNORED = frozenset(  # they are for bills, caches and logs; `keys` of the model may name them
     (
         *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prediction", "parallel_tool_calls"),
+        "prediction",
     )
 )
+_OF_TOOLS = {"tool_choice": "tools", "parallel_tool_calls": "tools", "function_call": "functions"}
 _RENAMED = {"max_completion_tokens": "max_tokens"}
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # values of arguments that ask for nothing
@@ -41,51 +56,86 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # values of arguments that ask for 
     "logprobs": (),
     "top_logprobs": (0,),
     "tools": (),
-    "tool_choice": ("none", "auto"),
     "functions": (),
-    "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
     "response_format": ({"type": "text"},),
     "web_search_options": (),
 }
-_NOT_HANDED_ON = _DONE_HERE | _IGNORED
+_FEATURES: Mapping[str, str] = {  # what a model says that it supports, by argument
+    "tools": "tools",
+    "functions": "tools",
+    "logprobs": "logprobs",
+    "top_logprobs": "logprobs",
+    "echo": "echo",
+    "suffix": "suffix",
+    "modalities": "audio",
+    "audio": "audio",
+    "web_search_options": "web_search",
+}
 
 
 def check(body: Fields) -> None:
-    """Raise ArgumentError for arguments of another type."""
+    """Raise ArgumentError for arguments of another type, or out of their range."""
     for name, value in body.items():
         if value is None:
             continue
         if name in _LEAST:
             _check_whole(name, value, _LEAST[name])
-        elif name in _NUMBERS:
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise _wrong(name, "a number", value)
-        elif name in _OBJECTS:
-            if not isinstance(value, dict):
-                raise _wrong(name, "an object", value)
-        elif name in _SWITCHES and not isinstance(value, bool):
-            raise _wrong(name, "true or false", value)
+        elif name in _KINDS:
+            kind, expected = _KINDS[name]
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise wrong_type(name, expected, value)
+        elif name in _CHECKS:
+            _CHECKS[name](value, name)
 
 
 def handed_on(body: Fields, model: ModelOptions, own: str) -> Fields:
     """Return the arguments that the pipeline gets, by its keys; nulls are none.
 
-    `own` is what it is asked for, which is not among them.
+    `own` is what it is asked for, which is not among them. Raises ArgumentError for what the model
+    does not support.
     """
     asked = {
         name: value
         for name, value in body.items()
-        if value is not None and name != own and name not in _NOT_HANDED_ON
-        if name not in _NEUTRAL or not _is_one_of(value, (*_NOTHING, *_NEUTRAL[name]))
+        if value is not None
+        and name != own
+        and name not in _DONE_HERE
+        and (name not in _IGNORED or name in model.keys)
+        and (name not in _NEUTRAL or not _is_one_of(value, (*_NOTHING, *_NEUTRAL[name])))
     }
+    for name, needed in _OF_TOOLS.items():
+        if name not in asked or needed in asked:
+            continue
+        if not _is_one_of(asked.pop(name), ("none", "auto", True, False)):
+            raise ArgumentError(f"{name} is for requests with {needed}: send them", name)
+    if "tool_choice" in asked:
+        check_choice(asked["tool_choice"], asked["tools"])
+    if model.supports is not None:
+        for name in asked:
+            check_supported(model, _feature_of(name, asked[name]), name)
     for name, known in _RENAMED.items():
         if name in asked:
             asked[known] = asked.pop(name)
     if "stop" in asked:
         asked["stop"] = stops_of(body)
     return {model.keys.get(name, name): value for name, value in asked.items()}
+
+
+def check_supported(model: ModelOptions, feature: str | None, where: str) -> None:
+    """Raise ArgumentError for what is asked in a place: the model does not support it."""
+    if feature and model.supports is not None and feature not in model.supports:
+        there = ", ".join(model.supports) or "none"
+        raise ArgumentError(
+            f"{where} is not supported by this model ({feature}): it supports {there}",
+            where,
+            "unsupported_parameter",
+        )
+
+
+def _feature_of(name: str, value: Any) -> str | None:
+    return str(value["type"]) if name == "response_format" else _FEATURES.get(name)
 
 
 def stops_of(body: Fields) -> Sequence[str]:
@@ -109,10 +159,31 @@ def choices_of(body: Fields) -> int:
     """Return how many choices each prompt is to have. Raises ArgumentError."""
     count: int = body.get("n") or 1
     if count > MOST_CHOICES:
-        raise ArgumentError(f"n must be at most {MOST_CHOICES}", "n")
+        raise ArgumentError(f"n must be at most {MOST_CHOICES}", "n", "integer_above_max_value")
     if (body.get("best_of") or count) != count:
-        raise ArgumentError("best_of other than n is not supported here: leave it out", "best_of")
+        text = "best_of other than n is not supported here: leave it out"
+        raise ArgumentError(text, "best_of", "unsupported_parameter")
     return count
+
+
+def check_chat_logprobs(body: Fields) -> None:
+    """Raise ArgumentError for what a chat cannot ask of log probabilities."""
+    wanted = body.get("logprobs")
+    if wanted is not None and not isinstance(wanted, bool):
+        raise wrong_type("logprobs", "true or false", wanted)
+    most: int = body.get("top_logprobs") or 0
+    if most > _MOST_TOP_LOGPROBS:
+        text = f"top_logprobs must be at most {_MOST_TOP_LOGPROBS}"
+        raise ArgumentError(text, "top_logprobs", "integer_above_max_value")
+    if most and not wanted:
+        text = "top_logprobs is for requests with logprobs: send logprobs true"
+        raise ArgumentError(text, "top_logprobs")
+
+
+def check_logprobs(body: Fields) -> None:
+    """Raise ArgumentError for a completion whose `logprobs` is no count."""
+    if body.get("logprobs") not in (None, False) or body.get("logprobs") is True:
+        _check_whole("logprobs", body["logprobs"], 0)
 
 
 def has_usage(body: Fields) -> bool:
@@ -124,23 +195,17 @@ def has_usage(body: Fields) -> bool:
         raise ArgumentError("stream_options is for streams: send stream true", "stream_options")
     wanted = options.get("include_usage")
     if wanted is not None and not isinstance(wanted, bool):
-        raise _wrong("stream_options.include_usage", "true or false", wanted)
+        raise wrong_type("stream_options.include_usage", "true or false", wanted)
     return wanted is True
 
 
 def _check_whole(name: str, value: Any, least: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong(name, "a whole number", value)
+        raise wrong_type(name, "a whole number", value)
     if least is not None and value < least:
-        raise ArgumentError(f"{name} must be at least {least}", name)
+        raise ArgumentError(f"{name} must be at least {least}", name, "integer_below_min_value")
 
 
 def _is_one_of(value: Any, those: Sequence[Any]) -> bool:
     """Return whether a value is there, of which 0 is not False."""
     return any(type(value) is type(each) and value == each for each in those)
-
-
-def _wrong(name: str, expected: str, value: Any) -> ArgumentError:
-    kinds = {str: "text", bool: "true or false", list: "a list", dict: "an object"}
-    found = kinds.get(type(value), "a number")
-    return ArgumentError(f"{name} must be {expected}, not {found}", name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.streams.combine import Kept, StreamLimits
 from pipeline.errors import PipelineError, TooLargeError
-from pipeline.frontends.api.answers import is_short_answer, payload_of
+from pipeline.frontends.api.answers import is_short_answer, payload_of, quick_payload
 from pipeline.frontends.api.pipelines import Asked
-from pipeline.frontends.http.streams import StreamForm
+from pipeline.frontends.http.routes import WebStream
+from pipeline.frontends.http.streams import EVENTS, stream_in
 from pipeline.frontends.openai.answers import Choice, joined
 from pipeline.frontends.openai.call import MOST_AT_ONCE, TimedCall
 from pipeline.frontends.openai.writers import Writer
@@ -23,13 +24,6 @@ from pipeline.openai import Delta
 from pipeline.proto.slices import SHORT_BYTES
 
 _HEARTBEAT_S = 15.0  # that a stream may be silent
-EVENTS = StreamForm(
-    content_type=b"text/event-stream",
-    part_head=b"data: ",
-    error_head=b"data: ",
-    tail=b"\n\n",
-    heartbeat=b": heartbeat\n\n",
-)
 
 
 class ChoiceRequest(NamedTuple):
@@ -82,52 +76,106 @@ async def whole_of_parts(request: ChoiceRequest, call: TimedCall, limits: Stream
 
 
 class _Reader(PartsReader):
-    """Reader of a choice that comes part by part; `is_over`: nothing more of it is told.
+    """Reader of a choice that comes part by part.
 
     Args:
-        arrived: is set when there is something to be read.
+        request: for the choice.
+        stream: is told when there is something to be read.
+
+    Attributes:
+        is_over: nothing more of it is told.
+        untaken: parts that were sent, and left no room for others.
+        error: why a part cannot be written.
     """
 
-    def __init__(self, request: ChoiceRequest, arrived: asyncio.Event) -> None:
+    def __init__(self, request: ChoiceRequest, stream: ChoiceStream) -> None:
         super().__init__()
         self.request = request
         self.is_over: bool = False
-        self._arrived = arrived
+        self.untaken = 0
+        self.error: PipelineError | None = None
+        self._stream = stream
 
     def add(self, answers: Sequence[Any]) -> None:
-        super().add(answers)
-        self._arrived.set()
+        if not self._stream.sends(self, answers):
+            super().add(answers)
+            self._stream.wake()
 
     def end(self, answer: Any) -> None:
         super().end(answer)
-        self._arrived.set()
+        self._stream.wake()
 
 
 class ChoiceStream:
-    """Choices of one request as events, each chunk as it comes.
+    """Choices of one request as events, each part as it comes.
+
+    A part that is short goes out at once, if all before it is on its way and there is room.
 
     Args:
         requests: are begun in their order, some at once.
         call: asks for them.
-        writer: of the chunks.
+        writer: of the events.
     """
 
     def __init__(self, requests: Sequence[ChoiceRequest], call: TimedCall, writer: Writer) -> None:
         self._call = call
         self._writer = writer
-        self._arrived = asyncio.Event()
-        self._readers = [_Reader(request, self._arrived) for request in requests]
+        self._readers = [_Reader(request, self) for request in requests]
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[bool] | None = None
+        self._has_more = False  # to read, which came while nobody waited for it
+        self._send: Callable[[bytes], bool] | None = None
+        self._sent_at = self._loop.time()  # the last piece
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
+    def stream(self) -> WebStream:
+        """Return it; the choices are cancelled if the caller leaves."""
+        return stream_in(EVENTS, self._pieces(), self._take_way)
+
+    def _take_way(self, send: Callable[[bytes], bool]) -> None:
+        self._send = send
+
+    def wake(self, is_read: bool = True) -> None:
+        """Have what is there read; else, a heartbeat sent."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(is_read)
+        elif is_read:
+            self._has_more = True
+
+    def sends(self, reader: _Reader, answers: Sequence[Any]) -> bool:
+        """Send parts of a choice at once; False: they have to wait their turn, or are not short."""
+        send, waiter, choice = self._send, self._waiter, reader.request.choice
+        if send is None or waiter is None or waiter.done() or choice.stops:
+            return False
+        for answer in answers:
+            if quick_payload(answer) is None:
+                return False
+        piece = b""
+        try:
+            for answer in answers:
+                if delta := choice.take(answer.payload):
+                    piece += self._writer.part(choice, delta)
+        except PipelineError as error:
+            reader.error = error
+        self._sent_at = self._loop.time()
+        if (not piece or send(piece)) and reader.error is None:
+            reader.took_part(len(answers))
+        else:
+            reader.untaken = len(answers)
+            self.wake()
+        return True
+
+    async def _pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the body; a part counts as taken when the piece behind it is asked for.
 
         An error ends all choices: it is raised before the first piece, and one more event behind
         that. Closed early, as for a caller who has left, all are cancelled.
         """
         has_begun = False
+        self._look()
         try:
-            async with aclosing(self._chunks()) as chunks:
-                async for piece in chunks:
+            async with aclosing(self._events()) as events:
+                async for piece in events:
                     has_begun = True
                     yield piece
         except PipelineError as error:
@@ -135,10 +183,12 @@ class ChoiceStream:
                 raise
             yield self._writer.error(error)
         finally:
+            if self._timer is not None:
+                self._timer.cancel()
             for reader in self._readers:
                 reader.cancel()
 
-    async def _chunks(self) -> AsyncGenerator[bytes, None]:
+    async def _events(self) -> AsyncGenerator[bytes, None]:
         call, waiting, active = self._call, deque(self._readers), list[_Reader]()
         while waiting or active:
             while waiting and len(active) < MOST_AT_ONCE:
@@ -148,29 +198,41 @@ class ChoiceStream:
             if not await self._waited():
                 yield EVENTS.heartbeat
             for reader in active:
+                if reader.untaken:
+                    yield b""  # comes back when there is room
                 pieces, count, error = await self._written(reader)
                 for piece in pieces:
                     yield piece
                 if error is not None:
                     raise error
-                for _ in range(count):
-                    reader.took_part()
+                if taken := count + reader.untaken:
+                    reader.took_part(taken)
+                    reader.untaken = 0
             active = [reader for reader in active if not reader.is_over]
         yield self._writer.last([reader.request.choice for reader in self._readers])
 
+    def _look(self) -> None:
+        """Have a heartbeat sent whenever nothing was for so long."""
+        now = self._loop.time()
+        if now >= self._sent_at + _HEARTBEAT_S:
+            self._sent_at = now
+            self.wake(is_read=False)
+        self._timer = self._loop.call_at(self._sent_at + _HEARTBEAT_S, self._look)
+
     async def _waited(self) -> bool:
-        """Wait until there is something to read; False: nothing came for long."""
-        try:
-            if not self._arrived.is_set():
-                async with asyncio.timeout(_HEARTBEAT_S):
-                    await self._arrived.wait()
-        except TimeoutError:
-            return False
-        self._arrived.clear()
+        """Wait until there is something to read; False: nothing was sent for long."""
+        self._sent_at = self._loop.time()
+        if not self._has_more:
+            self._waiter = self._loop.create_future()
+            try:
+                return await self._waiter
+            finally:
+                self._waiter = None
+        self._has_more = False
         return True
 
     async def _written(self, reader: _Reader) -> tuple[Sequence[bytes], int, PipelineError | None]:
-        """Write what is there of a choice: small chunks go together.
+        """Write what is there of a choice: small events go together.
 
         Returns their pieces, how many parts these are of, and why the next one cannot be written.
         """
@@ -178,14 +240,16 @@ class ChoiceStream:
         size = count = 0
         choice = reader.request.choice
         try:
+            if reader.error is not None:
+                return pieces, count, reader.error
             while reader.parts and size <= SHORT_BYTES and not choice.is_cut:
                 count += 1
-                body = await self._chunk(reader, reader.parts.popleft())
+                body = await self._part(reader, reader.parts.popleft())
                 if body:
                     pieces.append(body)
                     size += len(body)
             if reader.parts and not choice.is_cut:
-                self._arrived.set()
+                self._has_more = True
             elif reader.has_ended or choice.is_cut:
                 pieces += await self._end(reader)
         except PipelineError as error:
@@ -193,24 +257,23 @@ class ChoiceStream:
         return [b"".join(pieces)] if pieces and size <= SHORT_BYTES else pieces, count, None
 
     async def _end(self, reader: _Reader) -> Sequence[bytes]:
-        """Return the last chunks of a choice: its one answer, what was held back, and the end."""
-        choice, chunks = reader.request.choice, []
+        """Return the last events of a choice: its one answer, what was held back, and the end."""
+        choice, events = reader.request.choice, []
         if choice.is_cut:
             reader.cancel()
         elif reader.last is not None:
-            chunks.append(await self._chunk(reader, reader.last))
+            events.append(await self._part(reader, reader.last))
         if rest := choice.rest():
-            chunks.append(self._writer.part(choice, rest))
+            events.append(self._writer.part(choice, rest))
         reader.is_over = True
-        return [*filter(None, chunks), self._writer.end(choice)]
+        return [*filter(None, events), self._writer.end(choice)]
 
-    async def _chunk(self, reader: _Reader, answer: Any) -> bytes:
+    async def _part(self, reader: _Reader, answer: Any) -> bytes:
         """Return the events of a part; b"" if nothing of it is told yet."""
-
         choice = reader.request.choice
 
-        def chunk() -> bytes:
+        def event() -> bytes:
             delta = choice.take(payload_of(answer, reader.failure))
             return self._writer.part(choice, delta) if delta else b""
 
-        return await self._call.made(chunk, is_short_answer(answer))
+        return event() if is_short_answer(answer) else await self._call.made(event, False)

@@ -20,10 +20,8 @@ from pipeline.frontends.http.routes import (
     WebStream,
     with_head,
 )
-from pipeline.frontends.http.streams import stream_in
 from pipeline.frontends.openai.call import TimedCall, all_of
 from pipeline.frontends.openai.choices import (
-    EVENTS,
     ChoiceRequest,
     ChoiceStream,
     requests_of,
@@ -109,8 +107,7 @@ class CompletionEndpoint:
         writer, requests, stops_early = self._requests(asked)
         call = TimedCall(asked.served.engine.begin, self._offload, left_s)
         if asked.questions.is_stream:
-            pieces = ChoiceStream(requests, call, writer).pieces()
-            return await begun(stream_in(EVENTS, pieces))
+            return await begun(ChoiceStream(requests, call, writer).stream())
 
         async def whole(request: ChoiceRequest) -> Delta:
             if stops_early:

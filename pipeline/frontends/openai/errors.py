@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import orjson
 
 from pipeline.errors import (
     ErrorCode,
+    OverloadedError,
     PackageError,
     PipelineError,
     ProductError,
@@ -18,17 +20,18 @@ from pipeline.errors import (
 from pipeline.frontends.api.errors import error_name, headers_of
 from pipeline.frontends.http.routes import HttpError, WebResponse
 
+_LONGEST_RETRY_S = 60  # the official clients wait as long as they are told, or not at all
 _PATH = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]]*): (?:expected|found) ")
 
 
 class ArgumentError(PackageError):
-    """An argument of a request is none, or is not supported; `param` names it.
+    """An argument of a request is none, or is not supported; `param` is its path.
 
-    `status` is the HTTP status and `reason` OpenAI's code, if it has one for this.
+    `status` is the HTTP status and `reason` OpenAI's code.
     """
 
     def __init__(
-        self, text: str, param: str | None, reason: str | None = None, status: int = 400
+        self, text: str, param: str | None, reason: str = "invalid_value", status: int = 400
     ) -> None:
         super().__init__(text)
         self.param = param
@@ -36,12 +39,30 @@ class ArgumentError(PackageError):
         self.http_status = status
 
 
+def wrong_type(where: str, expected: str, value: Any) -> ArgumentError:
+    """Return the error for an argument of another type."""
+    kinds = {str: "text", bool: "true or false", list: "a list", dict: "an object"}
+    found = "null" if value is None else kinds.get(type(value), "a number")
+    return ArgumentError(f"{where} must be {expected}, not {found}", where, "invalid_type")
+
+
 def reply_to(error: PipelineError | HttpError) -> WebResponse:
     """Return the answer to a request that ended in an error."""
     if isinstance(error, HttpError):
         body = error_body(error.error, error.status)
         return WebResponse(error.status, body, headers=error.headers)
-    return WebResponse(http_status_of(error), error_body(error), headers=headers_of(error))
+    headers = headers_of(error)
+    if isinstance(error, OverloadedError) and error.head is None:
+        after_s = min(max(error.retry_after_s, 1), _LONGEST_RETRY_S)
+        headers = ((b"retry-after", b"%d" % after_s),)
+    return WebResponse(status_of(error), error_body(error), headers=headers)
+
+
+def status_of(error: PipelineError) -> int:
+    """Return the status of an error, which OpenAI's clients take overload for when it is 429."""
+    if isinstance(error, OverloadedError) and (error.head is None or error.head.status is None):
+        return 429
+    return http_status_of(error)
 
 
 def error_body(error: PipelineError, status: int | None = None) -> bytes:
@@ -54,7 +75,7 @@ def error_of(error: PipelineError, status: int | None = None) -> dict[str, str |
     argument = error if isinstance(error, ArgumentError) else None
     return {
         "message": utf8_text(shortened(str(error))),
-        "type": _type_of(status or http_status_of(error)),
+        "type": _type_of(status or status_of(error)),
         "param": argument.param if argument else _path_in(error),
         "code": argument.reason if argument else _code_of(error),
     }

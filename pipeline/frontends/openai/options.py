@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -25,6 +25,25 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
     input: Annotated[str, "Key of the request that gets a text to embed."] = "input"
     text: Annotated[str, "Key of the answer, or of each part, that has the text."] = "text"
     embedding: Annotated[str, "Key of the answer that has the embedding."] = "embedding"
+    supports: Annotated[
+        Sequence[
+            Literal[
+                "tools",
+                "json_object",
+                "json_schema",
+                "logprobs",
+                "echo",
+                "suffix",
+                "tokens",
+                "images",
+                "audio",
+                "files",
+                "web_search",
+            ]
+        ]
+        | None,
+        "What its Op heeds, of arguments that are refused elsewhere; absent: all reach the Op.",
+    ] = None
     keys: Annotated[
         Mapping[str, str], "Keys of the pipeline for arguments of OpenAI's: {max_tokens: most}."
     ] = {}

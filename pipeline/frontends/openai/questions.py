@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 from pipeline.frontends.openai.arguments import (
     Fields,
     check,
+    check_chat_logprobs,
+    check_logprobs,
+    check_supported,
     choices_of,
     handed_on,
     has_usage,
     stops_of,
 )
-from pipeline.frontends.openai.errors import ArgumentError
+from pipeline.frontends.openai.errors import ArgumentError, wrong_type
 from pipeline.frontends.openai.options import ModelOptions
 
 MOST_TEXTS = 2048
@@ -42,27 +45,29 @@ class Questions(NamedTuple):
 def chat_questions(body: Fields, model: ModelOptions) -> Questions:
     """Return what a chat asks. Raises ArgumentError."""
     check(body)
-    messages = _messages_of(body)
+    check_chat_logprobs(body)
+    messages = messages_of(body, model)
     asked = handed_on(body, model, "messages")
     if model.messages is not None:
         asked[model.messages] = messages
     else:
         asked[model.prompt] = prompt_of(messages)
-    return _questions(body, model, [asked])
+    return questions_of(body, model, [asked])
 
 
 def completion_questions(body: Fields, model: ModelOptions) -> Questions:
     """Return what completions ask, one for each prompt. Raises ArgumentError."""
     check(body)
-    texts = _texts_of(body, "prompt")
+    check_logprobs(body)
+    texts = texts_of(body, "prompt", model)
     shared = handed_on(body, model, "prompt")
-    return _questions(body, model, [{**shared, model.prompt: text} for text in texts])
+    return questions_of(body, model, [{**shared, model.prompt: text} for text in texts])
 
 
 def embedding_questions(body: Fields, model: ModelOptions) -> Questions:
     """Return what embeddings ask, one for each text. Raises ArgumentError."""
     check(body)
-    texts = _texts_of(body, "input")
+    texts = texts_of(body, "input", model)
     form = body.get("encoding_format") or "float"
     if form not in ("float", "base64"):
         raise ArgumentError("encoding_format must be 'float' or 'base64'", "encoding_format")
@@ -79,67 +84,125 @@ def prompt_of(messages: Sequence[Fields]) -> str:
     return "\n".join([*lines, "assistant:"])
 
 
-def _messages_of(body: Fields) -> Sequence[Fields]:
+def messages_of(body: Fields, model: ModelOptions) -> Sequence[Fields]:
+    """Return the messages of a chat. Raises ArgumentError."""
     messages = body.get("messages")
+    if messages is None:
+        raise ArgumentError("messages is missing", "messages", "missing_required_parameter")
     if not isinstance(messages, list) or not messages:
         raise ArgumentError("messages must be a list with at least one message", "messages")
     for at, each in enumerate(messages):
         where = f"messages[{at}]"
         if not isinstance(each, dict):
             text = f'{where} must be an object like {{"role": "user", "content": "..."}}'
-            raise ArgumentError(text, where)
-        if not isinstance(each.get("role"), str):
-            raise ArgumentError(f"{where}.role must be text, such as 'user'", f"{where}.role")
+            raise ArgumentError(text, where, "invalid_type")
+        if not isinstance(role := each.get("role"), str):
+            text = f"{where}.role must be text, such as 'user'"
+            raise ArgumentError(text, f"{where}.role", "invalid_type")
+        if (
+            len(each) == 2 and type(each.get("content")) is str and role != "tool"
+        ):  # as nearly always
+            continue
+        _check_content(each.get("content"), role, f"{where}.content", model)
+        if role == "tool" and not isinstance(each.get("tool_call_id"), str):
+            where = f"{where}.tool_call_id"
+            text = f"{where} must be text: the id of the call that this answers"
+            raise ArgumentError(text, where, "missing_required_parameter")
+        _check_calls(each.get("tool_calls"), f"{where}.tool_calls")
     return messages
+
+
+def _check_content(content: Any, role: str, where: str, model: ModelOptions) -> None:
+    """Raise ArgumentError for what no message says; the parts of a list say their type."""
+    if isinstance(content, str) or (content is None and role == "assistant"):
+        return
+    if not isinstance(content, list):
+        raise wrong_type(where, "text, or a list of parts", content)
+    for at, part in enumerate(content):
+        place = f"{where}[{at}]"
+        if not isinstance(part, dict):
+            raise wrong_type(place, "an object with a type", part)
+        if not isinstance(kind := part.get("type"), str):
+            raise wrong_type(f"{place}.type", "text", kind)
+        if kind in ("text", "refusal") and not isinstance(part.get(kind), str):
+            raise wrong_type(f"{place}.{kind}", "text", part.get(kind))
+        check_supported(model, _FEATURES.get(kind), place)
+
+
+_FEATURES = {"image_url": "images", "input_audio": "audio", "file": "files"}  # by type of a part
+
+
+def _check_calls(calls: Any, where: str) -> None:
+    """Raise ArgumentError for calls of tools, as an assistant has made them, without a name."""
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise wrong_type(where, "a list", calls)
+    for at, call in enumerate(calls):
+        place = f"{where}[{at}]"
+        kind = call.get("type") or "function" if isinstance(call, dict) else None
+        said = call.get(kind) if isinstance(kind, str) else None
+        if not isinstance(said, dict):
+            raise wrong_type(place, "an object with a function", call)
+        if not isinstance(said.get("name"), str):
+            raise wrong_type(f"{place}.{kind}.name", "text", said.get("name"))
 
 
 def _content_of(message: Fields, at: int) -> str:
     """Return the text of a message: a text, or parts of type `text`."""
-    content = message.get("content")
+    content = message.get("content") or ""
     if isinstance(content, str):
         return content
-    where = f"messages[{at}].content"
-    if not isinstance(content, list):
-        raise ArgumentError(f"{where} must be text, or a list of parts of type 'text'", where)
-    return "".join(_text_of(part, f"{where}[{number}]") for number, part in enumerate(content))
+    for number, part in enumerate(content):
+        if part["type"] != "text":
+            where = f"messages[{at}].content[{number}]"
+            text = f"{where} must be a part of type 'text': this model takes a chat as text"
+            raise ArgumentError(text, where, "unsupported_parameter")
+    return "".join(part["text"] for part in content)
 
 
-def _text_of(part: Any, where: str) -> str:
-    """Return the text of a part of a message."""
-    if isinstance(part, Mapping) and part.get("type") == "text":
-        if isinstance(part.get("text"), str):
-            return str(part["text"])
-        where = f"{where}.text"
-    raise ArgumentError(f"{where} must be text, or a part of type 'text'", where)
+def texts_of(body: Fields, name: str, model: ModelOptions) -> Sequence[str | list[int]]:
+    """Return the one text or the several that an argument has, as text or as tokens.
 
-
-def _texts_of(body: Fields, name: str) -> Sequence[Any]:
-    """Return the one text or the several that an argument has; each may be a list of tokens."""
+    Raises ArgumentError.
+    """
     given = body.get(name)
-    is_one = isinstance(given, str) or (
-        isinstance(given, list) and bool(given) and isinstance(given[0], int)
-    )
+    if given is None:
+        raise ArgumentError(f"{name} is missing", name, "missing_required_parameter")
+    is_one = isinstance(given, str) or (_is_list(given) and type(given[0]) is int)
     texts = [given] if is_one else given
-    if not isinstance(texts, list) or not texts or len(texts) > MOST_TEXTS:
-        text = f"{name} must be a text, or a list of up to {MOST_TEXTS} texts, or of their tokens"
+    if not _is_list(texts) or len(texts) > MOST_TEXTS:
+        text = f"{name} must be a text, or a list of up to {MOST_TEXTS} texts"
         raise ArgumentError(text, name)
     for at, each in enumerate(texts):
-        if not isinstance(each, str):
-            _check_tokens(each, name if is_one else f"{name}[{at}]")
+        where = name if is_one else f"{name}[{at}]"
+        if _is_list(each):
+            check_supported(model, "tokens", where)
+            _check_tokens(each, where)
+        elif not isinstance(each, str):
+            raise wrong_type(where, "text, or a list of tokens", each)
     return texts
 
 
-def _check_tokens(tokens: Any, where: str) -> None:
-    """Raise ArgumentError unless these are tokens."""
-    if not isinstance(tokens, list) or not tokens:
-        raise ArgumentError(f"{where} must be text, or a list of tokens", where)
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def _check_tokens(tokens: list[Any], where: str) -> None:
+    """Raise ArgumentError for what is no token of any vocabulary; Ops know their own."""
     for at, token in enumerate(tokens):
-        if type(token) is not int or not 0 <= token <= _MOST_TOKEN:
-            where = f"{where}[{at}]"
-            raise ArgumentError(f"{where} must be a token: 0 to {_MOST_TOKEN}", where)
+        if type(token) is not int:
+            raise wrong_type(f"{where}[{at}]", "a token: a whole number", token)
+        if not 0 <= token <= _MOST_TOKEN:
+            text = f"{where}[{at}] is no token: it must be 0 to {_MOST_TOKEN}"
+            raise ArgumentError(text, f"{where}[{at}]", "token_out_of_range")
 
 
-def _questions(body: Fields, model: ModelOptions, prompts: Sequence[Fields]) -> Questions:
+_MOST_TOKEN = 2**31 - 1
+
+
+def questions_of(body: Fields, model: ModelOptions, prompts: Sequence[Fields]) -> Questions:
+    """Return what prompts ask: each of them for all of its choices. Raises ArgumentError."""
     each = choices_of(body)
     if len(prompts) * each > MOST_TEXTS:
         raise ArgumentError(f"more than {MOST_TEXTS} choices: ask for fewer at once", "n")

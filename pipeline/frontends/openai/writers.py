@@ -78,12 +78,8 @@ class ChunkWriter:
         return usage_of([choice.counts for choice in choices], self._questions.each)
 
     def _whole(self, choices: Sequence[Choice], said: Sequence[Mapping[str, Any]]) -> bytes:
-        told = [
-            {"index": choice.index, **each, "finish_reason": choice.reason}
-            for choice, each in zip(choices, said, strict=True)
-        ]
         usage = self._usage(choices)
-        return as_json({**self._head, "object": self.kind, "choices": told, "usage": usage})
+        return as_json({**self._head, "object": self.kind, "choices": said, "usage": usage})
 
     def _chunk(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
         said = {**self._head, "object": self.chunk_kind, "choices": choices, **more}
@@ -107,11 +103,12 @@ class ChatWriter(ChunkWriter):
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the completion."""
         said = []
-        for _, whole in choices:
+        for choice, whole in choices:
             told = _in_chat(whole)
             content = told.pop("content", None if told else "")
             message = {"role": "assistant", "content": content, "refusal": None, **told}
-            said.append({"message": message, "logprobs": _logprobs_of(whole)})
+            ended = {"logprobs": _logprobs_of(whole), "finish_reason": choice.reason}
+            said.append({"index": choice.index, "message": message, **ended})
         return self._whole([choice for choice, _ in choices], said)
 
     def part(self, choice: Choice, delta: Delta) -> bytes:
@@ -153,7 +150,10 @@ class CompletionWriter(ChunkWriter):
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the completion."""
-        said = [self._said(choice, whole) for choice, whole in choices]
+        said = [
+            {**self._said(choice, whole), "finish_reason": choice.reason}
+            for choice, whole in choices
+        ]
         return self._whole([choice for choice, _ in choices], said)
 
     def part(self, choice: Choice, delta: Delta) -> bytes:

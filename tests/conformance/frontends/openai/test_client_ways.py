@@ -121,9 +121,10 @@ def test_the_helper_for_streams_puts_the_chunks_together(client):
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_client_asks_again_where_there_was_too_much_to_do(client, stream):
     prompt = f"busy once {stream}"
-    with pytest.raises(openai.InternalServerError, match="too much to do") as caught:
+    with pytest.raises(openai.RateLimitError, match="too much to do") as caught:
         client.completions.create(model="echo", prompt=prompt, stream=stream)
-    assert (caught.value.status_code, caught.value.code) == (503, "OVERLOADED")
+    assert (caught.value.status_code, caught.value.code) == (429, "OVERLOADED")
+    assert caught.value.response.headers["retry-after"] == "1"
     again = client.with_options(max_retries=1)
     done = again.completions.create(model="echo", prompt=f"{prompt} more", stream=stream)
     assert list(done) if stream else done.choices

@@ -118,12 +118,13 @@ def test_large_embeddings(client):
 BAD = (
     (openai.NotFoundError, "model_not_found", "model", {"model": "none", "prompt": "a"}),
     (openai.BadRequestError, "model_not_supported", "model", {"model": "places", "prompt": "a"}),
-    (openai.BadRequestError, None, "prompt[1]", {"model": "echo", "prompt": [1, -2]}),
-    (openai.BadRequestError, None, "prompt", {"model": "echo", "prompt": []}),
-    (openai.BadRequestError, None, "n", {"model": "echo", "prompt": "a", "n": 129}),
+    (openai.BadRequestError, "invalid_type", "prompt[1]", {"model": "echo", "prompt": [1, "a"]}),
+    (openai.BadRequestError, "invalid_value", "prompt", {"model": "echo", "prompt": []}),
+    (openai.BadRequestError, "integer_above_max_value", "n",
+     {"model": "echo", "prompt": "a", "n": 129}),
     (openai.BadRequestError, "51", None, {"model": "echo", "prompt": "product"}),
     (openai.InternalServerError, "UNKNOWN", None, {"model": "echo", "prompt": "raise"}),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "code", "param", "asked"), BAD)
