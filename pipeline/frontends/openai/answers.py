@@ -13,7 +13,7 @@ import orjson
 
 from pipeline.errors import PayloadTypeError, utf8_text
 from pipeline.frontends.openai.options import ModelOptions
-from pipeline.openai import Delta
+from pipeline.openai import Delta, ToolCall
 
 
 class Cutter:
@@ -147,9 +147,13 @@ class Choice:
         return delta
 
     def rest(self) -> Delta:
-        """Return the end of the text, which might have been the beginning of a stop."""
-        text = "" if self._cutter is None else self._cutter.rest()
-        return {"text": text} if text else {}
+        """Return what was held back, as the answer has ended."""
+        told: Delta = {}
+        if self._cutter is not None and (text := self._cutter.rest()):
+            told["text"] = text
+        if self._calls is not None and (calls := self._calls.rest()):
+            told["tool_calls"] = cast("list[ToolCall]", calls)
+        return told
 
     def whole(self, payload: Payload) -> Delta:
         """Return all that one answer says. Raises PayloadTypeError."""
@@ -167,7 +171,8 @@ class Choice:
                 told[name] = found
         if calls := _list_in(payload, "tool_calls"):
             self._calls = self._calls or ToolCalls()
-            told["tool_calls"] = self._calls.deltas(calls)
+            if deltas := self._calls.take(calls):
+                told["tool_calls"] = deltas
         if found := _list_in(payload, "logprobs"):
             told["logprobs"] = [_logprob(each, f"logprobs[{at}]") for at, each in enumerate(found)]
         if (audio := payload.get("audio")) is not None:
@@ -186,20 +191,57 @@ class Choice:
 
 
 class ToolCalls:
-    """Calls of tools in one choice, each of which comes whole or in parts."""
+    """Calls of tools in one choice, each of which comes whole or in parts.
+
+    They are told one behind the other: what comes of another call is held back until the arguments
+    of the one before it are whole. The official client takes a call for finished when the next one
+    begins. Nobody is told an id or a name twice: clients append what they are told.
+    """
 
     def __init__(self) -> None:
-        self._ids: dict[int, str] = {}  # by index
-        self._last = 0
+        self._ids: dict[int, tuple[str, str]] = {}  # by index: id and type
+        self._last = 0  # index that came last
+        self._told = -1  # index that is told
+        self._said = ""  # arguments that were told of it
+        self._held: dict[int, dict[str, Any]] = {}  # deltas that are not told yet, by index
 
-    def deltas(self, calls: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return the calls as deltas: each has an index, and the first of it id and name.
+    def take(self, calls: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return what may be told as deltas, of each call at most one. Raises PayloadTypeError."""
+        for at, call in enumerate(calls):
+            delta = self._delta(call, f"tool_calls[{at}]")
+            if (held := self._held.get(delta["index"])) is None:
+                self._held[delta["index"]] = delta
+            else:
+                _append(held, delta)
+        told: list[dict[str, Any]] = []
+        while self._held:
+            if self._told not in self._held:
+                if self._told >= 0 and not self._is_whole():
+                    break
+                self._told, self._said = min(self._held), ""
+            told.append(delta := self._held.pop(self._told))
+            said = delta.get("function")
+            self._said = "{}" if said is None else self._said + said["arguments"]
+        return told
 
-        Raises PayloadTypeError.
-        """
-        return [self._delta(call, f"tool_calls[{at}]") for at, call in enumerate(calls)]
+    def rest(self) -> list[dict[str, Any]]:
+        """Return what was held back, as all calls have ended."""
+        told = [self._held[index] for index in sorted(self._held)]
+        self._held = {}
+        return told
+
+    def _is_whole(self) -> bool:
+        """Return whether the arguments that were told are JSON."""
+        if not self._said.rstrip().endswith("}"):
+            return False
+        try:
+            orjson.loads(self._said)
+        except ValueError:
+            return False
+        return True
 
     def _delta(self, call: Any, where: str) -> dict[str, Any]:
+        """Return a call as a delta: it has an index, and the first of a call its id and name."""
         kind = call.get("type") or "function" if isinstance(call, Mapping) else None
         said = call.get(kind) if isinstance(kind, str) else None
         if not isinstance(kind, str) or not isinstance(said, Mapping):
@@ -213,10 +255,13 @@ class ToolCalls:
         index, name = self._index_of(call, said, where), said.get("name")
         self._last = index
         if index in self._ids:
+            if self._ids[index][1] != kind:
+                raise PayloadTypeError(f"{where}.type is {kind}, and was another before")
             return {"index": index, kind: {written: utf8_text(text)}}
         if not isinstance(name, str) or not name:
             raise PayloadTypeError(f"{where}.{kind}.name is missing: a call begins with it")
-        self._ids[index] = call_id = str(call.get("id") or f"call_{os.urandom(12).hex()}")
+        call_id = str(call.get("id") or f"call_{os.urandom(12).hex()}")
+        self._ids[index] = call_id, kind
         told = {"name": utf8_text(name), written: utf8_text(text)}
         return {"index": index, "id": utf8_text(call_id), "type": kind, kind: told}
 
@@ -231,7 +276,7 @@ class ToolCalls:
                 raise PayloadTypeError(f"{where}.index must be a whole number below {_MOST_CALLS}")
             return index
         if call_id:
-            for known, its_id in self._ids.items():
+            for known, (its_id, _) in self._ids.items():
                 if its_id == call_id:
                     return known
         is_new = bool(call_id or said.get("name"))
@@ -268,10 +313,15 @@ def _whole_calls(deltas: Sequence[Any]) -> list[Any]:
             kind = delta["type"]
             calls[delta["index"]] = {"id": delta["id"], "type": kind, kind: {**delta[kind]}}
         else:
-            said = known[known["type"]]
-            for name, text in delta[known["type"]].items():
-                said[name] += text
+            _append(known, delta)
     return [calls[index] for index in sorted(calls)]
+
+
+def _append(call: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Add to a call, or to a delta of it, the arguments of the delta behind it."""
+    for kind in ("function", "custom"):
+        for name, text in delta.get(kind, {}).items():
+            call[kind][name] += text
 
 
 def _whole_audio(parts: Sequence[Any]) -> dict[str, Any]:

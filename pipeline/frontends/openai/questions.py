@@ -198,9 +198,6 @@ def _check_tokens(tokens: list[Any], where: str) -> None:
             raise ArgumentError(text, f"{where}[{at}]", "token_out_of_range")
 
 
-_MOST_TOKEN = 2**31 - 1
-
-
 def questions_of(body: Fields, model: ModelOptions, prompts: Sequence[Fields]) -> Questions:
     """Return what prompts ask: each of them for all of its choices. Raises ArgumentError."""
     each = choices_of(body)

@@ -125,14 +125,19 @@ class ChatWriter(ChunkWriter):
     def _said(
         self, choice: Choice, said: Mapping[str, Any], logprobs: Any, reason: str | None
     ) -> bytes:
-        index = choice.index
+        index, first = choice.index, b""
         if index not in self._begun:  # it says who speaks, once
-            said = {"role": "assistant", **said}
             head = orjson.dumps({**self._head, "object": self.chunk_kind})[:-1]
             begin = b'data: %s,"choices":[{"index":%d,"delta":{"content":' % (head, index)
             self._begun[index] = begin
+            who = {"role": "assistant"}
+            if said.keys() <= {"content"} and logprobs is None:
+                said = {**who, **said}
+            else:  # in a chunk of its own: the official client counts log probabilities there twice
+                none = {"logprobs": None, "finish_reason": None}
+                first = self._chunk([{"index": index, "delta": {**who, "content": ""}, **none}])
         ended = {"logprobs": logprobs, "finish_reason": reason}
-        return self._chunk([{"index": index, "delta": said, **ended}])
+        return first + self._chunk([{"index": index, "delta": said, **ended}])
 
 
 class CompletionWriter(ChunkWriter):

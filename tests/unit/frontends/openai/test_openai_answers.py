@@ -13,6 +13,7 @@ from pipeline.frontends.openai.answers import (
     Choice,
     counts_of,
     embeddings,
+    joined,
     text_of,
     usage_of,
 )
@@ -154,3 +155,160 @@ def test_embeddings_have_their_place_and_counts():
     assert [each["embedding"] for each in found["data"]] == [[1.0, 2.5], [1.0, 1.0]]
     assert [each["index"] for each in found["data"]] == [0, 1]
     assert found["usage"] == {"prompt_tokens": 2, "total_tokens": 2}
+
+
+# Calls of tools ---------------------------------------------------------------------------------
+
+
+def call(index: int | None = None, text: Any = "", **more: Any) -> dict[str, Any]:
+    """A call of a tool, or a part of one; `name` is the function's."""
+    said = {"arguments": text, **({"name": more.pop("name")} if "name" in more else {})}
+    return {**({} if index is None else {"index": index}), "function": said, **more}
+
+
+def told(*parts: list[dict[str, Any]]) -> list[Any]:
+    """(index, id, name, arguments) of each delta that parts become, and of what was held back."""
+    choice = Choice(0, "text", in_parts=True)
+    deltas = [choice.take({"tool_calls": each}) for each in parts]
+    assert choice.reason == "tool_calls"
+    calls = [one for delta in [*deltas, choice.rest()] for one in delta.get("tool_calls", [])]
+    said = [each["function"] for each in calls]
+    names = [each.get("name") for each in said]
+    ids = [each.get("id") for each in calls]
+    texts = [each["arguments"] for each in said]
+    return [*zip([each["index"] for each in calls], ids, names, texts, strict=True)]
+
+
+def test_id_and_name_of_a_call_are_told_once():
+    part = call(0, '{"a"', id="c", name="f")
+    assert told([part], [part]) == [(0, "c", "f", '{"a"'), (0, None, None, '{"a"')]
+
+
+def test_calls_without_an_index_begin_with_an_id_or_a_name():
+    parts = [[call(id="a", name="f", text="{")], [call(text="}")], [call(name="g", text={"x": 1})]]
+    (first, more, other) = told(*parts)
+    assert (first, more) == ((0, "a", "f", "{"), (0, None, None, "}"))
+    assert other[0] == 1
+    assert other[1].startswith("call_")
+    assert other[2:] == ("g", '{"x":1}')
+    assert [each[0] for each in told([call(id="a", name="f")], [call(id="a", text="{}")])] == [0, 0]
+
+
+def test_calls_side_by_side_are_told_one_behind_the_other():
+    begin = [call(0, "", id="a", name="f"), call(1, "", id="b", name="g")]
+    found = told(begin, [call(0, '{"x":'), call(1, "{")], [call(1, "}")], [call(0, "1}")])
+    assert found == [
+        (0, "a", "f", ""), (0, None, None, '{"x":'), (0, None, None, "1}"), (1, "b", "g", "{}")
+    ]  # fmt: skip
+    assert told(begin)[1] == (1, "b", "g", "")  # though the first is no JSON
+
+
+def test_of_a_part_each_call_is_one_delta():
+    parts = [call(0, "{", id="a", name="f"), call(0, "}"), call(1, "{}", id="b", name="f")]
+    assert told(parts) == [(0, "a", "f", "{}"), (1, "b", "f", "{}")]
+
+
+def test_what_parts_of_calls_are_together():
+    choice = Choice(0, "text")
+    parts = [call(1, "{", id="b", name="g"), call(0, "{}", id="a", name="f"), call(1, "}")]
+    whole = choice.whole({"tool_calls": parts})
+    assert whole == {
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+            {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+        ]
+    }
+    (said,) = json.loads(ChatWriter("m", PLAIN).whole([(choice, whole)]))["choices"]
+    assert (said["message"]["content"], said["finish_reason"]) == (None, "tool_calls")
+    assert said["message"]["tool_calls"] == whole["tool_calls"]
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        "f", {"a": 1}, ["f"], [{}], [{"function": "f"}], [{"type": [], "function": {}}],
+        [call(0, "{}")], [call(-1, name="f")], [call(2**20, name="f")], [call(True, name="f")],
+        [call(0, name="f"), {"index": 0, "type": "custom", "custom": {"input": ""}}],
+        [call(text=object(), name="f")],
+    ],
+)  # fmt: skip
+def test_what_is_no_call(calls):
+    with pytest.raises(PayloadTypeError):
+        Choice(0, "text").take({"tool_calls": calls})
+
+
+def test_a_custom_tool_has_an_input():
+    one = {"id": "a", "type": "custom", "custom": {"name": "f", "input": "x y"}}
+    assert Choice(0, "text").whole({"tool_calls": [one]}) == {"tool_calls": [one]}
+
+
+# What else is told ------------------------------------------------------------------------------
+
+
+def test_a_chunk_has_all_that_a_part_says():
+    choice, writer = Choice(0, "text", in_parts=True), ChatWriter("m", PLAIN)
+    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+    part = {"text": "a", "reasoning_content": "hm", "refusal": "no", "images": [picture]}
+    first, second = chunks_of(writer.part(choice, choice.take(part)))
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert second["choices"][0]["delta"] == {
+        "content": "a", "reasoning_content": "hm", "refusal": "no", "images": [picture]
+    }  # fmt: skip
+    whole = Choice(0, "text").whole(part)
+    (said,) = json.loads(ChatWriter("m", PLAIN).whole([(choice, whole)]))["choices"]
+    assert said["message"] == {"role": "assistant", **second["choices"][0]["delta"]}
+
+
+def test_log_probabilities_have_all_keys_in_both_forms():
+    tokens = [
+        {"token": "é", "logprob": np.float32(-0.5)},
+        {"token": "b", "logprob": float("-inf"), "top_logprobs": [{"token": "c", "logprob": -1}]},
+    ]
+    choice = Choice(0, "text", in_parts=True)
+    deltas = [choice.take({"text": "éb", "logprobs": tokens}) for _ in range(2)]
+    content = deltas[0]["logprobs"]
+    assert content[0] == {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": []}
+    top = {"token": "c", "logprob": -1, "bytes": [99]}
+    assert (content[1]["logprob"], content[1]["top_logprobs"]) == (-9999, [top])
+    (_, chunk) = chunks_of(ChatWriter("m", PLAIN).part(choice, deltas[0]))
+    assert chunk["choices"][0]["logprobs"] == {"content": content, "refusal": None}
+    writer = CompletionWriter("m", PLAIN)
+    chunks = chunks_of(b"".join([writer.part(choice, delta) for delta in deltas]))
+    found = [each["choices"][0]["logprobs"] for each in chunks]
+    assert [each["text_offset"] for each in found] == [[0, 1], [2, 3]]
+    assert found[0]["tokens"] == ["é", "b"]
+    assert found[0]["top_logprobs"] == [{}, {"c": -1}]
+    for wrong in ("a", [3], [{"token": "a"}], [{"token": 3, "logprob": 1}], [{"logprob": 1}]):
+        with pytest.raises(PayloadTypeError, match="logprobs"):
+            choice.take({"text": "", "logprobs": wrong})
+
+
+def test_sound_has_an_id_once_and_is_base64():
+    choice = Choice(0, "text", in_parts=True)
+    parts = [{"audio": {"data": b"ab", "transcript": "a"}}, {"audio": {"data": b"c", "id": "x"}}]
+    deltas = [choice.take(part) for part in parts]
+    assert ["id" in delta["audio"] for delta in deltas] == [True, False]
+    whole = joined(deltas)
+    assert (whole["audio"]["data"], whole["audio"]["transcript"]) == (b"abc", "a")
+    (said,) = json.loads(ChatWriter("m", PLAIN).whole([(choice, whole)]))["choices"]
+    assert said["message"]["audio"]["data"] == "YWJj"
+    with pytest.raises(PayloadTypeError, match="audio must be"):
+        choice.take({"audio": b"ab"})
+
+
+def test_counts_may_be_an_object_with_details():
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+    counts = counts_of({"usage": usage, "prompt_tokens": 9})
+    assert usage_of([counts]) == {**usage, "total_tokens": 5}
+    assert usage_of([counts, counts], 2) == {**usage, "completion_tokens": 4, "total_tokens": 7}
+
+
+def test_a_choice_that_says_nothing_ends_with_a_reason():
+    choice, writer = Choice(0, "text", in_parts=True), ChatWriter("m", PLAIN)
+    (chunk,) = chunks_of(writer.end(choice))
+    assert chunk["choices"][0]["finish_reason"] == "stop"
+    assert chunk["choices"][0]["delta"] == {"role": "assistant"}
