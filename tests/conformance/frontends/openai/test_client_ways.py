@@ -149,7 +149,6 @@ def test_a_stream_that_is_too_long_for_one_answer(stop):
 
 def test_apis_that_are_not_here(client):
     for ask in (
-        lambda: client.responses.create(model="echo", input="a"),
         lambda: client.moderations.create(input="a"),
         lambda: client.images.generate(prompt="a"),
         lambda: client.files.list(),
