@@ -108,7 +108,8 @@ class GraphMaker:
             await self._close(served)
             raise
         if replica is not None:
-            replica.answers[word] = served.observation.answer
+            answer = served.observation.answer
+            replica.answers[word] = lambda text, number: answer(text)
         return served
 
     def _backend(self, config: ModelConfig) -> Backend:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import traceback
 from collections.abc import Coroutine
@@ -21,6 +22,8 @@ from pipeline.runtime.service import ReplicaContext, Service, gc_frozen
 from pipeline.system.event_loop import end_tasks, loop_factory, or_stopped
 from pipeline.system.resources import tune_malloc
 from pipeline.workers.process.wire import Link, framed
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class ReplicaCommand(msgspec.Struct, array_like=True):
@@ -144,8 +147,8 @@ class _Replica:
                         ReplicaStatus(snapshot=(question, snapshot))
                     )
                 )
-                await self.service.catch_up()
-                await self._stop.wait()
+                if await or_stopped(self._stop, self.service.catch_up()):
+                    await self._stop.wait()
 
     def _on_command(self, command: ReplicaCommand) -> None:
         if command.question is not None:
@@ -163,9 +166,13 @@ class _Replica:
     async def _answer(self, question: QueryRequest) -> None:
         word, _, rest = question.text.partition(" ")
         answer = b""
-        if word in self._context.answers:
-            with contextlib.suppress(InitError):  # it has not come so far
-                answer = await self._context.answers[word](rest)
+        try:
+            if word in self._context.answers:
+                answer = await self._context.answers[word](rest, question.number)
+        except InitError:  # it has not come so far
+            pass
+        except Exception:  # a bug of ours: who asks must not wait for what does not come
+            _LOGGER.exception("a question of another replica could not be answered: %s", word)
         self._send(ReplicaStatus(reply=QueryReply(question.number, [answer])))
 
     def _apply(self, command: ReplicaCommand) -> None:

@@ -54,8 +54,9 @@ class ReplicaContext:
 
     `on_readiness` is told instead of the frontends: what they say is up to all replicas together.
     `ask` puts a question to all of them; those that begin with a word of `answers` are answered
-    there. One that `opens_late` opens its frontends when it can answer: until then the system gives
-    the connections to the others. `leave` has this one stopped, and replaced.
+    there, by the rest of its text and its number: they come to all replicas in this order. One that
+    `opens_late` opens its frontends when it can answer: until then the system gives the connections
+    to the others. `leave` has this one stopped, and replaced.
     """
 
     number: int
@@ -64,7 +65,7 @@ class ReplicaContext:
     ask: Ask
     opens_late: bool = False
     leave: Callable[[], None] = lambda: None
-    answers: dict[str, Callable[[str], Awaitable[bytes]]] = field(default_factory=dict)
+    answers: dict[str, Callable[[str, int], Awaitable[bytes]]] = field(default_factory=dict)
 
     def asking(self, word: str) -> Ask:
         """Return what asks all of them questions that begin with a word of `answers`."""
@@ -132,7 +133,7 @@ class Service(Runtime):
             place = GraphPlace(first, step, replica.number, replica.asking(word), place.label)
         found = LoadedGraph(name, graph, self._config, load, place, share=self._share)
         if replica is not None:
-            replica.answers[word] = found.observation.answer
+            replica.answers[word] = lambda text, number: found.observation.answer(text)
         return found
 
     def on_snapshot(self, tell: Callable[[str, bytes], object]) -> None:
