@@ -47,10 +47,9 @@ class Control(ReplicatedControl):
 class Replica:
     """One replica, and the server's side of it."""
 
-    snapshots: dict[str, bytes] = {}
-
     def __init__(self, server: Server, number: int, loading: Loading) -> None:
         self.server, self.number, self.has_left = server, number, False
+        self.snapshots: dict[str, bytes] = {}
         self.client = QueryClient(lambda question: server.queries.start(self, question))
         self.context = ReplicaContext(number, 3, lambda is_ready: None, self.client.ask)
         object.__setattr__(self.context, "leave", lambda: server.end(self))
