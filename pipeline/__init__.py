@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.web_service import WebService
     from pipeline.workers.shm.pickling import allow_in_payloads
 
-__version__ = "0.1.0"
+__version__ = "0.5.0.dev0"
 
 _HOME = {
     "Analyst": "pipeline.observe.analysis.analyst",
