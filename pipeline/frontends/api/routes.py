@@ -28,6 +28,7 @@ from pipeline.frontends.api.bodies import (
 )
 from pipeline.frontends.api.errors import error_body, failure_of, reply_to
 from pipeline.frontends.api.pipelines import EMPTY, Asked, Pipelines, served_by, takes_sequences
+from pipeline.frontends.api.sockets import Talk
 from pipeline.frontends.http.bodies import is_json
 from pipeline.frontends.http.paths import Answer, Paths, begun
 from pipeline.frontends.http.routes import (
@@ -39,9 +40,11 @@ from pipeline.frontends.http.routes import (
     WebRequest,
     WebResponse,
     WebStream,
+    WebUpgrade,
     whole,
 )
 from pipeline.frontends.http.streams import StreamedAnswer, stream_form
+from pipeline.frontends.http.websocket import MOST_BYTES, accepted
 from pipeline.proto.plain_answer import write_object
 from pipeline.proto.slices import Limits
 
@@ -72,7 +75,10 @@ class ApiRoutes:
         self.offload = offload
         self.limits = limits
         self._paths = Paths(
-            "/api", {_PATH: ("POST", self._infer), **(more or {})}, self._refuse_path, reply_to
+            "/api",
+            {_PATH: ("POST", self._infer), f"{_PATH}/ws": ("GET", self._talk), **(more or {})},
+            self._refuse_path,
+            reply_to,
         )
         self._posted = re.compile(_PATH)
 
@@ -104,6 +110,14 @@ class ApiRoutes:
         served_by(entry)
         return await ApiEndpoint(self, entry, request).answer(request)
 
+    async def _talk(self, request: WebRequest, name: str) -> WebUpgrade:
+        """Answer requests that come as messages of a WebSocket."""
+        entry = self.pipelines.entry(name)
+        served_by(entry)
+        head = accepted(request.headers)
+        talk = Talk(ApiEndpoint(self, entry, request), request.query)
+        return WebUpgrade(head, talk.run, min(self.limits.message_bytes, MOST_BYTES))
+
     async def _refuse_path(self, request: WebRequest, name: str) -> WebResponse:
         there = ", ".join(f"/api/{each}" for each in self.pipelines.names())
         raise NoServiceError(f"no such path: {request.path}; POST {there}")
@@ -116,7 +130,9 @@ class ApiEndpoint:
         self._api = api
         self._entry = entry
         self._is_plain = api.pipelines.is_plain(entry.served)
-        self._left_s = request.timeout_s
+        self.left_s: float | None = request.timeout_s
+        self.limits: Limits = api.limits
+        self.offload: Offload = api.offload
         self._headers = request.headers
         self._type = request.headers.get(b"content-type", b"")
         self._key = key_of(self._type)
@@ -131,9 +147,9 @@ class ApiEndpoint:
         served = entry.served if entry.state is _READY else served_by(entry)
         if self._is_plain:
             target = RequestTarget(payload=fields, wants_response=False, is_text=bool(key))
-            return served.engine.begin(EMPTY, self._left_s, target, sink)
+            return served.engine.begin(EMPTY, self.left_s, target, sink)
         raw, target = self._api.pipelines.asked(served, fields, self._headers, bool(key))
-        return served.engine.begin(raw, self._left_s, target, sink)
+        return served.engine.begin(raw, self.left_s, target, sink)
 
     def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
         """Return what is written for the answer of an engine, or for what `begin` raised."""
@@ -152,7 +168,7 @@ class ApiEndpoint:
         """Have a large answer written beside the event loop."""
         write = partial(written_large, answer, self._api.limits)
         try:
-            found, _ = await self._api.offload.run(write, self._left_s)
+            found, _ = await self._api.offload.run(write, self.left_s)
         except PipelineError as error:
             return reply_to(error)
         return await whole(found)
@@ -160,7 +176,7 @@ class ApiEndpoint:
     async def answer(self, request: WebRequest) -> WebResponse | WebStream:
         """Answer a body of any kind and size. Raises PipelineError, HttpError."""
         form = stream_form([self._headers.get(b"accept", b"")])
-        body, left_s = await request.received(), self._left_s
+        body, left_s = await request.received(), self.left_s
         read = partial(self._read, body, request.query)
         if is_large(body) and not self._stays(body):
             (served, asked), left_s = await self._api.offload.run(read, left_s)
@@ -171,7 +187,7 @@ class ApiEndpoint:
             future = ask(served.engine.begin, raw, left_s, target)
             found = await future
             return await whole(self.reply(found, future.failure), future.head)
-        parts = StreamedAnswer(form, self._part, quick_object, _HEARTBEAT_S, error_body)
+        parts = StreamedAnswer(form, self.part, quick_object, _HEARTBEAT_S, error_body)
         parts.begin(served.engine.begin, raw, left_s, target)
         return await begun(parts.stream())  # the first part is awaited, to tell its status
 
@@ -187,6 +203,11 @@ class ApiEndpoint:
             and served.engine.executor.reads_views
         )
 
+    def asked(self, fields: dict[str, Any], is_text: bool) -> tuple[Served, Asked]:
+        """Return whom fields ask, and what. Raises PipelineError."""
+        served = self._api.pipelines.find(self._entry.name)
+        return served, self._api.pipelines.asked(served, fields, self._headers, is_text)
+
     def _read(self, body: Body, query: str) -> tuple[Served, Asked]:
         """Return whom a request asks, and what."""
         served = self._api.pipelines.find(self._entry.name)
@@ -199,7 +220,7 @@ class ApiEndpoint:
         is_text = not is_json(self._type)
         return served, self._api.pipelines.asked(served, fields, self._headers, is_text)
 
-    async def _part(self, answer: Any, failure: PipelineError | None) -> bytes:
+    async def part(self, answer: Any, failure: PipelineError | None) -> bytes:
         """Return the JSON of a part. Raises HttpError for an error, which has a status here."""
         try:
             if is_short_answer(answer):

@@ -25,9 +25,9 @@ from pipeline.frontends.http.routes import (
     Endpoint,
     HttpError,
     Routes,
+    WebReply,
     WebRequest,
     WebResponse,
-    WebStream,
     not_allowed,
 )
 from pipeline.frontends.http.static_files import files_in, safe_headers, unless_known
@@ -84,7 +84,7 @@ class LivePage(ABC):
             raise not_allowed(request.method, b"GET, HEAD")
         return functools.partial(self._for_own_pages, found)
 
-    async def _for_own_pages(self, found: Endpoint, request: WebRequest) -> WebResponse | WebStream:
+    async def _for_own_pages(self, found: Endpoint, request: WebRequest) -> WebReply:
         await self._hosts.check(request.headers)
         return await found(request)
 

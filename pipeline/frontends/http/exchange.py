@@ -16,7 +16,9 @@ from pipeline.frontends.http.routes import (
     HttpError,
     WebResponse,
     WebStream,
+    WebUpgrade,
 )
+from pipeline.frontends.http.websocket import WebSocket
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class Exchange:
         status: of the answer; 0: there is none yet.
         sent_bytes: of its body.
         task: answers it; cancelled when the caller leaves.
+        socket: what the connection has become; None: it speaks HTTP.
     """
 
     connection: HttpConnection
@@ -81,6 +84,7 @@ class Exchange:
     status: int = 0
     sent_bytes: int = 0
     task: asyncio.Task[Any] | None = None
+    socket: WebSocket | None = None
     _awaited: asyncio.Future[None] | None = None
 
     def __init__(self) -> None:
@@ -220,6 +224,16 @@ class Exchange:
             reply.begun(self.send)
         end = b"\r\n" if self.is_old else b"transfer-encoding: chunked\r\n\r\n"
         return head.removesuffix(_LENGTH) + end
+
+    async def upgrade(self, reply: WebUpgrade) -> None:
+        """Leave HTTP: from here on the connection is a WebSocket, until it ends."""
+        connection = self.connection
+        self.is_begun, self.status, self.keeps_alive = True, HTTPStatus.SWITCHING_PROTOCOLS, False
+        self.socket = WebSocket(self, reply.most_bytes)
+        connection.transport.write(reply.head)
+        connection.hand_over(self.socket)
+        await reply.talk(self.socket)
+        await self.socket.end()
 
     async def _drained(self) -> None:
         """Wait until the caller has read most of what was written, or has left."""

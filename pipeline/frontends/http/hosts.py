@@ -54,9 +54,10 @@ class Hosts:
         Raises:
             HttpError: 403; it says what to configure.
         """
-        if method == "POST":
-            host, kind = said.get(b"host", b""), said.get(b"content-type", b"")
-            self.check_post(said[b"origin"], host, kind)
+        is_socket = b"sec-websocket-key" in said  # of which browsers ask nobody beforehand
+        if method == "POST" or is_socket:
+            kind = b"" if is_socket else said.get(b"content-type", b"")
+            self.check_post(said[b"origin"], said.get(b"host", b""), kind)
         return self.cors.preflight(method, said)
 
     def check_post(self, origin: bytes, host: bytes, content_type: bytes) -> None:

@@ -14,13 +14,14 @@ from pipeline.errors import PipelineError
 from pipeline.frontends.http.routes import (
     Endpoint,
     HttpError,
+    WebReply,
     WebRequest,
     WebResponse,
     WebStream,
     not_allowed,
 )
 
-Answer = Callable[[WebRequest, str], Awaitable[WebResponse | WebStream]]
+Answer = Callable[[WebRequest, str], Awaitable[WebReply]]
 """Answers a request whose path has this name in it, or "" where it has none."""
 
 
@@ -63,7 +64,7 @@ class Paths:
         return None
 
     def _guarded(self, answer: Answer, name: str) -> Endpoint:
-        async def endpoint(request: WebRequest) -> WebResponse | WebStream:
+        async def endpoint(request: WebRequest) -> WebReply:
             try:
                 return await answer(request, name)
             except (HttpError, PipelineError) as error:
@@ -93,7 +94,5 @@ async def _behind(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGen
             yield piece
 
 
-async def _refuse_method(
-    request: WebRequest, name: str, methods: tuple[str, ...]
-) -> WebResponse | WebStream:
+async def _refuse_method(request: WebRequest, name: str, methods: tuple[str, ...]) -> WebReply:
     raise not_allowed(request.method, ", ".join(methods).encode())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -21,6 +21,9 @@ from pipeline.errors import (
 from pipeline.frontends.base import seconds_of
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.response import pack_error
+
+if TYPE_CHECKING:
+    from pipeline.frontends.http.websocket import WebSocket
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -141,7 +144,21 @@ class WebStream(msgspec.Struct, frozen=True):
     begun: Callable[[Callable[[bytes], bool]], None] | None = None
 
 
-Endpoint = Callable[[WebRequest], Awaitable[WebResponse | WebStream]]
+class WebUpgrade(msgspec.Struct, frozen=True):
+    """The answer to a WebRequest that becomes a WebSocket; `head` is all of its head.
+
+    `talk` talks on it, in messages of `most_bytes`; it is cancelled if the caller goes away.
+    """
+
+    head: bytes
+    talk: Callable[[WebSocket], Awaitable[None]]
+    most_bytes: int
+
+
+WebReply = WebResponse | WebStream | WebUpgrade
+"""What an Endpoint answers with."""
+
+Endpoint = Callable[[WebRequest], Awaitable[WebReply]]
 """Answers a request; it is cancelled if the caller goes away."""
 
 

@@ -30,9 +30,11 @@ from pipeline.frontends.http.routes import (
     LaneService,
     Routes,
     SizeLimit,
+    WebReply,
     WebRequest,
     WebResponse,
     WebStream,
+    WebUpgrade,
     error_body,
     failed_reply,
     not_allowed,
@@ -156,6 +158,9 @@ class HttpFrontend:
             if isinstance(reply, WebStream):
                 await exchange.answer_in_pieces(reply)
                 return
+            if isinstance(reply, WebUpgrade):
+                await exchange.upgrade(reply)
+                return
         except asyncio.CancelledError:
             if exchange.connection.has_left:  # there is nobody to answer
                 return
@@ -173,7 +178,7 @@ class HttpFrontend:
             _LOGGER.exception("%s %s failed", exchange.method, exchange.path, exc_info=error)
         exchange.connection.hang_up()  # its caller sees that there is no whole answer
 
-    async def _reply(self, exchange: Exchange) -> WebResponse | WebStream:
+    async def _reply(self, exchange: Exchange) -> WebReply:
         """Return the answer to a request."""
         said, path = exchange.said, exchange.path
         exchange.more_headers = self._hosts.cors.headers_for(said)
@@ -192,7 +197,7 @@ class HttpFrontend:
             return self._health(exchange.method, parts[2])
         return await self._route(exchange)
 
-    async def _route(self, exchange: Exchange) -> WebResponse | WebStream:
+    async def _route(self, exchange: Exchange) -> WebReply:
         """Return the answer of the routes that the path belongs to."""
         said = exchange.said
         encoding = said.get(b"content-encoding", b"").strip(b" \t").lower()  # the parser keeps them

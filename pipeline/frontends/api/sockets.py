@@ -1,0 +1,142 @@
+"""WebSockets of plain JSON: requests come as messages, and answers go part by part."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from pipeline.errors import PackageError, PipelineError
+from pipeline.frontends.api.bodies import is_large, object_of, sequence_in
+from pipeline.frontends.api.errors import failure_of
+from pipeline.frontends.http.routes import HttpError
+from pipeline.frontends.http.websocket import BINARY, Message, WebSocket
+from pipeline.frontends.parts import PartsReader, answers_to
+
+if TYPE_CHECKING:
+    from pipeline.frontends.api.routes import ApiEndpoint
+
+_MOST_AT_ONCE = 128  # requests of one connection that are under way
+_KEY = "data"
+_JSON = b"application/json"
+
+
+class Talk:
+    """The requests of one WebSocket.
+
+    A message of the caller is `{"data": fields}`, which begins a request, bytes, which are the
+    field `data`, or another one that `key` of the query names, `{"credit": n}` or
+    `{"cancel": number}`. Requests are numbered from 0. The answer to one has
+    `{"request": number, "data": fields}` for each part, and `{"request": number, "end": true}` or
+    `{"request": number, "error": ...}` behind them.
+
+    Raises HttpError: the query cannot be used.
+    """
+
+    def __init__(self, endpoint: ApiEndpoint, query: str) -> None:
+        said = dict(parse_qsl(query))
+        credit = said.get("credit")
+        if credit is not None and not (credit.isascii() and credit.isdigit()):
+            raise HttpError(400, PackageError(f"credit has to be a number, not {credit[:20]!r}"))
+        self._endpoint = endpoint
+        self._key = said.get("key", _KEY)
+        self._sequence: Mapping[str, Any] = sequence_in(query)
+        self._credit = None if credit is None else int(credit[:9])
+        self._credited = asyncio.Event()
+        self._numbers = itertools.count()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self, socket: WebSocket) -> None:
+        """Answer requests until the caller leaves or the server stops."""
+        try:
+            while (message := await socket.receive()) is not None:
+                await self._take(message, socket)
+            if socket.is_last and self._tasks:
+                await asyncio.wait(self._tasks.values())
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+
+    async def _take(self, message: Message, socket: WebSocket) -> None:
+        try:
+            if message.kind == BINARY:
+                fields, is_text = {self._key: message.data}, True
+            else:
+                said = await self._said(message.data)
+                if self._is_order(said):
+                    return
+                fields, is_text = said[_KEY], False
+        except PipelineError as error:
+            await self._fail(socket, next(self._numbers), error)
+            return
+        if self._sequence:
+            fields = {**self._sequence, **fields}
+            self._sequence = {**self._sequence, "sequence_start": False}
+        while len(self._tasks) >= _MOST_AT_ONCE:
+            await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+        number = next(self._numbers)
+        task = asyncio.create_task(self._answer(socket, number, fields, is_text))
+        self._tasks[number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+
+    async def _said(self, text: bytes) -> dict[str, Any]:
+        """Return the one thing that a text says. Raises PackageError."""
+        read = partial(object_of, text, _JSON, self._endpoint.limits)
+        said = (await self._endpoint.offload.run(read))[0] if is_large(text) else read()
+        if len(said) != 1 or not (
+            isinstance(said.get(_KEY), dict) or self._number(said, "credit", "cancel") is not None
+        ):
+            raise PackageError(
+                'a message is {"data": {...}}, {"credit": number} or {"cancel": number}'
+            )
+        return said
+
+    def _is_order(self, said: Mapping[str, Any]) -> bool:
+        """Do what a message says that begins no request."""
+        if (credit := self._number(said, "credit")) is not None:
+            if self._credit is not None:
+                self._credit += credit
+                self._credited.set()
+            return True
+        if (number := self._number(said, "cancel")) is not None:
+            if number in self._tasks:
+                self._tasks[number].cancel()
+            return True
+        return False
+
+    def _number(self, said: Mapping[str, Any], *names: str) -> int | None:
+        value = next((said[name] for name in names if name in said), None)
+        return value if type(value) is int and value >= 0 else None
+
+    async def _answer(
+        self, socket: WebSocket, number: int, fields: dict[str, Any], is_text: bool
+    ) -> None:
+        """Answer a request, as its parts come and the caller has room for them."""
+        try:
+            served, (raw, target) = self._endpoint.asked(fields, is_text)
+            reader, left_s = PartsReader(), self._endpoint.left_s
+            parts = answers_to(served.engine.begin, raw, left_s, target, reader)
+            async with aclosing(parts):
+                async for answer, _ in parts:
+                    body = await self._endpoint.part(answer, reader.failure)
+                    await self._spend()
+                    await socket.send(b'{"request":%d,"data":%b}' % (number, body))
+            await socket.send(b'{"request":%d,"end":true}' % number)
+        except (PipelineError, HttpError) as error:
+            await self._fail(socket, number, error)
+
+    async def _spend(self) -> None:
+        """Wait until the caller takes another part, where it counts them."""
+        if self._credit is None:
+            return
+        while not self._credit:
+            self._credited.clear()
+            await self._credited.wait()
+        self._credit -= 1
+
+    async def _fail(self, socket: WebSocket, number: int, error: PipelineError | HttpError) -> None:
+        await socket.send(b'{"request":%d,%b' % (number, failure_of(error).body[1:]))

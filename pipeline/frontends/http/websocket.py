@@ -1,0 +1,377 @@
+"""WebSockets (RFC 6455) on a connection of ours: frames to messages and back, pings, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from pipeline.errors import PackageError
+from pipeline.frontends.http.routes import HttpError
+from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES
+
+if TYPE_CHECKING:
+    from pipeline.frontends.http.exchange import Exchange
+
+MORE, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
+DONE, GOING_AWAY, PROTOCOL, NOT_UTF8, POLICY, TOO_BIG = 1000, 1001, 1002, 1007, 1008, 1009
+
+MOST_BYTES = 16 * 2**20
+"""Of a message: what is larger is for a POST, whose body is received where it is to stay."""
+
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_FIN, _RESERVED, _MASKED = 0x80, 0x70, 0x80
+_MOST_CONTROL_BYTES = 125
+_MOST_QUEUED = 16  # messages that wait to be taken
+_MOST_FRAMES = 64  # that are read in a round of the loop
+_PING_S = 20.0
+_CLOSE_S = 5.0  # for a caller to answer our close
+_CODES_OF_CALLERS = (*range(1000, 1004), *range(1007, 1015), *range(3000, 5000))
+_UPGRADE = (b"upgrade", b"websocket")
+
+
+def accepted(said: Mapping[bytes, bytes]) -> bytes:
+    """Return the head that accepts a caller's offer. Raises HttpError: it makes none."""
+    tokens = {token.strip() for token in said.get(b"connection", b"").lower().split(b",")}
+    key = said.get(b"sec-websocket-key", b"")
+    if not key or b"upgrade" not in tokens:
+        text = (
+            "this path is a WebSocket: open it with ws://. The gateway passes none on: behind it, "
+            "ask the server's own port (http_server: embedded), or POST for a stream of events"
+        )
+        raise HttpError(426, PackageError(text), _UPGRADE)
+    if said.get(b"sec-websocket-version") != b"13":
+        error = PackageError("Sec-WebSocket-Version has to be 13")
+        raise HttpError(426, error, _UPGRADE, (b"sec-websocket-version", b"13"))
+    try:
+        is_key = len(base64.b64decode(key, validate=True)) == 16
+    except binascii.Error:
+        is_key = False
+    if not is_key:
+        raise HttpError(400, PackageError("Sec-WebSocket-Key has to be 16 bytes in base64"))
+    digest = base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest())
+    return (
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
+        b"sec-websocket-accept: %b\r\n\r\n" % digest
+    )
+
+
+class Message(NamedTuple):
+    """A whole message, or a control frame: TEXT, BINARY, PING, PONG or CLOSE; or MORE: neither."""
+
+    kind: int
+    data: bytes
+
+
+class WebSocketError(Exception):
+    """A caller broke the protocol; `code` is what its connection is closed with."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+class FrameReader:
+    """Reader of the frames of a caller, as their bytes come.
+
+    Each call of `take` does work for the bytes that it was given, not for those of a message.
+
+    Args:
+        most_bytes: of one message.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._came = bytearray()
+        self._kind = MORE  # of the message that is not whole; MORE: there is none
+        self._message = bytearray()
+        self._frame: _Frame | None = None
+
+    def take(self, data: bytes) -> Iterator[Message]:
+        """Yield what each frame has made whole; who stops early goes on with no data.
+
+        Raises WebSocketError, behind which nothing more is read.
+        """
+        self._came += data
+        while True:
+            frame = self._frame or self._head()
+            if frame is None:
+                return
+            self._frame = frame
+            piece = bytes(self._came[: frame.left])
+            del self._came[: frame.left]
+            target = frame.data if frame.kind >= CLOSE else self._message
+            target += frame.unmasked(piece)
+            if frame.left:
+                return
+            self._frame = None
+            if frame.kind >= CLOSE:
+                yield Message(frame.kind, bytes(frame.data))
+            elif frame.is_last:
+                message = Message(self._kind, bytes(self._message))
+                self._kind, self._message = MORE, bytearray()
+                yield message
+            else:
+                yield Message(MORE, b"")
+
+    def _head(self) -> _Frame | None:
+        """Return the frame that begins; None: its head is not whole."""
+        came = self._came
+        if len(came) < 2:
+            return None
+        first, second = came[0], came[1]
+        kind, size, at = first & 0x0F, second & 0x7F, 2
+        self._check(kind, first, second, size)
+        if size > _MOST_CONTROL_BYTES:
+            width = 2 if size == 126 else 8
+            if len(came) < 2 + width:
+                return None
+            size, at = int.from_bytes(came[2 : 2 + width]), 2 + width
+            if size < (126 if width == 2 else 65536) or size >> 63:
+                raise WebSocketError(PROTOCOL, "the length of a frame is not in its shortest form")
+        if kind < CLOSE and len(self._message) + size > self._most_bytes:
+            raise WebSocketError(TOO_BIG, f"a message is larger than {self._most_bytes} bytes")
+        if len(came) < at + 4:
+            return None
+        mask = bytes(came[at : at + 4])
+        del came[: at + 4]
+        if kind in (TEXT, BINARY):
+            self._kind = kind
+        return _Frame(kind, bool(first & _FIN), size, mask)
+
+    def _check(self, kind: int, first: int, second: int, size: int) -> None:
+        if first & _RESERVED:
+            raise WebSocketError(PROTOCOL, "a frame has bits of an extension that was not agreed")
+        if kind not in (MORE, TEXT, BINARY, CLOSE, PING, PONG):
+            raise WebSocketError(PROTOCOL, f"there is no opcode {kind}")
+        if not second & _MASKED:
+            raise WebSocketError(PROTOCOL, "the frames of callers have to be masked")
+        if kind >= CLOSE and (size > _MOST_CONTROL_BYTES or not first & _FIN):
+            raise WebSocketError(PROTOCOL, "a control frame is one frame of 125 bytes at most")
+        if kind < CLOSE and (kind == MORE) != (self._kind != MORE):
+            raise WebSocketError(PROTOCOL, "the frames of two messages are mixed")
+
+
+class _Frame:
+    """A frame that comes in."""
+
+    def __init__(self, kind: int, is_last: bool, size: int, mask: bytes) -> None:
+        self.kind = kind
+        self.is_last = is_last
+        self.left = size
+        self.data = bytearray()  # of a control frame
+        self._mask = mask
+
+    def unmasked(self, piece: bytes) -> bytes:
+        """Return the next piece of the payload as it was meant."""
+        size, mask = len(piece), self._mask
+        self.left -= size
+        at = size % 4
+        self._mask = mask[at:] + mask[:at]  # where the next piece begins
+        key = (mask * (size // 4 + 1))[:size]
+        plain = int.from_bytes(piece, "little") ^ int.from_bytes(key, "little")
+        return plain.to_bytes(size, "little")
+
+
+def frame(kind: int, data: bytes, is_last: bool = True) -> bytes:
+    """Return a frame of a server, which is not masked."""
+    size, first = len(data), kind | (_FIN if is_last else 0)
+    if size < 126:
+        return bytes((first, size)) + data
+    if size < 65536:
+        return bytes((first, 126)) + size.to_bytes(2) + data
+    return bytes((first, 127)) + size.to_bytes(8) + data
+
+
+def _close_code(data: bytes) -> int:
+    """Return the code that a caller closes with. Raises WebSocketError."""
+    if not data:
+        return DONE
+    code = int.from_bytes(data[:2])
+    if len(data) == 1 or code not in _CODES_OF_CALLERS:
+        raise WebSocketError(PROTOCOL, "a close has a code of 1000 to 4999 that callers may use")
+    try:
+        data[2:].decode()
+    except UnicodeDecodeError:
+        raise WebSocketError(NOT_UTF8, "the reason of a close is not UTF-8") from None
+    return code
+
+
+class WebSocket(asyncio.Protocol):
+    """A connection that has left HTTP, for the coroutine that talks on it.
+
+    Args:
+        exchange: the request that asked for it.
+        most_bytes: of a message of the caller.
+        ping_s: a caller is pinged so often, and given up when it has said nothing for twice that.
+
+    Attributes:
+        is_last: the server stops: nothing more is taken.
+    """
+
+    def __init__(self, exchange: Exchange, most_bytes: int, ping_s: float = _PING_S) -> None:
+        self.is_last: bool = False
+        self._exchange = exchange
+        self._connection = exchange.connection
+        self._transport = exchange.connection.transport
+        self._loop = asyncio.get_running_loop()
+        self._frames = FrameReader(most_bytes)
+        self._messages: deque[Message] = deque()
+        self._news = asyncio.Event()  # for who receives
+        self._room = asyncio.Event()  # for those who send
+        self._room.set()
+        self._sending = asyncio.Lock()
+        self._has_left = False  # the caller has closed, or is not listened to any more
+        self._is_closing = False  # a close was sent
+        self._is_held = False  # the caller is not read from
+        self._ping_s = ping_s
+        self._heard_at = self._loop.time()
+        self._timer = self._loop.call_later(ping_s, self._look)
+
+    # What the event loop calls ------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
+        self._read(data)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+        self._room.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._has_left = True
+        self._timer.cancel()
+        self._room.set()
+        self._connection.connection_lost(exc)
+
+    # Who talks ----------------------------------------------------------------------------
+
+    async def receive(self) -> Message | None:
+        """Return the next message; None: there is no other one."""
+        while not (self._has_left or self.is_last):
+            if self._messages:
+                message = self._messages.popleft()
+                self._read()
+                return message
+            self._news.clear()
+            await self._news.wait()
+        return None
+
+    async def send(self, text: bytes) -> None:
+        """Send a text; come back when the caller has room for another one."""
+        async with self._sending:
+            kind = TEXT
+            for at in range(0, len(text) or 1, SLICE_BYTES):
+                await self._room.wait()
+                if self._has_left or self._is_closing:
+                    return
+                is_last = at + SLICE_BYTES >= len(text)
+                self._transport.write(frame(kind, text[at : at + SLICE_BYTES], is_last))
+                kind = MORE
+            self._exchange.sent_bytes += len(text)
+            await self._room.wait()
+
+    def close(self, code: int, why: str = "") -> None:
+        """Say that nothing follows."""
+        if not self._is_closing and not self._transport.is_closing():
+            self._is_closing = True
+            reason = why.encode()[: _MOST_CONTROL_BYTES - 2].decode("utf-8", "ignore").encode()
+            self._transport.write(frame(CLOSE, code.to_bytes(2) + reason))
+
+    def shutdown(self) -> None:
+        """Take nothing more, as the server stops."""
+        self.is_last = True
+        self._news.set()
+
+    async def end(self) -> None:
+        """Close, wait for the caller's close, and hang up."""
+        self.close(GOING_AWAY if self.is_last else DONE)
+        self.is_last = True
+        self._messages.clear()
+        self._pace()
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                while not self._has_left:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._timer.cancel()
+            self._connection.hang_up(still_sends=not self._has_left)
+
+    # Within -------------------------------------------------------------------------------
+
+    def _read(self, data: bytes = b"") -> None:
+        """Take some of the frames that came, as long as there is room for messages."""
+        if self._has_left:
+            return
+        try:
+            for count, message in enumerate(self._frames.take(data)):
+                self._got(message)
+                if self._has_left or len(self._messages) >= _MOST_QUEUED:
+                    break
+                if count >= _MOST_FRAMES:  # others have their turn
+                    self._loop.call_soon(self._read)
+                    break
+        except WebSocketError as error:
+            self._leave(error.code, str(error))
+        self._pace()
+
+    def _got(self, message: Message) -> None:
+        if message.kind == PING:
+            if self._room.is_set() and not self._is_closing:  # else it reads nothing anyhow
+                self._transport.write(frame(PONG, message.data))
+        elif message.kind == CLOSE:
+            self._leave(_close_code(message.data))
+        elif message.kind in (TEXT, BINARY):
+            is_short = len(message.data) <= SHORT_BYTES  # of another one its reader sees it
+            if message.kind == TEXT and is_short and not _is_utf8(message.data):
+                raise WebSocketError(NOT_UTF8, "a text is not UTF-8")
+            if not self.is_last:
+                self._messages.append(message)
+            self._news.set()
+
+    def _leave(self, code: int, why: str = "") -> None:
+        """Close, and listen to nothing more."""
+        self.close(code, why)
+        self._has_left = True
+        self._news.set()
+        self._room.set()
+
+    def _pace(self) -> None:
+        """Read from the caller only while what it sends is taken."""
+        queued = self._messages
+        is_held = len(queued) >= _MOST_QUEUED or sum(len(m.data) for m in queued) > SHORT_BYTES
+        if is_held is not self._is_held and not self._transport.is_closing():
+            self._is_held = is_held
+            if is_held:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _look(self) -> None:
+        """Ping a caller; give up one that has not even answered that."""
+        is_listening = self._room.is_set() and not self._is_held
+        if is_listening and self._loop.time() - self._heard_at >= 2 * self._ping_s:
+            self._transport.abort()
+            return
+        if is_listening and not self._is_closing:
+            self._transport.write(frame(PING, b""))
+        self._timer = self._loop.call_later(self._ping_s, self._look)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
