@@ -40,7 +40,8 @@ class RawWebSocket:
         self._socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
         self._file = self._socket.makefile("rb")
         lines = {
-            "Host": f"127.0.0.1:{port}", "Upgrade": "websocket", "Connection": "keep-alive, Upgrade",
+            "Host": f"127.0.0.1:{port}",
+            "Upgrade": "websocket", "Connection": "keep-alive, Upgrade",
             "Sec-WebSocket-Key": KEY, "Sec-WebSocket-Version": "13",
             **{name.replace("_", "-"): value for name, value in headers.items()},
         }  # fmt: skip
