@@ -14,7 +14,7 @@ from pipeline.errors import PackageError, PipelineError
 from pipeline.frontends.api.bodies import is_large, object_of, sequence_in
 from pipeline.frontends.api.errors import failure_of
 from pipeline.frontends.http.routes import HttpError
-from pipeline.frontends.http.websocket import BINARY, Message, WebSocket
+from pipeline.frontends.http.websocket import BINARY, WebMessage, WebSocket
 from pipeline.frontends.parts import PartsReader, answers_to
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Talk:
             for task in self._tasks.values():
                 task.cancel()
 
-    async def _take(self, message: Message, socket: WebSocket) -> None:
+    async def _take(self, message: WebMessage, socket: WebSocket) -> None:
         try:
             if message.kind == BINARY:
                 fields, is_text = {self._key: message.data}, True

@@ -35,7 +35,6 @@ from pipeline.proto.slices import SHORT_BYTES
 
 if TYPE_CHECKING:
     from pipeline.frontends.http.listener import HttpListener
-    from pipeline.frontends.http.websocket import WebSocket
 
 _MAX_AHEAD_BYTES = SHORT_BYTES  # that wait for the request before them; plus one packet
 _LINGER_TIMEOUT_S = 5.0  # for a caller that still sends to see the answer to what it began
@@ -297,14 +296,6 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             return
         self._due = self._loop.time() + self.listener.keep_alive_s
         self._loop.call_soon(self._go_on)
-
-    def hand_over(self, socket: WebSocket) -> None:
-        """Have a WebSocket take all that comes from now on, and what has come."""
-        rest, self._data, self._at = self._data[self._at :], b"", 0
-        self.pace()
-        self.transport.set_protocol(socket)
-        if rest:
-            socket.data_received(rest)
 
     def _refuse(self, error: HttpError) -> None:
         """Answer with an error, in the place of the request that is read, and hang up."""

@@ -60,7 +60,7 @@ def accepted(said: Mapping[bytes, bytes]) -> bytes:
     )
 
 
-class Message(NamedTuple):
+class WebMessage(NamedTuple):
     """A whole message, or a control frame: TEXT, BINARY, PING, PONG or CLOSE; or MORE: neither."""
 
     kind: int
@@ -75,7 +75,7 @@ class WebSocketError(Exception):
         self.code = code
 
 
-class FrameReader:
+class WebSocketReader:
     """Reader of the frames of a caller, as their bytes come.
 
     Each call of `take` does work for the bytes that it was given, not for those of a message.
@@ -91,7 +91,7 @@ class FrameReader:
         self._message = bytearray()
         self._frame: _Frame | None = None
 
-    def take(self, data: bytes) -> Iterator[Message]:
+    def take(self, data: bytes) -> Iterator[WebMessage]:
         """Yield what each frame has made whole; who stops early goes on with no data.
 
         Raises WebSocketError, behind which nothing more is read.
@@ -110,13 +110,13 @@ class FrameReader:
                 return
             self._frame = None
             if frame.kind >= CLOSE:
-                yield Message(frame.kind, bytes(frame.data))
+                yield WebMessage(frame.kind, bytes(frame.data))
             elif frame.is_last:
-                message = Message(self._kind, bytes(self._message))
+                message = WebMessage(self._kind, bytes(self._message))
                 self._kind, self._message = MORE, bytearray()
                 yield message
             else:
-                yield Message(MORE, b"")
+                yield WebMessage(MORE, b"")
 
     def _head(self) -> _Frame | None:
         """Return the frame that begins; None: its head is not whole."""
@@ -219,8 +219,8 @@ class WebSocket(asyncio.Protocol):
         self._connection = exchange.connection
         self._transport = exchange.connection.transport
         self._loop = asyncio.get_running_loop()
-        self._frames = FrameReader(most_bytes)
-        self._messages: deque[Message] = deque()
+        self._frames = WebSocketReader(most_bytes)
+        self._messages: deque[WebMessage] = deque()
         self._news = asyncio.Event()  # for who receives
         self._room = asyncio.Event()  # for those who send
         self._room.set()
@@ -254,7 +254,7 @@ class WebSocket(asyncio.Protocol):
 
     # Who talks ----------------------------------------------------------------------------
 
-    async def receive(self) -> Message | None:
+    async def receive(self) -> WebMessage | None:
         """Return the next message; None: there is no other one."""
         while not (self._has_left or self.is_last):
             if self._messages:
@@ -326,7 +326,7 @@ class WebSocket(asyncio.Protocol):
             self._leave(error.code, str(error))
         self._pace()
 
-    def _got(self, message: Message) -> None:
+    def _got(self, message: WebMessage) -> None:
         if message.kind == PING:
             if self._room.is_set() and not self._is_closing:  # else it reads nothing anyhow
                 self._transport.write(frame(PONG, message.data))

@@ -13,16 +13,16 @@ from pipeline.frontends.http.websocket import (
     MORE,
     PING,
     TEXT,
-    FrameReader,
-    Message,
+    WebMessage,
     WebSocketError,
+    WebSocketReader,
     frame,
 )
 
 SIZES = st.sampled_from([0, 1, 3, 125, 126, 127, 65535, 65536])
 
 
-def messages(reader: FrameReader, data: bytes) -> list[Message]:
+def messages(reader: WebSocketReader, data: bytes) -> list[WebMessage]:
     return [found for found in reader.take(data) if found.kind != MORE]
 
 
@@ -36,9 +36,9 @@ def test_messages_are_read_however_they_are_cut(asked, step):
     meant, came = [], b""
     for kind, size, mask in asked:
         data = bytes(at % 251 for at in range(size if kind != PING else size % 126))
-        meant.append(Message(kind, data))
+        meant.append(WebMessage(kind, data))
         came += masked(kind, data, mask=mask)
-    reader = FrameReader(100_000)
+    reader = WebSocketReader(100_000)
     read = [
         one for at in range(0, len(came), step) for one in messages(reader, came[at : at + step])
     ]
@@ -47,12 +47,12 @@ def test_messages_are_read_however_they_are_cut(asked, step):
 
 def test_a_message_in_pieces_with_a_ping_between_them():
     came = masked(TEXT, b"a", False) + masked(PING, b"p") + masked(MORE, b"b", False) + masked(MORE)
-    assert messages(FrameReader(10), came) == [Message(PING, b"p"), Message(TEXT, b"ab")]
+    assert messages(WebSocketReader(10), came) == [WebMessage(PING, b"p"), WebMessage(TEXT, b"ab")]
 
 
 @given(st.binary(max_size=300), st.integers(1, 300))
 def test_any_bytes_are_messages_or_an_error_of_the_protocol(data, step):
-    reader, codes = FrameReader(200), []
+    reader, codes = WebSocketReader(200), []
     for at in range(0, len(data), step):
         try:
             for message in reader.take(data[at : at + step]):
@@ -82,7 +82,7 @@ def test_any_bytes_are_messages_or_an_error_of_the_protocol(data, step):
 )
 def test_frames_that_break_the_protocol(data, code):
     with pytest.raises(WebSocketError) as raised:
-        messages(FrameReader(100), data)
+        messages(WebSocketReader(100), data)
     assert raised.value.code == code
 
 
