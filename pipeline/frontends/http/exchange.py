@@ -231,7 +231,7 @@ class Exchange:
         self.is_begun, self.status, self.keeps_alive = True, HTTPStatus.SWITCHING_PROTOCOLS, False
         self.socket = WebSocket(self, reply.most_bytes)
         connection.transport.write(reply.head)
-        connection.hand_over(self.socket)
+        connection.transport.set_protocol(self.socket)  # callers wait for the head: nothing came
         await reply.talk(self.socket)
         await self.socket.end()
 
