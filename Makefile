@@ -5,7 +5,7 @@ READY := .venv/.ready
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo cascade chat generate speech ocr check test lint go collected bench gpu docs manifests advice soak chaos attack fuzz interop page clients proto gateway packages cluster clean
+.PHONY: demo cascade chat rag agent generate speech ocr check test lint go collected bench gpu docs manifests advice soak chaos attack fuzz interop page clients proto gateway packages cluster clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -19,6 +19,14 @@ cascade: $(READY)
 # The writer of `make generate` behind OpenAI's API, asked by the official client.
 chat: $(READY)
 	$(BIN)/python examples/chat/demo.py
+
+# Films found by their vectors, and written about by the writer of `make chat`, asked as a model elsewhere.
+rag: $(READY)
+	$(BIN)/python examples/rag/demo.py
+
+# A model that asks for tools, which the pipeline runs in a loop.
+agent: $(READY)
+	$(BIN)/python examples/agent/demo.py
 
 generate: $(READY)
 	$(BIN)/python examples/generate/demo.py

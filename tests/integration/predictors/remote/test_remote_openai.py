@@ -11,13 +11,18 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
+import yaml
 from doubles import client_of, http, server_for
 from openai_models import SaysByWord, openai_server
 from openai_upstream import KEY, USAGE, Upstream, chat, delta, says, streams, upstream
 
 from pipeline import Op, PipelineServer, RequestOp
+from pipeline.cli.config import config as show
+from pipeline.config.json_schema import config_schema
+from pipeline.config.schema import load_config
 from pipeline.data import RequestContext
 from pipeline.errors import (
     ClosedError,
@@ -303,6 +308,20 @@ def test_the_key_is_in_no_error_and_no_log(caplog, tmp_path):
     assert server.asked[0].headers["authorization"] == f"Bearer {KEY}"
     assert "Incorrect API key: ***" in answer.err_msg
     assert KEY not in caplog.text
+
+
+def test_the_configuration_knows_its_keys_and_shows_no_key(tmp_path, capsys):
+    config = tmp_path / "config.yml"
+    config.write_text(
+        "rpc_port: 0\nop: {llm: {client_type: openai, server_endpoints: ['http://a/v1'], "
+        f"api_key: {KEY}, retries: 3}}}}\n"
+    )
+    assert not load_config(config).warnings
+    jsonschema.validate(yaml.safe_load(config.read_text()), config_schema())
+    assert show(["show", str(config)]) == 0
+    shown = capsys.readouterr().out
+    assert "retries" in shown
+    assert KEY not in shown
 
 
 def test_a_key_that_is_none_is_not_shown():

@@ -1,0 +1,55 @@
+"""An embedding that needs no training: a random direction for each word and each piece of one.
+
+Texts that share rare words, or rare pieces of words, point the same way. Any model that makes
+vectors of texts may stand in its place.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+BUCKETS, WIDTH, SEED = 16384, 384, 20_261_129
+_WORD = re.compile(r"[a-z]{3,}")
+_PIECE = 4
+
+
+class Embedding:
+    """Makes vectors of length 1; how much a word says is learnt from texts.
+
+    Args:
+        texts: those that are searched.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._directions = (
+            np.random.default_rng(SEED).standard_normal((BUCKETS, WIDTH)).astype(np.float32)
+        )
+        there = np.zeros(BUCKETS, np.float32)  # texts that have a feature
+        for text in texts:
+            there[[*{bucket for bucket, _ in _features(text)}]] += 1
+        rarity = np.log((len(texts) + 1) / (there + 0.5)).clip(0.05)
+        self._says = np.where(there > 0, rarity, 0.0).astype(np.float32)
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """Return a row for each text, float32."""
+        rows = np.zeros((len(texts), WIDTH), np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            for bucket, weight in _features(text):
+                row += weight * self._says[bucket] * self._directions[bucket]
+        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+
+
+def _features(text: str) -> Iterator[tuple[int, float]]:
+    for word in _WORD.findall(text.lower()):
+        yield _bucket(word), 2.0
+        padded = f"<{word}>"
+        for at in range(len(padded) - _PIECE + 1):
+            yield _bucket(padded[at : at + _PIECE]), 0.5
+
+
+def _bucket(feature: str) -> int:
+    return zlib.crc32(feature.encode()) % BUCKETS
