@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import signal
 import threading
@@ -12,9 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from pipeline.config.layers import layers_here
 from pipeline.config.op_settings import resolve_op
-from pipeline.config.schema import ServiceConfig, load_config
+from pipeline.config.schema import ServiceConfig, load_config, unheeded_of
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.run.hooks import check_hooks
@@ -41,6 +44,7 @@ from pipeline.system.resources import exhaustion_named, tune_malloc
 from pipeline.system.service_manager import ServiceManager
 from pipeline.system.stdio import ensure_stdio, say_on_stderr
 
+_LOGGER = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -88,10 +92,29 @@ class PipelineServer:
         self._graphs = _apart({**self._graphs, name: graph})
 
     def _join(self, other: PipelineServer) -> None:
-        """Serve what another one is prepared to, too; its Ops stay as it has configured them."""
+        """Serve what another server is prepared to, too; its Ops stay as it has configured them.
+
+        What its configuration says of more than its Ops is not heeded; a warning names it.
+
+        Raises:
+            GraphError: a pipeline or an Op of it has a name that is taken.
+        """
+        if (ours := self._config) is None or (theirs := other._config) is None:
+            raise ConfigError(f"pipeline {other.name!r}: call prepare_server before it is joined.")
         for name, graph in other._graphs.items():
+            if ours.http_port is not None:
+                check_name(name)
             self._add(name, graph)
         self._folders |= other._folders
+        unheeded = [f"pipeline {other.name!r}: {line}" for line in unheeded_of(theirs, ours)]
+        for warning in unheeded:
+            _LOGGER.warning("%s", warning)
+        self._config = msgspec.structs.replace(
+            ours,
+            op={**theirs.op, **ours.op},
+            places={**theirs.places, **ours.places},
+            warnings=(*ours.warnings, *theirs.warnings, *unheeded),
+        )
 
     def _build_graph(self, response_op: ResponseOp) -> Graph:
         return build_graph(response_op)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -27,10 +28,12 @@ from pipeline.config.schema import (
 )
 from pipeline.config.yaml import KeyPath, Source
 from pipeline.dropin.import_hook import run_module, run_script
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import ConfigError, InitError, PipelineError
 from pipeline.runtime.predictor_loader import resolve_path
 from pipeline.server import PipelineServer
 from pipeline.system.script import ScriptNotFoundError
+from pipeline.system.service_manager import VARIABLE
+from pipeline.web_service import WebService
 
 _START_TIMEOUT_S = 10.0  # for a thread of the script to run its server
 _POLL_INTERVAL_S = 0.01
@@ -137,6 +140,49 @@ def server_of(is_module: bool, script: str, arguments: Sequence[str]) -> Pipelin
     return servers[0] if servers else None
 
 
+def server_of_script(
+    path: str | Path, name: str | None = None, hint: str = "give TestClient the server itself"
+) -> PipelineServer:
+    """Execute a script up to where its server would start; return that server.
+
+    It is executed in its own folder, as a module of its own name, or of `name`: what stands under
+    `if __name__ == "__main__":` is not run, and the one server that it has made is taken.
+
+    Raises InitError: there is no such file, or it makes no server, or several and runs none, for
+    which there is a `hint`.
+    """
+    script = Path(path).resolve()
+    name = name or script.stem
+    spec = importlib.util.spec_from_file_location(name, script)
+    if spec is None or spec.loader is None or not script.is_file():
+        raise InitError(f"{path}: there is no such script (current folder: {Path.cwd()})")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where process workers find its classes
+    if str(script.parent) not in sys.path:
+        sys.path.insert(0, str(script.parent))
+    before = Path.cwd()
+    os.chdir(script.parent)  # where it looks for its config.yml
+    try:
+        with nothing_starts() as servers:
+            spec.loader.exec_module(module)
+    except SystemExit:
+        if not servers:
+            raise
+    finally:
+        os.chdir(before)
+    made: Sequence[PipelineServer | WebService] = servers or [
+        value for value in vars(module).values() if isinstance(value, PipelineServer | WebService)
+    ]
+    if not servers and len(made) != 1:
+        raise InitError(f"{path} runs no server, and makes {len(made)}: {hint}")
+    return pipeline_server(made[0])
+
+
+def pipeline_server(server: PipelineServer | WebService) -> PipelineServer:
+    """Return the PipelineServer in a WebService; a PipelineServer itself."""
+    return server._server if isinstance(server, WebService) else server
+
+
 def _threads() -> set[threading.Thread]:
     """Return those that Python waits for before it ends."""
     return {thread for thread in threading.enumerate() if not thread.daemon}
@@ -152,12 +198,14 @@ def nothing_starts() -> Iterator[list[PipelineServer]]:
         raise SystemExit(0)  # no `except Exception` holds it up, and no thread tells of it
 
     name = "_new_service"  # on the way of each manner in which a server can start
-    original = getattr(PipelineServer, name)
+    original, manager = getattr(PipelineServer, name), os.environ.get(VARIABLE)
     setattr(PipelineServer, name, stop)
     try:
         yield servers
     finally:
         setattr(PipelineServer, name, original)
+        if manager is not None:  # a server that is about to start takes it
+            os.environ[VARIABLE] = manager
 
 
 def _place(error: BaseException) -> str:

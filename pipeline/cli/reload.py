@@ -117,20 +117,28 @@ class Reloader:
 
 
 def serve_and_reload(
-    script: str, words: Sequence[str], settings: Sequence[str], profiles: Sequence[str] | None
+    scripts: Sequence[str],
+    words: Sequence[str],
+    settings: Sequence[str],
+    profiles: Sequence[str] | None,
 ) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit status."""
-    folder = Path(script).resolve().parent
+    folders = list(dict.fromkeys(Path(script).resolve().parent for script in scripts))
     stop = threading.Event()
     with tempfile.TemporaryDirectory(prefix="pipeline-reload-") as sockets, _signals() as signals:
         numbers = itertools.count()
 
         def start(ports: Ports) -> ServerProcess:
-            command = _command(script, words, pinned(settings, ports), profiles)
+            command = _command(scripts, words, pinned(settings, ports), profiles)
             return ServerProcess(command, f"{sockets}/{next(numbers)}")
 
-        reloader = Reloader(start, Watch(folder).changed, _say)
-        _say(f"watching {folder}; stop with Ctrl-C")
+        watches = [Watch(folder) for folder in folders]
+
+        def changed() -> list[str]:
+            return [name for watch in watches for name in watch.changed()]
+
+        reloader = Reloader(start, changed, _say)
+        _say(f"watching {', '.join(map(str, folders))}; stop with Ctrl-C")
         while not signals and not reloader.is_unwanted:
             reloader.tick()
             stop.wait(_POLL_INTERVAL_S)
@@ -152,14 +160,17 @@ def pinned(settings: Sequence[str], ports: Ports) -> list[str]:
 
 
 def _command(
-    script: str, words: Sequence[str], settings: Sequence[str], profiles: Sequence[str] | None
+    scripts: Sequence[str],
+    words: Sequence[str],
+    settings: Sequence[str],
+    profiles: Sequence[str] | None,
 ) -> list[str]:
     root = str(Path(__file__).resolve().parents[2])
     overlap = ["reuse_port=true", f"drain_delay={_DRAIN_DELAY_MS}"]
     named = [word for profile in profiles or () for word in ("--profile", profile)]
     given = [word for setting in (*overlap, *settings) for word in ("--set", setting)]
     first = [sys.executable, "-c", _FIRST_LINES.format(root=root)]
-    return [*first, "serve", script, "--parent", str(os.getpid()), *named, *given, "--", *words]
+    return [*first, "serve", *scripts, "--parent", str(os.getpid()), *named, *given, "--", *words]
 
 
 class ServerProcess:

@@ -1,4 +1,4 @@
-"""`pipeline serve`: runs the script of a server, with other settings, and again when it changes."""
+"""`pipeline serve`: runs scripts of servers, with other settings, and again when they change."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import argparse
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cli.parsing import FAILED, WRONG_USAGE, add_layers, command_parser, fails
 from pipeline.config.layers import use
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.system.script import ScriptNotFoundError, check_script, run_script
 
 SCRIPT = "web_server.py"
@@ -21,25 +22,54 @@ _PR_SET_PDEATHSIG = 1
 def serve(arguments: Sequence[str]) -> int:
     """Run `pipeline serve`; the script may end with a status of its own."""
     given, words = _arguments(arguments)
-    script = str(Path(given.script, SCRIPT)) if Path(given.script).is_dir() else given.script
+    named = given.scripts or [SCRIPT]
+    scripts = [str(Path(name, SCRIPT)) if Path(name).is_dir() else name for name in named]
     settings = [*_settings(given), *given.set]
     try:
-        check_script(script)
+        for script in scripts:
+            check_script(script)
         if given.reload:
             from pipeline.cli.reload import serve_and_reload  # here: no other start needs it
 
-            return serve_and_reload(script, words, settings, given.profile)
+            return serve_and_reload(scripts, words, settings, given.profile)
         if given.parent:
             _end_with(given.parent)
         use(given.profile, settings)
-        run_script(script, words)
+        if len(scripts) == 1:
+            run_script(scripts[0], words)
+        else:
+            serve_together(scripts, words)
     except ScriptNotFoundError as error:
         return fails("serve", str(error), WRONG_USAGE)
-    except ConfigError as error:  # it says where; a traceback would say less
+    except PipelineError as error:
+        if len(scripts) == 1 and not isinstance(error, ConfigError):
+            raise
+        # It says where; a traceback would say less.
         for line in str(error).splitlines():
             fails("serve", line)
         return FAILED
     return 0
+
+
+def serve_together(scripts: Sequence[str], words: Sequence[str]) -> None:
+    """Serve the pipelines of several scripts in one server: that of the first one.
+
+    Raises:
+        PipelineError: a script makes no server, or one that cannot be served with the others.
+    """
+    from pipeline.cli.graph import server_of_script  # here: one script alone needs no other
+
+    sys.argv[1:] = words
+    names: dict[str, str] = {}
+    for script in scripts:
+        path = Path(script).resolve()
+        is_taken = path.stem in names
+        names[f"{path.parent.name}_{path.stem}" if is_taken else path.stem] = script
+    hint = 'one, outside of `if __name__ == "__main__":`, is served with the others'
+    first, *others = [server_of_script(script, name, hint) for name, script in names.items()]
+    for other in others:
+        first._join(other)
+    first.run_server()
 
 
 def serve_parser() -> argparse.ArgumentParser:
@@ -48,14 +78,15 @@ def serve_parser() -> argparse.ArgumentParser:
         "Run the script of a server, as `python SCRIPT` does. The options win over config.yml and "
         "over what the script says; what stands behind -- is given to the script.",
         "pipeline serve\n"
+        "pipeline serve chat.py embed.py\n"
         "pipeline serve web_server.py --reload --port 8080 --set op.bow.concurrency=4",
     )
     parser.add_argument(
-        "script",
-        nargs="?",
-        default=SCRIPT,
+        "scripts",
+        nargs="*",
         metavar="SCRIPT",
-        help=f"a Python file, or a folder with {SCRIPT}; default: {SCRIPT}",
+        help=f"a Python file, or a folder with {SCRIPT}; default: {SCRIPT}; of several files the "
+        "pipelines are served by one server, which the first one's configuration is for",
     )
     parser.add_argument("--host", metavar="ADDRESS", help="address to listen on; ::: all of them")
     parser.add_argument("--port", metavar="N", help="HTTP port; gRPC's is the next: 0: free ones")

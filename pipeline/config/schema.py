@@ -21,6 +21,7 @@ from pipeline.config.fields import (
     OptionsOf,
     Rule,
     found,
+    settings_of,
 )
 from pipeline.config.layers import NO_LAYERS, Layers, read_layers
 from pipeline.config.reader import Reader
@@ -609,6 +610,21 @@ def unknown_ops(config: ServiceConfig, op_names: Collection[str]) -> list[str]:
         f"{place}: no Op of the graph has this name, ignored{did_you_mean(name, op_names)}"
         for name, place in places.items()
     ]
+
+
+def unheeded_of(config: ServiceConfig, server: ServiceConfig) -> list[str]:
+    """Return a warning if a configuration of which only `op` is heeded differs from the server's.
+
+    That ports do is no wonder.
+    """
+    keys = [
+        key
+        for key, setting in settings_of(ServiceConfig).items()
+        if key not in ("op", "rpc_port", "http_port")
+        and getattr(config, setting.field) != getattr(server, setting.field)
+    ]
+    text = f"{config.source}: {', '.join(keys)}: not heeded, one configuration says it for all"
+    return [text] if keys else []
 
 
 def batch_fill_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> list[str]:

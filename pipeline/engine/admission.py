@@ -210,6 +210,46 @@ class AdmissionController:
         return has_place and (self.is_full is None or not self.is_full())
 
 
+class SharedQueue:
+    """The queue before several graphs, each of which admits its own requests from it.
+
+    Half of it is kept for them, in equal parts: one that is overloaded leaves the others theirs.
+
+    Args:
+        size: most that wait in all.
+        graphs: how many there are.
+    """
+
+    def __init__(self, size: int, graphs: int) -> None:
+        self._size = size
+        self.kept: int = size // (2 * graphs)
+        self.members: list[AdmissionController] = []
+
+    def has_room(self) -> bool:
+        """Return whether there is room beyond what is kept."""
+        return sum(max(each.queued, self.kept) for each in self.members) < self._size
+
+
+class SharingController(AdmissionController):
+    """An AdmissionController whose requests wait in a queue that others share."""
+
+    def __init__(
+        self,
+        cap: int,
+        queue: SharedQueue,
+        enter: Callable[[RequestState], None],
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(cap, queue.kept, enter, clock)
+        self._shared = queue
+        queue.members.append(self)
+
+    def check(self) -> None:
+        """Raise OverloadedError if there is no room for another beside those of all graphs."""
+        if not self._shared.has_room():
+            super().check()
+
+
 def judge(request: RequestState, admission: AdmissionController, executor: Router) -> None:
     """Judge a request with a deadline by those that it would surely wait behind.
 

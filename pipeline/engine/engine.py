@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.config.schema import ServiceConfig
-from pipeline.engine.admission import AdmissionController, judge, places_for, without_places
+from pipeline.engine.admission import (
+    AdmissionController,
+    SharedQueue,
+    SharingController,
+    judge,
+    places_for,
+    without_places,
+)
 from pipeline.engine.answers import channel_data, refusal, withheld
 from pipeline.engine.convoy_way import ConvoyWay
 from pipeline.engine.executor import DispatchCycle, Executor
@@ -93,6 +100,7 @@ class Engine:
         numbering: the first data id, and the step from one to the next.
         cache: where answers are kept of those that want it; None: of nobody.
         stored: fetches inputs that requests refer to; None: there are none.
+        queue: that other graphs share; None: requests wait in one of its own.
 
     Attributes:
         executor: routes answers along the edges of the graph.
@@ -110,12 +118,16 @@ class Engine:
         numbering: tuple[int, int] = (0, 1),
         cache: ModelCache | None = None,
         stored: StoredInputs | None = None,
+        queue: SharedQueue | None = None,
     ) -> None:
         self._loop = loop
         self._observers = observers = observers or EngineObservers()
         self._clock_ns = observers.clock_ns
         cap = config.max_active or places_for(op.pipeline_config for op in graph.ops)
-        self._admission = AdmissionController(cap, config.queue_size, self._enter, loop.time)
+        if queue is None:
+            self._admission = AdmissionController(cap, config.queue_size, self._enter, loop.time)
+        else:
+            self._admission = SharingController(cap, queue, self._enter, loop.time)
         cycle = DispatchCycle(loop, self._admission)
         factory = make_workers(cycle.run)
         streams = plan_streams(graph)

@@ -171,6 +171,7 @@ class LoadedGraph:
             numbering=(self._place.first_id, self._place.id_step),
             cache=cache,
             stored=self._stored,
+            queue=self._share.queue,
         )
         open_limits(self._share.limiter, self._engine.executor.nodes.values(), loop)
         self.observation.attach(self._engine)

@@ -110,7 +110,7 @@ class Service(Runtime):
         super().__init__(pipelines, config, sidecar, exposure)
         self._replica = replica
         self._was_up = False
-        self._share = share_of(config)
+        self._share = share_of(config, len(pipelines))
         self.models: ModelRegistry = ModelRegistry(is_repository=not pipelines)
         self._graphs = [self._loaded(number) for number in range(len(pipelines))]
         for graph in self._graphs:

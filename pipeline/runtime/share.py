@@ -8,6 +8,7 @@ import msgspec
 
 from pipeline.config import registry
 from pipeline.config.schema import ServiceConfig
+from pipeline.engine.admission import SharedQueue
 from pipeline.engine.op.answer_cache import ServerCache
 from pipeline.engine.op.rate_limiter import RateLimiter
 from pipeline.errors import InitError, PipelineError, described
@@ -80,6 +81,7 @@ class Share(msgspec.Struct, frozen=True):
         cache: where answers are kept; None: nowhere.
         limiter: of the resources of their workers; None: none waits for any.
         store: where callers leave large inputs; None: nowhere.
+        queue: where the requests of all pipelines wait; None: each graph has one of its own.
         metrics: that the code of models counts in.
         earlier: what models have counted that were loaded anew since.
     """
@@ -87,6 +89,7 @@ class Share(msgspec.Struct, frozen=True):
     cache: ServerCache | None = None
     limiter: RateLimiter | None = None
     store: InputStore | None = None
+    queue: SharedQueue | None = None
     metrics: CustomMetrics = msgspec.field(default_factory=CustomMetrics)
     earlier: EarlierCounters = msgspec.field(default_factory=EarlierCounters)
 
@@ -103,14 +106,18 @@ class Share(msgspec.Struct, frozen=True):
             await asyncio.to_thread(self.store.close)
 
 
-def share_of(config: ServiceConfig) -> Share:
-    """Return what a configuration says, which is not open. Raises ConfigError, InitError."""
+def share_of(config: ServiceConfig, pipelines: int) -> Share:
+    """Return what a configuration says, which is not open. Raises ConfigError, InitError.
+
+    `pipelines`: how many share the queue.
+    """
     limiter = None
     if config.rate_limit.mode != "off":
         resources = config.rate_limit.resources
         limiter = RateLimiter({(each.device, each.name): each.count for each in resources})
     store = None if config.payload_store is None else open_store(config.payload_store)
-    return Share(cache_of(config), limiter, store)
+    queue = SharedQueue(config.queue_size, pipelines) if pipelines > 1 else None
+    return Share(cache_of(config), limiter, store, queue)
 
 
 def cache_of(config: ServiceConfig) -> ServerCache | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from doubles import wait_until
+from doubles import http, wait_until
 from rolling import SERVICE, Load
 from served import PATIENCE_S, environment, family_of
 
@@ -20,11 +22,14 @@ CONFIG = "rpc_port: 0\nhttp_port: 0\n"
 class Developed:
     """A service that is being developed: its folder, and `pipeline serve --reload` in it."""
 
-    def __init__(self, folder: Path, script: str, port: int = 0) -> None:
+    def __init__(self, folder: Path, script: str, port: int = 0, other: str = "") -> None:
         self.folder = folder
         (folder / "config.yml").write_text(CONFIG)
         self.write(script)
         command = [sys.executable, "-m", "pipeline", "serve", "--reload", "--port", str(port)]
+        if other:
+            self.write(other, "other.py")
+            command += ["web_server.py", "other.py"]
         with (folder / "stderr").open("w") as stderr:
             self.process = subprocess.Popen(
                 # Not the port behind that of HTTP, which may be another test's.
@@ -34,10 +39,10 @@ class Developed:
                 stderr=stderr,
             )
 
-    def write(self, script: str) -> None:
+    def write(self, script: str, name: str = "web_server.py") -> None:
         """Write the script, at once, as editors do."""
         (self.folder / "next").write_text(script)
-        (self.folder / "next").replace(self.folder / "web_server.py")
+        (self.folder / "next").replace(self.folder / name)
 
     @property
     def stderr(self) -> str:
@@ -59,11 +64,36 @@ class Developed:
 
 @pytest.fixture
 def developed(tmp_path: Path) -> Iterator[Developed]:
-    service = Developed(tmp_path, SERVICE.format(release="one"))
-    yield service
-    service.process.kill()
-    service.process.wait()
-    wait_until(lambda: not family_of(tmp_path), PATIENCE_S)  # what it has started ends with it
+    with ended(Developed(tmp_path, SERVICE.format(release="one"))) as service:
+        yield service
+
+
+@contextlib.contextmanager
+def ended(service: Developed) -> Iterator[Developed]:
+    try:
+        yield service
+    finally:
+        service.process.kill()
+        service.process.wait()
+        wait_until(lambda: not family_of(service.folder), PATIENCE_S)  # what it started ends, too
+
+
+OTHER = SERVICE.replace('"say"', '"other_say"').replace('"rolling"', '"other"')
+
+
+def test_a_server_of_several_scripts_follows_each_of_them(tmp_path):
+    scripts = SERVICE.format(release="one"), OTHER.format(release="two")
+
+    def says(name: str) -> str:
+        body = http(SimpleNamespace(http_port=service.ports[1]), "POST", f"/api/{name}", {})[2]
+        return str(body["release"])
+
+    with ended(Developed(tmp_path, scripts[0], other=scripts[1])) as service:
+        service.wait_for("pipeline server rolling, other is ready")
+        assert (says("rolling"), says("other")) == ("one", "two")
+        service.write(OTHER.format(release="three"), "other.py")
+        service.wait_for("the new server has taken over")
+        assert (says("rolling"), says("other")) == ("one", "three")
 
 
 def test_no_request_fails_while_a_server_follows_its_files(developed, tmp_path):

@@ -56,3 +56,50 @@ def test_a_script_that_is_not_there_is_named(tmp_path):
     done = python(tmp_path, "-m", "pipeline", "serve", "absent.py", "--reload")
     assert (done.stdout, done.returncode) == ("", 2)
     assert done.stderr.startswith("pipeline serve: can't open 'absent.py': no such file")
+
+
+PART = """
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+server = PipelineServer("{name}")
+server.set_response_op(ResponseOp(Op("{op}", RequestOp())))
+server.prepare_server("config.yml")
+"""
+
+
+def test_scripts_whose_ops_share_a_name_are_not_served_together(tmp_path):
+    for name in ("chat", "embed"):
+        (tmp_path / f"{name}.py").write_text(PART.format(name=name, op="model"))
+    done = python(tmp_path, "-m", "pipeline", "serve", "chat.py", "embed.py")
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert done.stderr == (
+        "pipeline serve: Op 'model' of the pipeline 'chat' and Op 'model' of the pipeline 'embed' "
+        "have the same name: the Ops and pipelines of a server are models beside each other, give "
+        "one of them another name.\n"
+    )
+
+
+def test_a_script_that_makes_no_server_is_named(tmp_path):
+    (tmp_path / "chat.py").write_text(PART.format(name="chat", op="model"))
+    (tmp_path / "embed.py").write_text("import sys\n")
+    done = python(tmp_path, "-m", "pipeline", "serve", "chat.py", "embed.py")
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert done.stderr.startswith("pipeline serve: embed.py runs no server, and makes 0")
+
+
+def test_what_only_the_first_configuration_can_say_is_told(tmp_path):
+    for name in ("chat", "embed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "web_server.py").write_text(PART.format(name=name, op=f"{name}_op"))
+        (folder / "config.yml").write_text(f"rpc_port: 0\ntimeout: {len(name)}000\n")
+    (tmp_path / "chat" / "config.yml").write_text("rpc_port: 0\nsinks: {no_such: null}\n")
+    done = python(tmp_path, "-m", "pipeline", "serve", "chat", "embed")
+    assert "no_such" in done.stderr
+    (tmp_path / "chat" / "config.yml").write_text("rpc_port: 0\nhost: no.such.host\n")
+    done = python(tmp_path, "-m", "pipeline", "serve", "chat", "embed")
+    assert done.returncode == 1
+    first = done.stderr.splitlines()[0]
+    assert first == (
+        "pipeline 'embed': config.yml: host, timeout: not heeded, one configuration says it for all"
+    )

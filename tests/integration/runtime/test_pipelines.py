@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from doubles import client_of, http, post
+from doubles import client_of, http, post, wait_until
 
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp, Tensor
 from pipeline.config import registry
+from pipeline.errors import GraphError, InitError
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.pipeline_service_pb2_grpc import PipelineServiceStub
 
@@ -78,6 +83,10 @@ class Two:
     def says_by_api(self, name):
         _, _, answer = http(self, "POST", f"/api/{name}", {"x": "!"})
         return answer
+
+    def text(self, path):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=30) as body:
+            return body.read().decode()
 
     def index(self):
         _, _, answer = http(self, "POST", "/v2/repository/index")
@@ -177,3 +186,158 @@ def test_unloading_one_drains_it_and_leaves_the_other(two):
     assert "the request names 'two'" in two.says("two")[1]
     status, answer = http(two, "GET", "/health/ready")[::2]
     assert (status, answer) == (200, {"status": "ok"})
+
+
+# Names ------------------------------------------------------------------------------------------
+
+
+def test_two_models_of_one_name_are_an_error_that_names_both():
+    server = PipelineServer("one")
+    server.set_response_op(ResponseOp(Says("a", "")))
+    with pytest.raises(GraphError, match="Op 'a' of the pipeline 'one' and Op 'a' of the pipeline"):
+        server.add_pipeline("two", ResponseOp(Says("a", "")))
+    with pytest.raises(GraphError, match="the pipeline 'one' and Op 'one' of the pipeline 'two'"):
+        server.add_pipeline("two", ResponseOp(Says("one", "")))
+    with pytest.raises(GraphError, match="needs a name of its own, found 'one' beside 'one'"):
+        server.add_pipeline("one", ResponseOp(Says("b", "")))
+    server.add_pipeline("two", ResponseOp(Says("two", "")))
+    server.set_response_op(ResponseOp(Says("c", "")))
+    server.prepare_server(yml_dict=CONFIG)
+    assert [*server._graphs] == ["one", "two"], "nothing is left of what was refused"
+
+
+def test_a_server_may_be_made_of_added_pipelines_alone_that_read_the_same_request_op():
+    reading, server = RequestOp(), PipelineServer()
+    for name in ("one", "two"):
+        op = Says(name, f"{name} ")
+        op.set_input_ops([reading])
+        server.add_pipeline(name, ResponseOp(op))
+    server.prepare_server(yml_dict={**CONFIG, "op": {"two": {"concurrency": 3}}})
+    with server:
+        for name in ("one", "two"):
+            assert http(server, "POST", f"/api/{name}", {"x": "!"})[2] == {"y": f"{name} !"}
+        states = [each.engine.state() for each in server._service.models.graphs()]
+        assert [state.ops[0].workers.wanted for state in states] == [1, 3]
+
+
+# What is told of them ---------------------------------------------------------------------------
+
+
+def test_metrics_tell_the_pipelines_apart(two):
+    for _ in range(3):
+        two.says("two")
+    lines = two.text("/metrics").splitlines()
+    assert 'pipeline_requests_accepted_total{pipeline="one"} 0.0' in lines
+    assert 'pipeline_requests_accepted_total{pipeline="two"} 3.0' in lines
+    assert 'nv_inference_count{model="b",pipeline="two",version="1"} 3.0' in lines
+
+
+def test_the_page_shows_one_of_them_and_leads_to_the_others(two):
+    two.says("two")
+    first = http(two, "GET", "/status.json")[2]
+    assert (first["name"], first["pipelines"]) == ("one", ["one", "two"])
+    other = http(two, "GET", "/status.json?pipeline=two")[2]
+    assert (other["name"], other["pipeline"]["succeeded"]) == ("two", 1)
+    assert [op["name"] for op in other["ops"]] == ["b"]
+    status, _, answer = http(two, "GET", "/status.json?pipeline=three")
+    assert (status, answer["err_msg"]) == (404, "there is no pipeline 'three' here: one, two")
+    assert two.text("/?pipeline=two") == two.text("/")
+    trace = http(two, "GET", "/trace.json?seconds=0.1&pipeline=two")[0]
+    assert trace == 200
+
+
+def test_the_document_and_openai_s_models_have_both():
+    with Two(frontends={"openai": {}}) as two:
+        paths = http(two, "GET", "/openapi.json")[2]["paths"]
+        assert {"/api/one", "/api/two"} <= paths.keys()
+        models = http(two, "GET", "/v1/models")[2]["data"]
+        assert [model["id"] for model in models] == ["one", "two"]
+
+
+class Number(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        return {"id": data_id}, False, None, ""
+
+
+def test_a_data_id_stands_for_one_request_of_the_server():
+    server = PipelineServer("one")
+    server.set_response_op(ResponseOp(Number("a", [RequestOp()])))
+    server.add_pipeline("two", ResponseOp(Number("b", [RequestOp()])))
+    server.prepare_server(yml_dict=CONFIG)
+    with server:
+        ids = [http(server, "POST", f"/api/{n}", {})[2]["id"] for n in ("one", "two") * 3]
+    assert sorted(ids) == list(range(6))
+
+
+# One in trouble ---------------------------------------------------------------------------------
+
+
+def test_one_is_overloaded_and_the_other_has_its_part_of_the_queue():
+    with Two(worker_num=1, queue_size=8) as two:
+        two.first.goes_on.clear()
+        two.second.goes_on.clear()
+        engines = [served.engine for served in two.server._service.models.graphs()]
+        with ThreadPoolExecutor(12) as pool:
+            held = [pool.submit(two.says, "one") for _ in range(7)]
+            wait_until(lambda: engines[0].waiting == 6)
+            status, answer = post(two, {"key": ["x"], "value": ["!"]}, "/one/prediction")
+            assert (status, answer["err_no"]) == (503, 3004), "a quarter is kept for the other"
+            held += [pool.submit(two.says, "two") for _ in range(3)]
+            wait_until(lambda: engines[1].waiting == 2)
+            two.second.goes_on.set()
+            assert [each.result(30) for each in held[7:]] == [(0, "", ["two !"])] * 3
+            two.first.goes_on.set()
+            assert [each.result(30) for each in held[:7]] == [(0, "", ["one !"])] * 7
+
+
+class Mortal(Op):
+    def preprocess(self, input_dicts):
+        return {"pid": os.getpid()}
+
+
+def test_a_worker_dies_and_the_other_pipeline_answers():
+    server = PipelineServer("mortal")
+    server.set_response_op(ResponseOp(Mortal("a", [RequestOp()])))
+    server.add_pipeline("two", ResponseOp(Says("b", "two ")))
+    server.prepare_server(yml_dict={**CONFIG, "op": {"a": {"workers": "process"}}})
+    with server:
+        before = http(server, "POST", "/api/mortal", {})[2]["pid"]
+        os.kill(before, signal.SIGKILL)
+        assert http(server, "POST", "/api/two", {"x": "!"})[2] == {"y": "two !"}
+
+        def is_replaced():
+            status, _, answer = http(server, "POST", "/api/mortal", {})
+            return status == 200 and answer["pid"] != before
+
+        wait_until(is_replaced)
+
+
+class Broken(Op):
+    def init_op(self):
+        raise FileNotFoundError("embed.vocab")
+
+
+def test_one_that_cannot_start_is_named_and_nothing_is_left_running(open_files):
+    server = PipelineServer("one")
+    server.set_response_op(ResponseOp(Mortal("a", [RequestOp()])))
+    server.add_pipeline("two", ResponseOp(Broken("b", [RequestOp()])))
+    server.prepare_server(yml_dict={**CONFIG, "op": {"a": {"workers": "process"}}})
+    with pytest.raises(InitError, match=r"pipeline 'two': .*'b'.*embed\.vocab"):
+        server.start()
+    server.stop()
+
+
+def test_both_finish_what_they_have_when_the_server_stops():
+    with Two() as two:
+        two.first.goes_on.clear()
+        two.second.goes_on.clear()
+        with ThreadPoolExecutor(3) as pool:
+            held = [pool.submit(two.says, name) for name in ("one", "two")]
+            assert two.first.begun.wait(30)
+            assert two.second.begun.wait(30)
+            stopped = pool.submit(two.server.stop)
+            wait_until(lambda: two.server._service is None)
+            two.first.goes_on.set()
+            two.second.goes_on.set()
+            assert [each.result(30)[2] for each in held] == [["one !"], ["two !"]]
+            stopped.result(30)

@@ -18,7 +18,7 @@ import pytest
 from doubles import client_of, http, post, server_for, wait_until
 from garbage import collect
 
-from pipeline import Op, PipelineServer, RequestOp
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.errors import InitError
 from pipeline.frontends.listen import bind, reserve
 from pipeline.observe.snapshot import Snapshot
@@ -447,6 +447,26 @@ def test_statistics_are_of_all_copies_and_outlive_one_that_is_killed():
         assert {counted(server, "svc") for _ in range(8)} == {41}
 
 
+def test_copies_serve_all_pipelines_and_the_counters_of_each_outlive_one():
+    server = PipelineServer("svc")
+    server.set_response_op(ResponseOp(Who("who", [RequestOp()])))
+    server.add_pipeline("other", ResponseOp(Who("them", [RequestOp()])))
+    server.prepare_server(yml_dict={"rpc_port": 0, "http_port": 0, **TWO})
+    with server:
+        answers = [pairs(server, name) for name in ("svc", *["other"] * 3) * 10]
+        assert len({answer["pid"] for answer in answers}) == 2
+        assert len({answer["data_id"] for answer in answers}) == 40
+        both = {"svc": 10, "who": 10, "other": 30, "them": 30}
+        assert {name: counted(server, name) for name in both} == both
+        wait_until(lambda: told(server) == 40)
+        status = http(server, "GET", "/status.json?pipeline=other")[2]
+        assert (status["copies"], status["pipeline"]["succeeded"]) == (2, 30)
+        victim = int(answers[0]["pid"])
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: victim not in {copy.child.pid for copy in server._service._running})
+        assert {name: counted(server, name) for name in both} == both
+
+
 def test_a_trace_is_recorded_in_all_copies():
     with server_for(Who("who", [RequestOp()]), **TWO) as server:
         with ThreadPoolExecutor(1) as pool:
@@ -459,8 +479,8 @@ def test_a_trace_is_recorded_in_all_copies():
         assert {event["pid"] > 2 for event in events} == {True, False}, "two a copy"
 
 
-def pairs(server: PipelineServer) -> dict[str, str]:
+def pairs(server: PipelineServer, name: str = "svc") -> dict[str, str]:
     """What `Who` answers."""
-    status, body = post(server, {"key": [], "value": []})
+    status, body = post(server, {"key": [], "value": []}, f"/{name}/prediction")
     assert (status, body["err_no"]) == (200, 0)
     return dict(zip(body["key"], body["value"], strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.admission import AdmissionController
+from pipeline.engine.admission import AdmissionController, SharedQueue, SharingController
 from pipeline.engine.request import is_late
 from pipeline.engine.shedding import Throughput, seconds_over
 from pipeline.errors import OverloadedError
@@ -156,3 +156,32 @@ def test_a_refusal_is_gone_as_soon_as_it_is_told():
         assert door.rejected == 1
     finally:
         gc.enable()
+
+
+def waiting(controller: AdmissionController) -> int:
+    """Fill its queue until it refuses; returns how many wait."""
+    while True:
+        try:
+            if controller.queued >= controller.queue_size:
+                controller.check()
+        except OverloadedError:
+            return controller.queued
+        controller.queued += 1
+
+
+def test_those_who_share_a_queue_have_a_part_each_and_never_more_than_all():
+    queue = SharedQueue(80, 2)
+    one, two = (SharingController(1, queue, lambda request: None, lambda: 0.0) for _ in range(2))
+    assert waiting(one) == 60, "a quarter of it is the other's"
+    assert waiting(two) == 20
+    one.queued = 0
+    assert waiting(two) == 60
+    assert waiting(one) == 20
+
+
+def test_a_short_queue_is_bounded_too():
+    queue = SharedQueue(3, 2)
+    one, two = (SharingController(1, queue, lambda request: None, lambda: 0.0) for _ in range(2))
+    assert (waiting(one), waiting(two)) == (3, 0)
+    none = SharingController(1, SharedQueue(0, 2), lambda request: None, lambda: 0.0)
+    assert waiting(none) == 0

@@ -22,7 +22,7 @@ let pause_ms = EVERY_MS;
 
 async function ask() {
   try {
-    const answer = await fetch("status.json", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+    const answer = await fetch(`status.json${location.search}`, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
     if (!answer.ok) throw new Error(`status ${answer.status}`);
     statuses.add(await answer.json());
     pause_ms = EVERY_MS;
@@ -102,6 +102,15 @@ function head(now) {
   say(byId("about"), [`${now.ops.length} ${now.ops.length === 1 ? "Op" : "Ops"}`, ...copies,
     ...(now.version ? [`version ${now.version}`] : [])].join(" · "));
   byId("record").hidden = !now.can_record;
+  byId("pipelines").hidden = !now.pipelines.length;
+  arrange(byId("pipelines"), now.pipelines, (name) => linkTo(name, name === now.name));
+}
+
+function linkTo(name, isShown) {
+  const link = make("a", "", name);
+  link.href = `?${new URLSearchParams({ pipeline: name })}`;
+  if (isShown) link.setAttribute("aria-current", "page");
+  return link;
 }
 
 function tiles(now, pipeline) {
@@ -251,6 +260,7 @@ function save(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
+byId("record").href += location.search.replace("?", "&");
 byId("record").addEventListener("click", record);
 for (const input of document.querySelectorAll("input[name=window]")) input.addEventListener("change", show);
 new ResizeObserver(show).observe(byId("graph").parentElement);
