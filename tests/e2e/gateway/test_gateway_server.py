@@ -13,9 +13,13 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from doubles import wait_until
 from served import PATIENCE_S, Served, free_port, is_open, nothing_more
+
+from pipeline.proto.pipeline_service_pb2 import Request
+from pipeline.proto.pipeline_service_pb2_grpc import PipelineServiceStub
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -108,9 +112,9 @@ class Caller:
 
 
 @contextlib.contextmanager
-def running(folder: Path, **config: Any) -> Iterator[tuple[Served, Caller]]:
+def running(folder: Path, script: str = SCRIPT, **config: Any) -> Iterator[tuple[Served, Caller]]:
     with nothing_more():
-        served = Served(folder, SCRIPT, {"http_server": "gateway", **config})
+        served = Served(folder, script, {"http_server": "gateway", **config})
         try:
             served.wait_until_ready()
             with contextlib.closing(Caller(served)) as caller:
@@ -311,3 +315,48 @@ def _asked_anew(server: Served, method: str, path: str) -> tuple[int, str | None
         answer = connection.getresponse()
         answer.read()
         return answer.status, answer.headers["Connection"]
+
+
+# Several pipelines --------------------------------------------------------------------------------
+
+PAIR = """
+import sys
+from pathlib import Path
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+
+class Says(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        return {"said": self.name}, False, None, ""
+
+
+server = PipelineServer("one")
+server.set_response_op(ResponseOp(Says("first", [RequestOp()])))
+server.add_pipeline("two", ResponseOp(Says("second", [RequestOp()])))
+server.prepare_server(f"{sys.argv[1]}/config.yml")
+server.run_server()
+"""
+
+
+@ONE_AND_COPIES
+def test_each_pipeline_is_at_its_name_behind_the_gateway(tmp_path, config):
+    with running(tmp_path, PAIR, edge="gateway", **config) as (server, caller):
+        said = {"one": "first", "two": "second"}
+        for name, op in said.items():
+            status, body = caller.ask("POST", f"/{name}/prediction", '{"key": [], "value": []}')
+            assert (status, json.loads(body)["value"]) == (200, [op])
+            status, body = caller.ask(
+                "POST", f"/api/{name}", "{}", **{"content-type": "application/json"}
+            )
+            assert (status, json.loads(body)) == (200, {"said": op})
+            with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+                answer = PipelineServiceStub(channel).inference(Request(name=name), timeout=30)
+            assert list(answer.value) == [op]
+        _, body = caller.ask("GET", "/v2/models/stats")
+        counts = {each["name"]: each["inference_count"] for each in json.loads(body)["model_stats"]}
+        assert counts == dict.fromkeys(("one", "first", "two", "second"), 3)
+        _, body = caller.ask("GET", "/status.json?pipeline=two")
+        assert json.loads(body)["pipeline"]["succeeded"] == 3
+        _, body = caller.ask("GET", "/metrics")
+        assert b'pipeline="two"' in body
