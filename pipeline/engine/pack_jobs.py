@@ -33,7 +33,7 @@ from pipeline.proto.pipeline.blocks import BlockMessage
 from pipeline.proto.pipeline.plain import PlainRequest, pack_plain, pack_short
 from pipeline.proto.pipeline.response import LargeResponse, is_cheap, is_short, pack_large
 from pipeline.proto.pipeline_service_pb2 import Response
-from pipeline.proto.slices import AbandonedError, Limits, is_short_text, wanted_while
+from pipeline.proto.slices import AbandonedError, Limits, is_short_text, joined, wanted_while
 from pipeline.routes import Answer
 
 
@@ -156,9 +156,11 @@ class Unpacker(PackRunner):
     Attributes:
         given: takes a request that came unpacked, and its payload.
         looks: look, in any thread, at what was unpacked in a trip.
+        keeps_views: whether all that reads a payload takes a view for bytes.
     """
 
     looks: Sequence[Callable[[RequestState, Any], None]] = ()
+    keeps_views: Callable[[], bool] = staticmethod(lambda: False)
 
     def __init__(
         self,
@@ -210,6 +212,8 @@ class Unpacker(PackRunner):
             unpacked = self._op.unpack_request_package(raw)
             if isinstance(raw, BlockMessage):  # who asks holds it until there is an answer
                 raw.release()
+                if not self.keeps_views():
+                    _copy_views(unpacked[0])
             return unpacked
         except AbandonedError:
             raise
@@ -261,6 +265,13 @@ class Unpacker(PackRunner):
         request.log_id = int(log_id or 0)
         request.as_tensors = bool(getattr(request.raw, "tensors", None))  # of a Request alone
         return payload
+
+
+def _copy_views(payload: dict[str, Any]) -> None:
+    """Make bytes of those that are views of a message."""
+    for name, value in payload.items():
+        if type(value) is memoryview:
+            payload[name] = joined((value,))
 
 
 class Packer(PackRunner):

@@ -34,7 +34,7 @@ from pipeline.proto.pipeline.shapes import (
     refuse_misplaced,
 )
 from pipeline.proto.pipeline_service_pb2 import Tensor
-from pipeline.proto.slices import joined, sliced
+from pipeline.proto.slices import sliced
 
 __all__ = [
     "ElemType",
@@ -135,7 +135,8 @@ def tensor_to_numpy(tensor: AnyTensor) -> Any:
       Without a shape, one element gives a 0-d array and any other number a 1-D array.
     - STRING gives a `str` for one element without a shape, `list[str]` for any other 1-D tensor,
       and an object array of `str` for two and more dimensions.
-    - BYTES gives the array of a .npy file, or the bytes themselves when they are not one.
+    - BYTES gives the array of a .npy file, or the bytes themselves when they are not one; those of
+      a BlockMessage may be a view.
 
     Raises PackageError, with the tensor's name and the numbers, for an unknown elem_type and for
     data that does not fit the elem_type or the shape.
@@ -210,7 +211,7 @@ def _array_or_bytes(tensor: AnyTensor) -> Any:
     if not data:
         refuse_misplaced(tensor, "byte_data")
     if data[: len(MAGIC)] != MAGIC:
-        return data if isinstance(data, bytes) else joined((data,))
+        return data
     try:
         return npy_to_array(data)
     except ValueError as error:

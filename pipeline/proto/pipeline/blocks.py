@@ -426,7 +426,7 @@ def write_packed(tensor: Message, field: str, data: Array) -> None:
 
 
 def read_packed(tensor: Message | BlockMessage, field: str) -> Array:
-    """Return a field of PACKED_DTYPES as a 1-D array that is not to be written to."""
+    """Return a field of PACKED_DTYPES as a 1-D array, of the memory that came if it can be."""
     dtype = PACKED_DTYPES[field]
     if isinstance(tensor, BlockMessage) and (found := tensor.packed(field, dtype)) is not None:
         return found
@@ -440,22 +440,32 @@ def read_packed(tensor: Message | BlockMessage, field: str) -> Array:
 
 
 def read_numbers(tensor: Message | BlockMessage, field: str, dtype: np.dtype[Any]) -> Array:
-    """Return a field of PACKED_DTYPES as a new 1-D array of a float, complex or bool dtype.
+    """Return a field of PACKED_DTYPES as a 1-D array of a float, complex or bool dtype.
 
-    Raises ValueError for half a complex number, and for one that is too large for `dtype`.
+    It may be written to: see `own`. Raises ValueError for half a complex number, and for one that
+    is too large for `dtype`.
     """
     numbers = read_packed(tensor, field)
     if numbers.dtype == dtype:
-        return numbers.copy()
+        return own(numbers)
     if dtype.kind == "c":
         if numbers.size % 2:
             raise ValueError(f"{field} holds {numbers.size} numbers; they come in pairs")
-        return numbers.view(dtype).copy()
+        return own(numbers.view(dtype))
     try:
         with np.errstate(over="raise", invalid="ignore"):
             return numbers.astype(dtype)
     except FloatingPointError:
         raise ValueError(f"a number in {field} is too large for {dtype}") from None
+
+
+def own(array: Array) -> Array:
+    """Return an array that may be written to: itself, on memory for this request alone, or a copy.
+
+    Memory that may be written to is such: a place for a body, or an array that was made here.
+    """
+    flags = array.flags
+    return array if flags.writeable and flags.aligned else array.copy()
 
 
 def _block_start(wire: bytes, wanted: int, size: int) -> int | None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.proto import general_model_pb2, pipeline_service_pb2
-from pipeline.proto.pipeline.blocks import BlockMessage
+from pipeline.proto.pipeline.blocks import BlockMessage, own
 from pipeline.proto.slices import breathe
 
 Array = npt.NDArray[Any]
@@ -48,7 +48,9 @@ def check_empty_rows(shape: Sequence[int]) -> None:
 
 
 def npy_to_array(data: bytes | memoryview) -> Array:
-    """Return the writable array of a .npy file of a plain dtype (neither objects nor records).
+    """Return the array of a .npy file of a plain dtype (neither objects nor records).
+
+    It may be written to, and lies in `data` if that may be, see `own`.
 
     numpy's own reader allocates by the shape that the header states before it looks for the
     data, and evaluates the header as a Python literal; this one does neither.
@@ -65,7 +67,7 @@ def npy_to_array(data: bytes | memoryview) -> Array:
     if not needed:
         check_empty_rows(shape)
     array = np.frombuffer(body, dtype) if needed else np.empty(0, dtype)
-    return array.copy().reshape(shape, order=order)
+    return own(array).reshape(shape, order=order)
 
 
 def _split_header(data: bytes | memoryview) -> tuple[bytes, int]:

@@ -47,6 +47,32 @@ def server():
         yield made
 
 
+class Kinds(Op):
+    """Answers with what its inputs are, and with what they weigh."""
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        (asked,) = input_dicts.values()
+        asked["x"] += 1
+        size = sum(len(value) for value in asked.values())
+        return {"kinds": " ".join(type(value).__name__ for value in asked.values()), "n": str(size)}
+
+
+@pytest.mark.parametrize("is_thread_op", [True, False])
+def test_ops_get_bytes_and_arrays_of_their_own(is_thread_op):
+    made = PipelineServer("svc")
+    made.set_response_op(ResponseOp(Kinds("kinds", RequestOp())))
+    dag = {"is_thread_op": is_thread_op}
+    made.prepare_server(yml_dict={"rpc_port": 0, "host": "127.0.0.1", "dag": dag})
+    values = {"x": np.arange(2**15, dtype=np.float32), "raw": bytes(2**17), "short": b"s"}
+    tensors = [codec.numpy_to_tensor(name, value) for name, value in values.items()]
+    with made, grpc.insecure_channel(f"127.0.0.1:{made.rpc_port}") as channel:
+        ask = channel.unary_unary(INFERENCE, Request.SerializeToString, Response.FromString)
+        for _ in range(2):
+            answer = ask(Request(name="svc", tensors=tensors), timeout=60, wait_for_ready=True)
+            told = dict(zip(answer.key, answer.value, strict=True))
+            assert told == {"kinds": "ndarray bytes bytes", "n": str(2**15 + 2**17 + 1)}
+
+
 def post(server, body, path="/svc/p", **headers):
     url = f"http://127.0.0.1:{server.http_port}{path}"
     asked = urllib.request.Request(url, body, {k.replace("_", "-"): v for k, v in headers.items()})

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.data import ChannelData
 from pipeline.errors import PackageError, PayloadTypeError, TooLargeError
-from pipeline.proto import slices
+from pipeline.proto import codec, slices
 from pipeline.proto.inference_v2_pb2 import ModelInferRequest, ModelInferResponse
-from pipeline.proto.pipeline import array_repr, array_text, blocks, json_long
+from pipeline.proto.pipeline import array_repr, array_text, blocks, json_long, shapes
 from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline import response as large
 from pipeline.proto.pipeline.response import pack_large
@@ -22,6 +22,8 @@ from pipeline.proto.slices import Limits
 from pipeline.proto.v2 import codec as v2
 from pipeline.proto.v2.json import read_request, write_response
 from pipeline.proto.v2.raw import array_to_raw, raw_to_array
+from pipeline.workers.shm.arena import Arena
+from pipeline.workers.shm.server_memory import ServerMemory
 
 LIMITS = Limits()
 RNG = np.random.default_rng(0)
@@ -251,6 +253,44 @@ def plain(value):
 def unpacked(request):
     payload, log_id, _, _ = RequestOp().unpack_request_package(request)
     return log_id, {name: plain(value) for name, value in payload.items()}
+
+
+def sent(payload):
+    """A message, as it was received in shared memory; the first of its tensors is aligned."""
+    tensors = [codec.numpy_to_tensor(name, value) for name, value in payload.items()]
+    message = Request(tensors=tensors).SerializeToString()
+    memory = ServerMemory(Arena(2**24))
+    place = memory.place(len(message), message.find(payload["x"].tobytes()))
+    place[:] = np.frombuffer(message, np.uint8)
+    return memory, place.data
+
+
+def test_tensors_of_a_large_request_stay_where_they_were_received():
+    """As arrays of their own, or as views for bytes: none is copied for a worker process."""
+    floats, whole = np.arange(2**15, dtype=np.float32), np.arange(2**14)
+    values = {"x": floats, "raw": bytes(2**15), "npy": shapes.array_to_npy(whole)}
+    memory, message = sent(values)
+    payload, *_ = RequestOp().unpack_request_package(large.read_request(message, LIMITS))
+    assert type(payload["raw"]) is memoryview
+    payload["x"] += 1
+    kept = memory.serialize({"x": payload["x"], "raw": payload["raw"]})
+    assert memory.used == 1
+    found = kept.open()
+    assert (found["raw"], found["x"].tolist()) == (values["raw"], (floats + 1).tolist())
+    assert payload["npy"].tolist() == whole.tolist()
+    assert payload["npy"].flags.aligned
+    del payload, message, kept, found
+    assert memory.used == 0
+    memory.close()
+
+
+def test_tensors_in_memory_that_is_not_to_be_written_to_are_copied():
+    floats = np.arange(2**15, dtype=np.float32)
+    message = Request(tensors=[codec.numpy_to_tensor("x", floats)]).SerializeToString()
+    payload, *_ = RequestOp().unpack_request_package(large.read_request(message, LIMITS))
+    payload["x"] += 1
+    again, *_ = RequestOp().unpack_request_package(large.read_request(message, LIMITS))
+    assert again["x"].tolist() == floats.tolist()
 
 
 def test_a_large_request_is_unpacked_as_a_small_one():
