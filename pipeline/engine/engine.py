@@ -146,8 +146,10 @@ class Engine:
             self._admission.is_full = self.executor.is_full
         into = stored.bound(self._dispatch, complete) if stored else self._dispatch
         self._unpacker = unpacker_of(graph.request_op, factory, into, complete)
-        self._looks_at_payloads = bool(graph.request_op.pipeline_schema or config.filters)
-        self._unpacker.keeps_views = lambda: self.keeps_views
+        self.executor.is_looked_into = bool(
+            graph.request_op.pipeline_schema or config.filters or cached
+        )
+        self._unpacker.keeps_views = lambda: self.executor.reads_views
         self._packer = Packer(
             graph.response_op, factory, self._answer, config.limits, self._complete
         )
@@ -225,11 +227,6 @@ class Engine:
     def hides_errors(self) -> bool:
         """Return whether callers read a sentence of the server's own errors."""
         return self.executor.hides_errors
-
-    @property
-    def keeps_views(self) -> bool:
-        """Return whether all that reads a request's payload takes a view for bytes."""
-        return not self._looks_at_payloads and self.executor.reads_views
 
     @property
     def inside(self) -> int:

@@ -198,7 +198,7 @@ class ApiEndpoint:
             type(body) is memoryview
             and bool(self._key)
             and self._api.pipelines.is_own(served)
-            and served.engine.keeps_views
+            and served.engine.executor.reads_views
         )
 
     def asked(self, fields: dict[str, Any], is_text: bool) -> tuple[Served, Asked]:
