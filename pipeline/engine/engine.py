@@ -146,10 +146,8 @@ class Engine:
             self._admission.is_full = self.executor.is_full
         into = stored.bound(self._dispatch, complete) if stored else self._dispatch
         self._unpacker = unpacker_of(graph.request_op, factory, into, complete)
-        self.executor.is_looked_into = bool(
-            graph.request_op.pipeline_schema or config.filters or cached
-        )
-        self._unpacker.keeps_views = lambda: self.executor.reads_views
+        if graph.request_op.pipeline_schema is None and not config.filters:
+            self._unpacker.keeps_views = lambda: self.executor.reads_views
         self._packer = Packer(
             graph.response_op, factory, self._answer, config.limits, self._complete
         )

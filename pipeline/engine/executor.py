@@ -123,7 +123,6 @@ class Executor:
         complete: ends a request with its answer, or an error.
         delivery: takes the parts of answers; None: there are no streams.
         cached: looks for answers of the whole graph; None: they are not kept.
-        is_looked_into: a schema, a filter of the user's or `cached` looks at what requests hold.
         convoys: says which of them pass; given by the engine.
         hides_errors: callers read a sentence of the server's own errors; given by the engine.
     """
@@ -150,7 +149,6 @@ class Executor:
         self.loop: Loop = loop
         self.delivery: StreamDelivery | None = None
         self.cached: CachedGraph | None = None
-        self.is_looked_into: bool = False
         self.nodes: dict[Op, OpDispatcher] = {}
         for index, op in enumerate(graph.ops):
             own = op, make_workers, self, loop, index, observers, dag.channel_size
@@ -226,7 +224,7 @@ class Executor:
     @property
     def reads_views(self) -> bool:
         """Return whether all that reads requests gets `bytes` of a view: nobody looks before."""
-        return not self.is_looked_into and all(
+        return self.cached is None and all(
             node.workers.memory_domain is self.memory is not LOCAL and not node.filters
             for node in self.entries
         )

@@ -197,6 +197,8 @@ class ApiEndpoint:
         return (
             type(body) is memoryview
             and bool(self._key)
+            and served.graph.request_op.pipeline_schema is None
+            and not served.config.filters
             and self._api.pipelines.is_own(served)
             and served.engine.executor.reads_views
         )
