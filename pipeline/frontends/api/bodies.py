@@ -32,6 +32,11 @@ def key_of(content_type: bytes) -> str:
     return "data" if kind == _DATA else KEYS.get(kind.partition("/")[0], "")
 
 
+def is_form(content_type: bytes) -> bool:
+    """Return whether a body of this type is a form, whose files are values."""
+    return kind_of(content_type) == _MULTIPART
+
+
 def is_large(body: Body) -> bool:
     """Return whether a body is too large to be read on the event loop."""
     return len(body) > SHORT_BYTES
@@ -48,7 +53,7 @@ def fields_of(
 
     A body that is one value has the key that `key=...` in the query says, or one by its type:
     `image`, `audio`, `video`, `text` and `data`. Text is JSON where `schema` takes no `text`: so
-    fetch sends it of its own.
+    fetch sends it of its own. One value, and the files of a form, may be views of a body in a view.
 
     Raises:
         PackageError: the body is not what its content type says.

@@ -11,9 +11,10 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from pipeline.errors import PackageError, TooLargeError
 from pipeline.proto.plain_json import read_large_value, read_value
-from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe
+from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, Piece, breathe, joined
 
 _MAX_PARTS = 1000
+_LONG_BYTES = 16 * 1024  # of a file that is left where it was received
 _FEW = 16
 _ORDINARY_HEAD = re.compile(
     rb'Content-Disposition: form-data; name="([^"\\%\r\n]+)"(; filename="[^"\\\r\n]*")?'
@@ -24,11 +25,12 @@ _UNHEARD = logging.Logger("")  # the parser would warn of each broken form, whic
 _UNHEARD.disabled = True
 
 
-def fields_of_form(body: bytes, content_type: bytes, limits: Limits) -> dict[str, Any]:
+def fields_of_form(body: Piece, content_type: bytes, limits: Limits) -> dict[str, Any]:
     """Return the parts of a form by their names, in slices between which others run.
 
     A file (a part with a `filename`), and what has a content type of its own, is `bytes`; a part of
-    `application/json` its value, any other one text. Parts of one name are a list, in order.
+    `application/json` its value, any other one text. Parts of one name are a list, in order. A long
+    file of a body in a view may be a view.
 
     Raises:
         PackageError: the form is broken or cut short, or a part is not what it says.
@@ -41,7 +43,7 @@ def fields_of_form(body: bytes, content_type: bytes, limits: Limits) -> dict[str
             "the content-type multipart/form-data has no boundary: leave the header to what makes "
             "the form, which sets it"
         )
-    if len(body) <= SHORT_BYTES and (ordinary := _ordinary_parts(body, boundary)) is not None:
+    if (ordinary := _ordinary_parts(body, boundary)) is not None:
         return _by_name([_value(*part, limits) for part in ordinary])
     parts = _Parts()
     try:
@@ -49,7 +51,7 @@ def fields_of_form(body: bytes, content_type: bytes, limits: Limits) -> dict[str
         parser.logger = _UNHEARD
         for at in range(0, len(body), SLICE_BYTES):
             breathe()
-            parser.write(body[at : at + SLICE_BYTES])
+            parser.write(bytes(body[at : at + SLICE_BYTES]))
     except FormParserError as error:
         raise PackageError(f"the form is broken: {error}") from None
     if not parts.has_ended:
@@ -62,6 +64,13 @@ def fields_of_form(body: bytes, content_type: bytes, limits: Limits) -> dict[str
     )
 
 
+def without_views(value: Any) -> Any:
+    """Return a file of a form, or the files of one name, as bytes; any other value as it is."""
+    if isinstance(value, list):
+        return [without_views(each) for each in value]
+    return joined((value,)) if isinstance(value, memoryview) else value
+
+
 def _by_name(found: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, list[Any]] = {}
     for name, value in found:
@@ -69,7 +78,7 @@ def _by_name(found: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
 
 
-def _ordinary_parts(body: bytes, boundary: bytes) -> list[tuple[bytes, bytes, bool, bytes]] | None:
+def _ordinary_parts(body: Piece, boundary: bytes) -> list[tuple[bytes, bytes, bool, Piece]] | None:
     """Return name, content type, whether it is a file, and content of each part of a form.
 
     None: it is not to the letter as clients write it, and the parser has to say what it is, which
@@ -77,17 +86,20 @@ def _ordinary_parts(body: bytes, boundary: bytes) -> list[tuple[bytes, bytes, bo
     """
     delimiter = b"\r\n--" + boundary
     at = len(delimiter)  # less two bytes before it, and two behind it
-    if not body.startswith(delimiter[2:] + b"\r\n"):
+    if body[:at] != delimiter[2:] + b"\r\n":
         return None
-    found: list[tuple[bytes, bytes, bool, bytes]] = []
+    found: list[tuple[bytes, bytes, bool, Piece]] = []
     while len(found) < _FEW:
         head = _ORDINARY_HEAD.match(body, at)
-        end = -1 if head is None else body.find(delimiter, head.end())
+        end = -1 if head is None else _find(body, delimiter, head.end())
         if head is None or end < 0:
             return None
         name, filename, content_type = head.groups()
         content = body[head.end() : end]
-        found.append((name, content_type or b"", filename is not None, content))
+        is_file = filename is not None
+        if len(content) < _LONG_BYTES or not is_file:
+            content = bytes(content)
+        found.append((name, content_type or b"", is_file, content))
         at = end + len(delimiter) + 2
         follows = body[at - 2 : at]
         if follows == b"--" and body[at:] in (b"", b"\r\n"):
@@ -95,6 +107,18 @@ def _ordinary_parts(body: bytes, boundary: bytes) -> list[tuple[bytes, bytes, bo
         if follows != b"\r\n":
             return None
     return None
+
+
+def _find(body: Piece, wanted: bytes, at: int) -> int:
+    """Return where `wanted` begins from `at` on, as `bytes.find` does; in slices."""
+    if len(body) <= SHORT_BYTES and isinstance(body, bytes):
+        return body.find(wanted, at)
+    for start in range(at, len(body), SLICE_BYTES):
+        breathe()
+        found = bytes(body[start : start + SLICE_BYTES + len(wanted) - 1]).find(wanted)
+        if found >= 0:
+            return start + found
+    return -1
 
 
 class _Parts:
@@ -163,10 +187,12 @@ def _field(
 
 
 def _value(
-    named: bytes, content_type: bytes, is_file: bool, content: bytes, limits: Limits
+    named: bytes, content_type: bytes, is_file: bool, content: Piece, limits: Limits
 ) -> tuple[str, Any]:
     """Return the name and the value of a part, by what it is said to be."""
     name = _text_of(named)
+    if isinstance(content, memoryview):  # a file
+        return name, content
     if content_type == b"application/json" and not is_file:
         what = f"the form's {name}"
         if len(content) <= SHORT_BYTES:

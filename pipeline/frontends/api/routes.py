@@ -21,12 +21,14 @@ from pipeline.frontends.api.answers import (
 )
 from pipeline.frontends.api.bodies import (
     fields_of,
+    is_form,
     is_large,
     key_of,
     object_of,
     sequence_in,
 )
 from pipeline.frontends.api.errors import error_body, failure_of, reply_to
+from pipeline.frontends.api.multipart import without_views
 from pipeline.frontends.api.pipelines import EMPTY, Asked, Pipelines, served_by, takes_sequences
 from pipeline.frontends.api.sockets import Talk
 from pipeline.frontends.http.bodies import is_json
@@ -136,6 +138,7 @@ class ApiEndpoint:
         self._headers = request.headers
         self._type = request.headers.get(b"content-type", b"")
         self._key = key_of(self._type)
+        self._is_form = is_form(self._type)
         self.takes_large: bool = bool(self._key)
 
     def begin(self, body: Any, sink: ResponseSink) -> RequestHandle:
@@ -178,7 +181,7 @@ class ApiEndpoint:
         form = stream_form([self._headers.get(b"accept", b"")])
         body, left_s = await request.received(), self.left_s
         read = partial(self._read, body, request.query)
-        if is_large(body) and not self._stays(body):
+        if is_large(body) and not (self._key and self._stays(body)):
             (served, asked), left_s = await self._api.offload.run(read, left_s)
         else:
             served, asked = read()
@@ -192,11 +195,11 @@ class ApiEndpoint:
         return await begun(parts.stream())  # the first part is awaited, to tell its status
 
     def _stays(self, body: Body) -> bool:
-        """Return whether a body that is one value is passed on where it lies."""
+        """Return whether a body that is one value, or has files, is passed on where it lies."""
         served = self._api.pipelines.find(self._entry.name)
         return (
             type(body) is memoryview
-            and bool(self._key)
+            and (self._is_form or bool(self._key))
             and served.graph.request_op.pipeline_schema is None
             and not served.config.filters
             and self._api.pipelines.is_own(served)
@@ -212,9 +215,12 @@ class ApiEndpoint:
         """Return whom a request asks, and what."""
         served = self._api.pipelines.find(self._entry.name)
         schema = served.graph.request_op.pipeline_schema
-        if type(body) is memoryview and not self._stays(body):
+        is_copied = type(body) is memoryview and not self._stays(body)
+        if is_copied and not self._is_form:
             body = bytes(body)
         fields = fields_of(body, self._headers, query, self._api.limits, schema)
+        if is_copied and self._is_form:
+            fields = {name: without_views(value) for name, value in fields.items()}
         if query and takes_sequences(served):
             fields = {**sequence_in(query), **fields}
         is_text = not is_json(self._type)

@@ -123,6 +123,17 @@ def test_nothing_is_left_of_a_caller_that_stops_in_the_midst(server, caller):
     assert caller.ask(1)[0] == 200
 
 
+def test_files_of_a_form_are_bytes_and_not_copied(server, caller):
+    """Each is read where its form was received; nothing of it is left behind."""
+    head = b'Content-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'
+    body = b"--b\r\n" + head + b"p" * 200_000 + b"\r\n--b--\r\n"
+    for _ in range(3):
+        kind = {"Content-Type": "multipart/form-data; boundary=b"}
+        status, told = caller.post("/api/svc", body, kind)
+        assert (status, json.loads(told)) == (200, {"n": "200000", "first": "p"})
+    wait_until(lambda: server._service._memory.used == 0)
+
+
 @pytest.mark.parametrize("size", [1000, 100_000])
 def test_a_picture_of_api_is_bytes(caller, size):
     for _ in range(3):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import PackageError, TooLargeError
 from pipeline.frontends.api import multipart
-from pipeline.frontends.api.multipart import fields_of_form
+from pipeline.frontends.api.multipart import fields_of_form, without_views
 from pipeline.proto.slices import Limits
 
 TYPE = b'multipart/form-data; boundary="a b"'
@@ -71,15 +71,33 @@ def outcome(body):
     st.lists(st.tuples(NAMES, HEADS, CONTENTS), max_size=4),
     st.sampled_from([b"", b"\r\n", b"\r\nmore", b"-"]),
     st.lists(st.integers(0, 200), max_size=2),
+    st.sampled_from([bytes, memoryview]),
 )
-def test_an_ordinary_form_is_what_the_parser_says_it_is(parts, end, missing):
+def test_an_ordinary_form_is_what_the_parser_says_it_is(parts, end, missing, kind):
+    """Also one in a view, which is searched in slices and whose files are views."""
     body = form(parts) + end
     for at in missing:
         body = body[:at] + body[at + 1 :]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multipart, "SLICE_BYTES", 5)
+        patch.setattr(multipart, "_LONG_BYTES", 4)
+        found = outcome(kind(body))
         patch.setattr(multipart, "_FEW", 0)  # none is so short that it counts as ordinary
-        expected = outcome(body)
-    assert outcome(body) == expected
+        assert found == outcome(body)
+
+
+def test_long_files_of_a_form_in_a_view_stay_there():
+    long, whole = bytes(range(256)) * 400, []
+    files = [("x", long), ("x", long[1:]), ("y", long), ("z", b"short")]
+    whole = form([(name, b'; filename="a"', content) for name, content in files])
+    found = fields_of_form(memoryview(whole), TYPE, Limits())
+    assert [type(each) for each in (*found["x"], found["y"], found["z"])] == [memoryview] * 3 + [
+        bytes
+    ]
+    assert [each.obj is whole for each in found["x"]] == [True, True]
+    copied = {name: without_views(value) for name, value in found.items()}
+    assert copied == {"x": [long, long[1:]], "y": long, "z": b"short"}
+    assert [type(each) for each in (*copied["x"], copied["y"])] == [bytes] * 3
 
 
 def test_a_form_has_so_many_parts_and_no_more():
