@@ -9,19 +9,21 @@ the CPU time of the event loop's thread by the size of a request.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.ask import PictureQuestion, V2Question
+from benchmarks.ask import PictureQuestion, Question, V2Question
 from benchmarks.catalog import Case, Target, Transport, bytes_question
 from benchmarks.load import Load, http_load
 from benchmarks.loading import ready
@@ -90,9 +92,11 @@ def main(arguments: Sequence[str]) -> int:
         for name, side in sides.items():
             if _is_wanted("beside", given.rows):
                 print(_beside(name, side, plan))
-            for size, shape in _SIZES.items():
-                if _is_wanted("memory", given.rows):
-                    print(_memory(name, side, size, shape, given.clients))
+            if _is_wanted("memory", given.rows):
+                print(_memory(name, side, partial(_asked, "waits"), given.clients))
+        if _is_wanted("memory", given.rows):
+            for workers in ("threads", PROCESSES):
+                print(_memory(f"/api, {workers}", ("waits", workers), _waits, given.clients))
         if _is_wanted("loop", given.rows):
             print(_loop(sides["here"], plan))
     return 0
@@ -179,8 +183,15 @@ def targets(groups: Sequence[Sequence[Case]], clients: int) -> list[Target]:
     return found
 
 
+def _waits(shape: tuple[int, ...]) -> tuple[PictureQuestion, str]:
+    return PictureQuestion("image", bytes(math.prod(shape)), bool), "/api/waits"
+
+
 def _post(service: Service, model: str, shape: tuple[int, ...], clients: int, seconds: int) -> Load:
-    question, path = _asked(model, shape)
+    return _load(service, *_asked(model, shape), clients, seconds)
+
+
+def _load(service: Service, question: Question, path: str, clients: int, seconds: int) -> Load:
     return http_load(f"http://127.0.0.1:{service.http_port}{path}", question, clients, seconds)
 
 
@@ -208,23 +219,27 @@ def _beside(name: str, command: Sequence[str], plan: Plan) -> str:
 
 
 def _memory(
-    name: str, command: Sequence[str], size: str, shape: tuple[int, ...], clients: int
+    name: str,
+    command: Sequence[str],
+    asked: Callable[[tuple[int, ...]], tuple[Question, str]],
+    clients: int,
 ) -> str:
-    """Tell by how much memory grew while so many requests, of that size, were there at once."""
-    with running(*command) as service, ThreadPoolExecutor() as pool:
-        service.first_answer(lambda: ready(service.http_port))
-        _post(service, "looks", _SMALL, clients, 1)
-        before = peak = _bytes_of(service)
-        load = pool.submit(_post, service, "waits", shape, clients, 3)
-        while not load.done():
-            peak = max(peak, _bytes_of(service))
-            time.sleep(_SAMPLE_S)
-        load.result()
-    grown, sent = (peak - before) / _MIB, clients * np.prod(shape) / _MIB
-    return table(
-        ("memory, MiB", "requests in flight", "at most", "ratio", "goal"),
-        [(f"{name}, {size}", f"{sent:.0f}", f"{grown:.0f}", f"{grown / sent:.2f}", "<= 2.2")],
-    )
+    """Tell by how much memory grew while so many requests, of each size, were there at once."""
+    rows = []
+    for size, shape in _SIZES.items():
+        with running(*command) as service, ThreadPoolExecutor() as pool:
+            service.first_answer(lambda: ready(service.http_port))
+            _load(service, *asked(_SMALL), clients, 1)
+            before = peak = _bytes_of(service)
+            load = pool.submit(_load, service, *asked(shape), clients, 3)
+            while not load.done():
+                peak = max(peak, _bytes_of(service))
+                time.sleep(_SAMPLE_S)
+            load.result()
+        grown, sent = (peak - before) / _MIB, clients * math.prod(shape) / _MIB
+        figures = f"{sent:.0f}", f"{grown:.0f}", f"{grown / sent:.2f}"
+        rows.append((f"{name}, {size}", *figures, "<= 2.2"))
+    return table(("memory, MiB", "requests in flight", "at most", "ratio", "goal"), rows)
 
 
 def _loop(command: Sequence[str], plan: Plan) -> str:

@@ -60,11 +60,11 @@ class BodyReceiver(asyncio.BufferedProtocol):
         """Receive the rest of a body, of which something came; call `done` then."""
         size = len(came)
         body[:size] = came
+        self._connection.transport.set_protocol(self)
         if size == len(body):
             done()
-            return
-        self._left, self._done = body[size:], done
-        self._connection.transport.set_protocol(self)
+        else:
+            self._left, self._done = body[size:], done
 
     def stop(self) -> None:
         """Let go of the place of a body that has not come in whole."""

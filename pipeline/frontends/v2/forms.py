@@ -160,7 +160,10 @@ class RequestForms:
             return
         if cut is None or fitted.model.is_decoupled or request.regions:
             return
-        if cut.key in self._memory.known or not self._memory.is_seen(cut.key):
+        known = self._memory.known.get(cut.key)
+        if known is not None and self._inference.is_current(known.fitted):
+            return
+        if not self._memory.is_seen(cut.key):
             return
         inputs = self._codec.inputs_of(cut, request)
         if inputs is not None and inputs.stay:

@@ -548,6 +548,19 @@ async def test_little_is_read_at_once_where_another_large_body_may_come():
 
 
 @on_a_virtual_clock
+async def test_little_is_read_at_once_behind_a_body_that_came_with_its_head():
+    """Else a caller whose bodies come so fast would have each of them copied."""
+    place = Place()
+    transport = place.connect()
+    transport.send(post(LARGE))
+    assert len(transport.get_protocol().get_buffer(-1)) == 4096
+    place.sinks[-1].end(b"<>")
+    await rounds()
+    transport.send(post(LARGE))
+    assert place.begun == [LARGE, LARGE]
+
+
+@on_a_virtual_clock
 async def test_small_requests_behind_a_large_one_wait_for_its_answer():
     place = Place()
     transport = place.connect()

@@ -251,6 +251,22 @@ async def test_an_unloaded_model_is_asked_no_more(both):
     assert await both.same(*binary_body([5])) is None
 
 
+@with_both()
+async def test_the_form_of_large_requests_is_learnt_anew_when_models_have_changed(both):
+    """Else all that follow would go by the routes, as long as the server runs."""
+    whole, length = binary_body(np.ones(20_000))
+    body, said = memoryview(bytearray(whole)), {LENGTH: b"%d" % length}
+    said[b"content-length"] = b"%d" % len(whole)
+    for _ in range(2):
+        assert await both.by_lane(body, PATH, said) is None
+        expected = await both.by_routes(body, PATH, said)
+    for _ in range(2):
+        assert await both.by_lane(body, PATH, said) == expected
+        both.server.registry.changes += 1
+        assert await both.by_lane(body, PATH, said) is None
+        await both.by_routes(body, PATH, said)
+
+
 @BODIES
 @with_both()
 async def test_ever_new_forms_do_not_make_it_grow(both, body_of):
