@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -42,9 +43,11 @@ class Upstream(ThreadingHTTPServer):
         self.connections = 0
         self.lock = threading.Lock()
 
+    scheme = "http"
+
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}/v1"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: callers of these tests hang up."""
@@ -74,9 +77,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def upstream(*answers: Callable[[Any, Any], None]) -> Iterator[Upstream]:
+def upstream(
+    *answers: Callable[[Any, Any], None], tls: ssl.SSLContext | None = None
+) -> Iterator[Upstream]:
     """A server that answers so, in threads of its own."""
     with Upstream(*answers) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+            server.scheme = "https"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:

@@ -31,9 +31,13 @@ _PATHS = {"messages": "/chat/completions", "prompt": "/completions", _INPUT: "/e
 _TIMEOUT_S = 600.0  # of a call that no deadline bounds: whole answers of models take long
 _JSON = "application/json"
 _COUNTS = ("prompt_tokens", "completion_tokens")
-_SAID = ("tool_calls", "reasoning_content", "refusal", "audio", "function_call")
+_SAID = (
+    *("tool_calls", "reasoning_content", "refusal", "audio", "images", "annotations"),
+    "function_call",
+)
 _DONE = b"[DONE]"
 _NOT_SENT = (None, "")
+_NO_ANSWER = (LookupError, TypeError, ValueError, AttributeError)  # of JSON of another form
 
 
 class OpenAIModel(RemoteModel, frozen=True, kw_only=True):
@@ -105,7 +109,7 @@ class OpenAIPredictor:
             answer = _object(call.body(waiting))
             counts = _counts(answer.get("usage"))
             found = _vectors(answer, asked) if path == "/embeddings" else _whole(answer)
-        except (LookupError, TypeError, ValueError) as error:
+        except _NO_ANSWER as error:
             self._calls.refuse(call.index, f"the answer cannot be used: {error}")
         finally:
             call.close()
@@ -146,7 +150,10 @@ class OpenAIPredictor:
         own = {"encoding_format": "base64"} if _INPUT in given else {}
         plain = {name: _plain(name, value, _INPUT in given) for name, value in given.items()}
         said = {name: value for name, value in plain.items() if value is not None}
-        return {"model": self._model, **own, **said}
+        if said.pop("n", 1) != 1:
+            raise InputError(f"[{self._name}] n: one answer is asked for at a time")
+        said.pop("stream", None)  # whoever asks says by the method that it calls
+        return {**own, **said, "model": self._model}  # which is not for callers to choose
 
     def _begin(
         self, path: str, accept: str, asked: Mapping[str, Any], waiting: Waiting
@@ -176,7 +183,7 @@ class OpenAIPredictor:
                     if (error := said.get("error")) is not None:
                         self._calls.refuse(call.index, f"it ended the stream: {_message(error)}")
                     part, counts = _part(said), _counts(said.get("usage"))
-                except (LookupError, TypeError, ValueError) as error:
+                except _NO_ANSWER as error:
                     self._calls.refuse(call.index, f"a part cannot be used: {error}")
                 self._count(counts)
                 has_ended = has_ended or "finish_reason" in part
@@ -280,10 +287,29 @@ def _told(choice: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     if (thought := said.get("reasoning")) not in _NOT_SENT:  # vLLM's newer name
         told["reasoning_content"] = thought
     told |= {name: said[name] for name in _SAID if said.get(name) not in (*_NOT_SENT, [])}
-    for name in ("logprobs", "finish_reason"):
-        if choice.get(name) is not None:
-            told[name] = choice[name]
+    if (reason := choice.get("finish_reason")) is not None:
+        told["finish_reason"] = reason
+    if logprobs := _logprobs(choice.get("logprobs")):
+        told["logprobs"] = logprobs
     return told
+
+
+def _logprobs(said: Any) -> list[dict[str, Any]]:
+    """Return the tokens of a chat's form, or of the older one of completions, as `Logprob`s."""
+    if not said:
+        return []
+    if "tokens" not in said:
+        return list(said.get("content") or ())
+    tokens = said["tokens"]
+    tops = said.get("top_logprobs") or [{}] * len(tokens)
+    return [
+        {
+            "token": token,
+            "logprob": logprob,
+            "top_logprobs": [{"token": one, "logprob": its} for one, its in (top or {}).items()],
+        }
+        for token, logprob, top in zip(tokens, said["token_logprobs"], tops, strict=True)
+    ]
 
 
 def _counts(usage: Any) -> dict[str, int]:

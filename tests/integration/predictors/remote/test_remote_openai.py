@@ -6,6 +6,7 @@ import base64
 import contextlib
 import logging
 import socket
+import ssl
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ from typing import Any
 
 import jsonschema
 import numpy as np
+import openai
 import pytest
+import trustme
 import yaml
 from doubles import client_of, http, server_for
 from openai_models import SaysByWord, openai_server
@@ -159,6 +162,32 @@ def test_endpoints_that_are_none(endpoint):
     assert "pass" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("said", "token"),
+    [
+        ({"content": [{"token": "a", "logprob": -1.0, "top_logprobs": []}]}, []),
+        (
+            {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"b": -2.0}]},
+            [{"token": "b", "logprob": -2.0}],
+        ),
+        ({"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": None}, []),
+    ],
+)
+def test_log_probabilities_have_one_form(said, token):
+    choice = {"index": 0, "text": "a", "logprobs": said, "finish_reason": "stop"}
+    with played(says({"choices": [choice]})) as (predictor, _):
+        told = predictor.predict({"prompt": "x"})["logprobs"]
+    assert told == [{"token": "a", "logprob": -1.0, "top_logprobs": token}]
+
+
+def test_callers_choose_neither_the_model_nor_how_it_answers():
+    with played(says(chat("a"))) as (predictor, server):
+        predictor.predict({**ASK, "model": "large", "stream": True, "n": 1})
+        with pytest.raises(InputError, match="n: one answer"):
+            predictor.predict({**ASK, "n": 2})
+    assert server.asked[0].body == {**ASK, "model": "small"}
+
+
 # Streams ----------------------------------------------------------------------
 
 
@@ -284,6 +313,24 @@ def test_a_server_that_is_down_is_left_out(caplog):
     assert caplog.text.count("is left out") == 1
 
 
+def test_https(monkeypatch, tmp_path):
+    authority, stranger = trustme.CA(), trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    stranger.cert_pem.write_to_path(str(tmp_path / "other.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    with upstream(streams(*HELLO, delta("stop")), tls=context) as server:
+        with asking(server.url) as predictor:
+            for _ in range(2):
+                assert [part["text"] for part in predictor.stream(ASK)] == ["he", "llo", ""]
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "other.pem"))
+        refused = pytest.raises(PredictorUnavailableError, match="certificate")
+        with asking(server.url, retries=0) as predictor, refused:
+            next(predictor.stream(ASK))
+    assert [asked.connection for asked in server.asked] == [1, 1]
+
+
 # The key ----------------------------------------------------------------------
 
 
@@ -376,6 +423,39 @@ def test_a_plain_op_answers_at_once():
         ) as server,
     ):
         assert ask(server, "a b")["value"] == ["a b"]
+
+
+class Passes(Op):
+    """Passes a chat on to a model elsewhere, part by part."""
+
+    def process(self, feed_batch: Any, *, context: Any) -> Any:
+        yield from self.client.stream(feed_batch[0], context)
+
+
+def test_a_chat_with_tools_passes_through_two_servers():
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    begun = {"index": 0, "id": "c1", "type": "function", "function": {"name": "f", "arguments": ""}}
+    more = {"index": 0, "function": {"arguments": '{"a": 1}'}}
+    answer = streams(
+        *(delta(content="so "), delta(reasoning="hm"), delta(tool_calls=[begun])),
+        *(delta(tool_calls=[more]), delta("tool_calls"), USAGE),
+    )
+    models = {"models": {"passes": {"kind": "chat", "messages": "messages"}}}
+    with (
+        upstream(answer) as model,
+        server_for(
+            Passes("llm", [RequestOp()]), op=settings(model.url), frontends={"openai": models}
+        ) as server,
+        openai.OpenAI(base_url=f"http://127.0.0.1:{server.http_port}/v1", api_key="k") as client,
+    ):
+        asked = {"model": "passes", "messages": ASK["messages"], "tools": tools}
+        done = client.chat.completions.create(**asked)
+    (choice,) = done.choices
+    (call,) = choice.message.tool_calls
+    assert (choice.message.content, choice.finish_reason) == ("so ", "tool_calls")
+    assert (call.id, call.function.name, call.function.arguments) == ("c1", "f", '{"a": 1}')
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (5, 2)
+    assert model.asked[0].body["tools"] == tools
 
 
 def test_tokens_that_were_used_are_counted():
