@@ -28,7 +28,7 @@ from pipeline.proto.messages import (
 )
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.proxies import proxy_hint
-from pipeline.proto.targets import grpc_target, own_ip
+from pipeline.proto.targets import grpc_target, own_ip, split_name
 from pipeline.tracing.context import call_metadata
 
 __all__ = [
@@ -53,6 +53,7 @@ class _ClientBase:
         self._stream: Any = None
         self._own_ip = ""
         self._endpoints: list[str] = []
+        self._name = ""  # of the pipeline; those of HTTP stand in their endpoints
         self._turn = itertools.count()
 
     def _open(
@@ -66,10 +67,12 @@ class _ClientBase:
         if is_http(endpoints):
             self._channel = http_channel(services_of(endpoints), most_bytes)
             self._own_ip = own_ip(None)
+            self._name = ""
         else:
-            target, peer = grpc_target(endpoints)
+            hosts, self._name = split_name(self._endpoints)
+            target, peer = grpc_target(hosts)
             self._own_ip = own_ip(peer)
-            options = channel_options(most_bytes, self._endpoints)
+            options = channel_options(most_bytes, hosts)
             self._channel = insecure_channel(target, options=options)
         forms: dict[str, Any] = {
             "request_serializer": Request.SerializeToString,
@@ -101,7 +104,9 @@ class _ClientBase:
 
     def _explain(self, error: grpc.RpcError) -> None:
         """Name the proxy that was asked, if one was."""
-        if error.code() is grpc.StatusCode.UNAVAILABLE and (hint := proxy_hint(self._endpoints)):
+        if error.code() is grpc.StatusCode.UNAVAILABLE and (
+            hint := proxy_hint(split_name(self._endpoints)[0])
+        ):
             error.add_note(hint)
 
     def _called(
@@ -109,8 +114,13 @@ class _ClientBase:
     ) -> Any:
         """Return what `method`, of the channel, gives: an answer, or a call."""
         connected = self._connected(method)
-        request = request_from_feed(feed_dict, options, self._own_ip)
+        request = self._request(feed_dict, options)
         return connected(request, timeout=timeout, metadata=call_metadata())
+
+    def _request(self, feed_dict: dict[str, Any], options: CallOptions) -> Request:
+        request = request_from_feed(feed_dict, options, self._own_ip)
+        request.name = self._name
+        return request
 
 
 class PipelineClient(_ClientBase):
@@ -128,11 +138,12 @@ class PipelineClient(_ClientBase):
     def connect(self, endpoints: str | Sequence[str]) -> None:
         """Name the servers, "host:port" each; calls go round robin over those that answer.
 
-        With "http://host:port/<name of the service>" each call is a POST, on a connection of its
-        own; errors of a call are PipelineErrors then, and there is no `asyn`. Returns at once: gRPC
-        connects with the first call, and again whenever it has to. Several host names are looked
-        up here, once. A client that is connected already changes over. Raises ConfigError for
-        endpoints that cannot be called.
+        "host:port/<name>" asks the pipeline of that name, where a server has several. With
+        "http://host:port/<name>" each call is a POST, on a connection of its own; errors of a call
+        are PipelineErrors then, and there is no `asyn`. Returns at once: gRPC connects with the
+        first call, and again whenever it has to. Several host names are looked up here, once. A
+        client that is connected already changes over. Raises ConfigError for endpoints that cannot
+        be called.
         """
         previous = self._channel
         self._open(endpoints, grpc.insecure_channel, HttpChannel)
@@ -196,7 +207,7 @@ class PipelineClient(_ClientBase):
         """
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
         inference = self._connected(self._inference)
-        request = request_from_feed(feed_dict, options, self._own_ip)
+        request = self._request(feed_dict, options)
         if asyn:
             call = inference.future(request, timeout=timeout, metadata=call_metadata())
             return PipelinePredictFuture(call, options)

@@ -12,6 +12,7 @@ from pipeline.errors import ConfigError, shortened
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _HOST = re.compile("[A-Za-z0-9._-]+")
+_NAMED = re.compile(r"([^/]+:\d+)/([^/]+)")
 _MOST_DIGITS = 5  # of a port
 
 
@@ -36,6 +37,20 @@ def grpc_target(endpoints: str | Sequence[str]) -> tuple[str, Address | None]:
             targets = ",".join(form.format(address, port) for address, port in flat)
             return f"ipv{version}:{targets}", flat[0][0]
     raise ConfigError(f"endpoints {names}: neither IPv4 nor IPv6 reaches all; connect to one kind")
+
+
+def split_name(endpoints: Sequence[str]) -> tuple[list[str], str]:
+    """Return endpoints without the pipeline's name, and the name in "host:port/name"; "": none.
+
+    Raises:
+        ConfigError: they have different ones.
+    """
+    found = [_NAMED.fullmatch(each) if isinstance(each, str) else None for each in endpoints]
+    names = {match[2] if match else "" for match in found}
+    if len(names) > 1:
+        raise ConfigError(f"endpoints {list(endpoints)}: all need the same name of a pipeline")
+    hosts = [match[1] if match else each for match, each in zip(found, endpoints, strict=True)]
+    return hosts, names.pop() if names else ""
 
 
 def host_and_port(endpoint: object) -> tuple[str, int]:

@@ -125,6 +125,11 @@ def test_both_are_answered_under_their_names(two):
             assert list(answer.value) == [f"{name} !"]
     with client_of(two) as client:
         assert client.predict({"x": "?"})["y"] == "one ?", "who names none gets the first"
+        client.connect([f"127.0.0.1:{two.rpc_port}/two"])
+        assert client.predict({"x": "?"})["y"] == "two ?"
+        assert client.predict({"x": "?"}, asyn=True).result(30)["y"] == "two ?"
+        with client.predict_stream({"x": "?"}) as parts:
+            assert [part["y"] for part in parts] == ["two ?"]
     number, text, _ = two.says("three")
     assert number
     assert "This server is 'one', the request names 'three'." in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.proto.targets import grpc_target
+from pipeline.proto.targets import grpc_target, split_name
 
 
 @pytest.mark.parametrize(
@@ -62,3 +62,11 @@ def test_an_endpoint_that_cannot_be_called_is_refused(endpoints: str | list[str]
 def test_an_endpoint_that_is_no_text_is_refused():
     with pytest.raises(TypeError, match="9998"):
         grpc_target([9998])
+
+
+def test_a_pipeline_may_be_named_behind_the_port_the_same_in_all():
+    assert split_name(["a:1/embed", "[::1]:2/embed"]) == (["a:1", "[::1]:2"], "embed")
+    others = ["a:1", "http://a:1/embed", "dns:///a:1", "a:1/", "a/b"]
+    assert split_name(others) == (others, "")
+    with pytest.raises(ConfigError, match="all need the same name of a pipeline"):
+        split_name(["a:1/embed", "a:2"])
