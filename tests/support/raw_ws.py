@@ -55,8 +55,16 @@ class RawWebSocket:
         self.body = self._file.read(int(self.headers.get("content-length", 0)))
 
     def raw(self, data: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        """Send bytes; a server that has hung up already is no error here."""
+        self.sends(data)
+
+    def sends(self, data: bytes) -> bool:
+        """Send bytes; whether the server has not hung up."""
+        try:
             self._socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
 
     def say(self, **said: Any) -> None:
         """Send a JSON object as one text."""

@@ -227,6 +227,7 @@ class WebSocket(asyncio.Protocol):
         self._sending = asyncio.Lock()
         self._has_left = False  # the caller has closed, or is not listened to any more
         self._is_closing = False  # a close was sent
+        self._is_closed = False  # and one came
         self._is_held = False  # the caller is not read from
         self._ping_s = ping_s
         self._heard_at = self._loop.time()
@@ -303,10 +304,10 @@ class WebSocket(asyncio.Protocol):
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            pass
-        finally:
-            self._timer.cancel()
-            self._connection.hang_up(still_sends=not self._has_left)
+            self._has_left = True
+        self._timer.cancel()
+        self._exchange.has_more = not self._is_closed
+        self._connection.ended(self._exchange)
 
     # Within -------------------------------------------------------------------------------
 
@@ -331,7 +332,9 @@ class WebSocket(asyncio.Protocol):
             if self._room.is_set() and not self._is_closing:  # else it reads nothing anyhow
                 self._transport.write(frame(PONG, message.data))
         elif message.kind == CLOSE:
-            self._leave(_close_code(message.data))
+            code = _close_code(message.data)
+            self._is_closed = True
+            self._leave(code)
         elif message.kind in (TEXT, BINARY):
             is_short = len(message.data) <= SHORT_BYTES  # of another one its reader sees it
             if message.kind == TEXT and is_short and not _is_utf8(message.data):

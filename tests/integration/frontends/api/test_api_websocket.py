@@ -8,10 +8,11 @@ import threading
 from typing import Any
 
 import pytest
-from doubles import server_for
+from doubles import server_for, wait_until
 from raw_ws import ACCEPT, masked, web_socket
 
 from pipeline import Op, ProductError, RequestOp
+from pipeline.frontends.http import connection
 
 PATH = "/api/svc/ws"
 CLOSED: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -154,6 +155,14 @@ def test_what_breaks_the_protocol_closes_the_connection(server, data, code):
         socket.raw(data)
         assert socket.next()[0] == code
         assert socket.frame() is None
+
+
+def test_a_caller_that_goes_on_sending_is_cut_off(server, monkeypatch):
+    monkeypatch.setattr(connection, "_LINGER_TIMEOUT_S", 0.05)
+    with web_socket(server.http_port, PATH) as socket:
+        socket.raw(b"\x81\x01a")
+        assert socket.next()[0] == 1002
+        wait_until(lambda: not socket.sends(masked(9)))
 
 
 def test_a_flood_of_frames_is_read_to_its_end(server):
