@@ -34,7 +34,7 @@ from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import NO_INFO
-from pipeline.engine.streams import stepped
+from pipeline.engine.streams import steps
 from pipeline.engine.trips import pace, trip, trips
 from pipeline.op import configure_op
 from pipeline.proto.pipeline_service_pb2 import Request
@@ -63,8 +63,8 @@ BUDGETS = {
     "D": 2939,
     "chain of 20": 7032,
     "own unpack and pack": 3540,
-    "three with process": 5434,
-    "the same in batches of 8": 6833,
+    "three with process": 5368,
+    "the same in batches of 8": 6767,
     "v2 JSON": 2399,
     "v2 binary": 2436,
     "/api": 1825,
@@ -73,7 +73,7 @@ BUDGETS = {
     "a step of a sequence": 4796,
     "a Python model alone": 4954,
     "a part of a stream": 990,  # some more, or fewer, as threads take turns
-    "a part that goes alone": 1330,
+    "a part that goes alone": 1300,
     "a chat": 3470,
     "a part of a chat": 1237,  # 1.25 times "a part of a stream"
     "a part of a chat that goes alone": 1662,  # 1.25 times "a part that goes alone"
@@ -486,7 +486,7 @@ def paced(parts: int, request: bytes) -> Iterator[Ask]:
 @contextlib.contextmanager
 def writing(words: int, callers: int = 32) -> Iterator[Ask]:
     """Have so many callers ask at once for so many words, which are written step by step."""
-    stepped._QUICK_NS = stepped._HOLD_NS = 10**12
+    steps._QUICK_NS = steps._HOLD_NS = 10**12
     iterative = {"op0": {"batching": "iterative", "batch_size": callers}}
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(

@@ -118,7 +118,7 @@ class Workers(Protocol):
         """Queue jobs; the pool's owner is told on the loop when each is done, or lost."""
 
     def joined(self, run: Any) -> None:
-        """Take note that requests have joined a SteppedRun that a worker is at."""
+        """Take note that requests have joined a StreamRun that a worker is at."""
 
     def busy(self) -> Iterable[Worker]:
         """Return the workers that have a job now."""

@@ -79,7 +79,7 @@ class ModelStream(StreamSink, StreamRun, eq=False):
     """One request of an Op at a model that answers in parts, whose sink it is.
 
     Attributes:
-        taken: parts of which the model was told that they were taken.
+        told: parts of which the model was told that they were taken.
     """
 
     is_ours: ClassVar[bool] = True
@@ -87,7 +87,7 @@ class ModelStream(StreamSink, StreamRun, eq=False):
     workers: Any = None
     handle: RequestState | None = None
     early: Any = None
-    taken: int = 0
+    told: int = 0
 
     @property
     def data_id(self) -> int:
@@ -98,7 +98,7 @@ class ModelStream(StreamSink, StreamRun, eq=False):
     def has_work(self) -> bool:
         if self.is_finished or self.is_superseded:
             return False
-        return min(self.made[0], self.allowed[0]) > self.taken or not self._is_live(0)
+        return min(self.made[0], self.allowed[0]) > self.told or not self._is_live(0)
 
     def go_on(self, workers: Any) -> None:
         """Begin, or go on: there is room for parts, or nobody takes any more."""
@@ -124,9 +124,9 @@ class ModelStream(StreamSink, StreamRun, eq=False):
 
     def _let_more_come(self) -> None:
         """Tell the model that parts were taken for which there is room."""
-        more = min(self.made[0], self.allowed[0]) - self.taken
+        more = min(self.made[0], self.allowed[0]) - self.told
         if more > 0 and self.handle is not None:
-            self.taken += more
+            self.told += more
             self.handle.took_part(more)
 
     def add(self, answers: Sequence[ChannelData]) -> None:

@@ -22,7 +22,6 @@ from typing import Any, Protocol, cast
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.streams.flow import together
 from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.streams.stepped import Made
 from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Borrower, Job, Owner, StreamOwner
 from pipeline.workers.inbox import LoopInbox
@@ -57,6 +56,7 @@ class ThreadPool:
         workers: those that take jobs.
         idle: of these; the same list for ever, as trips have it.
         backlog: jobs that wait for any of them.
+        owner: of the jobs.
         context: what a new worker begins with. What the server's starter set for itself, such as
             numpy's print options, holds for its workers: to the user both are one program.
     """
@@ -78,7 +78,7 @@ class ThreadPool:
         self.backlog: deque[Job | Trip] = deque()
         self.context: contextvars.Context = contextvars.copy_context()
         self._loop = loop
-        self._owner = owner
+        self.owner: Owner = owner
         self._usual_ns = float(_QUICK_NS)
         self._rescue: asyncio.TimerHandle | None = None
 
@@ -136,18 +136,15 @@ class ThreadPool:
         except IndexError:
             return worker.addressed.popleft() if worker.addressed else None
 
-    def on_parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
-        cast(StreamOwner, self._owner).parts(run, entries)
-
     def on_outbox(self, run: StreamRun, _: None) -> None:
         """Pass on what a run has made; what is added to it from now on is told anew."""
         run.is_told = False
-        cast(StreamOwner, self._owner).parts(run, together(run.outbox))
+        cast(StreamOwner, self.owner).parts(run, together(run.outbox))
 
     def on_done_busy(self, worker: ThreadWorker, job: Job | Trip) -> None:
         """`worker` is done with `job`; it has taken another, or was looked after already."""
         self._usual_ns += (worker.took_ns - self._usual_ns) / 16
-        self._owner.done(worker, job)
+        self.owner.done(worker, job)
 
     def on_done_idle(self, worker: ThreadWorker, job: Job | Trip) -> None:
         """`worker` is done with `job` and found no other."""
@@ -158,7 +155,7 @@ class ThreadPool:
         else:  # jobs are added on the loop only, as this is
             self.idle.append(worker)
         self._usual_ns += (worker.took_ns - self._usual_ns) / 16  # written again: a call less
-        self._owner.done(worker, job)
+        self.owner.done(worker, job)
 
     def make_idle(self, worker: ThreadWorker) -> None:
         """Have a worker take what waits for it, or be idle. In any thread, as the next ones."""
@@ -259,9 +256,9 @@ class ThreadWorker:
 
     def yielded(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         pool = self.pool
-        if isinstance(entries, Made):
-            post = pool.post_soon if entries.may_wait else pool.post
-            post(pool.on_parts, run, entries)
+        if run.tells_steps:  # they are together
+            post = pool.post_soon if run.may_wait else pool.post
+            post(cast(StreamOwner, pool.owner).parts, run, entries)
             return
         run.outbox += entries
         if not run.is_told:

@@ -134,6 +134,8 @@ _CONNECTIONS = (
     )),
     Case("an offer of WebSocket",
          (ask(ECHO, "Connection: Upgrade", "Upgrade: websocket"), ECHOED, ask(ECHO), ECHOED)),
+    Case("an offer of what is no protocol",
+         (ask(ECHO, "Connection: Upgrade", "Upgrade: web\xd5"), ECHOED, ask(ECHO), ECHOED)),
 )  # fmt: skip
 
 

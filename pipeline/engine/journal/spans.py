@@ -6,6 +6,7 @@ one thread ran the Ops in line: then the whole way is one row, which is taken ap
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -36,8 +37,10 @@ from pipeline.errors import PipelineError
 
 _OK = int(Outcome.OK)
 _pack_head = struct.Struct("3q").pack  # the first fields of SPAN: op, worker, batch
-_pack_tail = struct.Struct("6q").pack  # the last ones: times
-_WELL: dict[str, Any] = {}
+_pack_own = struct.Struct("4q").pack  # the next ones: data_id, rows, outcome, ready_ns
+_pack_tail = struct.Struct("6q").pack  # the last ones: ready_ns, and other times
+_pack_ready, _pack_times = struct.Struct("q").pack, struct.Struct("5q").pack
+_ALL_WELL, _NO_ROWS = itertools.repeat(dict[str, Any]()), itertools.repeat(0)
 
 
 class SpanRecorder:
@@ -71,22 +74,14 @@ class SpanRecorder:
             return
         is_within = bool(result_received_ns) or run.is_models
         received_ns = result_received_ns or self.clock_ns()
-        outcomes, rows, number = run.outcomes, run.rows, worker.number
-        missed: list[Item] = []
+        told = list(zip(run.items, run.outcomes or _ALL_WELL, run.rows or _NO_ROWS, strict=False))
         for indexes, times in executions(run):
             self.batches += 1
             if self.has_fillers:
                 self._tell_fillers(run, indexes)
             home_ns = times[3] if is_within else max(received_ns, times[3])
-            for index in indexes:
-                item, outcome = run.items[index], outcomes[index] if outcomes else _WELL
-                if outcome is None:
-                    missed.append(item)
-                else:
-                    count = rows[index] if rows else item.request.rows
-                    self.visit(item, outcome, number, count, times, received_ns, home_ns)
-        if missed:
-            self.unfinished(missed, Outcome.OTHER)
+            those = map(told.__getitem__, indexes)
+            self._execution(those, worker.number, times, received_ns, home_ns)
         if self.journal is not None:
             self.journal.flush_if_long()
 
@@ -125,64 +120,60 @@ class SpanRecorder:
     def alone(
         self, item: Item, outcome: Any, worker: int, times: Sequence[int], received_ns: int
     ) -> None:
-        """Take down the span of a request that was an execution by itself, see `visit`."""
+        """Take down the span of a request that was an execution by itself."""
         self.batches += 1
-        self.visit(item, outcome, worker, item.request.rows, times, received_ns, times[3])
+        self._execution([(item, outcome, 0)], worker, times, received_ns, times[3])
         if self.journal is not None:
             self.journal.flush_if_long()
 
-    def visit(
+    def _execution(
         self,
-        item: Item,
-        outcome: Any,
+        told: Iterable[tuple[Item, Any, int]],
         worker: int,
-        rows: int,
         times: Sequence[int],
         received_ns: int,
         home_ns: int,
     ) -> None:
-        """Take down the span of one request of an execution, and add to the request's times.
+        """Take down the spans of an execution, and add to the times of its requests.
 
         Args:
-            outcome: its payload, a Goto or Answer with it, or a PipelineError.
-            rows: samples that it fed.
-            times: when its stages began, and when it ended.
-            home_ns: when the request had its result.
+            told: each item; its payload, a Goto or Answer with it, a PipelineError, None if it was
+                over; and the samples that it fed, 0: those of its request.
+            times: when the stages began, and when it ended.
+            home_ns: when the requests had its result.
         """
-        request, code, journal = item.request, _OK, self.journal
-        start_ns, preprocess_end_ns, process_end_ns, end_ns = times
-        if type(outcome) is not dict and isinstance(outcome, PipelineError):
-            code = outcome_of(outcome)
-        elif item.generation == request.generation:
-            request.input_ns += preprocess_end_ns - start_ns
-            request.infer_ns += process_end_ns - preprocess_end_ns
-            request.output_ns += home_ns - process_end_ns
-        if request.convoy is not None:
+        missed: list[Item] = []
+        journal, (start_ns, preprocess_end_ns, process_end_ns, _) = self.journal, times
+        input_ns, infer_ns = preprocess_end_ns - start_ns, process_end_ns - preprocess_end_ns
+        output_ns = home_ns - process_end_ns
+        head = _pack_head(self.index, worker, self.batches)
+        tail = _pack_times(*times, received_ns)
+        for item, outcome, rows in told:
+            request, code = item.request, _OK
+            if outcome is None:
+                missed.append(item)
+                continue
+            if type(outcome) is not dict and isinstance(outcome, PipelineError):
+                code = outcome_of(outcome)
+            elif item.generation == request.generation:
+                request.input_ns += input_ns
+                request.infer_ns += infer_ns
+                request.output_ns += output_ns
+            if request.convoy is not None:
+                if journal is not None:
+                    endings = request.convoy.endings(outcome)
+                    last = _pack_ready(item.ready_ns) + tail
+                    journal.spans.append(head + (last + head).join(endings) + last)
+                    journal.spans_beside += len(endings) - 1
+                continue
+            own = _pack_own(request.data_id, rows or request.rows, code, item.ready_ns)
+            span = head + own + tail
             if journal is not None:
-                head = _pack_head(self.index, worker, self.batches)
-                tail = _pack_tail(item.ready_ns, *times, received_ns)
-                endings = request.convoy.endings(outcome)
-                journal.spans.append(head + (tail + head).join(endings) + tail)
-                journal.spans_beside += len(endings) - 1
-            return
-        span = pack_span(
-            self.index,
-            worker,
-            self.batches,
-            request.data_id,
-            rows,
-            code,
-            item.ready_ns,
-            start_ns,
-            preprocess_end_ns,
-            process_end_ns,
-            end_ns,
-            received_ns,
-        )
-        if journal is not None:
-            journal.spans.append(span)
-        if request.spans is not None:
-            request.spans.append(span)
+                journal.spans.append(span)
+            if request.spans is not None:
+                request.spans.append(span)
+        if missed:
+            self.unfinished(missed, Outcome.OTHER)
 
     def row(self, request: RequestState, worker: int, batch: int, *told: int) -> None:
         """Take down a row of SPAN of a request; `told` are the fields behind `data_id`."""

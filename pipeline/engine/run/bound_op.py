@@ -62,7 +62,8 @@ _FEEDS = (dict, list)
 _FETCHED = (dict, type(None))
 _RESULTS = (dict, Answer)
 _FLAGS = (bool, np.bool_, int, type(None))
-_UNFINISHED = (Generator, AsyncGenerator, Awaitable)
+GENERATORS = (Generator, AsyncGenerator)
+_UNFINISHED = (*GENERATORS, Awaitable)
 
 Prepared = tuple[Any, bool]
 """(what `process` is fed, whether to skip `process`)"""
@@ -173,9 +174,14 @@ class BoundOp(OpFacts):
 
     def ended(self, item: Any, data: Any) -> Any:
         """Return what comes of a request whose result, or error, is `data`. Raises nothing."""
-        if type(data) is not dict and isinstance(data, PipelineError):
-            return data
         try:
+            if type(data) is dict:  # as nearly always
+                if item.is_feed or self._needs_dicts:
+                    return data
+                answer = self.users_postprocess(item.inputs, data, item.data_id, item.log_id)
+                return answer if type(answer) is dict else self._told(answer)
+            if isinstance(data, PipelineError):
+                return data
             if item.is_feed:
                 return self.answer(data)
             return self.postprocess(item.inputs, data, item.data_id, item.log_id)
@@ -255,10 +261,15 @@ class BoundOp(OpFacts):
         if self._needs_dicts and not isinstance(fetched, _FETCHED):
             expected = "return a dict, or write a postprocess that makes one of it or its results"
             raise self._refused("preprocess", fetched, expected)
-        answer = self.users_postprocess(inputs, fetched, data_id, log_id)
+        return self._told(self.users_postprocess(inputs, fetched, data_id, log_id))
+
+    def _told(self, answer: Any) -> Any:
+        """Return what postprocess returned: the answer, or the generator of its parts."""
         if type(answer) is tuple and len(answer) == 3 and answer[1] is None:
             answer = answer[0]
-        return answer if type(answer) is dict else self.answered(answer)
+        if type(answer) is dict:
+            return answer
+        return answer if self.streams == "postprocess" else self.answered(answer)
 
     def answered(self, answer: Any) -> Any:
         """Return what the user's postprocess returned, in one form: a dict, a Goto or Answer."""

@@ -81,6 +81,11 @@ class BatchJob(Batch, eq=False):
         self.end_ns: int = visit.end_ns
 
     @property
+    def at_work(self) -> Sequence[int]:
+        """Return the indexes of those that its worker is at, as far as that is seen."""
+        return range(len(self.items))
+
+    @property
     def is_prepared(self) -> bool:
         """Return whether its calls of `process` are planned, as far as this process knows."""
         return self.calls is not None
@@ -144,12 +149,12 @@ class BatchJob(Batch, eq=False):
 
     def timed_out(self, op_name: str, worker: int) -> DeadlineError:
         """Return what the items are told when the run took too long."""
-        return DeadlineError(self._failed(op_name, worker, range(len(self.items)), _EXCEEDED))
+        return DeadlineError(self._failed(op_name, worker, self.at_work, _EXCEEDED))
 
     def died(self, op_name: str, worker: int, cause: str) -> WorkerDiedError:
         """Return what the items are told when the process of worker number `worker` ended."""
         what = f"the worker process {cause}"
-        return WorkerDiedError(self._failed(op_name, worker, range(len(self.items)), what))
+        return WorkerDiedError(self._failed(op_name, worker, self.at_work, what))
 
     def _failed(self, op_name: str, worker: int, indexes: Sequence[int], what: str) -> str:
         """Return the predecessor's words for a batch that `process` gave no result for."""

@@ -1,7 +1,7 @@
 """The scheduler `iterative`: requests join a worker's steps, and stay until they end.
 
 Who has begun has a seat at a worker, `batch_size` of them at each. Its batches are those who join;
-the worker makes its steps by itself, see `engine.streams.stepped`.
+the worker makes its steps by itself, see `engine.streams.steps`.
 """
 
 from __future__ import annotations

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Any, cast
 
 from pipeline.config.schema import SequenceConfig
 from pipeline.engine.journal.journal import (
     Outcome,
-    pack_span,
 )
-from pipeline.engine.journal.spans import SpanRecorder
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.iterative import IterativeScheduler
 from pipeline.engine.streams.dispatcher import StreamDispatcher
-from pipeline.engine.streams.flow import ALL, ENDED, UNWANTED
+from pipeline.engine.streams.flow import ALL, ENDED, UNWANTED, Bundle
 from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.streams.stepped import ENDS, Made, SteppedRun, StepRun
+from pipeline.engine.streams.steps import ENDS, stepped_run
 from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Worker
 from pipeline.errors import PipelineError
@@ -42,7 +39,7 @@ class IterativeDispatcher(StreamDispatcher):
         self.run_type: type[BatchRun] = BatchRun  # what the scheduler cuts: those who join
         self._seated: IterativeScheduler = cast(IterativeScheduler, self.scheduler)
         self.may_hold: bool = False
-        self._at: dict[int, SteppedRun] = {}
+        self._at: dict[int, StreamRun] = {}
         self._numbers_sequences = self.op.pipeline_config.sequence != SequenceConfig()
         self._last_number = 0  # of a sequence; each request is one
 
@@ -54,7 +51,7 @@ class IterativeDispatcher(StreamDispatcher):
 
     def submit(self, runs: Sequence[BatchRun | Item | Trip]) -> None:
         for run in runs:
-            if isinstance(run, SteppedRun):
+            if isinstance(run, StreamRun):
                 super().submit([run])
             else:
                 assert isinstance(run, BatchRun), "nothing else is submitted"
@@ -64,7 +61,8 @@ class IterativeDispatcher(StreamDispatcher):
         """Have requests be in the next step of a worker."""
         run = self._at.get(number)
         if run is None:
-            run = SteppedRun([], number, least=max(1, self._window // 2), ran_at=number)
+            run = stepped_run(number)
+            run.least = max(1, self._window // 2)
             run.holds = self.may_hold and self.workers.keeps_progress
             self._at[number] = run
         for item in items:
@@ -86,12 +84,10 @@ class IterativeDispatcher(StreamDispatcher):
         return self._flow(request).is_answer and not request.sink.takes_parts
 
     def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
-        assert isinstance(run, SteppedRun), "nothing else is submitted"
-        if isinstance(entries, Made):
-            self._note_steps(run, entries)
+        self._note_steps(run)
         self._tell_all(run, entries)
 
-    def _tell_all(self, run: SteppedRun, entries: Sequence[Entry]) -> None:
+    def _tell_all(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         """Send what was made; the places of those that have ended are free."""
         items, runs = run.items, self._runs
         for place, outcome in entries:
@@ -99,20 +95,17 @@ class IterativeDispatcher(StreamDispatcher):
             flow = runs.get(item.request)
             if flow is not None and flow.run is run and flow.place == place:
                 self._tell(flow, item, outcome)
-            if outcome is ENDED or (type(outcome) is not dict and isinstance(outcome, ENDS)):
+            if type(outcome) is not Bundle and (outcome is ENDED or isinstance(outcome, ENDS)):
                 self._leave(run, place)
 
-    def _note_steps(self, run: SteppedRun, made: Made) -> None:
-        for step in made.steps:
+    def _note_steps(self, run: StreamRun) -> None:
+        while run.steps:
+            step = run.steps.popleft()
             self.load.served((step.end_ns - step.start_ns) / 1e9)
-            if not self.spans.is_wanted:
-                continue
-            if step.outcomes:
+            if self.spans.is_wanted:
                 self.spans.batch(cast(Worker, run), step)
-            else:
-                note_step(self.spans, run.number, step)
 
-    def _leave(self, run: SteppedRun, place: int) -> None:
+    def _leave(self, run: StreamRun, place: int) -> None:
         """Give a place to whoever comes next."""
         item = run.items[place]
         run.leave(place)
@@ -126,20 +119,20 @@ class IterativeDispatcher(StreamDispatcher):
 
     def _give_up(self, worker: Worker, run: BatchRun | Item) -> None:
         """Replace a worker that hangs in a step: those in it end, others go on."""
-        assert isinstance(run, SteppedRun), "nothing else is submitted"
+        assert isinstance(run, StreamRun), "nothing else is submitted"
         run.is_superseded = True
         error = run.timed_out(self.name, worker.number)
-        stuck = list(run.stepping) if self.workers.keeps_progress else run.begun()
+        stuck = run.stepping if self.workers.keeps_progress else begun(run)
         self.workers.replace(worker, None)
         self._end(run, stuck, error)
 
     def start_over(self, job: BatchRun, error: PipelineError) -> None:
         """End those that a lost worker had begun with; the others begin at the next one."""
-        assert isinstance(job, SteppedRun), "nothing else is submitted"
+        assert isinstance(job, StreamRun), "nothing else is submitted"
         is_last = self.workers.outage is not None
-        self._end(job, job.taken if is_last else job.begun(), error)
+        self._end(job, job.taken if is_last else begun(job), error)
 
-    def _end(self, run: SteppedRun, places: Sequence[int], error: PipelineError) -> None:
+    def _end(self, run: StreamRun, places: Sequence[int], error: PipelineError) -> None:
         """End those in some places of a run, which is given up; the others go on in another."""
         self._is_back(run)
         left = run.left()
@@ -148,7 +141,7 @@ class IterativeDispatcher(StreamDispatcher):
         for flow in self._runs.values():
             if flow.run is run:
                 flow.run = following
-        self._note_steps(run, left)
+        self._note_steps(run)
         self._tell_all(following, left)
         self._tell_all(following, [(place, error) for place in places if place in following.taken])
         if following.taken:
@@ -158,29 +151,6 @@ class IterativeDispatcher(StreamDispatcher):
         self._router.cycle.mark_dirty(self)
 
 
-def note_step(spans: SpanRecorder, worker: int, step: StepRun) -> None:
-    """Take down the spans of those in a step that went well for all of them, in one call."""
-    spans.batches = batch = spans.batches + 1
-    index, received_ns = spans.index, spans.clock_ns()
-    times = start_ns, prepared_ns, processed_ns, _ = (
-        step.start_ns,
-        step.preprocess_end_ns,
-        step.process_end_ns,
-        step.end_ns,
-    )
-    input_ns, infer_ns = prepared_ns - start_ns, processed_ns - prepared_ns
-    output_ns = received_ns - processed_ns
-    found: list[bytes] = []
-    for item, count in zip(step.items, step.rows or repeat(0), strict=False):
-        request = item.request
-        if item.generation == request.generation:
-            request.input_ns += input_ns
-            request.infer_ns += infer_ns
-            request.output_ns += output_ns
-        who = index, worker, batch, item.data_id, count or request.rows, _OK
-        found.append(span := pack_span(*who, item.ready_ns, *times, received_ns))
-        if request.spans is not None:
-            request.spans.append(span)
-    if spans.journal is not None:
-        spans.journal.spans += found
-        spans.journal.flush_if_long()
+def begun(run: StreamRun) -> list[int]:
+    """Return the places of those that the worker may have begun with."""
+    return [place for place in run.taken if place not in run.joining]

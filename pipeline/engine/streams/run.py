@@ -1,4 +1,4 @@
-"""StreamRun: a batch whose Op is a generator: it runs in slices, between which it holds no worker.
+"""StreamRun: requests that are answered in parts, in slices, between which it holds no worker.
 
 Plain code for any worker, as `engine.batch_run`.
 """
@@ -9,13 +9,14 @@ import logging
 import sys
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, Self, cast
+from copy import copy
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 from msgspec import field
 
 from pipeline.deadline import set_call_deadline
-from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.bound_op import GENERATORS, BoundOp
 from pipeline.engine.run.call import Call
 from pipeline.engine.run.collate import slices, split_result
 from pipeline.engine.run.stage_errors import ids_of, stage_error
@@ -25,12 +26,11 @@ from pipeline.errors import (
     DeadlineError,
     PayloadTypeError,
     PipelineError,
-    PredictorError,
     PredictorUnavailableError,
     described,
     printable,
 )
-from pipeline.routes import Answer, Routed
+from pipeline.routes import Answer
 from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
 
 DONE = "done"
@@ -49,7 +49,6 @@ class Pull:
         call: of the batch: its items, and how many rows each of them brought.
         wait_for: has what an asynchronous one yields.
         is_batched: whether None in the place of a row, or `done`, ends a request.
-        skips_process: it is no generator of the user's, but has what `preprocess` returned.
 
     Attributes:
         items: indexes, in the batch, of the requests that have rows.
@@ -65,11 +64,9 @@ class Pull:
         call: Call,
         wait_for: Callable[[Awaitable[Any], str], Any],
         is_batched: bool = False,
-        skips_process: bool = False,
     ) -> None:
         self.call: Call = call
         self.is_batched: bool = is_batched
-        self.skips_process: bool = skips_process
         self.items: list[int] = list(call.items)
         self.turns: int = 0
         self.is_over: bool = False
@@ -105,13 +102,136 @@ class Pull:
             self._spans = [[column[place] for place in stay] for column in self._spans]
         return pieces
 
-    def close(self) -> None:
-        """End the generator, wherever it stands; raises what it raises."""
+    def turn(
+        self,
+        run: StreamRun,
+        op: BoundOp,
+        watch: StreamWatch,
+        clock_ns: Callable[[], int],
+        until_ns: int,
+    ) -> bool:
+        room = run.room(self.items)
+        if room <= 0:
+            return False
+        if room == NOBODY:
+            self.close(op, watch)
+            return False
+        if (run.states or run.contexts) and len(self.items) == 1:
+            run.enter(op, self.items[0])
+        deadline = self.deadline
+        if op.timeout_s is not None:
+            deadline = run._deadline(op, self.call)
+        if deadline is not None:
+            set_call_deadline(deadline)
+        if self.trace or self is not run.latest:
+            self._set_trace(run, op)
+        if op.notes is not None:
+            op.notes.begin_call(op.name, op.streams, (run.items[i] for i in self.call.items))
+        watch.call_begins()
+        try:
+            value = self.advance()
+            self.turns += 1
+        except StopIteration:
+            self.is_over = True
+            run.tell(watch, [(place, ENDED) for place in self._waiting(run)])
+            return True
+        except BaseException as error:  # user code; a worker survives even SystemExit
+            self.is_over = True
+            self._failed(run, op, watch, error)
+            return True
+        finally:
+            watch.call_ends()
+            if deadline is not None:
+                set_call_deadline(None)
+        if run.is_superseded:  # it took too long: another worker has what is left
+            self.close(op, watch)
+            return True
+        try:
+            if self.is_batched:
+                entries = self._entries(run, op, value)
+            else:
+                place = self.items[0]
+                entries = [(place, self._answered(run, op, place, value))]
+        except BaseException as error:  # it is no answer, or not of that many rows
+            self.close(op, watch)
+            self._failed(run, op, watch, error)
+            return True
+        run.tell(watch, entries)
+        return True
+
+    def _entries(self, run: StreamRun, op: BoundOp, value: Any) -> list[Entry]:
+        """Return what one turn of a batch has for the items that still wait."""
+        entries: list[Entry] = []
+        for place, part, is_last in self.pieces(op.processed(value)):
+            if run.ended[place]:
+                continue
+            if part is not NO_PART:
+                entries.append((place, _posted(run, op, place, part)))
+            if is_last:
+                entries.append((place, ENDED))
+        return entries
+
+    def _answered(self, run: StreamRun, op: BoundOp, place: int, value: Any) -> Any:
+        """Return the part that a turn has made for the one item of a generator."""
+        if op.streams == "postprocess":
+            return value if type(value) is dict else op.answered(value)
+        if type(value) is not dict:
+            value = op.processed(value)
+        return _posted(run, op, place, value)
+
+    def _failed(
+        self, run: StreamRun, op: BoundOp, watch: StreamWatch, error: BaseException
+    ) -> None:
+        """End the items of a generator that raised; or call it again, where nobody got a part."""
+        call = self.call
+        if op.streams == "postprocess":
+            item = run.items[self.items[0]]
+            failed = stage_error(error, op, "postprocess", item.log_id, item.data_id)
+        else:
+            failed = run._process_error(error, op, call)
+            if (
+                not self.turns
+                and not run.is_superseded
+                and run.calls_again(op, call, error, failed)
+            ):
+                return
+        run.tell(watch, [(place, failed) for place in self._waiting(run)])
+
+    def close(self, op: BoundOp, watch: StreamWatch) -> None:
         self.is_over = True
-        if isinstance(self._generator, AsyncGenerator):
-            self._wait_for(self._generator.aclose(), "aclose")
-        elif hasattr(self._generator, "close"):
-            self._generator.close()
+        watch.call_begins()
+        try:
+            if isinstance(self._generator, AsyncGenerator):
+                self._wait_for(self._generator.aclose(), "aclose")
+            elif hasattr(self._generator, "close"):
+                self._generator.close()
+        except BaseException as error:  # user code; nobody waits for it
+            what = printable(described(error))
+            _LOGGER.warning("[%s] a generator raised %s when it was closed", op.name, what)
+        finally:
+            watch.call_ends()
+
+    def left(self, run: StreamRun) -> list[Entry]:
+        return []
+
+    def without(self, places: Sequence[int]) -> Pull:
+        return self
+
+    def _set_trace(self, run: StreamRun, op: BoundOp) -> None:
+        """Have what a turn asks for belong to the trace of its first traced item."""
+        run.latest = self
+        if self.trace or call_trace():
+            set_call_trace(child(self.trace, op.name, "process") if self.trace else "")
+
+    def _waiting(self, run: StreamRun) -> list[int]:
+        return [place for place in self.items if not run.ended[place]]
+
+
+def _posted(run: StreamRun, op: BoundOp, place: int, data: Any) -> Any:
+    """Return what `postprocess` makes of a part."""
+    if run.states or run.contexts:
+        run.enter(op, place)
+    return op.ended(run.items[place], data)
 
 
 def cut(result: Any, count: int, spans: list[list[int]]) -> tuple[list[Any], list[bool]]:
@@ -190,23 +310,79 @@ A part is a payload, or a Goto with one.
 
 
 class StreamWatch(CallWatch, Protocol):
-    """Told what a generator makes, too."""
+    """Told what a run makes, too."""
 
     def yielded(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         """Have the owner of the workers told of parts, on the loop and in order."""
 
 
-class StreamRun(BatchRun, eq=False):
-    """A batch that answers in parts; see `run`.
+class Pullable(Protocol):
+    """Maker of parts, where the Op runs: a generator, or the steps of all who are there.
 
     Attributes:
-        tells_steps: whether each step has spans, and not the whole.
+        items: places of those who share what it makes; empty: each has its own.
+        is_over: whether it makes no more.
+    """
+
+    items: list[int]
+    is_over: bool
+
+    def turn(
+        self,
+        run: StreamRun,
+        op: BoundOp,
+        watch: StreamWatch,
+        clock_ns: Callable[[], int],
+        until_ns: int,
+    ) -> bool:
+        """Make the next parts, if there is room for them; return whether there may be more.
+
+        It is closed if nobody waits for its parts.
+        """
+
+    def close(self, op: BoundOp, watch: StreamWatch) -> None:
+        """End it, wherever it stands. Raises nothing."""
+
+    def left(self, run: StreamRun) -> list[Entry]:
+        """Take what it has made and not told, when its run was given up."""
+
+    def without(self, places: Sequence[int]) -> Pullable:
+        """Return what goes on in the run that follows, with all but those in these places."""
+
+
+class Vacant:
+    """Item of a place that nobody has."""
+
+    request = None
+    data_id = -1
+    log_id = 0
+    deadline = None
+    is_over = True
+
+    def is_cancelled(self) -> bool:
+        return True
+
+
+VACANT = Vacant()
+
+
+class StreamRun(BatchRun, eq=False):
+    """Requests that are answered in parts, each at its place; it runs in slices, see `run`.
+
+    They are a batch, whose `process` or `postprocess` returns generators; or they join while it
+    runs, and each leaves when its end was told, also if nobody waits for that: only then another
+    one may have its place.
+
+    Attributes:
         allowed: how many parts each item may have got, UNWANTED if it is to have no more; only the
             loop writes it.
-        made: how many each has got; as the next three only the worker writes it.
+        made: how many each has got; as the next five only the worker writes it.
         ended: which of them get no more.
-        groups: items that share one generator, of those that have not ended.
-        is_finished: whether all generators are at their ends.
+        groups: places of those who share a generator that has not ended; empty: each is by itself.
+            None: it has not begun.
+        is_finished: whether nothing makes parts any more.
+        pulls: what makes the parts, in its turns.
+        stepping: places of those in the step that runs.
         least: room that is worth a slice. The loop's.
         ran_at: the worker that has them, once it has begun.
         is_out: whether it is at a worker, or on its way to one. The loop's, as the next one.
@@ -214,24 +390,36 @@ class StreamRun(BatchRun, eq=False):
         busy_ns: time that its last slice took.
         latest: the generator whose trace is set. The worker's.
         outbox: what a thread has made and the loop did not take yet; `is_told`: it knows of that.
+        may_wait: whether it is soon enough if the loop hears of that when it looks by itself.
+        tells_steps: whether each step has spans, and not the whole; `steps` are the latest.
+        holds: whether parts may be kept a while: nobody asks when each was there.
+        joining: places whose items have not begun; the loop adds to it, the worker takes.
+        free: places that nobody has. The loop's.
+        numbers: of the sequences in each place; 0: the Op has no `sequence`. The loop's.
     """
-
-    tells_steps: ClassVar[bool] = False
 
     allowed: list[int] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     ended: list[bool] = field(default_factory=list)
     groups: list[list[int]] | None = None
     is_finished: bool = False
+    pulls: list[Pullable] = field(default_factory=list)
+    stepping: list[int] = field(default_factory=list)
     least: int = 1
     ran_at: int = 0
     is_out: bool = False
     is_counted: bool = False
     busy_ns: int = 0
-    pulls: list[Pull] = field(default_factory=list)
     latest: Pull | None = None
     outbox: deque[Entry] = field(default_factory=deque)
     is_told: bool = False
+    may_wait: bool = False
+    tells_steps: bool = False
+    steps: deque[BatchRun] = field(default_factory=deque)
+    holds: bool = False
+    joining: deque[int] = field(default_factory=deque)
+    free: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
 
     # On the loop, between slices ----------------------------------------------------------------
 
@@ -244,7 +432,8 @@ class StreamRun(BatchRun, eq=False):
         if self.is_finished or self.is_superseded:
             return False
         least = 1 if self.busy_ns > SLICE_NS else self.least
-        return any(self._room(group) >= least for group in self.groups or ())
+        groups = self.groups or [[place] for place, is_over in enumerate(self.ended) if not is_over]
+        return bool(self.joining) or any(self.room(group) >= least for group in groups)
 
     def live(self) -> list[int]:
         """Return the places of the items that wait for more."""
@@ -254,7 +443,7 @@ class StreamRun(BatchRun, eq=False):
         """Return the runs to start over with; none if anybody has got a part."""
         return [] if any(self.made) else super().again(error, attempts)
 
-    def _room(self, group: Sequence[int]) -> int:
+    def room(self, group: Sequence[int]) -> int:
         """Return how many turns a generator may have; NOBODY if it is to be closed."""
         room = NOBODY
         for place in group:
@@ -268,38 +457,94 @@ class StreamRun(BatchRun, eq=False):
         is_ended = self.ended[place] or self.allowed[place] == UNWANTED
         return not (is_ended or self.items[place].is_over)
 
+    def join(self, item: Any, allowed: int, number: int = 0) -> int:
+        """Have an item be in the next step, as the sequence `number`; return its place."""
+        place = self.free.pop() if self.free else len(self.items)
+        self.join_at(place, item, number, allowed)
+        return place
+
+    def join_at(self, place: int, item: Any, number: int = 0, allowed: int | None = None) -> None:
+        """Have an item, whose place was chosen elsewhere, be in the next step."""
+        items = cast(list[Any], self.items)
+        while len(items) <= place:
+            items.append(VACANT)
+            self.allowed.append(0)
+            self.made.append(0)
+            self.ended.append(True)
+            self.numbers.append(0)
+        items[place], self.numbers[place] = item, number
+        if allowed is not None:
+            self.allowed[place] = allowed
+        self.joining.append(place)
+
+    def joined(self) -> list[int]:
+        """Take the places of those who are told to a worker elsewhere, and begin there."""
+        places = list(self.joining)
+        self.joining.clear()
+        for place in places:
+            self.made[place], self.ended[place] = 0, False
+        return places
+
+    def leave(self, place: int) -> None:
+        """Give up a place whose end was told."""
+        cast(list[Any], self.items)[place] = VACANT
+        self.free.append(place)
+
+    @property
+    def taken(self) -> list[int]:
+        """Return the places that somebody has."""
+        return [place for place, item in enumerate(self.items) if item is not VACANT]
+
+    @property
+    def number(self) -> int:
+        """Return the number of the worker."""
+        return self.ran_at
+
+    @property
+    def at_work(self) -> Sequence[int]:
+        return self.stepping or self.taken or [0]
+
+    def without(self, places: Sequence[int]) -> StreamRun:
+        """Return a run that goes on with all but those in these places, which stay theirs."""
+        run = copy(self)
+        run.is_superseded = run.is_out = False
+        run.items, run.steps = list(self.items), deque()
+        run.allowed, run.made, run.ended = list(self.allowed), list(self.made), list(self.ended)
+        run.joining, run.free = deque(self.joining), list(self.free)
+        run.numbers, run.stepping = list(self.numbers), []
+        run.pulls = [each.without(places) for each in self.pulls]
+        for place in places:
+            run.ended[place] = True
+        return run
+
+    def left(self) -> list[Entry]:
+        """Take what the worker had not told when it was given up."""
+        return [entry for each in self.pulls for entry in each.left(self)]
+
     # In the worker ------------------------------------------------------------------------------
 
     @property
     def goes_on(self) -> bool:
         """Return whether the slice that runs does more, if there is time."""
-        return any(self._room(pull.items) for pull in self.pulls if not pull.is_over)
+        return any(self.room(each.items) for each in self.pulls if not each.is_over)
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """Run a slice: until there is no room, all have ended, or others are to have a turn.
 
-        Raises nothing. The first one prepares the batch.
+        Raises nothing. The first one of a batch prepares it.
         """
         began_ns, teller = clock_ns(), cast(StreamWatch, watch)
         try:
             self._go_on(op, teller, clock_ns, began_ns + SLICE_NS)
         except BaseException as error:  # ours, on data of any type: the worker must survive it
             failed = stage_error(error, op, "process", 0, *ids_of(self.items))
-            self._end_all(failed, teller)
-        self._pause(op)
-        self.end_ns: int = clock_ns()
-        self.busy_ns: int = self.end_ns - began_ns
-
-    def _end_all(self, error: PipelineError, watch: StreamWatch) -> None:
-        """End all that wait for more with an error."""
-        self._tell(watch, [(place, error) for place in self.live()])
-        self.pulls = []
-
-    def _pause(self, op: BoundOp) -> None:
-        """Take down how far it is, at the end of a slice."""
-        self.pulls = [pull for pull in self.pulls if not pull.is_over]
-        self.groups = [pull.items for pull in self.pulls]
+            self.tell(teller, [(place, failed) for place in self.live()])
+            self.pulls = self.pulls if self.tells_steps else []
+        self.pulls = [each for each in self.pulls if not each.is_over]
+        self.groups = [each.items for each in self.pulls if each.items]
         self.is_finished = not self.pulls
+        self.end_ns: int = clock_ns()
+        self.busy_ns = self.end_ns - began_ns
 
     def _begin(self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int]) -> None:
         count = len(self.items)
@@ -322,7 +567,7 @@ class StreamRun(BatchRun, eq=False):
             if outcome is None and place not in self.prepared:  # it was over
                 self.ended[place] = True
             elif outcome is not None and not self.ended[place]:
-                self._tell(watch, [(place, outcome), (place, ENDED)])
+                self.tell(watch, [(place, outcome), (place, ENDED)])
 
     def _begin_process(self, op: BoundOp) -> None:
         called = set()
@@ -341,34 +586,18 @@ class StreamRun(BatchRun, eq=False):
                 self.pulls.append(self._called(op, call))
         for place, data in self.prepared.items():
             if place not in called and self.outcomes[place] is None:  # `process` is skipped
-                alone = Call(data, [place])
-                self.pulls.append(self._pull(op, alone, iter([data]), skips_process=True))
+                self.outcomes[place] = _posted(self, op, place, data)
 
     def _begin_behind_process(
         self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int]
     ) -> None:
         if self.calls:
             self._process(op, watch, self.calls, clock_ns)
-        fetched = self._gather(op) if self.calls else self.prepared
-        for place, item in enumerate(self.items):
-            if self.outcomes[place] is not None or place not in self.prepared:
-                continue
-            data = fetched.get(place, self.prepared[place])
-            if isinstance(data, PipelineError | Routed):
-                self.outcomes[place] = data
-                continue
-            self._enter(op, place)
-            try:
-                made = (
-                    iter([data])
-                    if item.is_feed
-                    else op.users_postprocess(item.inputs, data, item.data_id, item.log_id)
-                )
-                self.pulls.append(self._pull(op, Call(data, [place]), made))
-            except BaseException as error:  # user code; a worker survives even SystemExit
-                self.outcomes[place] = stage_error(
-                    error, op, "postprocess", item.log_id, item.data_id
-                )
+        self._postprocess(op)
+        for place, outcome in enumerate(self.outcomes):
+            if isinstance(outcome, GENERATORS):
+                self.outcomes[place] = None
+                self.pulls.append(self._pull(op, Call(None, [place]), outcome))
 
     def _called(self, op: BoundOp, call: Call) -> Pull:
         """Call `process`, which runs nothing of a generator yet."""
@@ -392,154 +621,40 @@ class StreamRun(BatchRun, eq=False):
     def _go_on(
         self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int], until_ns: int
     ) -> None:
-        """Have each generator make its next parts, in turns."""
+        """Have all that make parts make their next ones, in turns."""
         self.latest = None
-        if self.groups is None:
+        if self.groups is None and not self.pulls:
             self._begin(op, watch, clock_ns)
         goes_on = True
         while goes_on:
             goes_on = False
-            for pull in self.pulls[:]:
-                if pull.is_over:
+            for each in self.pulls[:]:
+                if each.is_over or not each.turn(self, op, watch, clock_ns, until_ns):
                     continue
-                room = self._room(pull.items)
-                if room == NOBODY:
-                    self._close(pull, op, watch)
-                    continue
-                if room <= 0:
-                    continue
-                self._turn(pull, op, watch)
                 goes_on = True
-                if self.is_superseded:  # it took too long: another worker has what is left
-                    self._close(pull, op, watch)
-                    return
-                if clock_ns() > until_ns:
+                if self.is_superseded or clock_ns() > until_ns:
                     return
 
-    def _turn(self, pull: Pull, op: BoundOp, watch: StreamWatch) -> None:
-        """Have a generator make its next parts."""
-        if (self.states or self.contexts) and len(pull.items) == 1:
-            self._enter(op, pull.items[0])
-        deadline = pull.deadline
-        if op.timeout_s is not None:
-            deadline = self._deadline(op, pull.call)
-        if deadline is not None:
-            set_call_deadline(deadline)
-        if pull.trace or pull is not self.latest:
-            self._set_trace(op, pull)
-        if op.notes is not None:
-            op.notes.begin_call(op.name, op.streams, (self.items[i] for i in pull.call.items))
-        watch.call_begins()
-        try:
-            value = pull.advance()
-            pull.turns += 1
-        except StopIteration:
-            pull.is_over = True
-            self._tell(watch, [(place, ENDED) for place in self._waiting(pull)])
-            return
-        except BaseException as error:  # user code; a worker survives even SystemExit
-            pull.is_over = True
-            self._failed_turn(pull, op, watch, error)
-            return
-        finally:
-            watch.call_ends()
-            if deadline is not None:
-                set_call_deadline(None)
-        if self.is_superseded:
-            return
-        try:
-            if pull.is_batched:
-                entries = self._entries(pull, op, value)
-            else:
-                place = pull.items[0]
-                entries = [(place, self._answered(op, pull, place, value))]
-        except BaseException as error:  # it is no answer, or not of that many rows
-            self._close(pull, op, watch)
-            self._failed_turn(pull, op, watch, error)
-            return
-        self._tell(watch, entries)
+    def calls_again(
+        self, op: BoundOp, call: Call, error: BaseException, failed: PipelineError
+    ) -> bool:
+        """Have `process` called again, after it failed before anybody got a part, if it may be."""
+        if self._may_try_again(call, error, op.attempts):
+            self.pulls.append(self._called(op, call))
+            return True
+        if len(call.items) == 1 or isinstance(failed, DeadlineError | PredictorUnavailableError):
+            return False
+        self.pulls += [self._called(op, single) for single in call.alone(self.prepared)]
+        return True
 
-    def _entries(self, pull: Pull, op: BoundOp, value: Any) -> list[Entry]:
-        """Return what one turn of a batch has for the items that still wait."""
-        entries: list[Entry] = []
-        for place, part, is_last in pull.pieces(op.processed(value)):
-            if self.ended[place]:
-                continue
-            if part is not NO_PART:
-                entries.append((place, self._posted(op, place, part)))
-            if is_last:
-                entries.append((place, ENDED))
-        return entries
-
-    def _answered(self, op: BoundOp, pull: Pull, place: int, value: Any) -> Any:
-        """Return the part that a turn has made for the one item of a generator."""
-        if op.streams == "postprocess":
-            if type(value) is dict:  # as nearly always
-                return value
-            return op.answer(value) if self.items[place].is_feed else op.answered(value)
-        if type(value) is not dict and not pull.skips_process:
-            value = op.processed(value)
-        return self._posted(op, place, value)
-
-    def _posted(self, op: BoundOp, place: int, data: Any) -> Any:
-        """Return what `postprocess` makes of a part."""
-        item = self.items[place]
-        if self.states or self.contexts:
-            self._enter(op, place)
-        return op.ended(item, data)
-
-    def _failed_turn(
-        self, pull: Pull, op: BoundOp, watch: StreamWatch, error: BaseException
-    ) -> None:
-        """End the items of a generator that raised; or call it again, where nobody got a part."""
-        call = pull.call
-        if op.streams == "postprocess":
-            place = pull.items[0]
-            item = self.items[place]
-            failed = stage_error(error, op, "postprocess", item.log_id, item.data_id)
-            self._tell(watch, [(place, failed)])
-            return
-        failed = self._process_error(error, op, call)
-        if not pull.turns and not self.is_superseded:
-            is_retryable = isinstance(error, PredictorError) and error.retryable
-            if is_retryable and call.attempts < op.attempts:
-                self.pulls.append(self._called(op, call))
-                return
-            if len(call.items) > 1 and not isinstance(
-                failed, DeadlineError | PredictorUnavailableError
-            ):
-                self.pulls += [self._called(op, single) for single in call.alone(self.prepared)]
-                return
-        self._tell(watch, [(place, failed) for place in self._waiting(pull)])
-
-    def _close(self, pull: Pull, op: BoundOp, watch: StreamWatch) -> None:
-        """End a generator whose parts nobody waits for."""
-        watch.call_begins()
-        try:
-            pull.close()
-        except BaseException as error:  # user code; nobody waits for it
-            what = printable(described(error))
-            _LOGGER.warning("[%s] a generator raised %s when it was closed", op.name, what)
-        finally:
-            watch.call_ends()
-
-    def _enter(self, op: BoundOp, place: int) -> None:
+    def enter(self, op: BoundOp, place: int) -> None:
         """Have the Op be as `preprocess` of an item left it."""
         if place in self.states:
             restore(op.state, self.states[place])
         if self.contexts:
             op.context = self.contexts[place]
 
-    def _set_trace(self, op: BoundOp, pull: Pull) -> None:
-        """Have what a turn asks for belong to the trace of its first traced item."""
-        self.latest = pull
-        if pull.trace or call_trace():
-            set_call_trace(child(pull.trace, op.name, "process") if pull.trace else "")
-
-    def _waiting(self, pull: Pull) -> list[int]:
-        return [place for place in pull.items if not self.ended[place]]
-
-    def _tell(self, watch: StreamWatch, entries: Sequence[Entry]) -> None:
+    def tell(self, watch: StreamWatch, entries: Sequence[Entry]) -> None:
         """Have the loop told of parts and ends; not of items that are over."""
         told = []
         for place, outcome in entries:

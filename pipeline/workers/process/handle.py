@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
@@ -13,7 +14,6 @@ from pipeline.engine.model_calls import ModelHost
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.streams.stepped import SteppedRun
 from pipeline.engine.worker_api import Job
 from pipeline.errors import (
     PipelineError,
@@ -216,7 +216,7 @@ class ProcessWorker:
 
     def give(self, run: BatchRun) -> bool:
         """Queue a run for the next `flush`; False if no item of it can, or need, be sent."""
-        if isinstance(run, SteppedRun):
+        if isinstance(run, StreamRun) and run.tells_steps:
             self._step(run)
             return True
         if run in self.streams:
@@ -268,25 +268,25 @@ class ProcessWorker:
         self.sent[number] = sent
         self._slices.append(slice_of(number, sent))
 
-    def _step(self, run: SteppedRun) -> None:
+    def _step(self, run: StreamRun) -> None:
         """Queue a slice of a run, and the requests that have joined it."""
         number, sent = self._next_number(), self.streams.get(run)
         if sent is not None:
             self.sent[number] = sent
             self._slices.append(steps_of(number, sent, self._joining(sent, run)))
             return
-        run.begin_anew()
+        run.joining = deque(run.taken)  # a worker that was told of them has not begun
         sent = self.sent[number] = Sent(run, [], [], number)
         self._unsent.append(WireJob(number, [], []))
         self._slices.append(steps_of(0, sent, self._joining(sent, run)))
 
-    def join(self, run: SteppedRun) -> None:
+    def join(self, run: StreamRun) -> None:
         """Queue the requests that have joined a run, if this worker has that run."""
         sent = next((sent for sent in self.sent.values() if sent.run is run), None)
         if sent is not None:
             self._slices.append(steps_of(0, sent, self._joining(sent, run)))
 
-    def _joining(self, sent: Sent, run: SteppedRun) -> list[tuple[int, WireItem]]:
+    def _joining(self, sent: Sent, run: StreamRun) -> list[tuple[int, WireItem]]:
         """Take the requests that join; end those that cannot be sent, or are over."""
         items: list[tuple[int, WireItem]] = []
         ends: list[Entry] = []
@@ -369,7 +369,7 @@ class ProcessWorker:
     def _take_parts(self, parts: WireParts) -> None:
         outcomes = [(place, self._codec.outcome(part)) for place, part in parts.entries]
         sent = self.sent.get(parts.number)
-        if sent is None:  # of a SteppedRun, perhaps
+        if sent is None:  # of steps, perhaps
             streams = self.streams.values()
             sent = next((sent for sent in streams if sent.number == parts.number), None)
         if sent is not None:

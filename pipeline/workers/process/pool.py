@@ -17,7 +17,6 @@ from pipeline.engine.run.payload import MemoryDomain
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.streams.stepped import SteppedRun
 from pipeline.engine.worker_api import Owner, StreamOwner, Worker, WorkersBase
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
@@ -118,7 +117,7 @@ class ProcessPool:
             worker.give(run)
             worker.flush()
 
-    def joined(self, run: SteppedRun) -> None:
+    def joined(self, run: StreamRun) -> None:
         """Tell the worker that has a run which requests have joined it."""
         for worker in self.up:
             worker.join(run)
@@ -365,7 +364,7 @@ class ProcessWorkers(WorkersBase):
     async def have_left(self, timeout_s: float) -> bool:
         return await self.pool.have_ended(self.pool.leaving, timeout_s)
 
-    def joined(self, run: SteppedRun) -> None:
+    def joined(self, run: StreamRun) -> None:
         self.pool.joined(run)
 
     async def start(self) -> None:

@@ -10,7 +10,6 @@ from typing import Any, cast
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.flow import ENDED, together
 from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.streams.stepped import Made, SteppedRun, StepRun
 from pipeline.errors import PipelineError
 from pipeline.routes import Answer
 from pipeline.workers.process.sending import SentStream
@@ -34,7 +33,7 @@ class Sent:
         payloads: keeps in memory what was serialized for it.
         number: of its first job there.
         allowed: parts of each of them that it was told with that.
-        joined: the same of those at each place of a SteppedRun, whose indexes are its places.
+        joined: the same of those at each place of a run in steps, whose indexes are its places.
     """
 
     run: BatchRun
@@ -69,8 +68,8 @@ def slice_of(number: int, sent: Sent) -> WireSlice:
 
 
 def steps_of(number: int, sent: Sent, joining: list[tuple[int, WireItem]]) -> WireSlice:
-    """Return a slice of a SteppedRun as the job with this number, 0: what it is told meanwhile."""
-    run = cast(SteppedRun, sent.run)
+    """Return a slice of steps as the job with this number, 0: what their run is told meanwhile."""
+    run = cast(StreamRun, sent.run)
     over = [place for place in run.taken if run.items[place].is_over]
     return WireSlice(number, sent.number, list(run.allowed), over, joining)
 
@@ -88,15 +87,17 @@ def entries_of(sent: Sent, parts: WireParts, outcomes: Sequence[tuple[int, Any]]
             run.made[index] += 1
         told.append((index, ENDED if outcome is None else outcome))
     entries = together(told)
-    return entries if parts.step is None else _made(run, entries, parts, parts.step)
+    if parts.step is not None:
+        run.steps.append(_step(run, entries, parts, parts.step))
+    return entries
 
 
-def _made(run: StreamRun, entries: list[Entry], parts: WireParts, times: StepTimes) -> Made:
-    """Return the parts of a step with what is known of that."""
+def _step(run: StreamRun, entries: list[Entry], parts: WireParts, times: StepTimes) -> BatchRun:
+    """Return what is known of the step that has made parts."""
     first: dict[int, Any] = {}
     for place, outcome in entries:
         first.setdefault(place, outcome)
-    step = StepRun(
+    return BatchRun(
         [run.items[place] for place in first],
         run.worker,
         parts.start_ns,
@@ -108,13 +109,12 @@ def _made(run: StreamRun, entries: list[Entry], parts: WireParts, times: StepTim
         preprocess_end_ns=parts.preprocess_end_ns,
         process_end_ns=times.process_end_ns,
     )
-    return Made(entries, [step])
 
 
 def take_slice(sent: Sent, result: Result, end: SliceEnd, worker: int) -> bool:
     """Take what a slice has come to; return whether its generators live on."""
     run = cast(StreamRun, sent.run)
-    if isinstance(run, SteppedRun):  # its parts have said who has ended
+    if run.tells_steps:  # its parts have said who has ended
         run.groups, run.busy_ns = [], end.busy_ns
         return True
     if isinstance(run, SentStream):  # its parts say how far it is

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pipeline.data import RequestInfo
 from pipeline.engine.run.bound_op import BoundOp
+from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.flow import ENDED, apart
 from pipeline.engine.streams.plan import is_iterative
 from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.streams.stepped import Made, SteppedRun, StepRun
+from pipeline.engine.streams.steps import stepped_run
 from pipeline.workers.process.pages import ForgottenRequests, StatusPage
 from pipeline.workers.process.wire import (
     ItemOutcome,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pipeline.workers.process.main import OpenedItem
     from pipeline.workers.process.sending import SentStreams
 
-_HOLD_NS = 2_000_000  # for what may wait, see `Made`
+_HOLD_NS = 2_000_000  # for what may wait, see `StreamRun`
 
 
 class StreamedItem:
@@ -99,7 +100,7 @@ class Slices:
         if self._sending is not None:
             return self._sending.begin(job, items)
         if is_iterative(self._op.op):
-            run = self.runs.setdefault(job.number, SteppedRun([], ran_at=job.number))
+            run = self.runs.setdefault(job.number, stepped_run(job.number))
             return self._run(run, job.number, job.number, run.allowed)
         run = self.runs[job.number] = StreamRun(
             [StreamedItem(item, self._forgotten) for item in items]
@@ -113,16 +114,15 @@ class Slices:
     def go_on(self, piece: WireSlice) -> Result:
         """Run a further one."""
         run = self.runs[piece.stream]
-        if isinstance(run, SteppedRun):  # it was told when the slice came
+        if run.tells_steps:  # it was told when the slice came
             return self._run(run, piece.number, piece.stream, run.allowed)
         for place in piece.over:
             run.items[place].is_left = True
         return self._run(run, piece.number, piece.stream, piece.allowed)
 
     def join(self, piece: WireSlice, items: Sequence[tuple[int, OpenedItem]]) -> None:
-        """Take who joins a SteppedRun, and what else is new there, between two steps."""
-        made = self.runs.setdefault(piece.stream, SteppedRun([], ran_at=piece.stream))
-        run = cast(SteppedRun, made)
+        """Take who joins a run, and what else is new there, between two steps."""
+        run = self.runs.setdefault(piece.stream, stepped_run(piece.stream))
         for place, item in items:
             run.join_at(place, StreamedItem(item, self._forgotten), item.sequence)
             if item.failure:
@@ -136,7 +136,7 @@ class Slices:
     def close(self) -> None:
         """End all generators: nobody waits any more."""
         for run in self.runs.values():
-            if isinstance(run, SteppedRun):  # it has none
+            if run.tells_steps:  # it has none
                 continue
             for item in run.items:
                 item.is_left = True
@@ -147,7 +147,7 @@ class Slices:
         run.run(self._op, self, time.monotonic_ns)
         if run.is_finished:
             del self.runs[stream]
-        if isinstance(run, SteppedRun):
+        if run.tells_steps:
             end = SliceEnd([], [], [], False, run.busy_ns)
         else:
             end = SliceEnd(run.made, run.ended, run.groups or [], run.is_finished, run.busy_ns)
@@ -158,8 +158,8 @@ class Slices:
         """Send parts, at once unless the slice is over with them: then with its result."""
         self._keep(run, entries)
         now = time.monotonic_ns()
-        if isinstance(entries, Made):
-            if not entries.may_wait or now - self._told_ns > _HOLD_NS:
+        if run.tells_steps:
+            if not run.may_wait or now - self._told_ns > _HOLD_NS:
                 self._told_ns = now
                 self._report()
             self._look()
@@ -177,18 +177,18 @@ class Slices:
                 run.ended[place] = True
                 unsent.add(place)
             told.append((place, sent))
-        if not isinstance(run, SteppedRun):
+        if not run.tells_steps:
             self.parts.append(WireParts(self._number, told, run.start_ns, run.preprocess_end_ns))
             return
-        steps = entries.steps if isinstance(entries, Made) else ()
         parts = WireParts(run.ran_at, told)
-        for step in steps:  # there is one at most
+        while run.steps:  # there is one at most
+            step = run.steps.popleft()
             parts.start_ns, parts.preprocess_end_ns = step.start_ns, step.preprocess_end_ns
             parts.step = _times(step)
         self.parts.append(parts)
 
 
-def _times(step: StepRun) -> StepTimes:
+def _times(step: BatchRun) -> StepTimes:
     """Return the times of a step; the rows and calls are of those who were in it to the end."""
     there = [place for place, outcome in enumerate(step.outcomes) if outcome is not None]
     rows = [step.rows[place] for place in there] if step.rows else []

@@ -50,7 +50,7 @@ class WireItem(msgspec.Struct, array_like=True):
     which all processes of a machine share. `info` is there if a hook of the Op asks for
     it, or its sequences need it.
     `gathered` has what of an input is all parts of a stream. `sequence` is its number as one, of
-    who joins a SteppedRun. `convoy` says of which requests it has the inputs.
+    who joins a StreamRun. `convoy` says of which requests it has the inputs.
     """
 
     data_id: int
@@ -84,8 +84,8 @@ class WireSlice(msgspec.Struct, array_like=True):
     """A further slice of the job `stream`, as a job with a number of its own.
 
     `allowed` as in its WireJob, of all slices together; `over` are the places of the items that
-    nobody waits for, `joining` those who join a SteppedRun, and their places. Number 0: it tells
-    a SteppedRun this, and is no slice.
+    nobody waits for, `joining` those who join a StreamRun, and their places. Number 0: it tells
+    a run this, and is no slice.
     """
 
     number: int
@@ -157,7 +157,7 @@ class StepTimes(msgspec.Struct, array_like=True):
 class WireParts(msgspec.Struct, array_like=True):
     """Parts that the job `number`, which runs, has made: (place of the item, part), in order.
 
-    Of a SteppedRun the number is that of its first job, and `step` what made them.
+    Of a run that tells its steps the number is that of its first job, and `step` what made them.
     """
 
     number: int

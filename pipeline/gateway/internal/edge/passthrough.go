@@ -91,6 +91,7 @@ func (p *passthrough) serve(x *exchange, r *http.Request) {
 	if limit, isLimited := x.timeToBegin(); isLimited {
 		go x.awaitHead(ctx, limit, breakOff)
 	}
+	r.Header.Del("Upgrade") // no backend speaks anything else; the proxy would refuse a name that is none
 	p.proxy.ServeHTTP(x, r.WithContext(ctx))
 }
 
@@ -118,7 +119,6 @@ func rewrite(request *httputil.ProxyRequest) {
 		RawQuery:   in.URL.RawQuery,
 		ForceQuery: in.URL.ForceQuery,
 	}
-	out.Header.Del("Upgrade") // no backend speaks anything else
 	out.Header.Del("Connection")
 	if in.GetBody != nil { // the body is here: nobody has to be asked whether to send it
 		out.Header.Del("Expect")

@@ -15,7 +15,7 @@ from pipeline.engine.streams.delivery import StreamDelivery
 from pipeline.engine.streams.dispatcher import StreamDispatcher
 from pipeline.engine.streams.inlet import Inlet
 from pipeline.engine.streams.run import StreamRun
-from pipeline.engine.streams.stepped import Progress, SteppedRun
+from pipeline.engine.streams.steps import Progress, Steps
 
 _SEED = 5_000
 _CASES = 150
@@ -80,8 +80,8 @@ def errors_pass_parts():
 
 @contextlib.contextmanager
 def one_item_is_forgotten():
-    tell = StreamRun._tell
-    with mock.patch.object(StreamRun, "_tell", lambda self, w, entries: tell(self, w, entries[:1])):
+    tell = StreamRun.tell
+    with mock.patch.object(StreamRun, "tell", lambda self, w, entries: tell(self, w, entries[:1])):
         yield
 
 
@@ -99,30 +99,30 @@ def absent_parts_are_never_taken():
 
 @contextlib.contextmanager
 def places_are_given_twice():
-    leave = SteppedRun.leave
+    leave = StreamRun.leave
 
     def twice(self, place):
         leave(self, place)
         self.free.append(place)
 
-    with mock.patch.object(SteppedRun, "leave", twice):
+    with mock.patch.object(StreamRun, "leave", twice):
         yield
 
 
 @contextlib.contextmanager
 def who_has_no_room_is_in_the_step():
-    ready = SteppedRun._ready
+    ready = Steps._ready
 
     def all_of_them(self, watch):
         return ready(self, watch) and list(self.seated)
 
-    with mock.patch.object(SteppedRun, "_ready", all_of_them):
+    with mock.patch.object(Steps, "_ready", all_of_them):
         yield
 
 
 @contextlib.contextmanager
 def a_place_keeps_the_state():
-    with mock.patch("pipeline.engine.streams.stepped.Progress", return_value=_ONE):
+    with mock.patch("pipeline.engine.streams.steps.Progress", return_value=_ONE):
         yield
 
 
@@ -137,8 +137,8 @@ def seats_are_kept():
 
 @contextlib.contextmanager
 def those_in_a_step_that_hangs_go_on():
-    without = SteppedRun.without
-    with mock.patch.object(SteppedRun, "without", lambda self, places: without(self, [])):
+    without = StreamRun.without
+    with mock.patch.object(StreamRun, "without", lambda self, places: without(self, [])):
         yield
 
 

@@ -1,4 +1,4 @@
-"""SteppedRun: the requests that are under way at one worker of an Op with `batching: iterative`.
+"""Steps: the parts of requests at one worker of an Op with `batching: iterative`, step by step.
 
 Plain code for any worker, as `engine.batch_run`.
 """
@@ -6,10 +6,10 @@ Plain code for any worker, as `engine.batch_run`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -19,11 +19,10 @@ from pipeline.data import RequestContext, SequenceStep, context_of
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.call import Call
 from pipeline.engine.run.collate import Form, form_of, rows_brought
-from pipeline.engine.run.stage_errors import stage_error
 from pipeline.engine.run.stages import BatchRun, CallWatch, keep_changes
 from pipeline.engine.streams.combine import size_of
 from pipeline.engine.streams.flow import ALL, ENDED, UNWANTED, Bundle
-from pipeline.engine.streams.run import NO_PART, SLICE_NS, Entry, StreamRun, StreamWatch, cut
+from pipeline.engine.streams.run import NO_PART, Entry, StreamRun, StreamWatch, cut
 from pipeline.errors import PayloadTypeError, PipelineError
 from pipeline.routes import Answer
 
@@ -200,28 +199,6 @@ class StepRun(BatchRun, eq=False):
                 self.outcomes[place] = ENDED
         return parts
 
-    def _postprocess(self, op: BoundOp) -> None:
-        calls = self.calls or []
-        is_whole = len(calls) == 1 and len(calls[0].items) == len(self.items)
-        if not is_whole or self.states or calls[0].error or any(map(_IS_FEED, self.items)):
-            super()._postprocess(op)
-            return
-        outcomes, contexts = self.outcomes, self.contexts  # as nearly always
-        postprocess = op.users_postprocess
-        for place, (item, part) in enumerate(zip(self.items, calls[0].result, strict=True)):
-            if outcomes[place] is not None:
-                continue
-            if contexts:
-                op.context = contexts[place]
-            try:
-                if type(part) is dict:
-                    answer = postprocess(item.inputs, part, item.data_id, item.log_id)
-                    outcomes[place] = answer if type(answer) is dict else op.answered(answer)
-                else:
-                    outcomes[place] = op.postprocess(item.inputs, part, item.data_id, item.log_id)
-            except BaseException as error:  # user code; a worker survives even SystemExit
-                outcomes[place] = stage_error(error, op, "postprocess", item.log_id, item.data_id)
-
     def forget(self) -> None:
         """Forget all but what its spans need; large arrays may hang on the rest."""
         self.prepared, self.contexts, self.calls, self.before = {}, [], [], ([], [])
@@ -265,215 +242,104 @@ _MUCH = ALL >> 1  # room of who takes one answer, which no number of parts uses 
 _HELD_BYTES = 2**20  # of parts that are kept for who takes one answer
 
 
-class Vacant:
-    """Item of a place that nobody has."""
+class Steps:
+    """Makes the parts of those who join, go on step by step, and leave: a call for all at once.
 
-    request = None
-    data_id = -1
-    log_id = 0
-    deadline = None
-    is_over = True
-
-    def is_cancelled(self) -> bool:
-        return True
-
-
-VACANT = Vacant()
-
-
-class Made(list[Entry]):
-    """Entries that steps have made; a part of them may be a Bundle.
-
-    Attributes:
-        steps: those that ran since the last ones were told.
-        may_wait: whether it is soon enough if the loop hears of them when it looks by itself: they
-            are those of many requests, and a step takes no time.
-    """
-
-    def __init__(self, entries: Iterable[Entry] = (), steps: Sequence[StepRun] = ()) -> None:
-        super().__init__(entries)
-        self.steps: Sequence[StepRun] = steps
-        self.may_wait: bool = False
-
-
-class SteppedRun(StreamRun, eq=False):
-    """Requests that join, go on step by step, and leave; each has a place meanwhile.
-
-    A slice is as many steps as there is time for. Who joins while it runs is in its next step, who
-    has no room for another part sits out. The end of each is told, also of those that nobody waits
-    for: only then another one may have its place.
+    Who joins while a step runs is in the next one, who has no room for another part sits out. The
+    end of each is told, also of those that nobody waits for.
 
     Parts of quick steps go to the loop several at a time: of who takes one answer when that is
     there, or the slice is over; of others the first one at once, and then as many as there is
     further room for.
-
-    Attributes:
-        holds: whether parts may be kept a while: nobody asks when each was there.
-        joining: places whose items have not begun; the loop adds to it, the worker takes.
-        free: places that nobody has. The loop's.
-        stepping: places of those in the step that runs; as the next two the worker's.
-        seated: places of those that have begun, in this order.
-        progress: of each place.
-        numbers: of the sequences in each place; 0: the Op has no `sequence`. The loop's.
-        vacated: places that somebody has left since the last step. The worker's.
-        held: parts that were not told yet, by place; as the next two the worker's.
-        untold: what is to be told next.
-        steps: that were not told yet.
     """
 
-    tells_steps: ClassVar[bool] = True
+    def __init__(self) -> None:
+        self.items: list[int] = []  # nobody shares a part
+        self.is_over: bool = False
+        self.seated: list[int] = []  # those that have begun, in this order
+        self.progress: list[Progress] = []  # of each place
+        self.held: dict[int, Bundle] = {}  # parts that were not told yet, by place
+        self._vacated: list[int] = []  # places that somebody has left since the last step
+        self._held_bytes = 0
+        self._untold: list[Entry] = []  # what is to be told next
+        self._steps: list[StepRun] = []  # that were not told yet
 
-    holds: bool = False
-    joining: deque[int] = field(default_factory=deque)
-    free: list[int] = field(default_factory=list)
-    stepping: list[int] = field(default_factory=list)
-    seated: list[int] = field(default_factory=list)
-    progress: list[Progress] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    vacated: list[int] = field(default_factory=list)
-    held: dict[int, Bundle] = field(default_factory=dict)
-    held_bytes: int = 0
-    untold: list[Entry] = field(default_factory=list)
-    steps: list[StepRun] = field(default_factory=list)
-
-    # On the loop --------------------------------------------------------------------------------
-
-    def join(self, item: Any, allowed: int, number: int = 0) -> int:
-        """Have an item be in the next step, as the sequence `number`; return its place."""
-        place = self.free.pop() if self.free else len(self.items)
-        self.join_at(place, item, number, allowed)
-        return place
-
-    def joined(self) -> list[int]:
-        """Take the places of those who are told to a worker elsewhere, and begin there."""
-        places = list(self.joining)
-        self.joining.clear()
-        for place in places:
-            self.made[place], self.ended[place] = 0, False
-        return places
-
-    def begin_anew(self) -> None:
-        """Have all join again: the worker that was told of them has not begun."""
-        self.joining = deque(self.taken)
-
-    def join_at(self, place: int, item: Any, number: int = 0, allowed: int | None = None) -> None:
-        """Have an item, whose place was chosen elsewhere, be in the next step."""
-        while len(self.items) <= place:
-            self._items.append(VACANT)
-            self.allowed.append(0)
-            self.made.append(0)
-            self.ended.append(True)
-            self.numbers.append(0)
-        self._items[place], self.numbers[place] = item, number
-        if allowed is not None:
-            self.allowed[place] = allowed
-        self.joining.append(place)
-
-    @property
-    def _items(self) -> list[Any]:
-        return cast(list[Any], self.items)
-
-    def leave(self, place: int) -> None:
-        """Give up a place whose end was told."""
-        self._items[place] = VACANT
-        self.free.append(place)
-
-    @property
-    def taken(self) -> list[int]:
-        """Return the places that somebody has."""
-        return [place for place, item in enumerate(self.items) if item is not VACANT]
-
-    @property
-    def number(self) -> int:
-        """Return the number of the worker."""
-        return self.ran_at
-
-    @property
-    def has_work(self) -> bool:
-        if self.is_superseded:
-            return False
-        least = 1 if self.busy_ns > SLICE_NS else self.least
-        return bool(self.joining) or any(
-            self._room([place]) >= least
-            for place, has_ended in enumerate(self.ended)
-            if not has_ended
-        )
-
-    def begun(self) -> list[int]:
-        """Return the places of those that the worker may have begun with."""
-        return [place for place in self.taken if place not in self.joining]
-
-    def without(self, places: Sequence[int]) -> SteppedRun:
-        """Return a run that goes on with all but those in these places, which stay theirs."""
-        run = SteppedRun(list(self.items), self.worker, least=self.least, ran_at=self.ran_at)
-        run.holds = self.holds
-        run.allowed, run.made, run.ended = list(self.allowed), list(self.made), list(self.ended)
-        run.joining, run.free = deque(self.joining), list(self.free)
-        run.progress, run.numbers = list(self.progress), list(self.numbers)
-        run.seated = [place for place in self.seated if place not in places]
-        for place in places:
-            run.ended[place] = True
-            if place < len(run.progress):  # it had begun
-                run.progress[place] = Progress()
-        return run
-
-    def left(self) -> Made:
-        """Take what the worker had not told when it was given up."""
-        made = Made([*self.untold, *self.held.items()], self.steps)
-        self.untold, self.held, self.steps = [], {}, []
-        return made
-
-    def _failed(self, op_name: str, worker: int, indexes: Sequence[int], what: str) -> str:
-        return super()._failed(op_name, worker, self.stepping or self.taken or [0], what)
-
-    # In the worker ------------------------------------------------------------------------------
-
-    def _go_on(
-        self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int], until_ns: int
-    ) -> None:
+    def turn(
+        self,
+        run: StreamRun,
+        op: BoundOp,
+        watch: StreamWatch,
+        clock_ns: Callable[[], int],
+        until_ns: int,
+    ) -> bool:
         """Step until nobody has room, or others are to have a turn."""
-        self.groups: list[list[int]] | None = []
-        while not self.is_superseded:
-            self._seat()
-            self.stepping = self._ready()
-            if not self.stepping:
-                break
-            self._step(op, watch, clock_ns)
-            if clock_ns() > until_ns:
-                break
-        self._say(watch)
+        try:
+            self._clear(run)
+            while not run.is_superseded:
+                self._seat(run)
+                run.stepping = self._ready(run)
+                if not run.stepping:
+                    break
+                self._step(run, op, watch, clock_ns)
+                if clock_ns() > until_ns:
+                    break
+        finally:
+            self._say(run, watch)
+            self._forget(op)
+            run.stepping = []
+            op.context = None  # it has the states of those in the last step
+        return False
 
-    def _end_all(self, error: PipelineError, watch: StreamWatch) -> None:
-        for place in self.seated[:]:
-            self._end(place, error)
-        self._say(watch)
+    def close(self, op: BoundOp, watch: StreamWatch) -> None:
+        """Nothing runs between steps."""
 
-    def _pause(self, op: BoundOp) -> None:
-        self.stepping = []
-        self._forget(op)
-        op.context = None  # it has the states of those in the last step
+    def left(self, run: StreamRun) -> list[Entry]:
+        entries: list[Entry] = [*self._untold, *self.held.items()]
+        run.steps += self._steps
+        self._untold, self.held, self._steps = [], {}, []
+        return entries
 
-    def _seat(self) -> None:
+    def without(self, places: Sequence[int]) -> Steps:
+        following = Steps()
+        following.progress = list(self.progress)
+        following.seated = [place for place in self.seated if place not in places]
+        for place in places:
+            if place < len(following.progress):  # it had begun
+                following.progress[place] = Progress()
+        return following
+
+    def _clear(self, run: StreamRun) -> None:
+        """Have those leave who have ended elsewhere, as their part could not be sent."""
+        if any(map(run.ended.__getitem__, self.seated)):
+            for place in [place for place in self.seated if run.ended[place]]:
+                self._vacate(place)
+
+    def _vacate(self, place: int) -> None:
+        self.progress[place] = Progress()
+        self.seated.remove(place)
+        self._vacated.append(place)
+
+    def _seat(self, run: StreamRun) -> None:
         """Have those begin who have joined."""
-        while self.joining:
-            place = self.joining.popleft()
+        while run.joining:
+            place = run.joining.popleft()
             while len(self.progress) <= place:
                 self.progress.append(Progress())
-            self.progress[place] = Progress(sequence=_first_step(self.numbers[place], place))
-            self.made[place], self.ended[place] = 0, False
+            self.progress[place] = Progress(sequence=_first_step(run.numbers[place], place))
+            run.made[place], run.ended[place] = 0, False
             self.seated.append(place)
 
     def _forget(self, op: BoundOp) -> None:
         """Drop the states of requests that have left."""
         if op.feeds is not None:
-            for place in self.vacated:
+            for place in self._vacated:
                 op.feeds.drop(place)
-        self.vacated.clear()
+        self._vacated.clear()
 
-    def _ready(self) -> list[int]:
+    def _ready(self, run: StreamRun) -> list[int]:
         """Return the places of requests that have room; end those that are over."""
         ready, over = [], []
-        items, made, room = self.items, self.made, self.allowed
+        items, made, room = run.items, run.made, run.allowed
         for place in self.seated:
             allowed = room[place]
             if allowed == UNWANTED or items[place].is_over:
@@ -481,35 +347,37 @@ class SteppedRun(StreamRun, eq=False):
             elif made[place] < allowed:
                 ready.append(place)
         for place in over:
-            self._end(place, ENDED)
+            self._end(run, place, ENDED)
         return ready
 
-    def _step(self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int]) -> None:
-        places = self.stepping
+    def _step(
+        self, run: StreamRun, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int]
+    ) -> None:
+        places = run.stepping
         self._forget(op)
         step = StepRun(
-            [self.items[place] for place in places],
+            [run.items[place] for place in places],
             progress=[self.progress[place] for place in places],
         )
         step.run(op, watch, clock_ns)
-        if self.is_superseded:
+        if run.is_superseded:
             return
-        self.start_ns: int = step.start_ns
-        self.steps.append(step)
+        run.start_ns = step.start_ns
+        self._steps.append(step)
         is_quick = len(places) >= _MANY and step.end_ns - step.start_ns < _QUICK_NS
-        self._take(step, places, is_quick and self.holds)
-        if self.holds:
+        self._take(run, step, is_quick and run.holds)
+        if run.holds:
             step.forget()
-        if self.untold or not self.holds or self.held_bytes > _HELD_BYTES:
-            self._say(watch, is_quick)
+        if self._untold or not run.holds or self._held_bytes > _HELD_BYTES:
+            self._say(run, watch, is_quick)
 
-    def _take(self, step: StepRun, places: Sequence[int], may_hold: bool) -> None:
+    def _take(self, run: StreamRun, step: StepRun, may_hold: bool) -> None:
         """Take what a step has made: to be told now, or to be held."""
-        now, held, made, allowed = step.end_ns, self.held, self.made, self.allowed
-        for place, outcome, is_last in zip(places, step.outcomes, step.ends, strict=True):
+        now, held, made, allowed = step.end_ns, self.held, run.made, run.allowed
+        for place, outcome, is_last in zip(run.stepping, step.outcomes, step.ends, strict=True):
             if type(outcome) is not dict:
                 if outcome is not None:  # else it was over before it began
-                    self._take_other(place, outcome, is_last)
+                    self._take_other(run, place, outcome, is_last)
                 continue
             if place not in held:
                 held[place] = Bundle()
@@ -522,56 +390,55 @@ class SteppedRun(StreamRun, eq=False):
             if room >= _MUCH:  # one answer is made of them
                 size = size_of(outcome)
                 bundle.bytes += size
-                self.held_bytes += size
+                self._held_bytes += size
             elif not may_hold or sent == count or count >= room or now - times_ns[0] > _HOLD_NS:
                 self._let_go(place)
             if is_last:
-                self._end(place, ENDED)
+                self._end(run, place, ENDED)
 
-    def _take_other(self, place: int, outcome: Any, is_last: bool) -> None:
+    def _take_other(self, run: StreamRun, place: int, outcome: Any, is_last: bool) -> None:
         """Take a Goto, or what ends a request."""
         if outcome is ENDED or isinstance(outcome, ENDS):
-            self._end(place, outcome)
+            self._end(run, place, outcome)
             return
         self._let_go(place)
-        self.untold.append((place, outcome))
-        self.made[place] += 1
+        self._untold.append((place, outcome))
+        run.made[place] += 1
         if is_last:
-            self._end(place, ENDED)
+            self._end(run, place, ENDED)
 
-    def _end(self, place: int, outcome: Any) -> None:
+    def _end(self, run: StreamRun, place: int, outcome: Any) -> None:
         """Have a request end with this, behind its parts."""
         self._let_go(place)
-        self.untold.append((place, outcome))
-        self.ended[place] = True
-        self.progress[place] = Progress()
-        self.seated.remove(place)
-        self.vacated.append(place)
+        self._untold.append((place, outcome))
+        run.ended[place] = True
+        self._vacate(place)
 
     def _let_go(self, place: int) -> None:
         """Have what is held of a request be told next."""
         bundle = self.held.pop(place, None)
         if bundle is not None:
-            self.untold.append((place, bundle))
-            self.held_bytes -= bundle.bytes
+            self._untold.append((place, bundle))
+            self._held_bytes -= bundle.bytes
 
-    def _say(self, watch: StreamWatch, may_wait: bool | None = None) -> None:
+    def _say(self, run: StreamRun, watch: StreamWatch, may_wait: bool | None = None) -> None:
         """Have the loop told of parts and ends; without `may_wait` of all that is held."""
-        if self.is_superseded:  # another one tells it: see `left`
+        if run.is_superseded:  # another one tells it: see `left`
             return
-        if may_wait is None or self.held_bytes > _HELD_BYTES:
+        if may_wait is None or self._held_bytes > _HELD_BYTES:
             for place in list(self.held):
                 self._let_go(place)
-        made = Made(self.untold, self.steps)
-        made.may_wait = bool(may_wait)
-        self.untold, self.steps = [], []
-        if made or made.steps:
-            watch.yielded(self, made)
-            unsent = [place for place in self.seated if self.ended[place]]
-            for place in unsent:  # which may be another's in the next step
-                self.progress[place] = Progress()
-                self.seated.remove(place)
-                self.vacated.append(place)
+        if self._untold or self._steps:
+            entries, run.may_wait = self._untold, bool(may_wait)
+            run.steps += self._steps
+            self._untold, self._steps = [], []
+            watch.yielded(run, entries)
+            self._clear(run)  # before who has such a place next is in a step
+
+
+def stepped_run(number: int) -> StreamRun:
+    """Return what those join who go on step by step, at the worker with this number."""
+    return StreamRun([], number, pulls=[Steps()], ran_at=number, tells_steps=True)
 
 
 def _first_step(number: int, place: int) -> SequenceStep | None:

@@ -1,4 +1,4 @@
-"""SteppedRun: places, who joins, who leaves, what is left of a run that is given up."""
+"""Steps: places, who joins, who leaves, what is left of a run that is given up."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import NO_INFO
 from pipeline.engine.run.bound_op import BoundOp
-from pipeline.engine.streams import stepped
+from pipeline.engine.streams import steps
 from pipeline.engine.streams.flow import ALL, ENDED, Bundle
 from pipeline.engine.streams.run import SLICE_NS
-from pipeline.engine.streams.stepped import SteppedRun
+from pipeline.engine.streams.steps import stepped_run
 from pipeline.op import configure_op
 
 
@@ -93,11 +93,12 @@ def no_time():
 def ran(run, op):
     watch = Watch()
     run.run(op, watch, no_time)
+    run.steps.clear()  # the loop has taken them
     return watch
 
 
 def test_who_joins_while_a_step_runs_is_in_the_next_one():
-    op, run = bound(), SteppedRun([], 0)
+    op, run = bound(), stepped_run(0)
     run.join(item(2), 99)
     WHILE.append(lambda: run.join(item(1), 99))
     assert ran(run, op) == [(0, 1), (0, 2), (0, "end"), (1, 1), (1, "end")]
@@ -106,7 +107,7 @@ def test_who_joins_while_a_step_runs_is_in_the_next_one():
 
 
 def test_a_place_is_anothers_when_its_end_was_told():
-    op, run = bound(), SteppedRun([], 0)
+    op, run = bound(), stepped_run(0)
     assert [run.join(item(1), 99), run.join(item(1), 99)] == [0, 1]
     ran(run, op)
     run.leave(1)
@@ -117,7 +118,7 @@ def test_a_place_is_anothers_when_its_end_was_told():
 
 
 def test_who_has_no_room_sits_out_until_there_is_some():
-    op, run = bound(), SteppedRun([], 0)
+    op, run = bound(), stepped_run(0)
     run.join(item(5), 2)
     run.join(item(1), 9)
     assert ran(run, op)[-1] == (0, 2)
@@ -128,7 +129,7 @@ def test_who_has_no_room_sits_out_until_there_is_some():
 
 
 def test_who_is_over_leaves_and_its_end_is_told():
-    op, run = bound(), SteppedRun([], 0)
+    op, run = bound(), stepped_run(0)
     gone = item(9)
     run.join(gone, 99)
     WHILE.append(lambda: setattr(gone, "is_over", True))
@@ -136,7 +137,7 @@ def test_who_is_over_leaves_and_its_end_is_told():
 
 
 def test_a_run_that_is_given_up_goes_on_without_those_in_its_step():
-    op, run = bound(), SteppedRun([], 0)
+    op, run = bound(), stepped_run(0)
     run.join(item(3), 1)
     ran(run, op)
     run.join(item(2), 99)
@@ -144,7 +145,7 @@ def test_a_run_that_is_given_up_goes_on_without_those_in_its_step():
     following = run.without([0])
     assert ran(following, op) == [(1, 1), (1, 2), (1, "end")]
     assert following.items[0] is run.items[0], "whose error was not told yet"
-    assert following.progress[0].context is None, "nor is its state kept"
+    assert following.pulls[0].progress[0].context is None, "nor is its state kept"
 
 
 class Unsent(Watch):
@@ -166,7 +167,7 @@ class Unsent(Watch):
 
 
 def test_a_place_whose_part_could_not_be_sent_is_anothers_in_the_next_slice():
-    op, run, watch = bound(), SteppedRun([], 0), Unsent(1)
+    op, run, watch = bound(), stepped_run(0), Unsent(1)
     run.join_at(0, item(9))
     run.allowed[0] = 9
     times = iter(range(0, 10**15, SLICE_NS))  # a step is a slice
@@ -179,7 +180,7 @@ def test_a_place_whose_part_could_not_be_sent_is_anothers_in_the_next_slice():
 
 
 def test_a_place_whose_part_could_not_be_sent_is_anothers_in_the_next_step():
-    op, run, watch = bound(), SteppedRun([], 0), Unsent(1)
+    op, run, watch = bound(), stepped_run(0), Unsent(1)
     run.join_at(0, item(9))
     run.allowed[0] = 9
     watch.then = lambda: run.join_at(0, item(2))
@@ -189,13 +190,13 @@ def test_a_place_whose_part_could_not_be_sent_is_anothers_in_the_next_step():
 
 
 def test_who_could_not_be_sent_a_part_is_forgotten_at_once():
-    op, run, watch = bound(), SteppedRun([], 0), Unsent(0)
+    op, run, watch = bound(), stepped_run(0), Unsent(0)
     run.join_at(0, item(9))
     run.allowed[0] = 9
     times = iter(range(0, 10**15, SLICE_NS + 1))  # the step ends the slice
     run.run(op, watch, lambda: next(times))
     assert watch == [(0, "unsent")]
-    assert run.progress[0].context is None
+    assert run.pulls[0].progress[0].context is None
 
 
 class Large:
@@ -203,7 +204,7 @@ class Large:
 
 
 def test_what_was_kept_of_a_request_goes_with_it_and_not_with_the_next_step():
-    op, run = bound(), SteppedRun([], 0)
+    op, run = bound(), stepped_run(0)
     run.join(item(2), 99)
     kept = []
     WHILE.append(lambda: keep_in(op, kept))
@@ -219,7 +220,7 @@ def keep_in(op, kept):
 
 def holding(*allowed, steps=9):
     """A run of as many requests as are quick together, each of so many steps."""
-    run = SteppedRun([], 0)
+    run = stepped_run(0)
     run.holds = True
     for each in allowed:
         run.join(item(steps), each)
@@ -253,11 +254,11 @@ def test_a_slice_tells_all_that_is_held_when_it_is_over():
     run.run(op, watch, lambda: next(times))
     ((_, parts),) = watch
     assert parts == list(range(1, run.made[0] + 1))
-    assert not run.held
+    assert not run.pulls[0].held
 
 
 def test_what_one_answer_is_made_of_is_held_up_to_a_size(monkeypatch):
-    monkeypatch.setattr(stepped, "_HELD_BYTES", 1000)
+    monkeypatch.setattr(steps, "_HELD_BYTES", 1000)
     watch = ran(holding(ALL, steps=9), bound())
     assert [what for _, what in watch] == [[1, 2, 3, 4], [5, 6, 7, 8], [9], "end"]
 
@@ -272,7 +273,7 @@ def test_what_was_held_is_left_by_a_run_that_is_given_up():
     assert ran(run, op) == []
     left = run.left()
     assert [(place, shown(told)) for place, told in left] == [(0, [1, 2])]
-    assert len(left.steps) == 2
+    assert len(run.steps) == 2
     assert not run.left()
 
 
@@ -295,4 +296,4 @@ def test_times_of_parts_are_those_of_the_ends_of_their_steps():
     times = iter(range(100))
     run.run(op, watch, lambda: next(times))
     (made,) = told
-    assert made[0][1].times_ns == [step.end_ns for step in made.steps]
+    assert made[0][1].times_ns == [step.end_ns for step in run.steps]
