@@ -7,7 +7,13 @@ any other answer does.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict
+
+import orjson
+
+from pipeline.errors import ErrorCode, ProductError
+from pipeline.schema.json_schema import fault_in
 
 # What an Op answers -----------------------------------------------------------------------------
 
@@ -40,7 +46,7 @@ class TopLogprob(TypedDict, total=False):
     """A token that might have been written in the place of another. Source: see `Logprob`."""
 
     token: str
-    logprob: float
+    logprob: float | None
     bytes: list[int] | None
 
 
@@ -48,7 +54,8 @@ class Logprob(TopLogprob, total=False):
     """A token that was written, with its log probability.
 
     Source: OpenAI's API reference, `chat.completion`, `choices[].logprobs.content`. Completions are
-    told the same in the older form, `tokens`, `token_logprobs`, `top_logprobs`, `text_offset`.
+    told the same in the older form, `tokens`, `token_logprobs`, `top_logprobs`, `text_offset`. The
+    first token of a prompt that is said again (`echo`) has None.
     """
 
     top_logprobs: list[TopLogprob]
@@ -112,6 +119,7 @@ class Delta(TypedDict, total=False):
     audio: Audio
     images: list[ImagePart]
     annotations: list[dict[str, Any]]
+    function_call: FunctionCall
     finish_reason: Literal["stop", "length", "tool_calls", "content_filter"]
     usage: Usage
     prompt_tokens: int
@@ -201,3 +209,88 @@ class ChatRequest(TypedDict, total=False):
     reasoning_effort: str
     verbosity: str
     web_search_options: dict[str, Any]
+
+
+ChatRequest.__extra_items__ = Any  # type: ignore[attr-defined]  # PEP 728: other keys are kept
+
+
+# What an answer is to be ------------------------------------------------------------------------
+
+
+def held_to_format(
+    ask: ChatRequest, write: Callable[[ChatRequest], Delta], key: str = "text"
+) -> Delta:
+    """Return what `write` answers a chat with, held to what the chat asks for.
+
+    That is JSON by `response_format`, or of calls of `tools` their arguments by `parameters`. An
+    answer that does not fit is asked for once more, with what is wrong in it: one turn to repair.
+    Counts of tokens are those of both. `write` is the Op's own, and may constrain what it decodes.
+
+    Args:
+        ask: a chat with `messages`.
+        write: returns a whole answer.
+        key: of the answer, which has the text.
+
+    Raises:
+        ProductError: the second answer does not fit either.
+        PackageError: the caller's schema cannot be checked.
+    """
+    answer = write(ask)
+    if not (fault := fault_of(ask, answer, key)):
+        return answer
+    again = write(repair_of(ask, answer, fault, key))
+    for name in ("prompt_tokens", "completion_tokens"):
+        if name in answer or name in again:
+            again[name] = answer.get(name, 0) + again.get(name, 0)
+    if fault := fault_of(ask, again, key):
+        text = f"the model's answer does not fit what is asked for, nor when asked again: {fault}"
+        raise ProductError(ErrorCode.PRODUCT_ERROR, text, status=502)
+    return again
+
+
+def fault_of(ask: ChatRequest, answer: Delta, key: str = "text") -> str:
+    """Return what of an answer is not as the chat asks for, with its path; "": all is.
+
+    Raises:
+        PackageError: the caller's schema cannot be checked.
+    """
+    if calls := answer.get("tool_calls"):
+        schemas = {
+            tool["function"]["name"]: tool["function"].get("parameters", True)
+            for tool in ask.get("tools", ())
+            if tool["type"] == "function"
+        }
+        faults = (_fault_of_call(call, schemas) for call in calls if "function" in call)
+        return next(filter(None, faults), "")
+    form = ask.get("response_format", {})
+    if form.get("type") not in ("json_object", "json_schema"):
+        return ""
+    schema = form.get("json_schema", {}).get("schema", {"type": "object"})
+    return _fault_in_json(answer.get(key), schema)
+
+
+def repair_of(ask: ChatRequest, answer: Delta, fault: str, key: str = "text") -> ChatRequest:
+    """Return the chat that asks again for an answer in which something is wrong."""
+    calls = answer.get("tool_calls")
+    said = str(answer.get(key) or "") if calls is None else orjson.dumps(calls).decode()
+    turns: list[Message] = [
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": f"That does not fit: {fault}. Answer again, with all of it."},
+    ]
+    return {**ask, "messages": [*ask["messages"], *turns]}
+
+
+def _fault_of_call(call: ToolCall, schemas: Mapping[str, Any]) -> str:
+    said = call["function"]
+    if (name := said.get("name", "")) not in schemas:
+        return f"there is no tool {name!r}"
+    fault = _fault_in_json(said.get("arguments") or "{}", schemas[name])
+    return f"arguments of {name}: {fault}" if fault else ""
+
+
+def _fault_in_json(text: Any, schema: Any) -> str:
+    try:
+        value = orjson.loads(text)
+    except (ValueError, TypeError) as error:
+        return f"it is no JSON ({error})"
+    return fault_in(value, schema)

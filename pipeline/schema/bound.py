@@ -91,6 +91,7 @@ class MsgspecSchema:
         self.name: str = getattr(schema, "__name__", str(schema))
         self._schema = schema
         self._is_dict = hints_of_dict(schema)
+        self._keeps_others = getattr(schema, "__extra_items__", None) is Any  # PEP 728
         try:
             self._kind = inspect.type_info(schema)
             self._rule = rule_of(schema)
@@ -115,7 +116,7 @@ class MsgspecSchema:
         given = self._given(fields, is_text)
         found = self._converted(given, is_text, PackageError)
         if self._is_dict:
-            return dict(found)
+            return {**given, **found} if self._keeps_others else dict(found)
         values = {field.name: getattr(found, field.name) for field in self._fields}
         return {name: value for name, value in values.items() if value is not msgspec.UNSET}
 

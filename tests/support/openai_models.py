@@ -72,6 +72,35 @@ class SaysByWord(Says):
             yield {**answer, "text": f" {word}", "completion_tokens": at + 1}, None, ""
 
 
+class SaysAsTold(Op):
+    """Answers a chat with the parts that its last message has, a JSON list of dicts.
+
+    A part that is a text is an error. What it was asked is in `asked`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("says", [RequestOp()])
+        self.asked: list[Any] = []
+
+    def preprocess(self, input_dicts: Any) -> Any:
+        (fields,) = input_dicts.values()
+        self.asked.append(fields)
+        return fields
+
+    def process(self, feed_batch: Any) -> Any:
+        for part in json.loads(feed_batch[0]["messages"][-1]["content"]):
+            if isinstance(part, str):
+                raise ProductError(52, part)
+            yield part
+
+
+class SaysAllAtOnce(SaysAsTold):
+    """Answers with the first of those parts alone."""
+
+    def process(self, feed_batch: Any) -> Any:
+        return json.loads(feed_batch[0]["messages"][-1]["content"])[0]
+
+
 BEGUN: queue.SimpleQueue[str] = queue.SimpleQueue()
 """The prompt of each generator of a SaysParts that began."""
 

@@ -18,17 +18,7 @@ PACKAGE = ROOT / "pipeline"
 # import those of its own layer and of the layers below.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("answer_head",),
-    (
-        "errors",
-        "metrics",
-        "data",
-        "deadline",
-        "routes",
-        "openai",
-        "system",
-        "tracing",
-        "dropin.names",
-    ),
+    ("errors", "metrics", "data", "deadline", "routes", "system", "tracing", "dropin.names"),
     ("channel", "error_catch"),  # the predecessor's names for what is below
     ("proto",),
     (
@@ -38,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "client_sequence",
     ),  # what a client's install needs: see ONLY
     ("config",),
-    ("schema",),
+    ("schema", "openai"),
     ("stores",),
     ("op", "predictors"),
     ("engine",),
@@ -67,7 +57,7 @@ ONLY: dict[str, set[str]] = {
     "errors": {"answer_head"},
     "data": {"errors", "metrics"},
     "metrics": set(),
-    "openai": set(),
+    "openai": {"errors", "schema"},
     "deadline": {"errors"},
     "routes": {"answer_head", "errors"},  # op for its types only
     "system": {"errors", "system"},

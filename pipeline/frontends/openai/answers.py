@@ -173,8 +173,10 @@ class Choice:
             self._calls = self._calls or ToolCalls()
             if deltas := self._calls.take(calls):
                 told["tool_calls"] = deltas
-        if found := _list_in(payload, "logprobs"):
+        if found := _list_in(_tokens_in(payload), "logprobs"):
             told["logprobs"] = [_logprob(each, f"logprobs[{at}]") for at, each in enumerate(found)]
+        if isinstance(called := payload.get("function_call"), Mapping):
+            told["function_call"] = {**called}
         if (audio := payload.get("audio")) is not None:
             told["audio"] = self._audio(audio)
         return cast(Delta, told)
@@ -296,8 +298,8 @@ def joined(deltas: Sequence[Delta]) -> Delta:
     for name, found in values.items():
         if name == "tool_calls":
             whole[name] = _whole_calls([call for calls in found for call in calls])
-        elif name == "audio":
-            whole[name] = _whole_audio(found)
+        elif name in ("audio", "function_call"):
+            whole[name] = _grown(found)
         elif name in ("text", *_TEXTS):
             whole[name] = "".join(found)
         else:
@@ -324,12 +326,12 @@ def _append(call: dict[str, Any], delta: Mapping[str, Any]) -> None:
             call[kind][name] += text
 
 
-def _whole_audio(parts: Sequence[Any]) -> dict[str, Any]:
-    """Return the sound that its parts are."""
+def _grown(parts: Sequence[Any]) -> dict[str, Any]:
+    """Return the sound, or the call of a function, that its parts are."""
     whole: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
-            grows = name in ("data", "transcript") and name in whole
+            grows = name in ("data", "transcript", "arguments") and name in whole
             whole[name] = whole[name] + value if grows else value
     return whole
 
@@ -435,16 +437,38 @@ def _list_in(payload: Payload, name: str) -> Sequence[Any] | None:
     raise PayloadTypeError(f"{name} must be a list, not {type(found).__name__}")
 
 
+def _tokens_in(payload: Payload) -> Payload:
+    """Return an answer whose `logprobs`, if it has OpenAI's own form of either API, are a list."""
+    said = payload.get("logprobs")
+    if not isinstance(said, Mapping):
+        return payload
+    if (content := said.get("content")) is None and isinstance(said.get("tokens"), list):
+        values = said.get("token_logprobs") or []
+        tops = said.get("top_logprobs") or [None] * len(values)
+        content = [
+            {
+                "token": token,
+                "logprob": value,
+                "top_logprobs": [
+                    {"token": key, "logprob": its} for key, its in (top or {}).items()
+                ],
+            }
+            for token, value, top in zip(said["tokens"], values, tops, strict=False)
+        ]
+    return {"logprobs": content}
+
+
 def _logprob(given: Any, where: str) -> dict[str, Any]:
     """Return a token and its log probability with all keys that clients read.
 
     Raises PayloadTypeError.
     """
     try:
-        token, value = utf8_text(given["token"]), float(given["logprob"])
+        token, value = utf8_text(given["token"]), given["logprob"]
+        if value is not None:  # the first token of a text that is said again has none
+            value = value if (value := float(value)) > _LEAST_LOGPROB else _LEAST_LOGPROB
     except (KeyError, TypeError, ValueError, AttributeError):
         raise PayloadTypeError(f'{where} must be a dict like {{"token", "logprob"}}') from None
-    value = value if value > _LEAST_LOGPROB else _LEAST_LOGPROB
     told = {"token": token, "logprob": value, "bytes": given.get("bytes") or [*token.encode()]}
     if "top_logprobs" in given or where.startswith("logprobs["):
         tops = given.get("top_logprobs") or ()

@@ -35,6 +35,7 @@ from pipeline.openai import Delta
 from pipeline.proto.plain_json import read_object
 from pipeline.proto.slices import SHORT_BYTES
 
+_IN_DICTS = frozenset(("audio", "functions", "logprobs"))  # arguments that are answered with dicts
 _FEW = 64  # choices that are written on the event loop, if they are short
 
 
@@ -68,20 +69,24 @@ class CompletionEndpoint:
             raise HandOverError
         asked = self._models.understand(fields, self._headers, *self._form[:2])
         engine = asked.served.engine
-        writer, requests, stops_early = self._requests(asked)
-        if len(requests) > 1 or stops_early:
+        writer, requests, by_parts = self._requests(asked)
+        if len(requests) > 1 or by_parts:
             raise HandOverError
         (request,) = requests
         sink = _OneChoice(sink, writer, request)
         return engine.begin(request.raw, self._left_s, request.target, sink)
 
     def _requests(self, asked: Understood) -> tuple[Writer, list[ChoiceRequest], bool]:
-        """Return who writes, what the engine is asked, and whether a stop cancels that."""
+        """Return who writes, what the engine is asked, and whether parts are read one by one.
+
+        That is where a stop cancels the rest, and where dicts of several parts are put together.
+        """
         questions = asked.questions
         writer = self._form.write(asked.model_id, questions)
         in_parts = asked.served.engine.executor.is_decoupled()
         requests = requests_of(asked.asked, asked.model.text, questions.stops, in_parts)
-        return writer, requests, bool(questions.stops) and in_parts
+        by_parts = in_parts and (bool(questions.stops) or not _IN_DICTS.isdisjoint(questions.body))
+        return writer, requests, by_parts
 
     def reply(self, ended: Any, failure: PipelineError | None) -> LaneReply:
         """Return what is written for a text that has its answer, or for an error."""
@@ -104,13 +109,13 @@ class CompletionEndpoint:
 
     async def answer(self, asked: Understood, left_s: float | None) -> WebResponse | WebStream:
         """Answer with any number of texts, at once or part by part. Raises PipelineError."""
-        writer, requests, stops_early = self._requests(asked)
+        writer, requests, by_parts = self._requests(asked)
         call = TimedCall(asked.served.engine.begin, self._offload, left_s)
         if asked.questions.is_stream:
             return await begun(ChoiceStream(requests, call, writer).stream())
 
         async def whole(request: ChoiceRequest) -> Delta:
-            if stops_early:
+            if by_parts:
                 return await whole_of_parts(request, call, self._kept)
             return await whole_of(request, call)
 

@@ -25,8 +25,8 @@ _ARGUMENTS: Mapping[str, Any] = {
     "stream_options": {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
 }
 _USAGE = {
-    "type": ["object", "null"],
-    "description": "null: the pipeline counts no tokens",
+    "type": "object",
+    "description": "sums of what the pipeline counts, else zeros",
     "properties": dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), _COUNT),
 }
 _MESSAGE = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import PayloadTypeError
+from pipeline.errors import OverloadedError, PayloadTypeError
 from pipeline.frontends.openai.answers import (
     Choice,
     counts_of,
@@ -17,6 +17,7 @@ from pipeline.frontends.openai.answers import (
     text_of,
     usage_of,
 )
+from pipeline.frontends.openai.errors import reply_to
 from pipeline.frontends.openai.options import ModelOptions
 from pipeline.frontends.openai.questions import Questions
 from pipeline.frontends.openai.writers import ChatWriter, CompletionWriter
@@ -312,3 +313,35 @@ def test_a_choice_that_says_nothing_ends_with_a_reason():
     (chunk,) = chunks_of(writer.end(choice))
     assert chunk["choices"][0]["finish_reason"] == "stop"
     assert chunk["choices"][0]["delta"] == {"role": "assistant"}
+
+
+@pytest.mark.parametrize(("later_s", "told_s"), [(0, b"1"), (7, b"7"), (500, b"60")])
+def test_overload_is_429_and_says_when_to_ask_again(later_s, told_s):
+    reply = reply_to(OverloadedError("too much to do", later_s))
+    assert (reply.status, reply.headers) == (429, ((b"retry-after", told_s),))
+    assert json.loads(reply.body)["error"]["type"] == "rate_limit_error"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": [{"token": "a", "logprob": None}, {"token": "b", "logprob": -1.0}]},
+        {"tokens": ["a", "b"], "token_logprobs": [None, -1.0], "top_logprobs": None},
+        {"tokens": ["a", "b"], "token_logprobs": [None, -1.0], "top_logprobs": [None, {}]},
+    ],
+)
+def test_log_probabilities_of_another_server_pass_through(said):
+    choice = Choice(0, "text")
+    whole = choice.whole({"text": "ab", "logprobs": said})
+    (told,) = json.loads(CompletionWriter("m", PLAIN).whole([(choice, whole)]))["choices"]
+    assert told["logprobs"] == {
+        "tokens": ["a", "b"], "token_logprobs": [None, -1.0], "top_logprobs": [{}, {}],
+        "text_offset": [0, 1],
+    }  # fmt: skip
+
+
+def test_the_older_call_of_a_function_grows():
+    choice = Choice(0, "text", in_parts=True)
+    parts = [{"name": "f", "arguments": "{"}, {"arguments": "}"}]
+    deltas = [choice.take({"function_call": part}) for part in parts]
+    assert joined(deltas) == {"function_call": {"name": "f", "arguments": "{}"}}

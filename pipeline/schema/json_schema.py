@@ -1,0 +1,281 @@
+"""JSON schemas of callers: what of a value does not fit one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import Any
+
+import orjson
+
+from pipeline.errors import PackageError
+
+_MOST_STEPS = 100_000  # a schema of references to itself may ask for 2**30
+_DEEPEST = 100  # schemas in each other, and values: far below Python's own bound
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "null": NoneType,
+    "integer": int,
+    "number": (int, float),
+}
+
+
+def fault_in(value: Any, schema: Any) -> str:
+    """Return what of a value, as JSON has it, does not fit a JSON schema; "": it fits.
+
+    The text begins with the path. Keywords are those of draft 2020-12 that are of use in answers;
+    `pattern`, `patternProperties`, `format` and `unevaluated...` are not looked at, as a caller's
+    regular expression can hold Python for hours. References stay within the schema.
+
+    Raises:
+        PackageError: the schema takes too long, is too deep, or refers to what is not there.
+    """
+    try:
+        return _Checker(schema).fault(value, schema, "", 0)
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise PackageError(f"the JSON schema is none: {error}") from None
+
+
+class _Checker:
+    """One check of a value by a schema.
+
+    Args:
+        root: the schema that references begin at.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._left = _MOST_STEPS
+
+    def fault(self, value: Any, schema: Any, where: str, depth: int) -> str:
+        """Return what does not fit, of the value in a place."""
+        self._left -= 1
+        if self._left < 0 or depth > _DEEPEST:
+            raise PackageError("the JSON schema is too deep, or takes too long to check")
+        if isinstance(schema, bool):
+            return "" if schema else f"{where or 'the answer'}: nothing is allowed there"
+        for keyword, argument in schema.items():
+            check = _KEYWORDS.get(keyword)
+            if check and (found := check(self, value, argument, schema, (where, depth + 1))):
+                return found
+        return ""
+
+    def fits(self, value: Any, schema: Any, depth: int) -> bool:
+        """Return whether a value fits a schema within another."""
+        return not self.fault(value, schema, "", depth)
+
+    def referred(self, reference: Any) -> Any:
+        """Return the schema that a reference means."""
+        found = self._root
+        try:
+            head, *steps = str(reference).split("/")
+            if head != "#":
+                raise KeyError(head)
+            for step in steps:
+                name = step.replace("~1", "/").replace("~0", "~")
+                found = found[int(name)] if isinstance(found, list) else found[name]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise PackageError(f"the JSON schema has no {reference!r}") from None
+        return found
+
+
+_Place = tuple[str, int]
+_Check = Callable[[_Checker, Any, Any, Mapping[str, Any], _Place], str]
+
+
+def _type(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    kinds = argument if isinstance(argument, list) else [argument]
+    if any(_is(value, kind) for kind in kinds):
+        return ""
+    found = next(kind for kind in _TYPES if _is(value, kind))
+    return _told(place, f"expected {' or '.join(map(str, kinds))}, found {found}")
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if isinstance(value, bool):
+        return bool(kind == "boolean")
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _TYPES.get(kind, ()))
+
+
+def _enum(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    if any(_same(value, each) for each in argument):
+        return ""
+    return _told(place, f"expected one of {orjson.dumps(argument).decode()}")
+
+
+def _const(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    if _same(value, argument):
+        return ""
+    return _told(place, f"expected {orjson.dumps(argument).decode()}")
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values are one in JSON, where 1 is not true."""
+    if isinstance(one, bool) != isinstance(other, bool):
+        return False
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+def _properties(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    if isinstance(value, dict):
+        for name, inner in argument.items():
+            if name in value and (found := by.fault(value[name], inner, *_at(place, name))):
+                return found
+    return ""
+
+
+def _additional(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    if isinstance(value, dict) and "patternProperties" not in schema:
+        for name in value.keys() - schema.get("properties", {}).keys():
+            if argument is False:
+                return _told(place, f"there is no key {name!r}")
+            if found := by.fault(value[name], argument, *_at(place, name)):
+                return found
+    return ""
+
+
+def _names(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    if isinstance(value, dict):
+        for name in value:
+            if found := by.fault(name, argument, *_at(place, name)):
+                return found
+    return ""
+
+
+def _required(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    if isinstance(value, dict):
+        for name in argument:
+            if name not in value:
+                return _told(place, f"the key {name!r} is missing")
+    return ""
+
+
+def _items(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    if isinstance(value, list):
+        first = len(schema.get("prefixItems", ()))
+        for at, each in enumerate(value[first:], first):
+            if found := by.fault(each, argument, *_at(place, at)):
+                return found
+    return ""
+
+
+def _prefix(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    if isinstance(value, list):
+        for at, (each, inner) in enumerate(zip(value, argument, strict=False)):
+            if found := by.fault(each, inner, *_at(place, at)):
+                return found
+    return ""
+
+
+def _contains(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    if not isinstance(value, list):
+        return ""
+    count = sum(by.fits(each, argument, place[1]) for each in value)
+    least, most = schema.get("minContains", 1), schema.get("maxContains", len(value))
+    return "" if least <= count <= most else _told(place, "it does not contain what it has to")
+
+
+def _unique(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    if argument is True and isinstance(value, list):
+        found = {orjson.dumps(each, option=orjson.OPT_SORT_KEYS) for each in value}
+        return "" if len(found) == len(value) else _told(place, "a value is there twice")
+    return ""
+
+
+def _all(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    faults = (by.fault(value, inner, *place) for inner in argument)
+    return next(filter(None, faults), "")
+
+
+def _any(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    if any(by.fits(value, inner, place[1]) for inner in argument):
+        return ""
+    return _told(place, "it fits no schema of anyOf")
+
+
+def _one(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    count = sum(by.fits(value, inner, place[1]) for inner in argument)
+    return "" if count == 1 else _told(place, f"it fits {count} schemas of oneOf")
+
+
+def _not(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    return _told(place, "it fits what it must not") if by.fits(value, argument, place[1]) else ""
+
+
+def _if(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    branch = "then" if by.fits(value, argument, place[1]) else "else"
+    return by.fault(value, schema.get(branch, True), *place)
+
+
+def _reference(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    return by.fault(value, by.referred(argument), *place)
+
+
+def _multiple(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+    if not _is(value, "number") or value % argument == 0 or (value / argument) % 1 == 0:
+        return ""
+    return _told(place, f"expected a multiple of {argument}")
+
+
+def _bound(kind: str, said: str, holds: Callable[[Any, Any], bool]) -> _Check:
+    """Return the check of a keyword that bounds a number, or a length."""
+
+    def check(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
+        if not _is(value, kind) or holds(value if kind == "number" else len(value), argument):
+            return ""
+        return _told(place, f"expected {said} {argument}")
+
+    return check
+
+
+def _at(place: _Place, step: str | int) -> _Place:
+    where, depth = place
+    if isinstance(step, int):
+        return f"{where}[{step}]", depth
+    return f"{where}.{step}" if where else step, depth
+
+
+def _told(place: _Place, what: str) -> str:
+    return f"{place[0]}: {what}" if place[0] else what
+
+
+_KEYWORDS: Mapping[str, _Check] = {
+    "type": _type,
+    "enum": _enum,
+    "const": _const,
+    "properties": _properties,
+    "additionalProperties": _additional,
+    "propertyNames": _names,
+    "required": _required,
+    "items": _items,
+    "prefixItems": _prefix,
+    "contains": _contains,
+    "uniqueItems": _unique,
+    "allOf": _all,
+    "anyOf": _any,
+    "oneOf": _one,
+    "not": _not,
+    "if": _if,
+    "$ref": _reference,
+    "multipleOf": _multiple,
+    "minimum": _bound("number", "at least", lambda value, bound: value >= bound),
+    "maximum": _bound("number", "at most", lambda value, bound: value <= bound),
+    "exclusiveMinimum": _bound("number", "more than", lambda value, bound: value > bound),
+    "exclusiveMaximum": _bound("number", "less than", lambda value, bound: value < bound),
+    "minLength": _bound("string", "text of at least", lambda size, bound: size >= bound),
+    "maxLength": _bound("string", "text of at most", lambda size, bound: size <= bound),
+    "minItems": _bound("array", "a list of at least", lambda size, bound: size >= bound),
+    "maxItems": _bound("array", "a list of at most", lambda size, bound: size <= bound),
+    "minProperties": _bound("object", "keys: at least", lambda size, bound: size >= bound),
+    "maxProperties": _bound("object", "keys: at most", lambda size, bound: size <= bound),
+}

@@ -1,0 +1,181 @@
+"""The official client gets tools, JSON of a schema and log probabilities, whole and in parts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai_models import SaysAllAtOnce, SaysAsTold, client_of, openai_server
+from pydantic import BaseModel
+
+TOLD = {
+    "models": {"told": {"messages": "messages"}, "text": {"messages": "messages", "supports": []}}
+}
+
+
+class Weather(BaseModel):
+    city: str
+    days: int
+
+
+PARIS = Weather(city="Paris", days=3)
+TEXT = PARIS.model_dump_json()
+TOOL = openai.pydantic_function_tool(Weather)
+TOKENS = [
+    {"token": "a", "logprob": -0.5, "top_logprobs": [{"token": "b", "logprob": -1}]},
+    {"token": " b", "logprob": -2},
+]
+
+
+@pytest.fixture(scope="module", params=["embedded", "gateway"])
+def servers(request: Any) -> Iterator[list[tuple[openai.OpenAI, Any]]]:
+    """A client of an Op that answers in parts, one of an Op that answers at once; and the Ops."""
+    if request.param == "gateway":
+        request.getfixturevalue("gateway_binary")
+    with contextlib.ExitStack() as stack:
+        found = []
+        for op in (SaysAsTold(), SaysAllAtOnce()):
+            server = stack.enter_context(openai_server(op, TOLD, http_server=request.param))
+            found.append((stack.enter_context(client_of(server)), op))
+        yield found
+
+
+@pytest.fixture
+def client(servers: Any) -> openai.OpenAI:
+    return servers[0][0]
+
+
+def ask(*parts: Any, **more: Any) -> dict[str, Any]:
+    """A chat that is answered with these parts."""
+    messages = [{"role": "user", "content": json.dumps(parts)}]
+    return {"model": "told", "messages": messages, **more}
+
+
+def call(index: int, arguments: str) -> dict[str, Any]:
+    """A part of a call, which says id and name each time."""
+    said = {"name": "Weather", "arguments": arguments}
+    return {"index": index, "id": f"c{index}", "type": "function", "function": said}
+
+
+def pieces(index: int) -> list[dict[str, Any]]:
+    return [call(index, TEXT[at : at + 9]) for at in range(0, len(TEXT), 9)]
+
+
+SIDE_BY_SIDE = [{"tool_calls": [*both]} for both in zip(pieces(0), pieces(1), strict=True)]
+
+
+@pytest.mark.parametrize("parts", [[{"text": TEXT}], [{"text": each} for each in TEXT]])
+def test_json_of_a_schema(client, parts):
+    asked = ask(*parts, response_format=Weather)
+    assert client.chat.completions.parse(**asked).choices[0].message.parsed == PARIS
+    with client.chat.completions.stream(**asked) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == PARIS
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_calls_of_tools(servers, at):
+    client, op = servers[at]
+    whole = [{"tool_calls": [call(0, TEXT), call(1, TEXT)]}]
+    asked = ask(*(SIDE_BY_SIDE if at == 0 else whole), tools=[TOOL], tool_choice="required")
+    done = client.chat.completions.parse(**asked).choices[0]
+    with client.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    for choice in (done, streamed):
+        calls = choice.message.tool_calls
+        assert [(each.id, each.function.parsed_arguments) for each in calls] == [
+            ("c0", PARIS), ("c1", PARIS)
+        ]  # fmt: skip
+        assert choice.finish_reason == "tool_calls"
+    assert (op.asked[-1]["tool_choice"], op.asked[-1]["tools"]) == ("required", [TOOL])
+
+
+def test_id_and_name_come_once_and_arguments_by_index(client):
+    stream = client.chat.completions.create(**ask(*SIDE_BY_SIDE, tools=[TOOL]), stream=True)
+    deltas = [each.choices[0].delta.tool_calls or [] for each in stream]
+    calls = [each for several in deltas for each in several]
+    assert [each.index for each in calls] == sorted(each.index for each in calls)
+    for index in (0, 1):
+        first, *others = [each for each in calls if each.index == index]
+        assert (first.id, first.function.name) == (f"c{index}", "Weather")
+        assert {(each.id, each.function.name) for each in others} <= {(None, None)}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_and_what_was_thought(client, stream):
+    part = {"text": "a b", "logprobs": TOKENS, "reasoning_content": "hm"}
+    asked = ask(part, logprobs=True, top_logprobs=1, n=2)
+    if stream:
+        with client.chat.completions.stream(**asked) as events:
+            done = events.get_final_completion()
+    else:
+        done = client.chat.completions.create(**asked)
+    for choice in done.choices:
+        first, second = choice.logprobs.content
+        assert (first.token, first.logprob, first.bytes) == ("a", -0.5, [97])
+        assert (first.top_logprobs[0].token, second.top_logprobs) == ("b", [])
+        assert choice.message.reasoning_content == "hm"
+        assert choice.message.content == "a b"
+
+
+def test_sound_and_pictures(client):
+    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+    parts = [{"audio": {"data": "YQ==", "transcript": each}} for each in "ab"]
+    asked = ask(*parts, {"images": [picture]}, modalities=["audio"], audio={"voice": "v"})
+    message = client.chat.completions.create(**asked).choices[0].message
+    assert (message.audio.transcript, message.content) == ("ab", None)
+    assert message.model_extra["images"] == [picture]
+
+
+@pytest.mark.parametrize("parts", [[], [{}], [{"text": ""}]])
+def test_an_empty_choice_ends_with_a_reason_and_counts_are_zeros(client, parts):
+    done = client.chat.completions.create(**ask(*parts))
+    assert (done.choices[0].message.content, done.choices[0].finish_reason) == ("", "stop")
+    assert done.usage.total_tokens == 0
+    *chunks, last = client.chat.completions.create(
+        **ask(*parts, n=2), stream=True, stream_options={"include_usage": True}
+    )
+    reasons = {each.choices[0].index: each.choices[0].finish_reason for each in chunks}
+    assert reasons == {0: "stop", 1: "stop"}
+    assert ["usage" in each.model_fields_set for each in chunks] == [False] * len(chunks)
+    assert (last.choices, last.usage.total_tokens) == ([], 0)
+
+
+@pytest.mark.parametrize("first", [{"text": "a"}, {"tool_calls": [call(0, "{")]}])
+def test_an_error_behind_the_first_part_is_raised(client, first):
+    stream = client.chat.completions.create(**ask(first, "out of words"), stream=True)
+    with pytest.raises(openai.APIError, match="out of words") as caught:
+        list(stream)
+    assert (caught.value.code, caught.value.type) == ("52", "invalid_request_error")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("param", "code", "more"),
+    [
+        ("tools[0].function.name", "missing_required_parameter",
+         {"tools": [{"type": "function", "function": {}}]}),
+        ("response_format.json_schema.schema.type", "invalid_json_schema",
+         {"response_format": {"type": "json_schema",
+                              "json_schema": {"name": "s", "schema": {"type": "x"}}}}),
+        ("tools", "unsupported_parameter", {"model": "text", "tools": [TOOL]}),
+        ("top_logprobs", "integer_above_max_value", {"logprobs": True, "top_logprobs": 99}),
+        ("messages[0].content", "invalid_type", {"messages": [{"role": "system", "content": 3}]}),
+    ],
+)  # fmt: skip
+def test_what_is_refused_has_a_path_and_a_code(client, param, code, more, stream):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{**ask({"text": "a"}), **more}, stream=stream)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+@pytest.mark.parametrize(
+    "part", [{"tool_calls": "f"}, {"logprobs": [{}]}, {"audio": 3}, {"tool_calls": [{"index": 3}]}]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_none_is_the_servers_error(client, part, stream):
+    with pytest.raises(openai.InternalServerError):
+        client.chat.completions.create(**ask(part), stream=stream)

@@ -1,0 +1,104 @@
+"""Values and the JSON schemas of callers: as `jsonschema` has it, and nothing takes for ever."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from pipeline.errors import PackageError
+from pipeline.schema.json_schema import fault_in
+
+NAMES = st.sampled_from("ab")
+NUMBERS = st.integers(-3, 3) | st.sampled_from([0.5, 1.0, 2.5])
+SCALARS = st.none() | st.booleans() | NUMBERS | st.sampled_from(["", "a", "ab"])
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=2),
+    max_leaves=6,
+)
+KINDS = st.sampled_from(["object", "array", "string", "number", "integer", "boolean", "null"])
+SIZES = st.integers(0, 3)
+
+
+def schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    several = st.lists(inner, min_size=1, max_size=2)
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "type": KINDS | st.lists(KINDS, min_size=1, max_size=2, unique=True),
+            "enum": st.lists(VALUES, min_size=1, max_size=2),
+            "const": VALUES,
+            "properties": st.dictionaries(NAMES, inner, max_size=2),
+            "required": st.lists(NAMES, unique=True),
+            **dict.fromkeys(("additionalProperties", "items", "not", "contains", "if"), inner),
+            **dict.fromkeys(("then", "else", "propertyNames"), inner),
+            **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), several),
+            "minContains": SIZES,
+            "minimum": NUMBERS,
+            "maximum": NUMBERS,
+            "exclusiveMinimum": NUMBERS,
+            "exclusiveMaximum": NUMBERS,
+            "multipleOf": st.sampled_from([1, 2, 0.5]),
+            **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), SIZES),
+            **dict.fromkeys(("minProperties", "maxProperties"), SIZES),
+        },
+    )
+
+
+SCHEMAS = st.recursive(st.booleans() | schemas(st.just(True)), schemas, max_leaves=6)
+
+
+@settings(max_examples=int(os.environ.get("EXAMPLES", "100")), deadline=None)
+@given(value=VALUES, schema=SCHEMAS)
+def test_a_value_fits_where_jsonschema_says_so(value, schema):
+    assert (fault_in(value, schema) == "") == Draft202012Validator(schema).is_valid(value)
+
+
+TREE = {
+    "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}},
+    "$ref": "#/$defs/node",
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "fault"),
+    [
+        ({"a": [1, "x"]}, {"properties": {"a": {"items": {"type": "integer"}}}},
+         "a[1]: expected integer, found string"),
+        ({}, {"required": ["a"]}, "the key 'a' is missing"),
+        ({"a": {"b": 1}}, {"properties": {"a": {"additionalProperties": False}}},
+         "a: there is no key 'b'"),
+        ("c", {"enum": ["a", "b"]}, 'expected one of ["a","b"]'),
+        (True, {"type": ["integer", "null"]}, "expected integer or null, found boolean"),
+        ({"next": {"next": 3}}, TREE, "next.next: expected object, found integer"),
+        ([1, 1], {"uniqueItems": True}, "a value is there twice"),
+        ("ab", {"pattern": "^c"}, ""),
+    ],
+)  # fmt: skip
+def test_the_first_fault_has_its_path(value, schema, fault):
+    assert fault_in(value, schema) == fault
+
+
+TWICE = {f"a{at}": {"allOf": [{"$ref": f"#/$defs/a{at + 1}"}] * 2} for at in range(30)}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/none"},
+        {"$ref": "http://127.0.0.1:1/x"},
+        {"$defs": {**TWICE, "a30": True}, "$ref": "#/$defs/a0"},
+        {"minimum": "a"},
+        {"properties": 3},
+        {"multipleOf": 0},
+    ],
+)
+def test_schemas_that_cannot_be_checked(schema):
+    with pytest.raises(PackageError, match="the JSON schema"):
+        fault_in({"a": 1} if "properties" in schema else 1, schema)
