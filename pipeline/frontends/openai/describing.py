@@ -13,7 +13,14 @@ from pipeline.frontends.openai.questions import MOST_TEXTS
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "number"}
 _COUNT = {"type": "integer", "minimum": 0}
-_TEXTS = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "maxItems": MOST_TEXTS}]}
+_TOKENS = {"type": "array", "items": _COUNT, "minItems": 1}
+_TEXTS = {
+    "anyOf": [
+        _TEXT,
+        _TOKENS,
+        {"type": "array", "items": {"anyOf": [_TEXT, _TOKENS]}, "maxItems": MOST_TEXTS},
+    ]
+}
 _ARGUMENTS: Mapping[str, Any] = {
     "max_tokens": _COUNT,
     "temperature": _NUMBER,
@@ -24,6 +31,15 @@ _ARGUMENTS: Mapping[str, Any] = {
     "stream": {"type": "boolean", "default": False},
     "stream_options": {"type": "object", "properties": {"include_usage": {"type": "boolean"}}},
 }
+_OBJECTS = {"type": "array", "items": {"type": "object"}}
+_CHAT_ARGUMENTS: Mapping[str, Any] = {
+    **_ARGUMENTS,
+    "tools": _OBJECTS,
+    "tool_choice": {"anyOf": [_TEXT, {"type": "object"}]},
+    "response_format": {"type": "object", "required": ["type"], "properties": {"type": _TEXT}},
+    "logprobs": {"type": "boolean"},
+    "top_logprobs": _COUNT,
+}
 _USAGE = {
     "type": "object",
     "description": "sums of what the pipeline counts, else zeros",
@@ -31,8 +47,8 @@ _USAGE = {
 }
 _MESSAGE = {
     "type": "object",
-    "required": ["role", "content"],
-    "properties": {"role": _TEXT, "content": {}},
+    "required": ["role"],
+    "properties": {"role": _TEXT, "content": {}, "tool_calls": _OBJECTS},
 }
 _ERROR = {
     "type": "object",
@@ -102,7 +118,7 @@ def described(models: Mapping[str, ModelOptions]) -> Described:
     }
     messages = {"type": "array", "items": _MESSAGE, "minItems": 1}
     kinds: list[tuple[str, str, str, Any, Any, Mapping[str, Any]]] = [
-        ("chat", "/v1/chat/completions", "messages", messages, [_HELLO], _ARGUMENTS),
+        ("chat", "/v1/chat/completions", "messages", messages, [_HELLO], _CHAT_ARGUMENTS),
         ("completion", "/v1/completions", "prompt", _TEXTS, "hello", _ARGUMENTS),
         ("response", "/v1/responses", "input", _INPUT, "hello", _RESPONSE_ARGUMENTS),
         (
