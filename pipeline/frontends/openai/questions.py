@@ -190,6 +190,8 @@ def _is_list(value: Any) -> bool:
 
 def _check_tokens(tokens: list[Any], where: str) -> None:
     """Raise ArgumentError for what is no token of any vocabulary; Ops know their own."""
+    if set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) <= _MOST_TOKEN:
+        return
     for at, token in enumerate(tokens):
         if type(token) is not int:
             raise wrong_type(f"{where}[{at}]", "a token: a whole number", token)

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.frontends.openai.errors import ArgumentError, wrong_type
 
 _TYPES = frozenset(("object", "array", "string", "number", "integer", "boolean", "null"))
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_NESTED = (
-    "items",
-    "additionalProperties",
-    "not",
-    "contains",
-    "propertyNames",
-    "if",
-    "then",
-    "else",
-)
-_LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 _CHOICES = ("none", "auto", "required")
 
 
@@ -47,7 +35,7 @@ def check_arguments(schema: Any, where: str) -> None:
         raise wrong_type(where, "an object", schema)
     check_schema(schema, where)
     if schema.get("type", "object") != "object":
-        raise _no_schema(f"{where}.type", "'object'")
+        raise _no_schema([where, ".type"], "'object'")
 
 
 def check_choice(choice: Any, tools: Sequence[Any]) -> None:
@@ -89,32 +77,70 @@ def check_schema(schema: Any, where: str) -> None:
 
     The keywords that have schemas in them are followed; their depth is that of JSON's reader.
     """
+    _check_within(schema, [where])
+
+
+def _check_within(schema: Any, path: list[str]) -> None:
+    """Check the schema at the end of a path, which is put together for an error alone."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
-        raise _no_schema(where, "an object, true or false")
-    kinds = schema.get("type", [])
-    for kind in kinds if isinstance(kinds, list) else [kinds]:
-        if not isinstance(kind, str) or kind not in _TYPES:
-            raise _no_schema(f"{where}.type", f"one of {', '.join(sorted(_TYPES))}")
-    required = schema.get("required", [])
-    if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
-        raise _no_schema(f"{where}.required", "a list of names")
-    if not isinstance(schema.get("enum", []), list):
-        raise _no_schema(f"{where}.enum", "a list")
-    for name in _NAMED:
-        if not isinstance(those := schema.get(name, {}), dict):
-            raise _no_schema(f"{where}.{name}", "an object of schemas")
-        for key, each in those.items():
-            check_schema(each, f"{where}.{name}.{key}")
-    for name in _LISTED:
-        if not isinstance(those := schema.get(name, []), list):
-            raise _no_schema(f"{where}.{name}", "a list of schemas")
-        for at, each in enumerate(those):
-            check_schema(each, f"{where}.{name}[{at}]")
-    for name in _NESTED:
-        if name in schema:
-            check_schema(schema[name], f"{where}.{name}")
+        raise _no_schema(path, "an object, true or false")
+    for name, value in schema.items():
+        if (check := _KEYWORDS.get(name)) is not None:
+            path.append(f".{name}")
+            check(value, path)
+            path.pop()
+
+
+def _check_types(types: Any, path: list[str]) -> None:
+    for each in types if isinstance(types, list) else [types]:
+        if not isinstance(each, str) or each not in _TYPES:
+            raise _no_schema(path, f"one of {', '.join(sorted(_TYPES))}")
+
+
+def _check_names(names: Any, path: list[str]) -> None:
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise _no_schema(path, "a list of names")
+
+
+def _check_list(values: Any, path: list[str]) -> None:
+    if not isinstance(values, list):
+        raise _no_schema(path, "a list")
+
+
+def _check_each(schemas: Any, path: list[str]) -> None:
+    if not isinstance(schemas, list):
+        raise _no_schema(path, "a list of schemas")
+    for at, each in enumerate(schemas):
+        path.append(f"[{at}]")
+        _check_within(each, path)
+        path.pop()
+
+
+def _check_named(schemas: Any, path: list[str]) -> None:
+    if not isinstance(schemas, dict):
+        raise _no_schema(path, "an object of schemas")
+    for name, each in schemas.items():
+        path.append(f".{name}")
+        _check_within(each, path)
+        path.pop()
+
+
+_KEYWORDS: Mapping[str, Callable[[Any, list[str]], None]] = {
+    "type": _check_types,
+    "required": _check_names,
+    "enum": _check_list,
+    **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), _check_each),
+    **dict.fromkeys(
+        ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"),
+        _check_named,
+    ),
+    **dict.fromkeys(
+        ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else"),
+        _check_within,
+    ),
+}
 
 
 def _text_in(value: dict[str, Any], name: str, where: str) -> str:
@@ -134,6 +160,7 @@ def _empty(where: str) -> ArgumentError:
     return ArgumentError(f"{where} must not be empty", where, "empty_string")
 
 
-def _no_schema(where: str, expected: str) -> ArgumentError:
+def _no_schema(path: Sequence[str], expected: str) -> ArgumentError:
+    where = "".join(path)
     text = f"{where} is no JSON schema: it must be {expected}"
     return ArgumentError(text, where, "invalid_json_schema")
