@@ -103,3 +103,12 @@ def test_what_only_the_first_configuration_can_say_is_told(tmp_path):
     assert first == (
         "pipeline 'embed': config.yml: host, timeout: not heeded, one configuration says it for all"
     )
+
+
+def test_scripts_are_not_served_together_by_fresh_interpreters(tmp_path):
+    for name in ("chat", "embed"):
+        (tmp_path / f"{name}.py").write_text(PART.format(name=name, op=name + "_op"))
+    spawn = ("--set", "dag.start_method=spawn")
+    done = python(tmp_path, "-m", "pipeline", "serve", "chat.py", "embed.py", *spawn)
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert "dag.start_method: spawn: a fresh interpreter would run the scripts" in done.stderr
