@@ -185,6 +185,7 @@ class ApiEndpoint:
             (served, asked), left_s = await self._api.offload.run(read, left_s)
         else:
             served, asked = read()
+        del body, read  # the request has its own, if it was copied
         raw, target = asked
         if form is None:
             future = ask(served.engine.begin, raw, left_s, target)

@@ -7,14 +7,18 @@ import json
 import threading
 import urllib.error
 import urllib.request
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import numpy as np
 import pytest
+from doubles import wait_until
 
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.engine.offload import Offload
 from pipeline.engine.pack_jobs import Packer, Unpacker
+from pipeline.engine.run.payload import MemoryDomain
 from pipeline.errors import DeadlineError
 from pipeline.frontends.http import bodies
 from pipeline.frontends.v2 import http_inference as http_v2
@@ -71,6 +75,35 @@ def test_ops_get_bytes_and_arrays_of_their_own(is_thread_op):
             answer = ask(Request(name="svc", tensors=tensors), timeout=60, wait_for_ready=True)
             told = dict(zip(answer.key, answer.value, strict=True))
             assert told == {"kinds": "ndarray bytes bytes", "n": str(2**15 + 2**17 + 1)}
+
+
+def test_a_body_of_which_an_op_has_bytes_is_not_kept_beside_them(monkeypatch):
+    placed, begun, goes_on = [], threading.Event(), threading.Event()
+    place = MemoryDomain.place
+
+    def noting(self, size, aligned_at=0):
+        found = place(self, size, aligned_at)
+        placed.append(weakref.ref(found))
+        return found
+
+    class Waits(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            begun.set()
+            assert goes_on.wait(60)
+            return {"n": str(len(input_dicts["@DAGExecutor"]["image"]))}
+
+    monkeypatch.setattr(MemoryDomain, "place", noting)
+    made = PipelineServer("svc")
+    made.set_response_op(ResponseOp(Waits("waits", RequestOp())))
+    made.prepare_server(yml_dict={"http_port": 0, "host": "127.0.0.1"})
+    with made, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(post, made, bytes(2**21), "/api/svc", content_type="image/png")
+        try:
+            assert begun.wait(60)
+            wait_until(lambda: [each() is None for each in placed] == [True])
+        finally:
+            goes_on.set()
+        assert asked.result() == (200, b'{"n":"2097152"}')
 
 
 def post(server, body, path="/svc/p", **headers):
