@@ -15,14 +15,14 @@ from pipeline.proto.plain_json import read_large_object, read_object
 from pipeline.proto.slices import SHORT_BYTES, Limits
 from pipeline.schema.bound import BoundSchema
 
-_MULTIPART = "multipart/form-data"
+MULTIPART = "multipart/form-data"
 _TEXT = "text/plain"
 _TEXT_KEY = "text"
 _DATA = "application/octet-stream"
 KEYS = {"image": "image", "audio": "audio", "video": "video"}
 """Keys of bodies that are bytes, by the first part of their content type."""
 
-TAKEN = (JSON, _MULTIPART, "image/*", "audio/*", "video/*", _DATA, _TEXT)
+TAKEN = (JSON, MULTIPART, "image/*", "audio/*", "video/*", _DATA, _TEXT)
 """Content types of bodies."""
 
 
@@ -63,7 +63,7 @@ def fields_of(
     if is_json(content_type):
         return object_of(body, content_type, limits)
     kind = kind_of(content_type)
-    if kind == _MULTIPART:
+    if kind == MULTIPART:
         return fields_of_form(body, content_type, limits)
     key = dict(parse_qsl(query)).get("key")
     if kind == _TEXT:

@@ -28,7 +28,6 @@ from pipeline.frontends.openai.choices import (
     whole_of,
     whole_of_parts,
 )
-from pipeline.frontends.openai.errors import reply_to
 from pipeline.frontends.openai.models import Form, Models, Understood
 from pipeline.frontends.openai.writers import Writer
 from pipeline.openai import Delta
@@ -97,7 +96,7 @@ class CompletionEndpoint:
             if is_short_answer(answer):
                 return bytes(one.body(answer, failure))
         except PipelineError as error:
-            return reply_to(error)
+            return self._form.reply_to(error)
         return self._beside(partial(one.body, answer, failure))
 
     async def _beside(self, write: Any) -> WebResponse:
@@ -105,7 +104,7 @@ class CompletionEndpoint:
         try:
             return WebResponse(body=(await self._offload.run(write, self._left_s))[0])
         except PipelineError as error:
-            return reply_to(error)
+            return self._form.reply_to(error)
 
     async def answer(self, asked: Understood, left_s: float | None) -> WebResponse | WebStream:
         """Answer with any number of texts, at once or part by part. Raises PipelineError."""

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.engine.models import Served
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, PipelineError
 from pipeline.frontends.api.pipelines import Asked, Pipelines
+from pipeline.frontends.http.routes import HttpError, WebResponse
 from pipeline.frontends.openai.arguments import Fields
-from pipeline.frontends.openai.errors import ArgumentError
+from pipeline.frontends.openai.errors import ArgumentError, reply_to
 from pipeline.frontends.openai.options import ModelOptions
 from pipeline.frontends.openai.questions import Questions
 from pipeline.frontends.openai.writers import Writer
@@ -19,11 +20,15 @@ Read = Callable[[Fields, ModelOptions], Questions]
 
 
 class Form(NamedTuple):
-    """The form of one API: the kind of the models that answer it, who reads and who writes it."""
+    """The form of one API: the kind of the models that answer it, who reads and who writes it.
+
+    `reply_to` makes the answer to a request that ended in an error.
+    """
 
     kind: str
     read: Read
     write: Callable[[str, Questions], Writer]
+    reply_to: Callable[[PipelineError | HttpError], WebResponse] = reply_to
 
 
 class Understood(NamedTuple):

@@ -15,8 +15,9 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
         str | None, "Name of the pipeline; absent: the id's, or the only one that is there."
     ] = None
     kind: Annotated[
-        Literal["text", "chat", "completion", "embedding"],
-        "What it answers: text (chats and completions), chat, completion or embedding.",
+        Literal["text", "chat", "completion", "embedding", "transcription", "image"],
+        "What it answers: text (chats and completions), chat, completion, embedding, transcription "
+        "(text of a sound) or image.",
     ] = "text"
     prompt: Annotated[str, "Key of the request that gets the prompt, or a chat as text."] = "prompt"
     messages: Annotated[
@@ -44,13 +45,17 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
         | None,
         "What its Op heeds, of arguments that are refused elsewhere; absent: all reach the Op.",
     ] = None
+    audio: Annotated[str, "Key of the request that gets a file of sound, as bytes."] = "audio"
+    image: Annotated[str, "Key of the answer that has a picture: a file's bytes, or a URL."] = (
+        "image"
+    )
     keys: Annotated[
         Mapping[str, str], "Keys of the pipeline for arguments of OpenAI's: {max_tokens: most}."
     ] = {}
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return what it answers: "chat", "completion", "embedding"."""
+        """Return what it answers; `text` is "chat" and "completion"."""
         return (self.kind,) if self.kind != "text" else ("chat", "completion")
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pipeline.errors import PipelineError
 from pipeline.frontends.openai.answers import Choice, as_json, usage_of
 from pipeline.frontends.openai.errors import error_of
+from pipeline.frontends.openai.output import TEXTS, Item, Output, Step, exhaust
 from pipeline.frontends.openai.questions import Questions
 from pipeline.frontends.openai.responses import (
     KeptResponse,
@@ -21,16 +22,14 @@ from pipeline.openai import Delta
 
 Event = dict[str, Any]
 
-_PARTS: Final[Mapping[str, tuple[str, str, str]]] = {  # type of the item, of its part, key of that
-    "reasoning_content": ("reasoning", "reasoning_text", "text"),
-    "text": ("message", "output_text", "text"),
-    "refusal": ("message", "refusal", "refusal"),
+_TYPES: Final[Mapping[str, tuple[str, str, str]]] = {  # by kind: type and id of items, of events
+    "reasoning_content": ("reasoning", "rs", "reasoning_text"),
+    "text": ("message", "msg", "output_text"),
+    "refusal": ("message", "msg", "refusal"),
+    "function": ("function_call", "fc", "function_call_arguments"),
+    "custom": ("custom_tool_call", "ctc", "custom_tool_call_input"),
 }
-_CALLS: Final[Mapping[str, tuple[str, str, str]]] = {  # type of the item, its key, and its events
-    "function": ("function_call", "arguments", "function_call_arguments"),
-    "custom": ("custom_tool_call", "input", "custom_tool_call_input"),
-}
-_IDS = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
+_WRITTEN = {"function": "arguments", "custom": "input"}
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _ECHOED: Final[Mapping[str, Any]] = {
     "instructions": None,
@@ -49,52 +48,10 @@ _ECHOED: Final[Mapping[str, Any]] = {
 }
 
 
-class _Item:
-    """An item of the output that grows: a text of one kind, or a call of a tool."""
-
-    def __init__(self, kind: str, index: int, said: Mapping[str, Any]) -> None:
-        self.kind = kind
-        self.index = index
-        self.pieces: list[str] = []
-        self.logprobs: list[Any] = []
-        self.annotations: list[Any] = []
-        self.is_open: bool = True
-        item_type = (_PARTS.get(kind) or _CALLS[kind])[0]
-        self._said = {"id": f"{_IDS[item_type]}_{os.urandom(16).hex()}", "type": item_type, **said}
-
-    @property
-    def place(self) -> Event:
-        """Return where its events say that it is."""
-        return {"item_id": self._said["id"], "output_index": self.index}
-
-    @property
-    def part(self) -> Event:
-        """Return the part that a text is, as far as it is there."""
-        _, part_type, key = _PARTS[self.kind]
-        told: Event = {"type": part_type, key: "".join(self.pieces)}
-        if part_type == "output_text":
-            told |= {"annotations": self.annotations, "logprobs": self.logprobs}
-        return told
-
-    def told(self, is_new: bool = False) -> Event:
-        """Return the item; one that is new has nothing in it."""
-        status = {"status": "in_progress" if is_new else "completed"}
-        if self.kind in _CALLS:
-            written = {_CALLS[self.kind][1]: "".join(self.pieces)}
-            return {**self._said, **status, **written}
-        about: Event = (
-            {"summary": []} if self.kind == "reasoning_content" else {"role": "assistant"}
-        )
-        if self.kind == "reasoning_content":
-            status = {}
-        return {**self._said, **status, **about, "content": [] if is_new else [self.part]}
-
-
 class ResponseWriter:
     """Writer of responses, whose streams are events with names and numbers.
 
-    A text ends where something of another kind begins; calls of tools, which may grow side by
-    side, end with the response. Source: OpenAI's API reference, "The response object" and
+    Source: OpenAI's API reference, "The response object" and
     "Streaming events".
 
     Args:
@@ -106,8 +63,7 @@ class ResponseWriter:
     def __init__(self, kept: KeptResponses, model_id: str, questions: Questions) -> None:
         self._kept = kept
         self._body = questions.body
-        self._items: list[_Item] = []
-        self._calls: dict[int, _Item] = {}
+        self._output = Output()
         self._number = 0
         given = {name: value for name, value in self._body.items() if value is not None}
         self._is_kept: bool = bool(kept.most) and given.get("store") is not False
@@ -130,104 +86,78 @@ class ResponseWriter:
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the response."""
         ((choice, whole),) = choices
-        for _ in self._taken(whole):
-            pass
+        exhaust(self._output.take(whole))
+        exhaust(self._output.end())
         return self._ended(choice)
 
     def part(self, choice: Choice, delta: Delta) -> bytes:
         """Return the events that tell more."""
-        return self._begun() + b"".join(map(self._event, self._taken(delta)))
+        return self._told(self._output.take(delta))
 
     def end(self, choice: Choice) -> bytes:
         """Return the events that say that the texts and calls are whole."""
-        events = (event for item in self._items for event in self._closed(item))
-        return self._begun() + b"".join(map(self._event, events))
+        return self._told(self._output.end())
 
     def last(self, choices: Sequence[Choice]) -> bytes:
         """Return the event with the response."""
         self._ended(choices[0])
-        kind = f"response.{self._response['status']}"
-        return self._event({"type": kind, "response": self._response})
+        return self._event(self._response["status"], {"response": self._response})
 
     def error(self, error: PipelineError) -> bytes:
         """Return the event of an error: clients raise it for the key `error`."""
         said = error_of(error)
         told = {name: said[name] for name in ("code", "message", "param")}
-        return self._event({"type": "error", **told, "error": said})
+        return self._named("error", {**told, "error": said})
 
-    def _event(self, said: Event) -> bytes:
-        told = as_json({**said, "sequence_number": self._number})
+    def _event(self, name: str, said: Event) -> bytes:
+        return self._named(f"response.{name}", said)
+
+    def _named(self, kind: str, said: Event) -> bytes:
+        told = as_json({"type": kind, **said, "sequence_number": self._number})
         self._number += 1
-        return b"event: %s\ndata: %s\n\n" % (said["type"].encode(), told)
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), told)
 
     def _begun(self) -> bytes:
         """Return the events before all others, once."""
         if self._number:
             return b""
-        kinds = ("response.created", "response.in_progress")
-        return b"".join(self._event({"type": kind, "response": self._response}) for kind in kinds)
+        said = {"response": self._response}
+        return self._event("created", said) + self._event("in_progress", said)
 
-    def _taken(self, delta: Delta) -> Iterator[Event]:
-        """Take more of what is said; yield its events."""
-        for kind in _PARTS:
-            if text := delta.get(kind):
-                yield from self._text(kind, str(text), delta)
-        for at, call in enumerate(delta.get("tool_calls", ())):
-            yield from self._call({"index": at, **call})
+    def _told(self, steps: Iterable[Step]) -> bytes:
+        """Return the events of what becomes of items."""
+        said = self._begun()
+        for step in steps:
+            item = step.item
+            place = {"item_id": _id_of(item), "output_index": item.index}
+            is_text = item.kind in TEXTS
+            if is_text:
+                place["content_index"] = 0
+            if step.act == "begin":
+                added = {"output_index": item.index, "item": _item(item)}
+                said += self._event("output_item.added", added)
+                if is_text:
+                    said += self._event("content_part.added", {**place, "part": _part(item)})
+            elif step.act == "grow":
+                more = {"logprobs": step.logprobs} if item.kind == "text" else {}
+                name = f"{_TYPES[item.kind][2]}.delta"
+                said += self._event(name, {**place, "delta": step.text, **more})
+            else:
+                said += self._end_of(item, place)
+        return said
 
-    def _text(self, kind: str, text: str, delta: Delta) -> Iterator[Event]:
-        item = self._items[-1] if self._items else None
-        _, part_type, _ = _PARTS[kind]
-        if item is None or item.kind != kind:
-            item = yield from self._opened(kind, {})
-            part = {"content_index": 0, "part": item.part}
-            yield {"type": "response.content_part.added", **item.place, **part}
-        item.pieces.append(text)
-        told: Event = {"content_index": 0, "delta": text}
-        if kind == "text":
-            told["logprobs"] = delta.get("logprobs", [])
-            item.logprobs += told["logprobs"]
-            item.annotations += delta.get("annotations", ())
-        yield {"type": f"response.{part_type}.delta", **item.place, **told}
-
-    def _call(self, call: Mapping[str, Any]) -> Iterator[Event]:
-        index = call["index"]
-        if (item := self._calls.get(index)) is None:
-            kind = call["type"]
-            said = {"call_id": call["id"], "name": call[kind]["name"]}
-            self._calls[index] = item = yield from self._opened(kind, said)
-        _, key, events = _CALLS[item.kind]
-        if text := call[item.kind].get(key):
-            item.pieces.append(text)
-            yield {"type": f"response.{events}.delta", **item.place, "delta": text}
-
-    def _opened(self, kind: str, said: Mapping[str, Any]) -> Generator[Event, None, _Item]:
-        """Begin an item, and return it; the text before it has ended."""
-        if self._items and self._items[-1].kind in _PARTS:
-            yield from self._closed(self._items[-1])
-        self._items.append(item := _Item(kind, len(self._items), said))
-        added = {"output_index": item.index, "item": item.told(is_new=True)}
-        yield {"type": "response.output_item.added", **added}
-        return item
-
-    def _closed(self, item: _Item) -> Iterator[Event]:
-        """Yield the events of an item's end, unless it has ended."""
-        if not item.is_open:
-            return
-        item.is_open = False
-        if item.kind in _CALLS:
-            _, key, events = _CALLS[item.kind]
-            told = item.told()
-            done = {key: told[key], "name": told["name"]}
-            yield {"type": f"response.{events}.done", **item.place, **done}
+    def _end_of(self, item: Item, place: Event) -> bytes:
+        if item.kind in TEXTS:
+            part = _part(item)
+            names = ("text", "refusal", "logprobs")
+            done: Event = {name: part[name] for name in names if name in part}
         else:
-            part = item.part
-            done = {name: part[name] for name in ("text", "refusal", "logprobs") if name in part}
-            where = {**item.place, "content_index": 0}
-            yield {"type": f"response.{part['type']}.done", **where, **done}
-            yield {"type": "response.content_part.done", **where, "part": part}
-        ended = {"output_index": item.index, "item": item.told()}
-        yield {"type": "response.output_item.done", **ended}
+            done = {_WRITTEN[item.kind]: item.text, "name": item.name}
+        said = self._event(f"{_TYPES[item.kind][2]}.done", {**place, **done})
+        if item.kind in TEXTS:
+            said += self._event("content_part.done", {**place, "part": part})
+        ended = {"output_index": item.index, "item": _item(item)}
+        return said + self._event("output_item.done", ended)
 
     def _ended(self, choice: Choice) -> bytes:
         """Return the response, now that it is whole, and keep it."""
@@ -236,7 +166,7 @@ class ResponseWriter:
         self._response |= {
             "status": "incomplete" if reason else "completed",
             "incomplete_details": {"reason": reason} if reason else None,
-            "output": [item.told() for item in self._items],
+            "output": [_item(item) for item in self._output.items],
             "usage": {
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": {
@@ -257,3 +187,29 @@ class ResponseWriter:
             messages = [*self._before, *input_, *messages_of(self._response["output"])]
             self._kept.add(self._response["id"], KeptResponse(body, messages))
         return body
+
+
+def _id_of(item: Item) -> str:
+    return f"{_TYPES[item.kind][1]}_{item.id}"
+
+
+def _part(item: Item) -> Event:
+    """Return the part that a text is, as far as it is there."""
+    kind = _TYPES[item.kind][2]
+    told: Event = {"type": kind, "refusal" if kind == "refusal" else "text": item.text}
+    if kind == "output_text":
+        told |= {"annotations": item.annotations, "logprobs": item.logprobs}
+    return told
+
+
+def _item(item: Item) -> Event:
+    """Return an item; one that is new has nothing in it."""
+    said: Event = {"id": _id_of(item), "type": _TYPES[item.kind][0]}
+    status = {"status": "in_progress" if item.is_open else "completed"}
+    if item.kind not in TEXTS:
+        called = {"call_id": item.call_id, "name": item.name, _WRITTEN[item.kind]: item.text}
+        return {**said, **status, **called}
+    content = {"content": [] if item.is_open else [_part(item)]}
+    if item.kind == "reasoning_content":
+        return {**said, "summary": [], **content}
+    return {**said, **status, "role": "assistant", **content}

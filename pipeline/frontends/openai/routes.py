@@ -12,12 +12,13 @@ import orjson
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.streams.combine import StreamLimits
-from pipeline.errors import NoServiceError, PackageError
+from pipeline.errors import NoServiceError, PackageError, PipelineError
 from pipeline.frontends.api.answers import is_short_answer, payload_of
-from pipeline.frontends.api.bodies import is_large
+from pipeline.frontends.api.bodies import MULTIPART, is_large
+from pipeline.frontends.api.multipart import fields_of_form
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.base import FrontendContext
-from pipeline.frontends.http.bodies import is_json
+from pipeline.frontends.http.bodies import is_json, kind_of
 from pipeline.frontends.http.paths import Answer, Paths
 from pipeline.frontends.http.routes import (
     Endpoint,
@@ -27,17 +28,22 @@ from pipeline.frontends.http.routes import (
     WebStream,
     with_head,
 )
-from pipeline.frontends.openai.answers import Payload, embeddings
+from pipeline.frontends.openai.answers import Payload
 from pipeline.frontends.openai.call import TimedCall, all_of
 from pipeline.frontends.openai.completions import CompletionEndpoint
 from pipeline.frontends.openai.describing import described
 from pipeline.frontends.openai.errors import reply_to
+from pipeline.frontends.openai.media import PLAIN_FORMS, PlainForm
+from pipeline.frontends.openai.messages import (
+    MessageWriter,
+    message_questions,
+    reply_with_error,
+)
 from pipeline.frontends.openai.models import Form, Models, Read, Understood
 from pipeline.frontends.openai.options import OpenAIOptions
 from pipeline.frontends.openai.questions import (
     chat_questions,
     completion_questions,
-    embedding_questions,
 )
 from pipeline.frontends.openai.response_writer import ResponseWriter
 from pipeline.frontends.openai.responses import KeptResponses, ResponseReader
@@ -52,6 +58,7 @@ def forms(kept: KeptResponses) -> Mapping[str, Form]:
         "/v1/chat/completions": Form("chat", chat_questions, ChatWriter),
         "/v1/completions": Form("completion", completion_questions, CompletionWriter),
         "/v1/responses": Form("chat", ResponseReader(kept), partial(ResponseWriter, kept)),
+        "/v1/messages": Form("chat", message_questions, MessageWriter, reply_with_error),
     }
 
 
@@ -100,11 +107,12 @@ class OpenAIRoutes:
         endpoints: dict[str, tuple[str, Answer]] = {
             "/v1/models": ("GET", self._list),
             "/v1/models/(?P<name>.+)": ("GET", self._show),
-            "/v1/embeddings": ("POST", self._embed),
             "/v1/responses/(?P<name>[^/]+)": ("GET, DELETE", self._kept_response),
         }
         for path, form in self._forms.items():
             endpoints[path] = ("POST", partial(self._complete, form=form))
+        for path, plain in PLAIN_FORMS.items():
+            endpoints[path] = ("POST", partial(self._answer, form=plain))
         self._paths = Paths("/v1", endpoints, _refuse_path, reply_to)
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
@@ -148,14 +156,17 @@ class OpenAIRoutes:
         self, request: WebRequest, name: str, form: Form
     ) -> WebResponse | WebStream:
         """Answer a request in the form of an API, at once or part by part."""
-        asked, left_s = await self._read(request, form.kind, form.read)
-        return await self._completion(form, request).answer(asked, left_s)
+        try:
+            asked, left_s = await self._read(request, form.kind, form.read)
+            return await self._completion(form, request).answer(asked, left_s)
+        except (HttpError, PipelineError) as error:
+            return form.reply_to(error)
 
-    # Embeddings -----------------------------------------------------------------------------
+    # Answers that come at once --------------------------------------------------------------
 
-    async def _embed(self, request: WebRequest, name: str) -> WebResponse:
-        """Answer with a vector for each text."""
-        asked, left_s = await self._read(request, "embedding", embedding_questions)
+    async def _answer(self, request: WebRequest, name: str, form: PlainForm) -> WebResponse:
+        """Answer with what is made of the answers to all questions, such as a vector for each."""
+        asked, left_s = await self._read(request, form.kind, form.read, form.takes_forms)
         call = TimedCall(asked.served.engine.begin, self._offload, left_s)
 
         async def payload(raw: Any, target: RequestTarget) -> Payload:
@@ -165,37 +176,43 @@ class OpenAIRoutes:
             )
 
         payloads = await all_of([partial(payload, *each) for each in asked.asked])
-        in_base64 = asked.questions.in_base64
-        make = partial(embeddings, payloads, asked.model_id, asked.model, in_base64)
         is_little = len(payloads) == 1 and is_short(payloads[0])
-        return with_head(await call.made(make, is_little), call.head)
+        return with_head(
+            await call.made(partial(form.write, asked, payloads), is_little), call.head
+        )
 
     # What they have in common ---------------------------------------------------------------
 
     async def _read(
-        self, request: WebRequest, kind: str, read: Read
+        self, request: WebRequest, kind: str, read: Read, takes_forms: bool = False
     ) -> tuple[Understood, float | None]:
         """Return what a request asks, and how long its caller waits for it.
 
         Raises PipelineError, HttpError.
         """
-        headers = request.headers
-        if not is_json(headers.get(b"content-type", b"")):
-            raise HttpError(415, PackageError("send JSON, with content-type: application/json"))
+        headers, limits = request.headers, self._limits
+        content_type = headers.get(b"content-type", b"")
+        is_taken = kind_of(content_type) == MULTIPART if takes_forms else is_json(content_type)
+        if not is_taken:
+            wanted = MULTIPART if takes_forms else "JSON, with content-type: application/json"
+            raise HttpError(415, PackageError(f"send {wanted}"))
         body = await request.read()
-        if not is_large(body):
-            fields = read_object(body)
-            return self._models.understand(fields, headers, kind, read), request.timeout_s
 
         def understood() -> Understood:
-            fields = read_large_object(body, self._limits)
+            if takes_forms:
+                fields = fields_of_form(body, content_type, limits)
+            else:
+                fields = read_large_object(body, limits) if is_large(body) else read_object(body)
             return self._models.understand(fields, headers, kind, read)
 
+        if not is_large(body):
+            return understood(), request.timeout_s
         return await self._offload.run(understood, request.timeout_s)
 
 
 async def _refuse_path(request: WebRequest, name: str) -> WebResponse:
     raise NoServiceError(
         f"no such path: {request.path}; there are /v1/chat/completions, /v1/completions, "
-        "/v1/responses, /v1/embeddings and /v1/models"
+        "/v1/responses, /v1/messages, /v1/embeddings, /v1/audio/transcriptions, "
+        "/v1/images/generations and /v1/models"
     )

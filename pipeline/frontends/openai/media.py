@@ -1,0 +1,145 @@
+"""Sound that becomes text, and texts that become pictures: forms of OpenAI's API.
+
+Source: OpenAI's API reference, "Create transcription" and "Create image".
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from pipeline.errors import PayloadTypeError
+from pipeline.frontends.http.routes import WebResponse
+from pipeline.frontends.openai.answers import (
+    Payload,
+    as_json,
+    counts_of,
+    embeddings,
+    text_of,
+    usage_of,
+)
+from pipeline.frontends.openai.arguments import Fields, check, choices_of, handed_on
+from pipeline.frontends.openai.errors import ArgumentError
+from pipeline.frontends.openai.models import Read, Understood
+from pipeline.frontends.openai.options import ModelOptions
+from pipeline.frontends.openai.questions import Questions, embedding_questions
+
+_TEXT = b"text/plain; charset=utf-8"
+_FORMS: Final = ("json", "text", "verbose_json")
+_TOLD = ("language", "duration", "segments", "words")
+
+
+class PlainForm(NamedTuple):
+    """The form of an API whose answers come at once: who reads it, and who writes all answers."""
+
+    kind: str
+    read: Read
+    write: Callable[[Understood, Sequence[Payload]], bytes | WebResponse]
+    takes_forms: bool = False
+
+
+def transcription_questions(body: Fields, model: ModelOptions) -> Questions:
+    """Return what a request for the text of a sound asks. Raises ArgumentError."""
+    body = {**body}
+    sound = body.pop("file", None)
+    if not isinstance(sound, bytes):
+        raise ArgumentError("file must be a file with the sound", "file")
+    form = body.pop("response_format", "json")
+    if form not in _FORMS:
+        text = f"response_format must be one of {', '.join(_FORMS)}"
+        raise ArgumentError(text, "response_format")
+    if body.pop("stream", "false") != "false":
+        raise ArgumentError("a text of sound is not streamed here: leave stream out", "stream")
+    asked = dict(_plain(name, value) for name, value in body.items())
+    check(asked)
+    fields = {**handed_on(asked, model, "file"), model.audio: sound}
+    return Questions([fields], body={"response_format": form})
+
+
+def _plain(name: str, value: Any) -> tuple[str, Any]:
+    """Return a field of a form, where all are texts, as JSON would have it."""
+    if name.endswith("[]"):
+        return name.removesuffix("[]"), value if isinstance(value, list) else [value]
+    if name == "temperature":
+        try:
+            return name, float(value)
+        except (TypeError, ValueError):
+            raise ArgumentError("temperature must be a number", name) from None
+    return name, value
+
+
+def transcription(asked: Understood, payloads: Sequence[Payload]) -> bytes | WebResponse:
+    """Return a text in the form that is asked for. Raises PayloadTypeError."""
+    (payload,) = payloads
+    text = text_of(payload, asked.model.text)
+    form = asked.questions.body["response_format"]
+    if form == "text":
+        return WebResponse(body=text.encode() + b"\n", content_type=_TEXT)
+    if form == "json":
+        return as_json({"text": text})
+    told = {name: payload[name] for name in _TOLD if payload.get(name) is not None}
+    usual = {"task": "transcribe", "language": "", "duration": 0.0}
+    return as_json({**usual, **told, "text": text})
+
+
+def image_questions(body: Fields, model: ModelOptions) -> Questions:
+    """Return what a request for pictures asks, one question for each. Raises ArgumentError."""
+    check(body)
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str):
+        raise ArgumentError("prompt must be text", "prompt")
+    form = body.get("response_format")
+    if form not in (None, "b64_json", "url"):
+        raise ArgumentError("response_format must be b64_json or url", "response_format")
+    if body.get("stream"):
+        raise ArgumentError("pictures are not streamed here: leave stream out", "stream")
+    asked = {**handed_on(body, model, "prompt"), model.prompt: prompt}
+    asked.pop(model.keys.get("response_format", "response_format"), None)
+    return Questions([{**asked} for _ in range(choices_of(body))], body=body)
+
+
+def images(asked: Understood, payloads: Sequence[Payload]) -> bytes:
+    """Return pictures. Raises PayloadTypeError."""
+    wants_url = asked.questions.body.get("response_format") == "url"
+    data = [_image(payload, asked.model.image, wants_url) for payload in payloads]
+    counts = usage_of([counts_of(payload) for payload in payloads])
+    usage = {
+        "input_tokens": counts["prompt_tokens"],
+        "output_tokens": counts["completion_tokens"],
+        "total_tokens": counts["total_tokens"],
+    }
+    return as_json({"created": int(time.time()), "data": data, "usage": usage})
+
+
+def _image(payload: Payload, key: str, wants_url: bool) -> dict[str, Any]:
+    """Return a picture, which is the bytes of a file or its URL."""
+    value = payload.get(key)
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
+        value = value.tobytes()
+    more = {"revised_prompt": payload["revised_prompt"]} if "revised_prompt" in payload else {}
+    if isinstance(value, str):
+        return {"url": value, **more}
+    if not isinstance(value, bytes):
+        there = ", ".join(map(str, payload)) or "nothing"
+        text = f"the answer has no file and no URL under {key!r}, but {there}: see `image`"
+        raise PayloadTypeError(text)
+    data = base64.b64encode(value).decode()
+    return {"url": f"data:;base64,{data}", **more} if wants_url else {"b64_json": data, **more}
+
+
+def _embeddings(asked: Understood, payloads: Sequence[Payload]) -> bytes:
+    return embeddings(payloads, asked.model_id, asked.model, asked.questions.in_base64)
+
+
+PLAIN_FORMS: Final[Mapping[str, PlainForm]] = {
+    "/v1/embeddings": PlainForm("embedding", embedding_questions, _embeddings),
+    "/v1/audio/transcriptions": PlainForm(
+        "transcription", transcription_questions, transcription, takes_forms=True
+    ),
+    "/v1/images/generations": PlainForm("image", image_questions, images),
+}
+"""The forms by their paths."""

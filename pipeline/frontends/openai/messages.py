@@ -1,0 +1,294 @@
+"""Anthropic's `/v1/messages`: requests as chats, and what these say as messages and their events.
+
+Source: Anthropic's API reference, "Messages", "Streaming messages" and "Errors".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from pipeline.errors import PackageError, PayloadTypeError, PipelineError
+from pipeline.frontends.http.routes import HttpError, WebResponse
+from pipeline.frontends.openai.answers import Choice, as_json, usage_of
+from pipeline.frontends.openai.arguments import Fields
+from pipeline.frontends.openai.errors import ArgumentError, error_of, reply_to
+from pipeline.frontends.openai.options import ModelOptions
+from pipeline.frontends.openai.output import Item, Output, Step, exhaust
+from pipeline.frontends.openai.questions import Questions, chat_questions
+from pipeline.openai import Delta
+from pipeline.proto.plain_json import read_object
+
+Event = dict[str, Any]
+
+_DONE_HERE = frozenset(
+    (
+        *("system", "messages", "stop_sequences", "tools", "tool_choice", "metadata", "n"),
+        *("output_config", "output_format", "service_tier", "container", "context_management"),
+    )
+)
+_CHOICES: Final[Mapping[object, str]] = {"auto": "auto", "any": "required", "none": "none"}
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+_DELTAS: Final[Mapping[str, tuple[str, str]]] = {  # by kind of item: type of the delta, its key
+    "reasoning_content": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "refusal": ("text_delta", "text"),
+    "function": ("input_json_delta", "partial_json"),
+    "custom": ("input_json_delta", "partial_json"),
+}
+_ERRORS: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def message_questions(body: Fields, model: ModelOptions) -> Questions:
+    """Return what a request for a message asks. Raises ArgumentError."""
+    if body.get("max_tokens") is None:
+        raise ArgumentError("max_tokens is missing", "max_tokens")
+    chat = {name: value for name, value in body.items() if name not in _DONE_HERE}
+    chat["messages"] = _messages_of(body)
+    chat["stop"] = body.get("stop_sequences")
+    if body.get("tools"):
+        chat["tools"] = _tools_of(body["tools"])
+    chat |= _choice_of(body.get("tool_choice"))
+    config = body.get("output_config") or {}
+    form = config.get("format") if isinstance(config, Mapping) else None
+    if isinstance(form := form or body.get("output_format"), Mapping):
+        schema = {"name": "answer", "schema": form.get("schema"), "strict": True}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return chat_questions(chat, model)._replace(body=body)
+
+
+def reply_with_error(error: PipelineError | HttpError) -> WebResponse:
+    """Return the answer to a request that ended in an error."""
+    reply = reply_to(error)
+    said = _error(orjson.loads(reply.body)["error"], reply.status)
+    return msgspec.structs.replace(reply, body=orjson.dumps(said))
+
+
+class MessageWriter:
+    """Writer of messages, whose streams are events with names.
+
+    Args:
+        model_id: as the caller knows it.
+        questions: of the request.
+    """
+
+    def __init__(self, model_id: str, questions: Questions) -> None:
+        self._stops = questions.stops
+        self._output = Output()
+        self._has_begun: bool = False
+        self._message: Event = {
+            "id": f"msg_{os.urandom(16).hex()}",
+            "type": "message",
+            "role": "assistant",
+            "model": model_id,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": 0, "output_tokens": 0},
+        }
+
+    def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
+        """Return the message. Raises PipelineError: a tool is called with no JSON."""
+        ((choice, whole),) = choices
+        exhaust(self._output.take(whole))
+        content = [_block(item) for item in self._output.items]
+        return as_json({**self._message, "content": content, **self._ended(choice)})
+
+    def part(self, choice: Choice, delta: Delta) -> bytes:
+        """Return the events that tell more."""
+        return self._told(self._output.take(delta))
+
+    def end(self, choice: Choice) -> bytes:
+        """Return the events that say that the blocks are whole, and why the message has ended."""
+        ended = self._ended(choice)
+        said = {"delta": {name: ended[name] for name in ("stop_reason", "stop_sequence")}}
+        told = self._told(self._output.end())
+        return told + _event("message_delta", {**said, "usage": ended["usage"]})
+
+    def last(self, choices: Sequence[Choice]) -> bytes:
+        """Return the event of the end."""
+        return _event("message_stop", {})
+
+    def error(self, error: PipelineError) -> bytes:
+        """Return the event of an error."""
+        status = reply_to(error).status
+        return _event("error", _error(error_of(error), status))
+
+    def _told(self, steps: Iterable[Step]) -> bytes:
+        """Return the events of what becomes of items."""
+        said = b"" if self._has_begun else _event("message_start", {"message": self._message})
+        self._has_begun = True
+        for act, item, text, _ in steps:
+            place = {"index": item.index}
+            if act == "begin":
+                said += _event("content_block_start", {**place, "content_block": _block(item)})
+            elif act == "grow":
+                kind, key = _DELTAS[item.kind]
+                said += _event("content_block_delta", {**place, "delta": {"type": kind, key: text}})
+            else:
+                said += _event("content_block_stop", place)
+        return said
+
+    def _ended(self, choice: Choice) -> Event:
+        """Return why the message has ended, and its counts."""
+        counts = usage_of([choice.counts])
+        reason = _REASONS.get(choice.reason, "end_turn")
+        stop = None
+        if choice.is_cut:
+            reason, stop = "stop_sequence", self._stops[0] if len(self._stops) == 1 else None
+        usage = {
+            "input_tokens": counts["prompt_tokens"],
+            "output_tokens": counts["completion_tokens"],
+        }
+        return {"stop_reason": reason, "stop_sequence": stop, "usage": usage}
+
+
+def _event(kind: str, said: Event) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), as_json({"type": kind, **said}))
+
+
+def _error(said: Mapping[str, Any], status: int) -> Event:
+    """Return an error as Anthropic has it, with the path and the code of OpenAI's beside it."""
+    usual = "api_error" if status >= 500 else "invalid_request_error"
+    told = {"type": _ERRORS.get(status, usual), "message": said["message"]}
+    return {"type": "error", "error": {**told, "param": said["param"], "code": said["code"]}}
+
+
+def _block(item: Item) -> Event:
+    """Return the block that an item is, as far as it is there."""
+    if item.kind == "reasoning_content":
+        return {"type": "thinking", "thinking": item.text, "signature": ""}
+    if item.kind in ("text", "refusal"):
+        return {"type": "text", "text": item.text}
+    try:
+        given = read_object(item.text.encode()) if item.text else {}
+    except PackageError as error:
+        text = f"the tool {item.name!r} is called with what is no JSON object: {error}"
+        raise PayloadTypeError(text) from None
+    return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": given}
+
+
+def _messages_of(body: Fields) -> list[Fields]:
+    """Return the messages of a chat. Raises ArgumentError."""
+    found: list[Fields] = []
+    if (system := body.get("system")) is not None:
+        found.append({"role": "system", "content": _content(system, "system")})
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ArgumentError("messages must be a list with at least one message", "messages")
+    for at, message in enumerate(messages):
+        where = f"messages[{at}]"
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if role not in ("user", "assistant", "system"):
+            raise ArgumentError(f"{where}.role must be user or assistant", f"{where}.role")
+        found += _turns(role, message.get("content"), f"{where}.content")
+    return found
+
+
+def _turns(role: str, content: Any, where: str) -> list[Fields]:
+    """Return the messages that one is: results of tools are messages of their own."""
+    if not isinstance(content, list):
+        return [{"role": role, "content": _content(content, where)}]
+    found: list[Fields] = []
+    calls, parts = [], []
+    for at, block in enumerate(content):
+        place = f"{where}[{at}]"
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind == "tool_use":
+            called = {"name": _text(block.get("name"), f"{place}.name")}
+            called["arguments"] = as_json(block.get("input") or {}).decode()
+            call_id = _text(block.get("id"), f"{place}.id")
+            calls.append({"id": call_id, "type": "function", "function": called})
+        elif kind == "tool_result":
+            told = {"tool_call_id": _text(block.get("tool_use_id"), f"{place}.tool_use_id")}
+            said = _content(block.get("content") or "", f"{place}.content")
+            found.append({"role": "tool", **told, "content": said})
+        elif kind not in ("thinking", "redacted_thinking"):  # what it thought is not told again
+            parts.append(_part(block, place))
+    if parts or calls:
+        said = _joined(parts) if parts else None
+        found.append({"role": role, "content": said, **({"tool_calls": calls} if calls else {})})
+    return found
+
+
+def _content(content: Any, where: str) -> Any:
+    """Return text, or blocks as the parts of a chat."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ArgumentError(f"{where} must be text, or a list of blocks", where)
+    return _joined([_part(block, f"{where}[{at}]") for at, block in enumerate(content)])
+
+
+def _joined(parts: Sequence[Fields]) -> Any:
+    """Return parts as one text, if all are texts."""
+    is_text = all(part["type"] == "text" for part in parts)
+    return "".join(part["text"] for part in parts) if is_text else parts
+
+
+def _part(block: Any, where: str) -> Fields:
+    kind = block.get("type") if isinstance(block, Mapping) else None
+    if kind == "text":
+        return {"type": "text", "text": _text(block.get("text"), f"{where}.text")}
+    source = block.get("source") if kind == "image" else None
+    if isinstance(source, Mapping):
+        url = source.get("url")
+        if source.get("type") == "base64":
+            data = _text(source.get("data"), f"{where}.source.data")
+            url = f"data:{source.get('media_type')};base64,{data}"
+        return {"type": "image_url", "image_url": {"url": _text(url, f"{where}.source.url")}}
+    raise ArgumentError(f"{where} must be text or an image with its source", where)
+
+
+def _tools_of(tools: Any) -> list[Fields]:
+    if not isinstance(tools, list):
+        raise ArgumentError("tools must be a list", "tools")
+    found = []
+    for at, tool in enumerate(tools):
+        where = f"tools[{at}]"
+        if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
+            raise ArgumentError(
+                f"{where} must be a tool of the caller's: no others run here", where
+            )
+        about = {"name": _text(tool.get("name"), f"{where}.name")}
+        if tool.get("description") is not None:
+            about["description"] = _text(tool["description"], f"{where}.description")
+        function = {**about, "parameters": tool.get("input_schema") or {"type": "object"}}
+        found.append({"type": "function", "function": function})
+    return found
+
+
+def _choice_of(choice: Any) -> Fields:
+    if choice is None:
+        return {}
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    found: Fields = {}
+    if choice and kind == "tool":
+        name = _text(choice.get("name"), "tool_choice.name")
+        found["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif kind in _CHOICES:
+        found["tool_choice"] = _CHOICES[kind]
+    else:
+        where = "tool_choice.type"
+        raise ArgumentError(f"{where} must be auto, any, tool or none", where)
+    if choice.get("disable_parallel_tool_use"):
+        found["parallel_tool_calls"] = False
+    return found
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise ArgumentError(f"{where} must be text", where)
+    return value

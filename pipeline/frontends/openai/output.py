@@ -1,0 +1,117 @@
+"""Output: what a chat says, as items behind each other, for APIs that answer with lists."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from pipeline.openai import Delta
+
+TEXTS = ("reasoning_content", "text", "refusal")
+"""Kinds of items that are texts; others are kinds of tools, `function` and `custom`."""
+
+_WRITTEN = {"function": "arguments", "custom": "input"}
+
+
+class Item:
+    """A text of one kind, or a call of a tool, which grows.
+
+    Args:
+        kind: one of `TEXTS`, or of tools.
+        index: its place in the output.
+        call_id: of a call.
+        name: of the tool.
+    """
+
+    def __init__(self, kind: str, index: int, call_id: str = "", name: str = "") -> None:
+        self.kind = kind
+        self.index = index
+        self.call_id = call_id
+        self.name = name
+        self.id = os.urandom(16).hex()
+        self.pieces: list[str] = []
+        self.logprobs: list[Any] = []
+        self.annotations: list[Any] = []
+        self.is_open: bool = True
+
+    @property
+    def text(self) -> str:
+        """Return the text, or what the tool is called with, as far as it is there."""
+        return "".join(self.pieces)
+
+
+class Step(NamedTuple):
+    """What becomes of an item: it begins, `text` is more of it, or it ends."""
+
+    act: Literal["begin", "grow", "end"]
+    item: Item
+    text: str = ""
+    logprobs: Sequence[Any] = ()
+
+
+class Output:
+    """Items of what a chat says, at once or part by part.
+
+    A text ends where something else begins; calls of tools, which may grow side by side, end with
+    the chat.
+
+    Attributes:
+        items: all of them, in order.
+    """
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self._calls: dict[int, Item] = {}
+
+    def take(self, delta: Delta) -> Iterator[Step]:
+        """Take more of what is said; yield the steps that it makes."""
+        said: Mapping[str, Any] = delta
+        for kind in TEXTS:
+            if text := said.get(kind):
+                yield from self._text(kind, text, said)
+        for at, call in enumerate(said.get("tool_calls", ())):
+            yield from self._call(call.get("index", at), call)
+
+    def end(self) -> Iterator[Step]:
+        """End all items; yield a step for each that was not yet."""
+        for item in self.items:
+            yield from self._ended(item)
+
+    def _text(self, kind: str, text: str, said: Mapping[str, Any]) -> Iterator[Step]:
+        if not self.items or self.items[-1].kind != kind:
+            yield from self._begun(Item(kind, len(self.items)))
+        item, logprobs = self.items[-1], []
+        if kind == "text":
+            logprobs = said.get("logprobs", [])
+            item.logprobs += logprobs
+            item.annotations += said.get("annotations", ())
+        item.pieces.append(text)
+        yield Step("grow", item, text, logprobs)
+
+    def _call(self, index: int, call: Mapping[str, Any]) -> Iterator[Step]:
+        if (item := self._calls.get(index)) is None:
+            kind = call["type"]
+            item = Item(kind, len(self.items), call["id"], call[kind]["name"])
+            self._calls[index] = item
+            yield from self._begun(item)
+        if text := call[item.kind].get(_WRITTEN[item.kind]):
+            item.pieces.append(text)
+            yield Step("grow", item, text)
+
+    def _begun(self, item: Item) -> Iterator[Step]:
+        if self.items and self.items[-1].kind in TEXTS:
+            yield from self._ended(self.items[-1])
+        self.items.append(item)
+        yield Step("begin", item)
+
+    def _ended(self, item: Item) -> Iterator[Step]:
+        if item.is_open:
+            item.is_open = False
+            yield Step("end", item)
+
+
+def exhaust(steps: Iterable[Step]) -> None:
+    """Take steps that nobody is told of."""
+    for _ in steps:
+        pass
