@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from pipeline.frontends.api.bodies import MULTIPART
 from pipeline.frontends.api.openapi import Described
+from pipeline.frontends.http.bodies import JSON
 from pipeline.frontends.openai.arguments import MOST_CHOICES
 from pipeline.frontends.openai.options import ModelOptions
 from pipeline.frontends.openai.questions import MOST_TEXTS
@@ -87,12 +89,83 @@ _RESPONSE = {
         "id": _TEXT,
         "object": _TEXT,
         "status": {"enum": ["completed", "incomplete"]},
-        "output": {"type": "array", "items": {"type": "object"}},
+        "output": _OBJECTS,
         "usage": {"type": "object"},
     },
 }
-_ASKED = {"response": "chat"}  # kinds of models, where not the same
 _HELLO = {"role": "user", "content": "hello"}
+
+
+_MESSAGES = {"type": "array", "items": _MESSAGE, "minItems": 1}
+_STREAM = {"stream": {"type": "boolean", "default": False}}
+
+
+class _Path(NamedTuple):
+    """What is asked at a path, and of models of which kind, and the type of its answer."""
+
+    kind: str
+    name: str
+    properties: Mapping[str, Any]
+    example: Mapping[str, Any]
+    answer: str
+    content_type: str = JSON
+    owner: str = "OpenAI"
+
+
+_PATHS: Mapping[str, _Path] = {
+    "/v1/chat/completions": _Path(
+        *("chat", "chat", {"messages": _MESSAGES, **_CHAT_ARGUMENTS}, {"messages": [_HELLO]}),
+        "OpenAIChat",
+    ),
+    "/v1/completions": _Path(
+        *("completion", "completion", {"prompt": _TEXTS, **_ARGUMENTS}, {"prompt": "hello"}),
+        "OpenAICompletion",
+    ),
+    "/v1/responses": _Path(
+        *("chat", "response", {"input": _INPUT, **_RESPONSE_ARGUMENTS}, {"input": "hello"}),
+        "OpenAIResponse",
+    ),
+    "/v1/messages": _Path(
+        *("chat", "message", {"messages": _MESSAGES, "max_tokens": _COUNT, **_STREAM}),
+        {"max_tokens": 100, "messages": [_HELLO]},
+        "AnthropicMessage",
+        owner="Anthropic",
+    ),
+    "/v1/embeddings": _Path(
+        *("embedding", "embedding"),
+        {
+            "input": _TEXTS,
+            "encoding_format": {"enum": ["float", "base64"]},
+            "dimensions": _COUNT,
+        },
+        {"input": "hello"},
+        "OpenAIEmbeddings",
+    ),
+    "/v1/audio/transcriptions": _Path(
+        *("transcription", "transcription"),
+        {
+            "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+            "language": _TEXT,
+            "prompt": _TEXT,
+            "temperature": _NUMBER,
+            "response_format": {"enum": ["json", "text", "verbose_json"], "default": "json"},
+        },
+        {"file": ""},
+        "OpenAITranscription",
+        MULTIPART,
+    ),
+    "/v1/images/generations": _Path(
+        *("image", "image"),
+        {
+            "prompt": _TEXT,
+            "n": _ARGUMENTS["n"],
+            "size": _TEXT,
+            "response_format": {"enum": ["b64_json", "url"]},
+        },
+        {"prompt": "a cat"},
+        "OpenAIImages",
+    ),
+}
 
 
 def described(models: Mapping[str, ModelOptions]) -> Described:
@@ -114,35 +187,15 @@ def described(models: Mapping[str, ModelOptions]) -> Described:
             }
         ),
         "OpenAIResponse": _RESPONSE,
+        "AnthropicMessage": _object("id", "type", "role", "model", content=_OBJECTS),
+        "OpenAITranscription": _object(text=_TEXT),
+        "OpenAIImages": _object(created={"type": "integer"}, data=_OBJECTS),
         "OpenAIModels": _list_of(_reference("OpenAIModel")),
     }
-    messages = {"type": "array", "items": _MESSAGE, "minItems": 1}
-    kinds: list[tuple[str, str, str, Any, Any, Mapping[str, Any]]] = [
-        ("chat", "/v1/chat/completions", "messages", messages, [_HELLO], _CHAT_ARGUMENTS),
-        ("completion", "/v1/completions", "prompt", _TEXTS, "hello", _ARGUMENTS),
-        ("response", "/v1/responses", "input", _INPUT, "hello", _RESPONSE_ARGUMENTS),
-        (
-            "embedding",
-            "/v1/embeddings",
-            "input",
-            _TEXTS,
-            "hello",
-            {"encoding_format": {"enum": ["float", "base64"]}, "dimensions": _COUNT},
-        ),
-    ]
-    answers = {
-        "chat": "OpenAIChat",
-        "completion": "OpenAICompletion",
-        "response": "OpenAIResponse",
-    }
     paths: dict[str, Any] = {}
-    for kind, path, name, schema, example, arguments in kinds:
-        if ids := [
-            model_id for model_id, model in models.items() if _ASKED.get(kind, kind) in model.kinds
-        ]:
-            answer = answers.get(kind, "OpenAIEmbeddings")
-            body = _body(ids, {name: schema, **arguments}, {name: example})
-            paths[path] = {"post": _post(f"openai_{kind}", body, answer, kind in answers)}
+    for path, asked in _PATHS.items():
+        if ids := [model_id for model_id, model in models.items() if asked.kind in model.kinds]:
+            paths[path] = {"post": _post(asked, ids)}
     about = {"summary": "Say which models there are", "tags": ["OpenAI"]}
     paths["/v1/models"] = {
         "get": {"operationId": "openai_models", **about, **_said("OpenAIModels")}
@@ -150,24 +203,23 @@ def described(models: Mapping[str, ModelOptions]) -> Described:
     return Described(paths, components)
 
 
-def _body(ids: Sequence[str], properties: Mapping[str, Any], example: Mapping[str, Any]) -> Any:
-    """Return the schema of a request; other keys are the pipeline's, or refused."""
+def _post(about: _Path, ids: Sequence[str]) -> dict[str, Any]:
+    """Return the description of a POST; other keys of its body are the pipeline's, or refused."""
     schema = {
         "type": "object",
-        "required": ["model", *example],
-        "properties": {"model": {"type": "string", "enum": [*ids]}, **properties},
+        "required": ["model", *about.example],
+        "properties": {"model": {"type": "string", "enum": [*ids]}, **about.properties},
         "additionalProperties": True,
     }
-    return {"schema": schema, "example": {"model": ids[0], **example}}
-
-
-def _post(name: str, body: Any, answer: str, streams: bool) -> dict[str, Any]:
+    body: dict[str, Any] = {"schema": schema}
+    if about.content_type == JSON:
+        body["example"] = {"model": ids[0], **about.example}
     return {
-        "operationId": name,
-        "summary": "Ask as clients of OpenAI's API do",
+        "operationId": f"openai_{about.name}",
+        "summary": f"Ask as clients of {about.owner}'s API do",
         "tags": ["OpenAI"],
-        "requestBody": {"required": True, "content": {"application/json": body}},
-        **_said(answer, streams),
+        "requestBody": {"required": True, "content": {about.content_type: body}},
+        **_said(about.answer, "stream" in about.properties),
     }
 
 
@@ -197,6 +249,11 @@ def _answer(key: str, schema: Any) -> dict[str, Any]:
         "required": [*head, "choices"],
         "properties": {**head, "choices": {"type": "array", "items": choice}, "usage": _USAGE},
     }
+
+
+def _object(*texts: str, **properties: Any) -> dict[str, Any]:
+    properties |= dict.fromkeys(texts, _TEXT)
+    return {"type": "object", "required": [*properties], "properties": properties}
 
 
 def _list_of(schema: Any) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from pipeline.frontends.openai.errors import ArgumentError
 from pipeline.frontends.openai.options import ModelOptions
 from pipeline.frontends.openai.questions import Questions, chat_questions
 
-_MOST_BYTES = 256 << 20  # of all responses that are kept
 _DONE_HERE = frozenset(
     (
         *("input", "instructions", "tools", "tool_choice", "text", "reasoning", "include"),
@@ -50,10 +49,12 @@ class KeptResponses:
 
     Args:
         most: that are kept; 0: none.
+        most_bytes: of all of them.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, most_bytes: int = 256 << 20) -> None:
         self.most = most
+        self._most_bytes = most_bytes
         self._kept: OrderedDict[str, tuple[KeptResponse, int]] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
@@ -64,7 +65,7 @@ class KeptResponses:
         with self._lock:
             self._kept[response_id] = (kept, size)
             self._size += size
-            while len(self._kept) > self.most or self._size > _MOST_BYTES:
+            while len(self._kept) > self.most or self._size > self._most_bytes:
                 self._size -= self._kept.popitem(last=False)[1][1]
 
     def find(self, response_id: str, param: str | None = None) -> KeptResponse:

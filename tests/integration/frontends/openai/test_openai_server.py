@@ -123,7 +123,7 @@ def test_the_document_of_the_server_describes_what_is_answered():
         below = {path for path in document["paths"] if path.startswith("/v1")}
         assert below == {
             "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models",
-            "/v1/responses",
+            "/v1/responses", "/v1/messages",
         }  # fmt: skip
         for path in below - {"/v1/models", "/v1/responses"}:
             body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]

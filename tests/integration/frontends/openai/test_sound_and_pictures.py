@@ -9,6 +9,7 @@ import openai
 import pytest
 from doubles import http
 from openai_models import client_of, openai_server
+from openapi_spec_validator import validate
 
 from pipeline import Op, RequestOp
 
@@ -119,3 +120,10 @@ def test_bad_requests_for_pictures_are_named(client, param, asked):
     with pytest.raises(openai.BadRequestError) as caught:
         client.images.generate(**{"model": "paints", "prompt": "a", **asked})
     assert caught.value.param == param
+
+
+def test_the_document_of_the_server_describes_both(server):
+    _, _, document = http(server, "GET", "/openapi.json")
+    validate(document)
+    paths = {path for path in document["paths"] if path.startswith("/v1")}
+    assert paths == {"/v1/audio/transcriptions", "/v1/images/generations", "/v1/models"}

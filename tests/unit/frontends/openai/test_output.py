@@ -1,0 +1,133 @@
+"""Items of what a chat says: texts of each kind, and calls that grow side by side."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeline.errors import PayloadTypeError
+from pipeline.frontends.openai.answers import Choice
+from pipeline.frontends.openai.errors import ArgumentError
+from pipeline.frontends.openai.messages import MessageWriter
+from pipeline.frontends.openai.output import Output
+from pipeline.frontends.openai.questions import Questions
+from pipeline.frontends.openai.response_writer import ResponseWriter
+from pipeline.frontends.openai.responses import KeptResponse, KeptResponses
+
+SAID = [
+    {"reasoning_content": "hm"},
+    {"text": "a"},
+    {"text": "b", "annotations": [{"type": "x"}]},
+    {"tool_calls": [{"index": 0, "id": "c0", "function": {"name": "f", "arguments": "{"}}]},
+    {"tool_calls": [{"index": 1, "id": "c1", "function": {"name": "g", "arguments": '{"a"'}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]},
+    {"tool_calls": [{"index": 1, "function": {"arguments": ": 1}"}}]},
+    {"refusal": "no"},
+]
+
+
+def taken():
+    """A choice, and the deltas of what was said."""
+    choice = Choice(0, "text", in_parts=True)
+    return choice, [choice.take(said) for said in SAID]
+
+
+def events(written):
+    return [json.loads(line[6:]) for line in written.decode().split("\n") if line[:5] == "data:"]
+
+
+def test_steps_of_items():
+    output, (_, deltas) = Output(), taken()
+    steps = [step for delta in deltas for step in output.take(delta)]
+    told = [(act, item.kind, text) for act, item, text, _ in [*steps, *output.end()]]
+    assert told == [
+        ("begin", "reasoning_content", ""),
+        ("grow", "reasoning_content", "hm"),
+        ("end", "reasoning_content", ""),
+        ("begin", "text", ""),
+        ("grow", "text", "a"),
+        ("grow", "text", "b"),
+        ("end", "text", ""),
+        ("begin", "function", ""),
+        ("grow", "function", "{"),
+        ("begin", "function", ""),
+        ("grow", "function", '{"a"'),
+        ("grow", "function", "}"),
+        ("grow", "function", ": 1}"),
+        ("begin", "refusal", ""),
+        ("grow", "refusal", "no"),
+        ("end", "function", ""),
+        ("end", "function", ""),
+        ("end", "refusal", ""),
+    ]
+    assert [item.text for item in output.items] == ["hm", "ab", "{}", '{"a": 1}', "no"]
+
+
+def test_events_of_a_response_have_numbers_and_places():
+    writer, (choice, deltas) = ResponseWriter(KeptResponses(0), "m", Questions([])), taken()
+    written = b"".join(writer.part(choice, delta) for delta in deltas)
+    found = events(written + writer.end(choice) + writer.last([choice]))
+    assert [event["sequence_number"] for event in found] == [*range(len(found))]
+    ended = [event for event in found if event["type"] == "response.output_item.done"]
+    assert [event["output_index"] for event in ended] == [0, 1, 2, 3, 4]
+    last = found[-1]["response"]
+    assert [event["item"] for event in ended] == last["output"]
+    reasoning, text, first, second, refusal = last["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm"}]
+    assert (text["content"][0]["text"], text["content"][0]["annotations"]) == (
+        "ab",
+        [{"type": "x"}],
+    )
+    assert (first["call_id"], first["arguments"]) == ("c0", "{}")
+    assert (second["name"], second["arguments"]) == ("g", '{"a": 1}')
+    assert refusal["content"] == [{"type": "refusal", "refusal": "no"}]
+
+
+def test_what_is_said_at_once_is_what_its_parts_are():
+    choice, _ = taken()
+    whole = Choice(0, "text").whole(
+        {
+            "reasoning_content": "hm",
+            "text": "ab",
+            "tool_calls": [{"id": "c0", "function": {"name": "f", "arguments": {}}}],
+        }
+    )
+    said = json.loads(ResponseWriter(KeptResponses(0), "m", Questions([])).whole([(choice, whole)]))
+    kinds = [item["type"] for item in said["output"]]
+    assert kinds == ["reasoning", "message", "function_call"]
+
+
+def test_blocks_of_a_message():
+    writer, (choice, deltas) = MessageWriter("m", Questions([])), taken()
+    written = b"".join(writer.part(choice, delta) for delta in deltas)
+    found = events(written + writer.end(choice) + writer.last([choice]))
+    begun = [each["content_block"] for each in found if each["type"] == "content_block_start"]
+    assert [block["type"] for block in begun] == [
+        "thinking",
+        "text",
+        "tool_use",
+        "tool_use",
+        "text",
+    ]
+    stops = [each["index"] for each in found if each["type"] == "content_block_stop"]
+    assert stops == [0, 1, 2, 3, 4]
+
+
+def test_a_message_needs_arguments_in_json():
+    choice = Choice(0, "text")
+    call = {"id": "c", "function": {"name": "f", "arguments": "[1"}}
+    whole = choice.whole({"tool_calls": [call]})
+    with pytest.raises(PayloadTypeError, match="no JSON object"):
+        MessageWriter("m", Questions([])).whole([(choice, whole)])
+
+
+def test_what_is_kept_is_bounded_by_bytes_too():
+    kept = KeptResponses(100, most_bytes=10_000)
+    for number in range(3):
+        kept.add(f"resp_{number}", KeptResponse(b" " * 4000, []))
+    with pytest.raises(ArgumentError, match="resp_0"):
+        kept.find("resp_0")
+    kept.remove("resp_1")
+    kept.add("resp_3", KeptResponse(b" " * 4000, []))
+    assert len(kept.find("resp_2").body) == 4000
