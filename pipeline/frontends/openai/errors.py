@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -38,12 +39,27 @@ class ArgumentError(PackageError):
         self.reason = reason
         self.http_status = status
 
+    def renamed(self, names: Mapping[str, str]) -> ArgumentError:
+        """Return the same error about a request that has other names for what is in its path."""
+        param = self.param or ""
+        for name, own in names.items():
+            param = param.replace(name, own)
+        text = str(self).replace(self.param or "", param) if self.param else str(self)
+        return ArgumentError(text, param or None, self.reason, self.http_status)
+
 
 def wrong_type(where: str, expected: str, value: Any) -> ArgumentError:
     """Return the error for an argument of another type."""
     kinds = {str: "text", bool: "true or false", list: "a list", dict: "an object"}
     found = "null" if value is None else kinds.get(type(value), "a number")
     return ArgumentError(f"{where} must be {expected}, not {found}", where, "invalid_type")
+
+
+def text_at(where: str, value: Any) -> str:
+    """Return what is at a path, which is to be text. Raises ArgumentError."""
+    if not isinstance(value, str):
+        raise wrong_type(where, "text", value)
+    return value
 
 
 def reply_to(error: PipelineError | HttpError) -> WebResponse:

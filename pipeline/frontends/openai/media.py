@@ -22,11 +22,11 @@ from pipeline.frontends.openai.answers import (
     text_of,
     usage_of,
 )
-from pipeline.frontends.openai.arguments import Fields, check, choices_of, handed_on
-from pipeline.frontends.openai.errors import ArgumentError
+from pipeline.frontends.openai.arguments import Fields, check, handed_on
+from pipeline.frontends.openai.errors import ArgumentError, text_at
 from pipeline.frontends.openai.models import Read, Understood
 from pipeline.frontends.openai.options import ModelOptions
-from pipeline.frontends.openai.questions import Questions, embedding_questions
+from pipeline.frontends.openai.questions import Questions, embedding_questions, questions_of
 
 _TEXT = b"text/plain; charset=utf-8"
 _FORMS: Final = ("json", "text", "verbose_json")
@@ -88,18 +88,16 @@ def transcription(asked: Understood, payloads: Sequence[Payload]) -> bytes | Web
 
 def image_questions(body: Fields, model: ModelOptions) -> Questions:
     """Return what a request for pictures asks, one question for each. Raises ArgumentError."""
-    check(body)
-    prompt = body.get("prompt")
-    if not isinstance(prompt, str):
-        raise ArgumentError("prompt must be text", "prompt")
-    form = body.get("response_format")
+    asked = {**body}
+    form = asked.pop("response_format", None)
     if form not in (None, "b64_json", "url"):
         raise ArgumentError("response_format must be b64_json or url", "response_format")
+    check(asked)
     if body.get("stream"):
         raise ArgumentError("pictures are not streamed here: leave stream out", "stream")
-    asked = {**handed_on(body, model, "prompt"), model.prompt: prompt}
-    asked.pop(model.keys.get("response_format", "response_format"), None)
-    return Questions([{**asked} for _ in range(choices_of(body))], body=body)
+    prompt = text_at("prompt", body.get("prompt"))
+    fields = {**handed_on(asked, model, "prompt"), model.prompt: prompt}
+    return questions_of(asked, model, [fields])._replace(body=body)
 
 
 def images(asked: Understood, payloads: Sequence[Payload]) -> bytes:

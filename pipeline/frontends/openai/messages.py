@@ -16,7 +16,13 @@ from pipeline.errors import PackageError, PayloadTypeError, PipelineError
 from pipeline.frontends.http.routes import HttpError, WebResponse
 from pipeline.frontends.openai.answers import Choice, as_json, usage_of
 from pipeline.frontends.openai.arguments import Fields
-from pipeline.frontends.openai.errors import ArgumentError, error_of, reply_to
+from pipeline.frontends.openai.errors import (
+    ArgumentError,
+    error_of,
+    reply_to,
+    text_at,
+    wrong_type,
+)
 from pipeline.frontends.openai.options import ModelOptions
 from pipeline.frontends.openai.output import Item, Output, Step, exhaust
 from pipeline.frontends.openai.questions import Questions, chat_questions
@@ -31,6 +37,13 @@ _DONE_HERE = frozenset(
         *("output_config", "output_format", "service_tier", "container", "context_management"),
     )
 )
+_MISSING = "missing_required_parameter"
+_NAMES = {  # of what chats have another name for
+    "stop": "stop_sequences",
+    "response_format.json_schema": "output_config.format",
+    ".function.parameters": ".input_schema",
+    ".function": "",
+}
 _CHOICES: Final[Mapping[object, str]] = {"auto": "auto", "any": "required", "none": "none"}
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _DELTAS: Final[Mapping[str, tuple[str, str]]] = {  # by kind of item: type of the delta, its key
@@ -54,7 +67,7 @@ _ERRORS: Final[Mapping[int, str]] = {
 def message_questions(body: Fields, model: ModelOptions) -> Questions:
     """Return what a request for a message asks. Raises ArgumentError."""
     if body.get("max_tokens") is None:
-        raise ArgumentError("max_tokens is missing", "max_tokens")
+        raise ArgumentError("max_tokens is missing", "max_tokens", _MISSING)
     chat = {name: value for name, value in body.items() if name not in _DONE_HERE}
     chat["messages"] = _messages_of(body)
     chat["stop"] = body.get("stop_sequences")
@@ -66,7 +79,10 @@ def message_questions(body: Fields, model: ModelOptions) -> Questions:
     if isinstance(form := form or body.get("output_format"), Mapping):
         schema = {"name": "answer", "schema": form.get("schema"), "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return chat_questions(chat, model)._replace(body=body)
+    try:
+        return chat_questions(chat, model)._replace(body=body)
+    except ArgumentError as error:
+        raise error.renamed(_NAMES) from None
 
 
 def reply_with_error(error: PipelineError | HttpError) -> WebResponse:
@@ -207,12 +223,12 @@ def _turns(role: str, content: Any, where: str) -> list[Fields]:
         place = f"{where}[{at}]"
         kind = block.get("type") if isinstance(block, Mapping) else None
         if kind == "tool_use":
-            called = {"name": _text(block.get("name"), f"{place}.name")}
+            called = {"name": text_at(f"{place}.name", block.get("name"))}
             called["arguments"] = as_json(block.get("input") or {}).decode()
-            call_id = _text(block.get("id"), f"{place}.id")
+            call_id = text_at(f"{place}.id", block.get("id"))
             calls.append({"id": call_id, "type": "function", "function": called})
         elif kind == "tool_result":
-            told = {"tool_call_id": _text(block.get("tool_use_id"), f"{place}.tool_use_id")}
+            told = {"tool_call_id": text_at(f"{place}.tool_use_id", block.get("tool_use_id"))}
             said = _content(block.get("content") or "", f"{place}.content")
             found.append({"role": "tool", **told, "content": said})
         elif kind not in ("thinking", "redacted_thinking"):  # what it thought is not told again
@@ -228,7 +244,7 @@ def _content(content: Any, where: str) -> Any:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise ArgumentError(f"{where} must be text, or a list of blocks", where)
+        raise wrong_type(where, "text, or a list of blocks", content)
     return _joined([_part(block, f"{where}[{at}]") for at, block in enumerate(content)])
 
 
@@ -241,20 +257,20 @@ def _joined(parts: Sequence[Fields]) -> Any:
 def _part(block: Any, where: str) -> Fields:
     kind = block.get("type") if isinstance(block, Mapping) else None
     if kind == "text":
-        return {"type": "text", "text": _text(block.get("text"), f"{where}.text")}
+        return {"type": "text", "text": text_at(f"{where}.text", block.get("text"))}
     source = block.get("source") if kind == "image" else None
     if isinstance(source, Mapping):
         url = source.get("url")
         if source.get("type") == "base64":
-            data = _text(source.get("data"), f"{where}.source.data")
+            data = text_at(f"{where}.source.data", source.get("data"))
             url = f"data:{source.get('media_type')};base64,{data}"
-        return {"type": "image_url", "image_url": {"url": _text(url, f"{where}.source.url")}}
+        return {"type": "image_url", "image_url": {"url": text_at(f"{where}.source.url", url)}}
     raise ArgumentError(f"{where} must be text or an image with its source", where)
 
 
 def _tools_of(tools: Any) -> list[Fields]:
     if not isinstance(tools, list):
-        raise ArgumentError("tools must be a list", "tools")
+        raise wrong_type("tools", "a list", tools)
     found = []
     for at, tool in enumerate(tools):
         where = f"tools[{at}]"
@@ -262,9 +278,9 @@ def _tools_of(tools: Any) -> list[Fields]:
             raise ArgumentError(
                 f"{where} must be a tool of the caller's: no others run here", where
             )
-        about = {"name": _text(tool.get("name"), f"{where}.name")}
+        about = {"name": text_at(f"{where}.name", tool.get("name"))}
         if tool.get("description") is not None:
-            about["description"] = _text(tool["description"], f"{where}.description")
+            about["description"] = text_at(f"{where}.description", tool["description"])
         function = {**about, "parameters": tool.get("input_schema") or {"type": "object"}}
         found.append({"type": "function", "function": function})
     return found
@@ -276,7 +292,7 @@ def _choice_of(choice: Any) -> Fields:
     kind = choice.get("type") if isinstance(choice, Mapping) else None
     found: Fields = {}
     if choice and kind == "tool":
-        name = _text(choice.get("name"), "tool_choice.name")
+        name = text_at("tool_choice.name", choice.get("name"))
         found["tool_choice"] = {"type": "function", "function": {"name": name}}
     elif kind in _CHOICES:
         found["tool_choice"] = _CHOICES[kind]
@@ -286,9 +302,3 @@ def _choice_of(choice: Any) -> Fields:
     if choice.get("disable_parallel_tool_use"):
         found["parallel_tool_calls"] = False
     return found
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise ArgumentError(f"{where} must be text", where)
-    return value

@@ -51,10 +51,7 @@ class Step(NamedTuple):
 
 
 class Output:
-    """Items of what a chat says, at once or part by part.
-
-    A text ends where something else begins; calls of tools, which may grow side by side, end with
-    the chat.
+    """Items of what a chat says, at once or part by part; each ends where the next one begins.
 
     Attributes:
         items: all of them, in order.
@@ -74,9 +71,10 @@ class Output:
             yield from self._call(call.get("index", at), call)
 
     def end(self) -> Iterator[Step]:
-        """End all items; yield a step for each that was not yet."""
-        for item in self.items:
-            yield from self._ended(item)
+        """End the last item."""
+        for item in self.items[-1:]:
+            item.is_open = False
+            yield Step("end", item)
 
     def _text(self, kind: str, text: str, said: Mapping[str, Any]) -> Iterator[Step]:
         if not self.items or self.items[-1].kind != kind:
@@ -100,15 +98,9 @@ class Output:
             yield Step("grow", item, text)
 
     def _begun(self, item: Item) -> Iterator[Step]:
-        if self.items and self.items[-1].kind in TEXTS:
-            yield from self._ended(self.items[-1])
+        yield from self.end()
         self.items.append(item)
         yield Step("begin", item)
-
-    def _ended(self, item: Item) -> Iterator[Step]:
-        if item.is_open:
-            item.is_open = False
-            yield Step("end", item)
 
 
 def exhaust(steps: Iterable[Step]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pipeline.engine.streams.combine import size_of
 from pipeline.frontends.openai.arguments import Fields
-from pipeline.frontends.openai.errors import ArgumentError
+from pipeline.frontends.openai.errors import ArgumentError, text_at, wrong_type
 from pipeline.frontends.openai.options import ModelOptions
 from pipeline.frontends.openai.questions import Questions, chat_questions
 
@@ -22,12 +22,15 @@ _DONE_HERE = frozenset(
     )
 )
 _NOT_HERE = ("background", "conversation", "prompt")
-_NAMES = {
+_NAMES = {  # of what chats have another name for
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
+    ".function": "",
+    ".custom": "",
 }
+_UNSUPPORTED = "unsupported_parameter"
 _LOGPROBS = "message.output_text.logprobs"
 _SPEAKERS = ("user", "assistant", "system", "developer")
 
@@ -88,7 +91,7 @@ class KeptResponses:
         name = "previous_response_id"
         if body.get(name) is None:
             return ()
-        return self.find(_text(body[name], name), name).messages
+        return self.find(text_at(name, body[name]), name).messages
 
 
 class ResponseReader:
@@ -104,11 +107,11 @@ class ResponseReader:
         """Return what a request asks. Raises ArgumentError."""
         for name in _NOT_HERE:
             if body.get(name):
-                raise ArgumentError(f"{name} is not supported here: leave it out", name)
+                raise ArgumentError(f"{name} is not supported here", name, _UNSUPPORTED)
         chat = {name: value for name, value in body.items() if name not in _DONE_HERE}
         messages = [*self._kept.messages_before(body), *input_messages(body.get("input"))]
         if (instructions := body.get("instructions")) is not None:
-            said = {"role": "system", "content": _text(instructions, "instructions")}
+            said = {"role": "system", "content": text_at("instructions", instructions)}
             messages = [said, *messages]
         chat["messages"] = messages
         chat["max_tokens"] = body.get("max_output_tokens")
@@ -118,23 +121,12 @@ class ResponseReader:
         chat["reasoning_effort"] = _object(body, "reasoning").get("effort")
         include = body.get("include") or []
         if not isinstance(include, list):
-            raise ArgumentError("include must be a list", "include")
+            raise wrong_type("include", "a list", include)
         chat["logprobs"] = _LOGPROBS in include
         try:
             return chat_questions(chat, model)._replace(body=body)
         except ArgumentError as error:
-            raise _as_asked(error) from None
-
-
-def _as_asked(error: ArgumentError) -> ArgumentError:
-    """Return the error about a chat as one about the response that it was made of."""
-    param = error.param or ""
-    for name, own in _NAMES.items():
-        if param.startswith(name):
-            param = own + param.removeprefix(name)
-            text = str(error).replace(error.param or "", param)
-            return ArgumentError(text, param, error.reason, error.http_status)
-    return error
+            raise error.renamed(_NAMES) from None
 
 
 def input_messages(given: Any) -> list[Fields]:
@@ -157,7 +149,7 @@ def messages_of(items: Sequence[Any]) -> list[Fields]:
 def _add(messages: list[Fields], item: Any, where: str) -> None:
     """Add an item of the input to the messages of a chat."""
     if not isinstance(item, Mapping):
-        raise ArgumentError(f'{where} must be an object like {{"role", "content"}}', where)
+        raise wrong_type(where, 'an object like {"role", "content"}', item)
     kind = item.get("type") or "message"
     if kind == "message":
         role = item.get("role")
@@ -173,18 +165,18 @@ def _add(messages: list[Fields], item: Any, where: str) -> None:
         else:
             messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
     elif kind in ("function_call_output", "custom_tool_call_output"):
-        told = {"tool_call_id": _text(item.get("call_id"), f"{where}.call_id")}
+        told = {"tool_call_id": text_at(f"{where}.call_id", item.get("call_id"))}
         messages.append({"role": "tool", **told, "content": _content(item.get("output"), where)})
     elif kind != "reasoning":  # what the model thought before is not told again
         at = f"{where}.type"
-        raise ArgumentError(f"{at} {str(kind)[:50]!r} is not supported here", at)
+        raise ArgumentError(f"{at} {str(kind)[:50]!r} is not supported here", at, _UNSUPPORTED)
 
 
 def _call(item: Mapping[str, Any], kind: str, where: str) -> Fields:
     """Return a call of a tool as chats have it."""
     tool, written = ("function", "arguments") if kind == "function_call" else ("custom", "input")
-    said = {name: _text(item.get(name), f"{where}.{name}") for name in ("name", written)}
-    return {"id": _text(item.get("call_id"), f"{where}.call_id"), "type": tool, tool: said}
+    said = {name: text_at(f"{where}.{name}", item.get(name)) for name in ("name", written)}
+    return {"id": text_at(f"{where}.call_id", item.get("call_id")), "type": tool, tool: said}
 
 
 def _content(content: Any, where: str) -> Any:
@@ -193,7 +185,7 @@ def _content(content: Any, where: str) -> Any:
         return content
     where = f"{where}.content"
     if not isinstance(content, list):
-        raise ArgumentError(f"{where} must be text, or a list of parts", where)
+        raise wrong_type(where, "text, or a list of parts", content)
     parts = [_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
@@ -203,11 +195,11 @@ def _content(content: Any, where: str) -> Any:
 def _part(part: Any, where: str) -> Fields:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in ("input_text", "output_text", "text"):
-        return {"type": "text", "text": _text(part.get("text"), f"{where}.text")}
+        return {"type": "text", "text": text_at(f"{where}.text", part.get("text"))}
     if kind == "refusal":
-        return {"type": "text", "text": _text(part.get("refusal"), f"{where}.refusal")}
+        return {"type": "text", "text": text_at(f"{where}.refusal", part.get("refusal"))}
     if kind == "input_image":
-        url = {"url": _text(part.get("image_url"), f"{where}.image_url")}
+        url = {"url": text_at(f"{where}.image_url", part.get("image_url"))}
         detail = {"detail": part["detail"]} if part.get("detail") else {}
         return {"type": "image_url", "image_url": {**url, **detail}}
     if kind == "input_audio":
@@ -227,14 +219,16 @@ def _tools_of(body: Fields) -> list[Fields] | None:
     if tools is None:
         return None
     if not isinstance(tools, list):
-        raise ArgumentError("tools must be a list", "tools")
+        raise wrong_type("tools", "a list", tools)
     found = []
     for at, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, Mapping) else None
         if kind not in ("function", "custom"):
             where = f"tools[{at}].type"
-            raise ArgumentError(f"{where} must be function or custom: no others run here", where)
-        _text(tool.get("name"), f"tools[{at}].name")
+            raise ArgumentError(
+                f"{where} must be function or custom: no others run here", where, _UNSUPPORTED
+            )
+        text_at(f"tools[{at}].name", tool.get("name"))
         about = {name: value for name, value in tool.items() if name != "type"}
         found.append({"type": kind, kind: about})
     return found
@@ -253,7 +247,7 @@ def _format_of(body: Fields) -> Fields:
     form, found = text.get("format"), {}
     if form is not None:
         if not isinstance(form, Mapping):
-            raise ArgumentError("text.format must be an object", "text.format")
+            raise wrong_type("text.format", "an object", form)
         found["response_format"] = {"type": form.get("type")}
         if form.get("type") == "json_schema":
             schema = {name: value for name, value in form.items() if name != "type"}
@@ -268,11 +262,5 @@ def _object(body: Fields, name: str) -> Mapping[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, Mapping):
-        raise ArgumentError(f"{name} must be an object", name)
+        raise wrong_type(name, "an object", found)
     return found
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise ArgumentError(f"{where} must be text", where)
-    return value

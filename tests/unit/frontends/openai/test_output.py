@@ -1,4 +1,4 @@
-"""Items of what a chat says: texts of each kind, and calls that grow side by side."""
+"""Items of what a chat says: texts of each kind, and calls of tools, one behind the other."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_steps_of_items():
         ("end", "text", ""),
         ("begin", "function", ""),
         ("grow", "function", "{"),
+        ("grow", "function", "}"),
+        ("end", "function", ""),
         ("begin", "function", ""),
         ("grow", "function", '{"a"'),
-        ("grow", "function", "}"),
         ("grow", "function", ": 1}"),
+        ("end", "function", ""),
         ("begin", "refusal", ""),
         ("grow", "refusal", "no"),
-        ("end", "function", ""),
-        ("end", "function", ""),
         ("end", "refusal", ""),
     ]
     assert [item.text for item in output.items] == ["hm", "ab", "{}", '{"a": 1}', "no"]
