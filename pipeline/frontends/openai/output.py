@@ -14,7 +14,7 @@ TEXTS = ("reasoning_content", "text", "refusal")
 _WRITTEN = {"function": "arguments", "custom": "input"}
 
 
-class Item:
+class OutputItem:
     """A text of one kind, or a call of a tool, which grows.
 
     Args:
@@ -41,11 +41,11 @@ class Item:
         return "".join(self.pieces)
 
 
-class Step(NamedTuple):
+class OutputStep(NamedTuple):
     """What becomes of an item: it begins, `text` is more of it, or it ends."""
 
     act: Literal["begin", "grow", "end"]
-    item: Item
+    item: OutputItem
     text: str = ""
     logprobs: Sequence[Any] = ()
 
@@ -58,10 +58,10 @@ class Output:
     """
 
     def __init__(self) -> None:
-        self.items: list[Item] = []
-        self._calls: dict[int, Item] = {}
+        self.items: list[OutputItem] = []
+        self._calls: dict[int, OutputItem] = {}
 
-    def take(self, delta: Delta) -> Iterator[Step]:
+    def take(self, delta: Delta) -> Iterator[OutputStep]:
         """Take more of what is said; yield the steps that it makes."""
         said: Mapping[str, Any] = delta
         for kind in TEXTS:
@@ -70,40 +70,40 @@ class Output:
         for at, call in enumerate(said.get("tool_calls", ())):
             yield from self._call(call.get("index", at), call)
 
-    def end(self) -> Iterator[Step]:
+    def end(self) -> Iterator[OutputStep]:
         """End the last item."""
         for item in self.items[-1:]:
             item.is_open = False
-            yield Step("end", item)
+            yield OutputStep("end", item)
 
-    def _text(self, kind: str, text: str, said: Mapping[str, Any]) -> Iterator[Step]:
+    def _text(self, kind: str, text: str, said: Mapping[str, Any]) -> Iterator[OutputStep]:
         if not self.items or self.items[-1].kind != kind:
-            yield from self._begun(Item(kind, len(self.items)))
+            yield from self._begun(OutputItem(kind, len(self.items)))
         item, logprobs = self.items[-1], []
         if kind == "text":
             logprobs = said.get("logprobs", [])
             item.logprobs += logprobs
             item.annotations += said.get("annotations", ())
         item.pieces.append(text)
-        yield Step("grow", item, text, logprobs)
+        yield OutputStep("grow", item, text, logprobs)
 
-    def _call(self, index: int, call: Mapping[str, Any]) -> Iterator[Step]:
+    def _call(self, index: int, call: Mapping[str, Any]) -> Iterator[OutputStep]:
         if (item := self._calls.get(index)) is None:
             kind = call["type"]
-            item = Item(kind, len(self.items), call["id"], call[kind]["name"])
+            item = OutputItem(kind, len(self.items), call["id"], call[kind]["name"])
             self._calls[index] = item
             yield from self._begun(item)
         if text := call[item.kind].get(_WRITTEN[item.kind]):
             item.pieces.append(text)
-            yield Step("grow", item, text)
+            yield OutputStep("grow", item, text)
 
-    def _begun(self, item: Item) -> Iterator[Step]:
+    def _begun(self, item: OutputItem) -> Iterator[OutputStep]:
         yield from self.end()
         self.items.append(item)
-        yield Step("begin", item)
+        yield OutputStep("begin", item)
 
 
-def exhaust(steps: Iterable[Step]) -> None:
+def exhaust(steps: Iterable[OutputStep]) -> None:
     """Take steps that nobody is told of."""
     for _ in steps:
         pass

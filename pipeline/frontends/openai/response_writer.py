@@ -10,7 +10,7 @@ from typing import Any, Final
 from pipeline.errors import PipelineError
 from pipeline.frontends.openai.answers import Choice, as_json, usage_of
 from pipeline.frontends.openai.errors import error_of
-from pipeline.frontends.openai.output import TEXTS, Item, Output, Step, exhaust
+from pipeline.frontends.openai.output import TEXTS, Output, OutputItem, OutputStep, exhaust
 from pipeline.frontends.openai.questions import Questions
 from pipeline.frontends.openai.responses import (
     KeptResponse,
@@ -124,7 +124,7 @@ class ResponseWriter:
         said = {"response": self._response}
         return self._event("created", said) + self._event("in_progress", said)
 
-    def _told(self, steps: Iterable[Step]) -> bytes:
+    def _told(self, steps: Iterable[OutputStep]) -> bytes:
         """Return the events of what becomes of items."""
         said = self._begun()
         for step in steps:
@@ -146,7 +146,7 @@ class ResponseWriter:
                 said += self._end_of(item, place)
         return said
 
-    def _end_of(self, item: Item, place: Event) -> bytes:
+    def _end_of(self, item: OutputItem, place: Event) -> bytes:
         if item.kind in TEXTS:
             part = _part(item)
             names = ("text", "refusal", "logprobs")
@@ -189,11 +189,11 @@ class ResponseWriter:
         return body
 
 
-def _id_of(item: Item) -> str:
+def _id_of(item: OutputItem) -> str:
     return f"{_TYPES[item.kind][1]}_{item.id}"
 
 
-def _part(item: Item) -> Event:
+def _part(item: OutputItem) -> Event:
     """Return the part that a text is, as far as it is there."""
     kind = _TYPES[item.kind][2]
     told: Event = {"type": kind, "refusal" if kind == "refusal" else "text": item.text}
@@ -202,7 +202,7 @@ def _part(item: Item) -> Event:
     return told
 
 
-def _item(item: Item) -> Event:
+def _item(item: OutputItem) -> Event:
     """Return an item; one that is new has nothing in it."""
     said: Event = {"id": _id_of(item), "type": _TYPES[item.kind][0]}
     status = {"status": "in_progress" if item.is_open else "completed"}
