@@ -101,7 +101,7 @@ _STREAM = {"stream": {"type": "boolean", "default": False}}
 
 
 class _Path(NamedTuple):
-    """What is asked at a path, and of models of which kind, and the type of its answer."""
+    """A path: the kind of its models, the body that it takes, and the type of its answer."""
 
     kind: str
     name: str

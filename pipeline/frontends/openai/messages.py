@@ -24,7 +24,7 @@ from pipeline.frontends.openai.errors import (
     wrong_type,
 )
 from pipeline.frontends.openai.options import ModelOptions
-from pipeline.frontends.openai.output import Output, OutputItem, OutputStep, exhaust
+from pipeline.frontends.openai.output import ItemChange, Output, OutputItem, exhaust
 from pipeline.frontends.openai.questions import Questions, chat_questions
 from pipeline.openai import Delta
 from pipeline.proto.plain_json import read_object
@@ -142,7 +142,7 @@ class MessageWriter:
         status = reply_to(error).status
         return _event("error", _error(error_of(error), status))
 
-    def _told(self, steps: Iterable[OutputStep]) -> bytes:
+    def _told(self, steps: Iterable[ItemChange]) -> bytes:
         """Return the events of what becomes of items."""
         said = b"" if self._has_begun else _event("message_start", {"message": self._message})
         self._has_begun = True

@@ -41,8 +41,8 @@ class OutputItem:
         return "".join(self.pieces)
 
 
-class OutputStep(NamedTuple):
-    """What becomes of an item: it begins, `text` is more of it, or it ends."""
+class ItemChange(NamedTuple):
+    """A change of an item: it begins, `text` is more of it, or it ends."""
 
     act: Literal["begin", "grow", "end"]
     item: OutputItem
@@ -61,7 +61,7 @@ class Output:
         self.items: list[OutputItem] = []
         self._calls: dict[int, OutputItem] = {}
 
-    def take(self, delta: Delta) -> Iterator[OutputStep]:
+    def take(self, delta: Delta) -> Iterator[ItemChange]:
         """Take more of what is said; yield the steps that it makes."""
         said: Mapping[str, Any] = delta
         for kind in TEXTS:
@@ -70,13 +70,13 @@ class Output:
         for at, call in enumerate(said.get("tool_calls", ())):
             yield from self._call(call.get("index", at), call)
 
-    def end(self) -> Iterator[OutputStep]:
+    def end(self) -> Iterator[ItemChange]:
         """End the last item."""
         for item in self.items[-1:]:
             item.is_open = False
-            yield OutputStep("end", item)
+            yield ItemChange("end", item)
 
-    def _text(self, kind: str, text: str, said: Mapping[str, Any]) -> Iterator[OutputStep]:
+    def _text(self, kind: str, text: str, said: Mapping[str, Any]) -> Iterator[ItemChange]:
         if not self.items or self.items[-1].kind != kind:
             yield from self._begun(OutputItem(kind, len(self.items)))
         item, logprobs = self.items[-1], []
@@ -85,9 +85,9 @@ class Output:
             item.logprobs += logprobs
             item.annotations += said.get("annotations", ())
         item.pieces.append(text)
-        yield OutputStep("grow", item, text, logprobs)
+        yield ItemChange("grow", item, text, logprobs)
 
-    def _call(self, index: int, call: Mapping[str, Any]) -> Iterator[OutputStep]:
+    def _call(self, index: int, call: Mapping[str, Any]) -> Iterator[ItemChange]:
         if (item := self._calls.get(index)) is None:
             kind = call["type"]
             item = OutputItem(kind, len(self.items), call["id"], call[kind]["name"])
@@ -95,15 +95,15 @@ class Output:
             yield from self._begun(item)
         if text := call[item.kind].get(_WRITTEN[item.kind]):
             item.pieces.append(text)
-            yield OutputStep("grow", item, text)
+            yield ItemChange("grow", item, text)
 
-    def _begun(self, item: OutputItem) -> Iterator[OutputStep]:
+    def _begun(self, item: OutputItem) -> Iterator[ItemChange]:
         yield from self.end()
         self.items.append(item)
-        yield OutputStep("begin", item)
+        yield ItemChange("begin", item)
 
 
-def exhaust(steps: Iterable[OutputStep]) -> None:
+def exhaust(steps: Iterable[ItemChange]) -> None:
     """Take steps that nobody is told of."""
     for _ in steps:
         pass

@@ -10,7 +10,7 @@ from typing import Any, Final
 from pipeline.errors import PipelineError
 from pipeline.frontends.openai.answers import Choice, as_json, usage_of
 from pipeline.frontends.openai.errors import error_of
-from pipeline.frontends.openai.output import TEXTS, Output, OutputItem, OutputStep, exhaust
+from pipeline.frontends.openai.output import TEXTS, ItemChange, Output, OutputItem, exhaust
 from pipeline.frontends.openai.questions import Questions
 from pipeline.frontends.openai.responses import (
     KeptResponse,
@@ -124,7 +124,7 @@ class ResponseWriter:
         said = {"response": self._response}
         return self._event("created", said) + self._event("in_progress", said)
 
-    def _told(self, steps: Iterable[OutputStep]) -> bytes:
+    def _told(self, steps: Iterable[ItemChange]) -> bytes:
         """Return the events of what becomes of items."""
         said = self._begun()
         for step in steps:
