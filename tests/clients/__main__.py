@@ -108,9 +108,14 @@ def asked(name: str, client: Mapping[str, Any], url: str) -> dict[str, str | Non
         printed = ran([*python, str(folder / client["asks"]), url], folder, more)
     except RuntimeError as error:
         return {"asked": str(error)}
+    return told_in(printed) or {"asked": "it told nothing"}
+
+
+def told_in(printed: str) -> dict[str, str | None]:
+    """Return what a script told of each ability: None, or why it failed."""
     lines = [line.removeprefix("told: ") for line in printed.splitlines() if "told: " in line]
     told = [json.loads(line) for line in lines]
-    return {each["ability"]: each["failure"] for each in told} or {"asked": "it told nothing"}
+    return {each["ability"]: each["failure"] for each in told}
 
 
 def table_of(found: Mapping[str, Mapping[str, str | None]], pins: Mapping[str, Any]) -> str:

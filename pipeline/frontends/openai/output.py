@@ -29,7 +29,7 @@ class OutputItem:
         self.index = index
         self.call_id = call_id
         self.name = name
-        self.id = os.urandom(16).hex()
+        self.id: str = os.urandom(16).hex()
         self.pieces: list[str] = []
         self.logprobs: list[Any] = []
         self.annotations: list[Any] = []

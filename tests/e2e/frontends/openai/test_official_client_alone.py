@@ -1,0 +1,16 @@
+"""The official client, as a process of its own, does all that `make clients` has it do."""
+
+from __future__ import annotations
+
+import sys
+
+from clients.__main__ import ABILITIES, HERE, ran, told_in
+from clients.model import scripted_server
+
+
+def test_it_is_able_to_do_everything():
+    script = HERE / "asks" / "openai_python.py"
+    with scripted_server() as server:
+        url = f"http://127.0.0.1:{server.http_port}"
+        printed = ran([sys.executable, str(script), url], script.parent)
+    assert told_in(printed) == dict.fromkeys(ABILITIES)
