@@ -34,7 +34,7 @@ def key_of(content_type: bytes) -> str:
 
 def is_form(content_type: bytes) -> bool:
     """Return whether a body of this type is a form, whose files are values."""
-    return kind_of(content_type) == _MULTIPART
+    return kind_of(content_type) == MULTIPART
 
 
 def is_large(body: Body) -> bool:

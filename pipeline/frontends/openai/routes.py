@@ -14,11 +14,11 @@ from pipeline.engine.request import RequestTarget
 from pipeline.engine.streams.combine import StreamLimits
 from pipeline.errors import NoServiceError, PackageError, PipelineError
 from pipeline.frontends.api.answers import is_short_answer, payload_of
-from pipeline.frontends.api.bodies import MULTIPART, is_large
+from pipeline.frontends.api.bodies import MULTIPART, is_form, is_large
 from pipeline.frontends.api.multipart import fields_of_form
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.base import FrontendContext
-from pipeline.frontends.http.bodies import is_json, kind_of
+from pipeline.frontends.http.bodies import is_json
 from pipeline.frontends.http.paths import Answer, Paths
 from pipeline.frontends.http.routes import (
     Endpoint,
@@ -192,7 +192,7 @@ class OpenAIRoutes:
         """
         headers, limits = request.headers, self._limits
         content_type = headers.get(b"content-type", b"")
-        is_taken = kind_of(content_type) == MULTIPART if takes_forms else is_json(content_type)
+        is_taken = is_form(content_type) if takes_forms else is_json(content_type)
         if not is_taken:
             wanted = MULTIPART if takes_forms else "JSON, with content-type: application/json"
             raise HttpError(415, PackageError(f"send {wanted}"))
