@@ -75,8 +75,8 @@ BUDGETS = {
     "a part of a stream": 990,  # some more, or fewer, as threads take turns
     "a part that goes alone": 1300,
     "a chat": 3470,
-    "a part of a chat": 1237,  # 1.25 times "a part of a stream"
-    "a part of a chat that goes alone": 1662,  # 1.25 times "a part that goes alone"
+    "a part of a chat": 1237,  # at most 1.25 times "a part of a stream"
+    "a part of a chat that goes alone": 1540,  # at most 1.25 times "a part that goes alone"
     "a word of 32 callers": 960,  # some more, or fewer, as threads take turns
     "a Python model in a convoy of 8": 1950,  # fewer where all of them are read in one turn
     "a Python model in a message of 16": 1170,  # of the server: its worker is a process
