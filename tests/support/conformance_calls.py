@@ -135,7 +135,9 @@ _CONNECTIONS = (
     Case("an offer of WebSocket",
          (ask(ECHO, "Connection: Upgrade", "Upgrade: websocket"), ECHOED, ask(ECHO), ECHOED)),
     Case("an offer of what is no protocol",
-         (ask(ECHO, "Connection: Upgrade", "Upgrade: web\xd5"), ECHOED, ask(ECHO), ECHOED)),
+         (ask(ECHO, "Connection: Upgrade", "Upgrade: web\xd5", path="/conf/told/x"),
+          told(3002, "no such path: /conf/told/x; POST /<name>/<method>", 404),
+          ask(ECHO), ECHOED)),
 )  # fmt: skip
 
 
