@@ -78,11 +78,11 @@ BUDGETS = {
     "a part of a chat": 1237,  # at most 1.25 times "a part of a stream"
     "a part of a chat that goes alone": 1540,  # at most 1.25 times "a part that goes alone"
     "a word of 32 callers": 960,  # some more, or fewer, as threads take turns
-    "a Python model in a convoy of 8": 1950,  # fewer where all of them are read in one turn
-    "a Python model in a message of 16": 1170,  # of the server: its worker is a process
+    "a Python model in a convoy of 8": 1890,  # fewer where all of them are read in one turn
+    "a Python model in a message of 16": 1113,  # of the server: its worker is a process
     "a worker's request": 2125,
     "a worker's request, of 8 in a message": 1155,
-    "a worker's request, of 8 in a batch": 715,
+    "a worker's request, of 8 in a batch": 708,
 }
 """Bytecodes of each case: lower one when a change makes its request cheaper."""
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from pipeline.data import ChannelData, RequestInfo
 from pipeline.engine.convoy import Arrays, Convoy, MemberLostError, each_of
@@ -30,6 +29,7 @@ class Mustered(msgspec.Struct, eq=False):
 
     Attributes:
         sink: gets what an engine gives.
+        inputs: its arrays, or what is made arrays of when all are there.
         rows: samples that it brings.
         info: what its caller says.
         handle: what has begun of it, or of all.
@@ -38,7 +38,7 @@ class Mustered(msgspec.Struct, eq=False):
     """
 
     sink: ResponseSink
-    inputs: Arrays
+    inputs: Any
     rows: int
     info: RequestInfo
     handle: Any = None
@@ -82,6 +82,7 @@ class Muster:
             is as it was, or nothing has.
         written: returns what the sinks of some are given, by the arrays that answer all of them;
             None: what an engine gives.
+        stacked: returns the arrays of the inputs of some, one behind the other.
     """
 
     def __init__(
@@ -89,14 +90,17 @@ class Muster:
         engine: Engine,
         rows: int,
         routed: Routed,
-        successor: Callable[[Arrays], tuple[Begin, Routed] | None],
+        successor: Callable[[Any], tuple[Begin, Routed] | None],
         written: Callable[[Arrays, Sequence[ResponseSink]], Sequence[Any] | None],
+        stacked: Callable[[Sequence[Any]], Arrays],
     ) -> None:
         self._way = engine.executor.convoys
         self._begin = engine.begin
         self._routed = routed
         self._successor = successor
         self._written = written
+        self._stacked = stacked
+        self._size = 0  # bytes of the inputs of each
         self._rows = rows
         self._waiting: list[Mustered] = []
         self._is_rush = False  # those of the last round went together
@@ -135,8 +139,10 @@ class Muster:
 
     def _count(self, requests: Sequence[Mustered]) -> int:
         """Return how many of them, from the first, go together."""
-        size: int = sum(value.nbytes for value in requests[0].inputs.values())
-        most = min(self._way.size(self._rows), SHORT_BYTES // max(1, size))
+        if not self._size:
+            arrays = self._stacked([requests[0].inputs]).values()
+            self._size = max(1, sum(array.nbytes for array in arrays))
+        most = min(self._way.size(self._rows), SHORT_BYTES // self._size)
         return max(1, min(most, len(requests)))
 
     def alone(self, request: Mustered) -> None:
@@ -145,7 +151,7 @@ class Muster:
 
     def _alone(self, request: Mustered, begin: Begin, routed: Routed) -> None:
         request.place = -1
-        raw, target = routed(request.inputs, request.rows)
+        raw, target = routed(self._stacked([request.inputs]), request.rows)
         target = msgspec.structs.replace(target, info=request.info)
         try:
             handle = begin(raw, None, target, _Alone(request))
@@ -165,9 +171,7 @@ class Muster:
     def _together(self, requests: Sequence[Mustered]) -> None:
         first = requests[0]
         rows = [each.rows for each in requests]
-        stack = {
-            name: np.concatenate([each.inputs[name] for each in requests]) for name in first.inputs
-        }
+        stack = self._stacked([each.inputs for each in requests])
         infos = [each.info for each in requests]
         if all(info is first.info for info in infos):
             infos = []

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from pipeline.data import NO_INFO, ChannelData, RequestInfo
 from pipeline.engine.model_calls import PARAMETERS
@@ -16,9 +17,17 @@ from pipeline.frontends.v2.errors import V2Error
 from pipeline.frontends.v2.inference import FittedRequest, Inference, Told
 from pipeline.proto.slices import Limits, is_short
 from pipeline.proto.v2.codec import InferRequest, InferResponse
-from pipeline.proto.v2.forms import AnswerForms, FormCodec, FormMemory, UnknownFormError
+from pipeline.proto.v2.forms import (
+    AnswerForms,
+    FormCodec,
+    FormMemory,
+    UnknownFormError,
+    joined,
+)
 from pipeline.proto.v2.json import binary_names
 from pipeline.proto.v2.raw import Array
+
+_PARTS = {tuple}  # type of what a form's `parts` returns
 
 
 class Written(msgspec.Struct):
@@ -59,9 +68,18 @@ class RequestForm:
         texts = self.answers.write_each(stack, [call.id for call in calls])
         return None if texts is None else [Written(text) for text in texts]
 
-    def asks_again(self, inputs: dict[str, Array]) -> InferRequest:
+    def stacked(self, inputs: Sequence[Any]) -> dict[str, Array]:
+        """Return the arrays of requests, one behind the other: of the arrays, or parts, of each."""
+        if set(map(type, inputs)) == _PARTS:
+            return joined(self.inputs.tensors, inputs)
+        arrays = [each if type(each) is dict else self.stacked([each]) for each in inputs]
+        if len(arrays) == 1:
+            return arrays[0]
+        return {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
+
+    def asks_again(self, inputs: Any) -> InferRequest:
         """Return a request of this form, for what has taken its model's place."""
-        return msgspec.structs.replace(self.asked, inputs=inputs)
+        return msgspec.structs.replace(self.asked, inputs=self.stacked([inputs]))
 
 
 class InferCall(UnarySink):
@@ -134,6 +152,11 @@ class RequestForms:
         form = None if cut is None else self._memory.known.get(cut.key)
         if form is None or not self._inference.is_current(form.fitted):
             return self._begin_anew(body, length, cut, told, sink)
+        muster = form.muster
+        may_wait = muster is not None and told.timeout_s is None and self._inference.lets_muster
+        if muster is not None and may_wait and muster.is_open:
+            waiting = self._wait(muster, form, cut, told, sink)
+            return waiting or self._begin_anew(body, length, cut, told, sink)
         inputs = form.inputs.read(cut, self._limits)
         if inputs is None:
             return self._begin_anew(body, length, cut, told, sink)
@@ -188,7 +211,8 @@ class RequestForms:
         form = RequestForm(fitted, request, inputs, codec)
         if inputs is not None:
             if can_muster(request.inputs):
-                form.muster = inference.muster(fitted, form.asks_again, form.written_each)
+                how = form.asks_again, form.written_each, form.stacked
+                form.muster = inference.muster(fitted, *how)
                 form.info = inference.info(fitted, "", request.parameters, tuple)
             self._memory.keep(cut.key, form)
         return self._begin(form, request.id, request.inputs, told, sink)
@@ -203,16 +227,22 @@ class RequestForms:
     ) -> RequestHandle:
         fitted, inference = form.fitted, self._inference
         call = InferCall(form, request_id, sink)
-        muster, timeout_s = form.muster, told.timeout_s
-        may_wait = muster is not None and timeout_s is None and inference.lets_muster
-        if muster is not None and may_wait and muster.is_open:
-            info = form.info
-            if request_id or inference.forwards:
-                info = inference.info(fitted, request_id, form.asked.parameters, told.headers)
-            return muster.add(Mustered(call, inputs, fitted.rows, info))
         try:
             raw, target = inference.route(fitted, inputs, request_id, form.asked.parameters, told)
         except (PipelineError, V2Error):
             raise UnknownFormError from None
         begin = inference.begin_of(fitted.entry, request_id, inputs, told.door)
-        return begin(raw, fitted.left_of(timeout_s), target, call)
+        return begin(raw, fitted.left_of(told.timeout_s), target, call)
+
+    def _wait(
+        self, muster: Muster, form: RequestForm, cut: Any, told: Told, sink: ResponseSink
+    ) -> RequestHandle | None:
+        """Have a request wait for others; None: its data are wrong."""
+        inputs = form.inputs.parts(cut) or form.inputs.read(cut, self._limits)
+        if inputs is None:
+            return None
+        fitted, inference, info = form.fitted, self._inference, form.info
+        request_id = form.id if cut.id is None else cut.id
+        if request_id or inference.forwards:
+            info = inference.info(fitted, request_id, form.asked.parameters, told.headers)
+        return muster.add(Mustered(InferCall(form, request_id, sink), inputs, fitted.rows, info))

@@ -337,18 +337,19 @@ class Inference:
     def muster(
         self,
         fitted: FittedRequest,
-        asks_again: Callable[[Arrays], InferRequest],
+        asks_again: Callable[[Any], InferRequest],
         written_each: Callable[[Arrays, Sequence[Any]], Sequence[Any] | None],
+        stacked: Callable[[Sequence[Any]], Arrays],
     ) -> Muster | None:
         """Return where requests of a form wait for each other; None: each goes by itself.
 
         `asks_again`: makes another request of such inputs, for a model that was loaded anew.
-        `written_each`: see `Muster`.
+        `written_each`, `stacked`: see `Muster`.
         """
         if not self._registry.is_repository or fitted.limit_s is not None:
             return None
 
-        def successor(inputs: Arrays) -> tuple[Begin, Routed] | None:
+        def successor(inputs: Any) -> tuple[Begin, Routed] | None:
             if self.is_current(fitted):
                 return None
             try:
@@ -359,7 +360,7 @@ class Inference:
 
         engine = fitted.entry.served.engine
         routed = partial(_routed, fitted.model)
-        return Muster(engine, fitted.rows, routed, successor, written_each)
+        return Muster(engine, fitted.rows, routed, successor, written_each, stacked)
 
 
 def _routed(model: Model, inputs: Arrays, rows: int) -> tuple[Any, RequestTarget]:

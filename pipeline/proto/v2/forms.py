@@ -20,7 +20,12 @@ from pipeline.errors import PackageError
 from pipeline.proto.slices import SLICE, Limits
 from pipeline.proto.v2.codec import InferRequest, InferResponse
 from pipeline.proto.v2.json import output_fields, read_request, response_fields
-from pipeline.proto.v2.json_data import BINARY_ONLY, data_to_array, list_to_array
+from pipeline.proto.v2.json_data import (
+    BINARY_ONLY,
+    are_plain_floats,
+    data_to_array,
+    list_to_array,
+)
 from pipeline.proto.v2.raw import (
     BYTES,
     Array,
@@ -108,6 +113,10 @@ def _cut_lists(text: bytes) -> tuple[bytes, Sequence[bytes]] | None:
     return _MARK.join(pieces), lists
 
 
+Parts = tuple[Any, ...]
+"""Data of a request that goes together with others: of each tensor numbers, or their bytes."""
+
+
 class InputForm(NamedTuple):
     name: str
     datatype: str
@@ -132,6 +141,32 @@ class InputForm(NamedTuple):
             raise ValueError
         flat = np.frombuffer(body, dtype, size, start).copy()
         return flat if len(shape) == 1 else flat.reshape(shape)
+
+    def listed(self, text: bytes) -> list[Any] | None:
+        """Return the numbers of a list of floats. ValueError: it is no JSON; None: others."""
+        data: list[Any] = orjson.loads(text)
+        return data if self.dtype.kind == "f" and are_plain_floats(data, self.size) else None
+
+    def raw(self, body: bytes, start: int, end: int) -> bytes | None:
+        """Return the bytes from `start` to `end`, if they are so many numbers."""
+        dtype = self.dtype
+        if dtype is BYTES or dtype is _BOOL or end - start != self.size * dtype.itemsize:
+            return None
+        return body[start:end]
+
+    def joined(self, parts: Sequence[Any]) -> Array:
+        """Return the array of several requests, one behind the other, each `listed` or `raw`."""
+        if type(parts[0]) is bytes:
+            flat = np.frombuffer(bytearray().join(parts), self.dtype)
+        else:
+            flat = np.array(parts, self.dtype)
+        return flat.reshape(-1, *self.shape[1:])
+
+
+def joined(tensors: Sequence[InputForm], parts: Sequence[Parts]) -> dict[str, Array]:
+    """Return the arrays of several requests, one behind the other."""
+    columns = zip(tensors, zip(*parts, strict=True), strict=True)
+    return {tensor.name: tensor.joined(column) for tensor, column in columns}
 
 
 class InputsForm(msgspec.Struct, frozen=True):
@@ -187,6 +222,21 @@ class InputsForm(msgspec.Struct, frozen=True):
             tensor.name: np.frombuffer(view, tensor.dtype, tensor.size, start).reshape(tensor.shape)
             for tensor, start in zip(self.tensors, starts, strict=False)
         }
+
+    def parts(self, cut: Cut) -> Parts | None:
+        """Return the data of a body, unread, for `joined`; None: `read` takes them."""
+        try:
+            if not self.ends:
+                found: Parts = tuple(map(InputForm.listed, self.tensors, cut.lists))
+            elif len(cut.body) - cut.end != self.ends[-1]:
+                return None
+            else:
+                ends = [cut.end + end for end in self.ends]
+                bodies = [cut.body] * len(ends)
+                found = tuple(map(InputForm.raw, self.tensors, bodies, [cut.end, *ends], ends))
+        except ValueError:
+            return None
+        return None if None in found else found
 
     def read(self, cut: Cut, limits: Limits) -> dict[str, Array] | None:
         """Return the arrays of a body; they can be written to.

@@ -35,6 +35,7 @@ _TAKES: dict[str, tuple[set[type], str]] = {
 }
 _EXACT = 2.0**53  # up to here a float is the very number that was written
 _FLOATS = {float}
+_NUMBERS = {float, int}
 _IN_JSON = (np.dtype(np.float32), np.dtype(np.float64))
 _FEW = 256  # numbers that are quicker looked at one by one
 _MOST = float(np.finfo(np.float32).max)  # the other floats are FP64, or have no JSON form
@@ -93,6 +94,11 @@ def list_to_array(
         return None
     array = _floats(data, datatype, dtype)
     return array if len(shape) == 1 else array.reshape(shape)
+
+
+def are_plain_floats(data: list[Any], size: int) -> bool:
+    """Return whether data are `size` numbers, few, and finite as any float that JSON has."""
+    return len(data) == size and set(map(type, data)) <= _NUMBERS and _are_small(data)
 
 
 def _long(datatype: str, shape: Sequence[int], size: int, data: LongArray) -> Array:

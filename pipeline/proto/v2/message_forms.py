@@ -19,7 +19,7 @@ from pipeline.proto.v2.codec import (
     read_message,
     set_parameter,
 )
-from pipeline.proto.v2.forms import FormCodec, InputForm, UnknownFormError
+from pipeline.proto.v2.forms import FormCodec, InputForm, Parts, UnknownFormError
 from pipeline.proto.v2.raw import BYTES, Array, datatype_of, raw_view
 
 
@@ -163,6 +163,14 @@ class MessageInputs(msgspec.Struct, frozen=True):
         except (IndexError, ValueError):
             return None
         return arrays if at == len(view) else None
+
+    def parts(self, cut: MessageCut) -> Parts | None:
+        """Return the data of a message, unread, for `joined`; None: `read` takes them."""
+        if len(cut.raws) != len(self.tensors):
+            return None
+        pairs = zip(self.tensors, cut.raws, strict=True)
+        found = tuple([tensor.raw(cut.data, *place) for tensor, place in pairs])
+        return None if None in found else found
 
     def read(self, cut: MessageCut, limits: Limits) -> dict[str, Array] | None:
         """Return the arrays; they can be written to.

@@ -84,6 +84,7 @@ class World:
             routed,
             lambda inputs: self.successor,
             lambda stack, sinks: self.written and self.written(stack, sinks),
+            lambda each: {"x": np.concatenate([inputs["x"] for inputs in each])},
         )
 
     def add(self, *values, info=NO_INFO):
