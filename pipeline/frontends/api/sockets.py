@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from pipeline.errors import PackageError, PipelineError
+from pipeline.errors import OverloadedError, PackageError, PipelineError
 from pipeline.frontends.api.bodies import is_large, object_of, sequence_in
 from pipeline.frontends.api.errors import failure_of
 from pipeline.frontends.http.routes import HttpError
@@ -76,9 +76,13 @@ class Talk:
         if self._sequence:
             fields = {**self._sequence, **fields}
             self._sequence = {**self._sequence, "sequence_start": False}
-        while len(self._tasks) >= _MOST_AT_ONCE:
+        while self._credit is None and len(self._tasks) >= _MOST_AT_ONCE:
             await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
         number = next(self._numbers)
+        if len(self._tasks) >= _MOST_AT_ONCE:  # they may wait for credit, which comes behind it
+            text = f"{_MOST_AT_ONCE} requests of this connection are under way: wait for one to end"
+            await self._fail(socket, number, OverloadedError(text))
+            return
         task = asyncio.create_task(self._answer(socket, number, fields, is_text))
         self._tasks[number] = task
         task.add_done_callback(lambda _: self._tasks.pop(number, None))

@@ -229,6 +229,7 @@ class WebSocket(asyncio.Protocol):
         self._is_closing = False  # a close was sent
         self._is_closed = False  # and one came
         self._is_held = False  # the caller is not read from
+        self._next: asyncio.Handle | None = None  # the next turn, for frames that came
         self._ping_s = ping_s
         self._heard_at = self._loop.time()
         self._timer = self._loop.call_later(ping_s, self._look)
@@ -271,7 +272,12 @@ class WebSocket(asyncio.Protocol):
         async with self._sending:
             kind = TEXT
             for at in range(0, len(text) or 1, SLICE_BYTES):
-                await self._room.wait()
+                try:
+                    await self._room.wait()
+                except asyncio.CancelledError:
+                    if kind == MORE and not (self._has_left or self._is_closing):
+                        self._transport.write(frame(MORE, text[at:]))  # messages do not mix
+                    raise
                 if self._has_left or self._is_closing:
                     return
                 is_last = at + SLICE_BYTES >= len(text)
@@ -313,19 +319,22 @@ class WebSocket(asyncio.Protocol):
 
     def _read(self, data: bytes = b"") -> None:
         """Take some of the frames that came, as long as there is room for messages."""
-        if self._has_left:
-            return
+        frames = () if self._has_left else self._frames.take(data)
         try:
-            for count, message in enumerate(self._frames.take(data)):
+            for count, message in enumerate(frames):
                 self._got(message)
                 if self._has_left or len(self._messages) >= _MOST_QUEUED:
                     break
                 if count >= _MOST_FRAMES:  # others have their turn
-                    self._loop.call_soon(self._read)
+                    self._next = self._next or self._loop.call_soon(self._go_on)
                     break
         except WebSocketError as error:
             self._leave(error.code, str(error))
         self._pace()
+
+    def _go_on(self) -> None:
+        self._next = None
+        self._read()
 
     def _got(self, message: WebMessage) -> None:
         if message.kind == PING:
@@ -353,7 +362,8 @@ class WebSocket(asyncio.Protocol):
     def _pace(self) -> None:
         """Read from the caller only while what it sends is taken."""
         queued = self._messages
-        is_held = len(queued) >= _MOST_QUEUED or sum(len(m.data) for m in queued) > SHORT_BYTES
+        is_held = self._next is not None or len(queued) >= _MOST_QUEUED
+        is_held = is_held or sum(len(m.data) for m in queued) > SHORT_BYTES
         if is_held is not self._is_held and not self._transport.is_closing():
             self._is_held = is_held
             if is_held:

@@ -111,6 +111,17 @@ def test_no_part_is_sent_without_credit(server):
         closed.add(CLOSED.get(timeout=20))
 
 
+def test_credit_is_read_however_many_requests_wait_for_it(server):
+    with web_socket(server.http_port, f"{PATH}?credit=0") as socket:
+        for _ in range(129):
+            socket.say(data={"n": 1})
+        refused = socket.next()
+        assert (refused["request"], refused["error"]["name"]) == (128, "OVERLOADED")
+        socket.say(credit=128)
+        ended = {each["request"] for each in answers(socket, 256) if "end" in each}
+        assert ended == set(range(128))
+
+
 def test_a_request_is_cancelled_alone(server):
     with web_socket(server.http_port, f"{PATH}?credit=3") as socket:
         socket.say(data={"n": -8})

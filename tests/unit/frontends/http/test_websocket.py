@@ -1,0 +1,84 @@
+"""WebSockets on a connection that is played: who is read from, and what is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+from doubles import run_virtual
+from played_http import PlayedTransport
+from raw_ws import masked
+
+from pipeline.frontends.http.websocket import MORE, PONG, TEXT, WebSocket, frame
+from pipeline.proto.slices import SLICE_BYTES
+
+
+class Transport(PlayedTransport):
+    """A transport whose caller reads nothing; `is_full`: it says so at once."""
+
+    is_full = False
+
+    def write(self, data: Any) -> None:
+        super().write(data)
+        if self.is_full:
+            self.protocol.pause_writing()
+
+
+class Connection(asyncio.Protocol):
+    """The HTTP connection that became a WebSocket."""
+
+    transport: Transport
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def pause_writing(self) -> None:
+        """Nothing else is written there."""
+
+    resume_writing = pause_writing
+
+
+def opened() -> tuple[WebSocket, Transport]:
+    connection = Connection()
+    transport = Transport(connection)
+    exchange: Any = SimpleNamespace(connection=connection, sent_bytes=0, has_more=False)
+    socket = WebSocket(exchange, 1_000_000)
+    transport.set_protocol(socket)
+    return socket, transport
+
+
+def on_a_virtual_clock(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    return lambda: run_virtual(test())
+
+
+@on_a_virtual_clock
+async def test_nothing_is_received_while_frames_that_came_wait_for_their_turn():
+    socket, transport = opened()
+    transport.send(masked(PONG) * 1000 + masked(TEXT, b"a"))
+    assert not transport.is_reading
+    message = await socket.receive()
+    assert message is not None
+    assert message.data == b"a"
+    assert transport.is_reading
+    transport.leave()
+
+
+@on_a_virtual_clock
+async def test_a_message_whose_sender_is_cancelled_comes_to_its_end():
+    socket, transport = opened()
+    text = b"x" * (2 * SLICE_BYTES + 1)
+    transport.is_full = True
+    sending = asyncio.create_task(socket.send(text))
+    await asyncio.sleep(0)
+    assert transport.written == frame(TEXT, text[:SLICE_BYTES], False)
+    sending.cancel()
+    await asyncio.wait([sending])
+    transport.is_full = False
+    socket.resume_writing()
+    await socket.send(b"next")
+    rest = text[SLICE_BYTES:]
+    whole = frame(TEXT, text[:SLICE_BYTES], False) + frame(MORE, rest) + frame(TEXT, b"next")
+    assert transport.written == whole
+    transport.leave()
