@@ -46,6 +46,7 @@ _LOGGER = logging.getLogger(__name__)
 _RECEIVED_BYTES = 65536
 _LOOK_S = 0.1  # between two looks whether anybody waits for the answer
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
+_MOST_SAID = 1000  # characters of an error that a server answers
 _LATER = (408, 429, 502, 503, 504)  # statuses of what may go well later
 _CALLERS = (400, 413, 422)  # statuses of what the caller has to mend
 _FORM = re.compile(r"(?:(https?)://)?([^/?#@\s]+)(/[^?#\s]*)?", re.ASCII)
@@ -74,7 +75,7 @@ def target_of(endpoint: str, path: str) -> HttpTarget:
     """Return the server of "http://host:port/path", `path` where it has none. ConfigError."""
     form = _FORM.fullmatch(endpoint.strip())
     if form is None:  # which may hold a password
-        raise ConfigError("an endpoint is no http://host:port/v1 or https://host/v1")
+        raise ConfigError("an endpoint has to be http://host:port/v1 or https://host/v1")
     is_tls = form[1] == "https"
     has_port = form[1] is None or re.search(r":\d+$", form[2])
     address = form[2] if has_port else f"{form[2]}:{_port_of(is_tls)}"
@@ -219,9 +220,10 @@ class UpstreamCall:
 
     def finish(self) -> None:
         """Read what is left behind the last part, if that is there: the connection is kept."""
+        waiting = Waiting(time.monotonic() + _LOOK_S)
         with contextlib.suppress(PipelineError, ConnectionLostError, OutOfTimeError):
             while not self.reader.is_whole:
-                waiting = Waiting(time.monotonic() + _LOOK_S)
+                waiting.left_s()
                 self._connection.receive(self.reader, waiting)
 
     def close(self) -> None:
@@ -371,8 +373,8 @@ class HttpCalls:
 
     def _refuse_status(self, index: int, call: UpstreamCall, waiting: Waiting) -> NoReturn:
         status = call.reader.status
-        said = self.shown(call.body(waiting)[:1000].decode("utf-8", "replace"))
-        text = f"answered {status}: {said}"
+        said = call.body(waiting)[:_RECEIVED_BYTES].decode("utf-8", "replace")
+        text = f"answered {status}: {self.shown(said)[:_MOST_SAID]}"
         if status in _LATER:
             raise _NotNowError(text, after_s=_retry_after_s(call.reader.headers))
         kind: type[PipelineError] = InputError if status in _CALLERS else PredictorError

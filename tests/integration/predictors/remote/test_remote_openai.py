@@ -20,7 +20,7 @@ import trustme
 import yaml
 from doubles import client_of, http, server_for
 from openai_models import SaysByWord, openai_server
-from openai_upstream import KEY, USAGE, Upstream, chat, delta, says, streams, upstream
+from openai_upstream import DONE, KEY, USAGE, Upstream, chat, delta, says, streams, upstream
 
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.cli.config import config as show
@@ -94,6 +94,20 @@ def test_a_chat_is_asked_as_it_is_and_answered_with_our_names():
         "prompt_tokens": 5,
         "completion_tokens": 2,
     }
+
+
+def test_a_server_that_goes_on_behind_the_end_of_a_stream_is_left():
+    def endless(handler: Any, asked: Any) -> None:
+        streams(*HELLO, is_cut=True)(handler, asked)
+        with contextlib.suppress(OSError):
+            handler.wfile.write(b"%x\r\n%b\r\n" % (len(DONE), DONE))
+            while True:
+                handler.wfile.write(b"1\r\n \r\n")
+        handler.server.left.put(handler.number)
+
+    with played(endless) as (predictor, server):
+        assert "".join(part["text"] for part in predictor.stream(ASK)) == "hello"
+        assert server.left.get(timeout=20) == 1
 
 
 def test_a_text_and_only_the_outputs_that_are_wanted():
