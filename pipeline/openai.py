@@ -239,13 +239,22 @@ def held_to_format(
     if not (fault := fault_of(ask, answer, key)):
         return answer
     again = write(repair_of(ask, answer, fault, key))
-    for name in ("prompt_tokens", "completion_tokens"):
-        if name in answer or name in again:
-            again[name] = answer.get(name, 0) + again.get(name, 0)
+    for name in ("usage", "prompt_tokens", "completion_tokens"):
+        if answer.get(name) is not None:
+            again[name] = _sum_of(answer[name], again.get(name))
     if fault := fault_of(ask, again, key):
         text = f"the model's answer does not fit what is asked for, nor when asked again: {fault}"
         raise ProductError(ErrorCode.PRODUCT_ERROR, text, status=502)
     return again
+
+
+def _sum_of(one: Any, other: Any) -> Any:
+    """Return the sum of two counts, or of objects of counts; of those that are missing, the one."""
+    if other is None or one is None:
+        return one if other is None else other
+    if not isinstance(one, Mapping):
+        return one + other
+    return {**other, **{name: _sum_of(count, other.get(name)) for name, count in one.items()}}
 
 
 def fault_of(ask: ChatRequest, answer: Delta, key: str = "text") -> str:
@@ -256,7 +265,7 @@ def fault_of(ask: ChatRequest, answer: Delta, key: str = "text") -> str:
     """
     if calls := answer.get("tool_calls"):
         schemas = {
-            tool["function"]["name"]: tool["function"].get("parameters", True)
+            tool["function"]["name"]: tool["function"].get("parameters") or True
             for tool in ask.get("tools", ())
             if tool["type"] == "function"
         }
@@ -265,8 +274,8 @@ def fault_of(ask: ChatRequest, answer: Delta, key: str = "text") -> str:
     form = ask.get("response_format", {})
     if form.get("type") not in ("json_object", "json_schema"):
         return ""
-    schema = form.get("json_schema", {}).get("schema", {"type": "object"})
-    return _fault_in_json(answer.get(key), schema)
+    schema = (form.get("json_schema") or {}).get("schema")
+    return _fault_in_json(answer.get(key), {"type": "object"} if schema is None else schema)
 
 
 def repair_of(ask: ChatRequest, answer: Delta, fault: str, key: str = "text") -> ChatRequest:

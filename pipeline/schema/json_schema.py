@@ -8,9 +8,10 @@ from typing import Any
 
 import orjson
 
-from pipeline.errors import PackageError
+from pipeline.errors import PackageError, shortened
 
 _MOST_STEPS = 100_000  # a schema of references to itself may ask for 2**30
+_QUICK = 64  # names, values or keywords that are looked at in a step
 _DEEPEST = 100  # schemas in each other, and values: far below Python's own bound
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -37,7 +38,7 @@ def fault_in(value: Any, schema: Any) -> str:
     try:
         return _Checker(schema).fault(value, schema, "", 0)
     except (TypeError, AttributeError, ArithmeticError) as error:
-        raise PackageError(f"the JSON schema is none: {error}") from None
+        raise PackageError(f"the JSON schema cannot be used: {error}") from None
 
 
 class _Checker:
@@ -58,9 +59,13 @@ class _Checker:
             raise PackageError("the JSON schema is too deep, or takes too long to check")
         if isinstance(schema, bool):
             return "" if schema else f"{where or 'the answer'}: nothing is allowed there"
+        self._left -= len(schema) // _QUICK
         for keyword, argument in schema.items():
-            check = _KEYWORDS.get(keyword)
-            if check and (found := check(self, value, argument, schema, (where, depth + 1))):
+            if (check := _KEYWORDS.get(keyword)) is None:
+                continue
+            if isinstance(argument, list | dict):
+                self._left -= len(argument) // _QUICK
+            if found := check(self, value, argument, schema, (where, depth + 1)):
                 return found
         return ""
 
@@ -106,24 +111,31 @@ def _is(value: Any, kind: Any) -> bool:
 def _enum(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
     if any(_same(value, each) for each in argument):
         return ""
-    return _told(place, f"expected one of {orjson.dumps(argument).decode()}")
+    return _told(place, f"expected one of {shortened(orjson.dumps(argument).decode())}")
 
 
 def _const(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
     if _same(value, argument):
         return ""
-    return _told(place, f"expected {orjson.dumps(argument).decode()}")
+    return _told(place, f"expected {shortened(orjson.dumps(argument).decode())}")
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two values are one in JSON, where 1 is not true."""
-    if isinstance(one, bool) != isinstance(other, bool):
-        return False
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    return bool(one == other)
+    """Return whether two values are equal in JSON, where 1 is not true."""
+    pairs = [(one, other)]
+    while pairs:  # in a loop: values may be deeper than Python's stack
+        one, other = pairs.pop()
+        if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+            pairs += zip(one, other, strict=True)
+        elif isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+            pairs += ((one[key], other[key]) for key in one)
+        elif (
+            isinstance(one, bool) != isinstance(other, bool)
+            or isinstance(one, list | dict)
+            or one != other
+        ):
+            return False
+    return True
 
 
 def _properties(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:

@@ -41,8 +41,13 @@ def call(arguments: str, name: str = "f") -> dict[str, Any]:
         ({"response_format": {"type": "json_object"}}, {"text": "{}"}),
         ({"tools": [TOOL], "response_format": FORM}, call('{"a": 1}')),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, call("")),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": None}}]},
+         call("")),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": None}}},
+         {"text": "{}"}),
+        ({"response_format": {"type": "json_object", "json_schema": None}}, {"text": "{}"}),
     ],
-)
+)  # fmt: skip
 def test_what_fits_is_asked_for_once(more, answer):
     write = Script(answer)
     ask: Any = {"messages": HELLO, **more}
@@ -73,6 +78,13 @@ def test_what_does_not_fit_is_asked_for_again_with_the_fault(more, wrong, right,
     assert again[: len(HELLO)] == HELLO
     assert [each["role"] for each in again[len(HELLO) :]] == ["assistant", "user"]
     assert fault in again[-1]["content"]
+
+
+def test_counts_are_those_of_both_answers():
+    usage = {"prompt_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 1}}
+    write = Script({"text": "a", "usage": usage}, {"text": "{}", "usage": {"prompt_tokens": 5}})
+    found = held_to_format({"messages": HELLO, "response_format": {"type": "json_object"}}, write)
+    assert found == {"text": "{}", "usage": {**usage, "prompt_tokens": 7}}
 
 
 def test_what_does_not_fit_twice_is_an_error():

@@ -97,8 +97,30 @@ TWICE = {f"a{at}": {"allOf": [{"$ref": f"#/$defs/a{at + 1}"}] * 2} for at in ran
         {"minimum": "a"},
         {"properties": 3},
         {"multipleOf": 0},
+        {"items": {"enum": [*range(200_000)]}},
+        {"items": {"required": ["a"] * 200_000}},
     ],
 )
 def test_schemas_that_cannot_be_checked(schema):
+    values: Any = {"properties": {"a": 1}, "enum": [199_999] * 100, "required": [{"a": 1}] * 100}
+    value = next(
+        (values[name] for name in [*schema, *schema.get("items", ())] if name in values), 1
+    )
     with pytest.raises(PackageError, match="the JSON schema"):
-        fault_in({"a": 1} if "properties" in schema else 1, schema)
+        fault_in(value, schema)
+
+
+def deep(value: Any) -> Any:
+    for _ in range(900):
+        value = [value]
+    return value
+
+
+def test_values_that_are_deep_are_compared():
+    assert fault_in(deep(1), {"const": deep(1.0)}) == ""
+    with pytest.raises(PackageError, match="the JSON schema cannot be used"):
+        fault_in(deep(1), {"const": deep(2)})  # whose text is too deep for a fault
+
+
+def test_a_fault_is_no_longer_than_texts_of_errors():
+    assert len(fault_in("x", {"enum": ["a" * 100] * 1000})) < 20_000
