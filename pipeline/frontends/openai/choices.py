@@ -209,7 +209,8 @@ class ChoiceStream:
                     reader.took_part(taken)
                     reader.untaken = 0
             active = [reader for reader in active if not reader.is_over]
-        yield self._writer.last([reader.request.choice for reader in self._readers])
+        choices, writer = [reader.request.choice for reader in self._readers], self._writer
+        yield await call.made(partial(writer.last, choices), writer.is_short)
 
     def _look(self) -> None:
         """Have a heartbeat sent whenever nothing was for so long."""
@@ -266,7 +267,8 @@ class ChoiceStream:
         if rest := choice.rest():
             events.append(self._writer.part(choice, rest))
         reader.is_over = True
-        return [*filter(None, events), self._writer.end(choice)]
+        end = await self._call.made(partial(self._writer.end, choice), self._writer.is_short)
+        return [*filter(None, events), end]
 
     async def _part(self, reader: _Reader, answer: Any) -> bytes:
         """Return the events of a part; b"" if nothing of it is told yet."""

@@ -120,7 +120,7 @@ class CompletionEndpoint:
 
         wholes = await all_of([partial(whole, request) for request in requests])
         said = [(request.choice, each) for request, each in zip(requests, wholes, strict=True)]
-        is_few = len(wholes) <= _FEW and size_of(wholes) <= SHORT_BYTES // 2
+        is_few = len(wholes) <= _FEW and size_of(wholes) <= SHORT_BYTES // 2 and writer.is_short
         return with_head(await call.made(partial(writer.whole, said), is_few), call.head)
 
 

@@ -100,6 +100,8 @@ class MessageWriter:
         questions: of the request.
     """
 
+    is_short: bool = True
+
     def __init__(self, model_id: str, questions: Questions) -> None:
         self._stops = questions.stops
         self._output = Output()

@@ -55,10 +55,12 @@ class Output:
 
     Attributes:
         items: all of them, in order.
+        size: characters of all of them.
     """
 
     def __init__(self) -> None:
         self.items: list[OutputItem] = []
+        self.size: int = 0
         self._calls: dict[int, OutputItem] = {}
 
     def take(self, delta: Delta) -> Iterator[ItemChange]:
@@ -67,6 +69,8 @@ class Output:
         for kind in TEXTS:
             if text := said.get(kind):
                 yield from self._text(kind, text, said)
+        if not said.get("text"):
+            self._note(said)
         for at, call in enumerate(said.get("tool_calls", ())):
             yield from self._call(call.get("index", at), call)
 
@@ -84,8 +88,15 @@ class Output:
             logprobs = said.get("logprobs", [])
             item.logprobs += logprobs
             item.annotations += said.get("annotations", ())
-        item.pieces.append(text)
-        yield ItemChange("grow", item, text, logprobs)
+        yield self._grown(item, text, logprobs)
+
+    def _note(self, said: Mapping[str, Any]) -> None:
+        """Take what is said of the last text behind it."""
+        for item in reversed(self.items):
+            if item.kind == "text":
+                item.logprobs += said.get("logprobs", ())
+                item.annotations += said.get("annotations", ())
+                return
 
     def _call(self, index: int, call: Mapping[str, Any]) -> Iterator[ItemChange]:
         if (item := self._calls.get(index)) is None:
@@ -94,8 +105,12 @@ class Output:
             self._calls[index] = item
             yield from self._begun(item)
         if text := call[item.kind].get(_WRITTEN[item.kind]):
-            item.pieces.append(text)
-            yield ItemChange("grow", item, text)
+            yield self._grown(item, text)
+
+    def _grown(self, item: OutputItem, text: str, logprobs: Sequence[Any] = ()) -> ItemChange:
+        item.pieces.append(text)
+        self.size += len(text)
+        return ItemChange("grow", item, text, logprobs)
 
     def _begun(self, item: OutputItem) -> Iterator[ItemChange]:
         yield from self.end()

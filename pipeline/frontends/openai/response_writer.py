@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from pipeline.engine.streams.combine import size_of
 from pipeline.errors import PipelineError
 from pipeline.frontends.openai.answers import Choice, as_json, usage_of
 from pipeline.frontends.openai.errors import error_of
@@ -19,6 +20,7 @@ from pipeline.frontends.openai.responses import (
     messages_of,
 )
 from pipeline.openai import Delta
+from pipeline.proto.slices import SHORT_BYTES
 
 Event = dict[str, Any]
 
@@ -82,6 +84,11 @@ class ResponseWriter:
             "usage": None,
             **{name: given.get(name, usual) for name, usual in _ECHOED.items()},
         }
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether the request, whose settings it repeats, and the texts are short."""
+        return self._output.size + size_of(self._body) <= SHORT_BYTES and not self._before
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the response."""

@@ -25,6 +25,10 @@ class Writer(Protocol):
     nothing. Whatever comes before the first part, the first call writes.
     """
 
+    @property
+    def is_short(self) -> bool:
+        """Return whether `end` and `last` take no longer than a part: they may say all again."""
+
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the one answer that has these choices. Raises PayloadTypeError."""
 
@@ -52,6 +56,7 @@ class ChunkWriter:
     id_head: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
+    is_short: bool = True
 
     def __init__(self, model_id: str, questions: Questions) -> None:
         self._questions = questions

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import openai
 import pytest
 from clients.model import OPTIONS, scripted_server
 from openai_models import client_of
 from pydantic import BaseModel
+
+from pipeline.frontends.openai.response_writer import ResponseWriter
+from pipeline.proto.slices import SHORT_BYTES
 
 TOOL = {
     "type": "function",
@@ -55,6 +59,26 @@ def test_a_response(client):
     usage = done.usage
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (2, 5, 7)
     assert usage.output_tokens_details.reasoning_tokens == 0
+
+
+def test_a_long_response_is_written_beside_the_event_loop(client, monkeypatch):
+    ran_on = {}
+
+    def noted(name, write):
+        def writes(writer, *said):
+            ran_on[name] = threading.get_ident()
+            return write(writer, *said)
+
+        monkeypatch.setattr(ResponseWriter, name, writes)
+
+    for name in ("part", "end", "last"):
+        noted(name, getattr(ResponseWriter, name))
+    *_, done = ask(client, stream=True)
+    assert done.response.output_text == TEXT
+    assert ran_on["part"] == ran_on["end"] == ran_on["last"]
+    *_, done = ask(client, stream=True, instructions="a" * SHORT_BYTES)
+    assert done.response.output_text == TEXT
+    assert ran_on["part"] not in (ran_on["end"], ran_on["last"])
 
 
 def test_one_that_is_cut_short_is_incomplete(client):

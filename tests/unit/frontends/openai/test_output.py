@@ -14,6 +14,7 @@ from pipeline.frontends.openai.output import Output
 from pipeline.frontends.openai.questions import Questions
 from pipeline.frontends.openai.response_writer import ResponseWriter
 from pipeline.frontends.openai.responses import KeptResponse, KeptResponses
+from pipeline.proto.slices import SHORT_BYTES
 
 SAID = [
     {"reasoning_content": "hm"},
@@ -82,6 +83,27 @@ def test_events_of_a_response_have_numbers_and_places():
     assert (first["call_id"], first["arguments"]) == ("c0", "{}")
     assert (second["name"], second["arguments"]) == ("g", '{"a": 1}')
     assert refusal["content"] == [{"type": "refusal", "refusal": "no"}]
+
+
+def test_annotations_behind_the_text_are_told_too():
+    writer, choice = ResponseWriter(KeptResponses(0), "m", Questions([])), Choice(0, "text")
+    said = {"annotations": [{"type": "x"}], "logprobs": [{"token": "", "logprob": -1.0}]}
+    writer.part(choice, {"annotations": [{"type": "of no text"}]})
+    writer.part(choice, {"text": "a"})
+    writer.part(choice, said)
+    done, *_ = events(writer.end(choice))
+    assert len(done["logprobs"]) == 1
+    (item,) = events(writer.last([choice]))[0]["response"]["output"]
+    assert item["content"][0]["annotations"] == [{"type": "x"}]
+
+
+def test_a_response_is_short_until_its_text_is_long():
+    writer, choice = ResponseWriter(KeptResponses(0), "m", Questions([])), Choice(0, "text")
+    assert writer.is_short
+    writer.part(choice, {"text": "a" * SHORT_BYTES})
+    assert not writer.is_short
+    asked = Questions([], body={"instructions": "a" * SHORT_BYTES})
+    assert not ResponseWriter(KeptResponses(0), "m", asked).is_short
 
 
 def test_what_is_said_at_once_is_what_its_parts_are():
