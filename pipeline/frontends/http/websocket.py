@@ -229,7 +229,8 @@ class WebSocket(asyncio.Protocol):
         self._is_closing = False  # a close was sent
         self._is_closed = False  # and one came
         self._is_held = False  # the caller is not read from
-        self._next: asyncio.Handle | None = None  # the next turn, for frames that came
+        self._has_unread = False  # frames came that wait for a turn
+        self._next: asyncio.Handle | None = None  # that turn
         self._ping_s = ping_s
         self._heard_at = self._loop.time()
         self._timer = self._loop.call_later(ping_s, self._look)
@@ -261,7 +262,7 @@ class WebSocket(asyncio.Protocol):
         while not (self._has_left or self.is_last):
             if self._messages:
                 message = self._messages.popleft()
-                self._read()
+                self._go_on()
                 return message
             self._news.clear()
             await self._news.wait()
@@ -303,7 +304,7 @@ class WebSocket(asyncio.Protocol):
         self.close(GOING_AWAY if self.is_last else DONE)
         self.is_last = True
         self._messages.clear()
-        self._pace()
+        self._go_on()
         try:
             async with asyncio.timeout(_CLOSE_S):
                 while not self._has_left:
@@ -320,19 +321,26 @@ class WebSocket(asyncio.Protocol):
     def _read(self, data: bytes = b"") -> None:
         """Take some of the frames that came, as long as there is room for messages."""
         frames = () if self._has_left else self._frames.take(data)
+        self._has_unread = False
         try:
             for count, message in enumerate(frames):
                 self._got(message)
-                if self._has_left or len(self._messages) >= _MOST_QUEUED:
+                if self._has_left:
                     break
-                if count >= _MOST_FRAMES:  # others have their turn
-                    self._next = self._next or self._loop.call_soon(self._go_on)
+                if count >= _MOST_FRAMES or len(self._messages) >= _MOST_QUEUED:
+                    self._has_unread = True
                     break
         except WebSocketError as error:
             self._leave(error.code, str(error))
-        self._pace()
+        self._go_on()
 
     def _go_on(self) -> None:
+        """Have the frames that are left taken in another turn: others have theirs before."""
+        if self._has_unread and self._next is None and len(self._messages) < _MOST_QUEUED:
+            self._next = self._loop.call_soon(self._turn)
+        self._pace()
+
+    def _turn(self) -> None:
         self._next = None
         self._read()
 
@@ -362,8 +370,7 @@ class WebSocket(asyncio.Protocol):
     def _pace(self) -> None:
         """Read from the caller only while what it sends is taken."""
         queued = self._messages
-        is_held = self._next is not None or len(queued) >= _MOST_QUEUED
-        is_held = is_held or sum(len(m.data) for m in queued) > SHORT_BYTES
+        is_held = self._has_unread or sum(len(m.data) for m in queued) > SHORT_BYTES
         if is_held is not self._is_held and not self._transport.is_closing():
             self._is_held = is_held
             if is_held:

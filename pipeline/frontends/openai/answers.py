@@ -246,7 +246,7 @@ class ToolCalls:
         """Return a call as a delta: it has an index, and the first of a call its id and name."""
         kind = call.get("type") or "function" if isinstance(call, Mapping) else None
         said = call.get(kind) if isinstance(kind, str) else None
-        if not isinstance(kind, str) or not isinstance(said, Mapping):
+        if not isinstance(kind, str) or kind not in _KINDS or not isinstance(said, Mapping):
             raise PayloadTypeError(
                 f'{where} must be a dict like {{"id", "function": {{"name", "arguments"}}}}'
             )
@@ -286,6 +286,7 @@ class ToolCalls:
 
 
 _MOST_CALLS = 1024
+_KINDS = ("function", "custom")
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
@@ -321,7 +322,7 @@ def _whole_calls(deltas: Sequence[Any]) -> list[Any]:
 
 def _append(call: dict[str, Any], delta: Mapping[str, Any]) -> None:
     """Add to a call, or to a delta of it, the arguments of the delta behind it."""
-    for kind in ("function", "custom"):
+    for kind in _KINDS:
         for name, text in delta.get(kind, {}).items():
             call[kind][name] += text
 
@@ -443,8 +444,10 @@ def _tokens_in(payload: Payload) -> Payload:
     if not isinstance(said, Mapping):
         return payload
     if (content := said.get("content")) is None and isinstance(said.get("tokens"), list):
-        values = said.get("token_logprobs") or []
-        tops = said.get("top_logprobs") or [None] * len(values)
+        values = _list_in(said, "token_logprobs") or []
+        tops = _list_in(said, "top_logprobs") or [None] * len(values)
+        if not all(isinstance(top, Mapping | None) for top in tops):
+            raise PayloadTypeError("logprobs.top_logprobs must be a list of dicts")
         content = [
             {
                 "token": token,
@@ -471,7 +474,7 @@ def _logprob(given: Any, where: str) -> dict[str, Any]:
         raise PayloadTypeError(f'{where} must be a dict like {{"token", "logprob"}}') from None
     told = {"token": token, "logprob": value, "bytes": given.get("bytes") or [*token.encode()]}
     if "top_logprobs" in given or where.startswith("logprobs["):
-        tops = given.get("top_logprobs") or ()
+        tops = _list_in(given, "top_logprobs") or ()
         told["top_logprobs"] = [_logprob(each, f"top_{where}") for each in tops]
     return told
 

@@ -82,3 +82,26 @@ async def test_a_message_whose_sender_is_cancelled_comes_to_its_end():
     whole = frame(TEXT, text[:SLICE_BYTES], False) + frame(MORE, rest) + frame(TEXT, b"next")
     assert transport.written == whole
     transport.leave()
+
+
+@on_a_virtual_clock
+async def test_who_receives_a_flood_of_messages_leaves_others_their_turns():
+    socket, transport = opened()
+    took = []
+
+    async def talk() -> None:
+        while (message := await socket.receive()) is not None:
+            took.append(message)
+
+    talking = asyncio.create_task(talk())
+    transport.send(masked(TEXT, b"a") * 1000)
+    in_a_turn = []
+    while len(took) < 1000:
+        before = len(took)
+        await asyncio.sleep(0)
+        in_a_turn.append(len(took) - before)
+    assert max(in_a_turn) <= 16
+    assert transport.is_reading
+    socket.shutdown()
+    await talking
+    transport.leave()

@@ -103,6 +103,21 @@ def test_reasons_that_became_one_text_are_the_last_of_them():
     assert choice.reason == "my own"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"tool_calls": [{"type": "other", "other": {"name": "f"}}]},
+        {"logprobs": [{"token": "a", "logprob": -1, "top_logprobs": 5}]},
+        {"logprobs": [{"token": "a", "logprob": -1, "top_logprobs": [5]}]},
+        {"logprobs": {"tokens": ["a"], "token_logprobs": 5}},
+        {"logprobs": {"tokens": ["a"], "token_logprobs": [-1], "top_logprobs": [5]}},
+    ],
+)
+def test_what_has_another_form_is_an_error_of_the_answer(said):
+    with pytest.raises(PayloadTypeError, match=f"^{next(iter(said))}|^top_logprobs"):
+        Choice(0, "text").take({"text": "a", **said})
+
+
 @pytest.mark.parametrize("all_of_them", [{}, {"finish_reason": "stop"}, {"completion_tokens": 0}])
 def test_of_parts_none_may_have_a_text(all_of_them):
     choice = Choice(0, "text", in_parts=True)
