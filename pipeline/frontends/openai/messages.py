@@ -296,7 +296,7 @@ def _choice_of(choice: Any) -> Fields:
     if choice and kind == "tool":
         name = text_at("tool_choice.name", choice.get("name"))
         found["tool_choice"] = {"type": "function", "function": {"name": name}}
-    elif kind in _CHOICES:
+    elif isinstance(kind, str) and kind in _CHOICES:
         found["tool_choice"] = _CHOICES[kind]
     else:
         where = "tool_choice.type"
