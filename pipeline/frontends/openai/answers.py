@@ -204,7 +204,7 @@ class ToolCalls:
         self._ids: dict[int, tuple[str, str]] = {}  # by index: id and type
         self._last = 0  # index that came last
         self._told = -1  # index that is told
-        self._said = ""  # arguments that were told of it
+        self._said: list[str] = []  # pieces of its arguments that were told
         self._held: dict[int, dict[str, Any]] = {}  # deltas that are not told yet, by index
 
     def take(self, calls: Sequence[Any]) -> list[dict[str, Any]]:
@@ -220,10 +220,10 @@ class ToolCalls:
             if self._told not in self._held:
                 if self._told >= 0 and not self._is_whole():
                     break
-                self._told, self._said = min(self._held), ""
+                self._told, self._said = min(self._held), []
             told.append(delta := self._held.pop(self._told))
             said = delta.get("function")
-            self._said = "{}" if said is None else self._said + said["arguments"]
+            self._said.append("{}" if said is None else said["arguments"])
         return told
 
     def rest(self) -> list[dict[str, Any]]:
@@ -234,10 +234,11 @@ class ToolCalls:
 
     def _is_whole(self) -> bool:
         """Return whether the arguments that were told are JSON."""
-        if not self._said.rstrip().endswith("}"):
+        said = "".join(self._said)
+        if not said.rstrip().endswith("}"):
             return False
         try:
-            orjson.loads(self._said)
+            orjson.loads(said)
         except ValueError:
             return False
         return True
@@ -329,12 +330,21 @@ def _append(call: dict[str, Any], delta: Mapping[str, Any]) -> None:
 
 def _grown(parts: Sequence[Any]) -> dict[str, Any]:
     """Return the sound, or the call of a function, that its parts are."""
-    whole: dict[str, Any] = {}
+    values: dict[str, list[Any]] = {}
     for part in parts:
         for name, value in part.items():
-            grows = name in ("data", "transcript", "arguments") and name in whole
-            whole[name] = whole[name] + value if grows else value
-    return whole
+            values.setdefault(name, []).append(value)
+    return {name: _together(name, found) for name, found in values.items()}
+
+
+def _together(name: str, found: Sequence[Any]) -> Any:
+    """Return what the values of a key in several parts are together; else the last one."""
+    if len(found) == 1 or name not in ("data", "transcript", "arguments"):
+        return found[-1]
+    try:
+        return (b"" if isinstance(found[0], bytes) else "").join(found)
+    except TypeError:
+        raise PayloadTypeError(f"{name} of several parts must be all text or all bytes") from None
 
 
 def embeddings(
@@ -470,7 +480,7 @@ def _logprob(given: Any, where: str) -> dict[str, Any]:
         token, value = utf8_text(given["token"]), given["logprob"]
         if value is not None:  # the first token of a text that is said again has none
             value = value if (value := float(value)) > _LEAST_LOGPROB else _LEAST_LOGPROB
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError):
         raise PayloadTypeError(f'{where} must be a dict like {{"token", "logprob"}}') from None
     told = {"token": token, "logprob": value, "bytes": given.get("bytes") or [*token.encode()]}
     if "top_logprobs" in given or where.startswith("logprobs["):

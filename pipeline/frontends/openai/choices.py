@@ -72,7 +72,8 @@ async def whole_of_parts(request: ChoiceRequest, call: TimedCall, limits: Stream
             await call.made(partial(take, answer), is_short_answer(answer))
             if choice.is_cut:
                 break
-    return joined([*deltas, choice.rest()])
+    deltas.append(choice.rest())
+    return await call.made(partial(joined, deltas), kept.bytes <= SHORT_BYTES)
 
 
 class _Reader(PartsReader):

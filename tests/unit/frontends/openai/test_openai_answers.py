@@ -294,7 +294,12 @@ def test_log_probabilities_have_all_keys_in_both_forms():
     assert [each["text_offset"] for each in found] == [[0, 1], [2, 3]]
     assert found[0]["tokens"] == ["é", "b"]
     assert found[0]["top_logprobs"] == [{}, {"c": -1}]
-    for wrong in ("a", [3], [{"token": "a"}], [{"token": 3, "logprob": 1}], [{"logprob": 1}]):
+    token = {"token": "a", "logprob": 1}
+    for wrong in (
+        "a", [3], [np.zeros(1)], [{"token": "a"}], [{"token": 3, "logprob": 1}], [{"logprob": 1}],
+        [{**token, "top_logprobs": 3}], {"tokens": ["a"], "token_logprobs": 3},
+        {"tokens": ["a"], "token_logprobs": [1], "top_logprobs": ["a"]},
+    ):  # fmt: skip
         with pytest.raises(PayloadTypeError, match="logprobs"):
             choice.take({"text": "", "logprobs": wrong})
 
@@ -310,6 +315,8 @@ def test_sound_has_an_id_once_and_is_base64():
     assert said["message"]["audio"]["data"] == "YWJj"
     with pytest.raises(PayloadTypeError, match="audio must be"):
         choice.take({"audio": b"ab"})
+    with pytest.raises(PayloadTypeError, match="data of several parts"):
+        joined([*deltas, {"audio": {"data": "YWI="}}])
 
 
 def test_counts_may_be_an_object_with_details():
