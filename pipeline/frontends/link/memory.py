@@ -61,9 +61,13 @@ class GatewayMemory:
     """
 
     def __init__(self, memory: ServerMemory) -> None:
-        self._held, self._given = os.pipe()
         self._memory = memory
         self._region = memory.open_region()
+        try:
+            self._held, self._given = os.pipe()
+        except OSError:
+            memory.close_region(self._region)
+            raise
         self._read_by_gateway: dict[int, Any] = {}  # answers, by their calls
         self._loop: asyncio.AbstractEventLoop | None = None
         self.is_mapped: bool = False

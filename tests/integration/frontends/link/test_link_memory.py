@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from begins import begin_of
 from linked import INFERENCE, SUCCESS, link_of, said_in, until
 
 from pipeline.engine.offload import Offload
+from pipeline.errors import DeadlineError
 from pipeline.frontends.grpc.server import GrpcCall, GrpcService
 from pipeline.frontends.link import frames
 from pipeline.frontends.link.frames import (
@@ -259,15 +261,18 @@ def test_an_answer_of_more_pieces_than_a_frame_names_goes_over_the_socket(
 def test_an_answer_that_takes_too_long_to_copy_ends_with_an_error(
     memory: ServerMemory, tmp_path: Path
 ) -> None:
-    path, offload = tmp_path / "link", Offload(limit_s=0.0, threads=1)
+    path, offload, goes_on = tmp_path / "link", Offload(limit_s=0.0, threads=1), threading.Event()
 
     async def run() -> None:
+        with pytest.raises(DeadlineError):
+            await offload.run(goes_on.wait)  # which has the one thread
         service = echoing(memory, [bytes(2**20)])
         methods = service_methods([service], offload)
         async with sharing(LinkFrontend(methods, path, memory=memory), path) as gateway:
             await gateway.say(frame(OPEN, 1, OPENED.pack(-1, 0, 0), MESSAGE | LAST, 1))
             _, _, payload = await gateway.hear(END)
             assert b"the deadline passed" in payload
+        goes_on.set()
         await offload.stop()
 
     asyncio.run(run())
@@ -298,6 +303,27 @@ def test_a_place_that_is_not_the_gateways_ends_the_connection(
         shared.message(PLACE.pack(*place))
     shared.close()
     assert memory.used == 0
+
+
+def test_memory_that_cannot_be_shared_leaves_nothing_open(
+    memory: ServerMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more() -> tuple[int, int]:
+        raise OSError("too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pipe", no_more)
+        with pytest.raises(OSError, match="too many"):
+            GatewayMemory(memory)
+    shared = GatewayMemory(memory)
+    assert shared.told.region == 1
+    os.close(given_by(shared))
+    shared.close()
+    monkeypatch.setattr(memory, "open_region", no_more)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="too many"):
+        GatewayMemory(memory)
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
