@@ -51,6 +51,20 @@ def serve(arguments: Sequence[str]) -> int:
     return 0
 
 
+def module_names(scripts: Sequence[str]) -> dict[str, str]:
+    """Return scripts by the names of their modules: a name that is taken has folders before it."""
+    names: dict[str, str] = {}
+    for script in scripts:
+        path = Path(script).resolve()
+        name = path.stem
+        for folder in path.parents:
+            if name not in names:
+                break
+            name = f"{folder.name}_{name}"
+        names[name] = script
+    return names
+
+
 def serve_together(scripts: Sequence[str], words: Sequence[str]) -> None:
     """Serve the pipelines of several scripts in one server: that of the first one.
 
@@ -60,11 +74,7 @@ def serve_together(scripts: Sequence[str], words: Sequence[str]) -> None:
     from pipeline.cli.graph import server_of_script  # here: one script alone needs no other
 
     sys.argv[1:] = words
-    names: dict[str, str] = {}
-    for script in scripts:
-        path = Path(script).resolve()
-        is_taken = path.stem in names
-        names[f"{path.parent.name}_{path.stem}" if is_taken else path.stem] = script
+    names = module_names(scripts)
     hint = 'one, outside of `if __name__ == "__main__":`, is served with the others'
     first, *others = [server_of_script(script, name, hint) for name, script in names.items()]
     for other in others:

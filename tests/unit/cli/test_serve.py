@@ -1,0 +1,15 @@
+"""Scripts that are served together: each is a module of its own."""
+
+from __future__ import annotations
+
+from pipeline.cli.serve import module_names
+
+
+def test_scripts_of_one_name_are_told_apart_by_their_folders():
+    scripts = ["/a/serve.py", "/b/serve.py", "/c/b/serve.py", "/other.py"]
+    assert module_names(scripts) == {
+        "serve": "/a/serve.py",
+        "b_serve": "/b/serve.py",
+        "c_b_serve": "/c/b/serve.py",
+        "other": "/other.py",
+    }
