@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Mapping
 from contextlib import aclosing
@@ -56,10 +57,24 @@ class Talk:
             while (message := await socket.receive()) is not None:
                 await self._take(message, socket)
             if socket.is_last and self._tasks:
-                await asyncio.wait(self._tasks.values())
+                await self._finish(socket)
         finally:
             for task in self._tasks.values():
                 task.cancel()
+
+    async def _finish(self, socket: WebSocket) -> None:
+        """Wait for the requests that are under way; what their caller says of them is heeded."""
+        orders = asyncio.create_task(self._take_orders(socket))
+        try:
+            await asyncio.wait(self._tasks.values())
+        finally:
+            orders.cancel()
+
+    async def _take_orders(self, socket: WebSocket) -> None:
+        while (message := await socket.receive(is_stopping=True)) is not None:
+            with contextlib.suppress(PipelineError):
+                if message.kind != BINARY:
+                    self._is_order(await self._said(message.data))
 
     async def _take(self, message: WebMessage, socket: WebSocket) -> None:
         try:

@@ -210,7 +210,7 @@ class WebSocket(asyncio.Protocol):
         ping_s: a caller is pinged so often, and given up when it has said nothing for twice that.
 
     Attributes:
-        is_last: the server stops: nothing more is taken.
+        is_last: the server stops: no further request is taken.
     """
 
     def __init__(self, exchange: Exchange, most_bytes: int, ping_s: float = _PING_S) -> None:
@@ -257,9 +257,12 @@ class WebSocket(asyncio.Protocol):
 
     # Who talks ----------------------------------------------------------------------------
 
-    async def receive(self) -> WebMessage | None:
-        """Return the next message; None: there is no other one."""
-        while not (self._has_left or self.is_last):
+    async def receive(self, is_stopping: bool = False) -> WebMessage | None:
+        """Return the next message; None: there is no other one, or the server stops.
+
+        `is_stopping`: go on although it does.
+        """
+        while not (self._has_left or (self.is_last and not is_stopping)):
             if self._messages:
                 message = self._messages.popleft()
                 self._go_on()
@@ -295,7 +298,7 @@ class WebSocket(asyncio.Protocol):
             self._transport.write(frame(CLOSE, code.to_bytes(2) + reason))
 
     def shutdown(self) -> None:
-        """Take nothing more, as the server stops."""
+        """Take no further request, as the server stops."""
         self.is_last = True
         self._news.set()
 
@@ -356,7 +359,7 @@ class WebSocket(asyncio.Protocol):
             is_short = len(message.data) <= SHORT_BYTES  # of another one its reader sees it
             if message.kind == TEXT and is_short and not _is_utf8(message.data):
                 raise WebSocketError(NOT_UTF8, "a text is not UTF-8")
-            if not self.is_last:
+            if not self._is_closing:
                 self._messages.append(message)
             self._news.set()
 

@@ -11,8 +11,9 @@ from doubles import run_virtual
 from played_http import PlayedTransport
 from raw_ws import masked
 
+from pipeline.frontends.api.sockets import Talk
 from pipeline.frontends.http.websocket import MORE, PONG, TEXT, WebSocket, frame
-from pipeline.proto.slices import SLICE_BYTES
+from pipeline.proto.slices import SLICE_BYTES, Limits
 
 
 class Transport(PlayedTransport):
@@ -104,4 +105,27 @@ async def test_who_receives_a_flood_of_messages_leaves_others_their_turns():
     assert transport.is_reading
     socket.shutdown()
     await talking
+    transport.leave()
+
+
+class OnePart(Talk):
+    """Answers each request with one part."""
+
+    async def _answer(self, socket: WebSocket, number: int, fields: Any, is_text: bool) -> None:
+        await self._spend()
+        await socket.send(b"part of %d" % number)
+
+
+@on_a_virtual_clock
+async def test_a_server_that_stops_reads_credit_and_no_further_request():
+    socket, transport = opened()
+    endpoint: Any = SimpleNamespace(limits=Limits())
+    talking = asyncio.create_task(OnePart(endpoint, "credit=0").run(socket))
+    transport.send(masked(TEXT, b'{"data":{}}'))
+    await asyncio.sleep(0.1)
+    socket.shutdown()
+    await asyncio.sleep(0.1)
+    transport.send(masked(TEXT, b'{"data":{}}') + masked(TEXT, b'{"credit":2}'))
+    await asyncio.wait_for(talking, 10)
+    assert transport.written == frame(TEXT, b"part of 0")
     transport.leave()
