@@ -165,11 +165,16 @@ class UpstreamConnection:
         """Receive once, and have the reader take it.
 
         Raises:
-            ConnectionLostError: nothing comes any more, and the answer is not whole.
-            OutOfTimeError, PipelineError: see `Waiting.left_s` and `HttpReader.take`.
+            ConnectionLostError: no more comes of an answer, or what comes is none.
+            OutOfTimeError, ClosedError: see `Waiting.left_s`.
         """
+        waiting.left_s()  # there may be something to receive for ever
         data = self._do(partial(self._socket.recv, _RECEIVED_BYTES), select.POLLIN, waiting)
-        reader.take(data)
+        try:
+            reader.take(data)
+            reader.check_size(reader.body)
+        except PipelineError as error:  # its code would blame the caller, or us
+            raise ConnectionLostError(str(error)) from None
         self.has_answered = self.has_answered or bool(data)
         self.is_usable = reader.keeps_open
         if not data and not reader.is_whole:
@@ -205,14 +210,12 @@ class UpstreamCall:
         """Return the whole body. Raises PipelineError."""
         while not self.reader.is_whole:
             self.receive(waiting)
-        self.reader.check_size(self.reader.body)
         return bytes(self.reader.body)
 
     def receive(self, waiting: Waiting) -> None:
         """Receive more of the body. Raises PipelineError."""
         try:
             self._connection.receive(self.reader, waiting)
-            self.reader.check_size(self.reader.body)
         except ConnectionLostError as error:
             self._calls.refuse(self.index, f"the answer was cut off: {error}")
         except OutOfTimeError:
@@ -223,7 +226,6 @@ class UpstreamCall:
         waiting = Waiting(time.monotonic() + _LOOK_S)
         with contextlib.suppress(PipelineError, ConnectionLostError, OutOfTimeError):
             while not self.reader.is_whole:
-                waiting.left_s()
                 self._connection.receive(self.reader, waiting)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from msgspec import Meta
 from pipeline.config.fields import Masked
 from pipeline.data import RequestContext
 from pipeline.deadline import time_left
-from pipeline.errors import ConfigError, InitError, InputError
+from pipeline.errors import ConfigError, InitError, InputError, TooLargeError
 from pipeline.metrics import METRICS
 from pipeline.predictors.remote.base import RemoteModel
 from pipeline.predictors.remote.http_calls import HttpCalls, UpstreamCall, Waiting, target_of
@@ -132,6 +132,8 @@ class OpenAIPredictor:
         call = self._begin(path, EVENTS, asked, _waiting(context))
         try:
             yield from self._parts(call, context)
+        except TooLargeError as error:
+            self._calls.refuse(call.index, error)
         finally:
             call.close()
 

@@ -35,6 +35,7 @@ from pipeline.errors import (
     PredictorError,
     PredictorUnavailableError,
 )
+from pipeline.predictors.remote import http_calls
 from pipeline.predictors.remote.base import RemoteModel, connect_remote_predictor
 from pipeline.predictors.remote.openai import OpenAIPredictor
 
@@ -258,6 +259,45 @@ def test_a_call_ends_while_the_model_is_silent_when_nobody_waits_any_more():
         with pytest.raises(ClosedError):
             predictor.predict(ASK, context=context)
         never.set()
+
+
+def floods(handler: Any, asked: Any) -> None:
+    """Say that it is there, for ever."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+    with contextlib.suppress(OSError):
+        while True:
+            handler.wfile.write(b": hi\n\n" * 1000)
+    handler.server.left.put(handler.number)
+    handler.close_connection = True
+
+
+def test_a_call_ends_while_what_comes_has_no_end_when_nobody_waits_any_more():
+    left = threading.Event()
+    context = (RequestContext(data_id=1, is_over=left.is_set),)
+    with played(floods) as (predictor, server):
+        threading.Timer(0.01, left.set).start()
+        with pytest.raises(ClosedError):
+            next(predictor.stream(ASK, context))
+        with pytest.raises(DeadlineError):
+            predictor.predict(ASK, deadline_s=0.1)
+        assert {server.left.get(timeout=10) for _ in range(2)} == {1, 2}
+
+
+def test_what_is_no_answer_is_told_as_an_error_of_the_server():
+    def garbage(handler: Any, asked: Any) -> None:
+        handler.wfile.write(b"HTTP/1.1 none of it\r\n\r\n")
+
+    with (
+        played(garbage, retries=0) as (predictor, _),
+        pytest.raises(PredictorUnavailableError, match=r"^\[llm\] http://127.*is no HTTP"),
+    ):
+        predictor.predict(ASK)
+
+
+def test_an_answer_without_end_is_told_as_an_error_of_the_server(monkeypatch):
+    monkeypatch.setattr(http_calls, "MAX_ANSWER_BYTES", 100_000)
+    with played(floods) as (predictor, _), pytest.raises(PredictorError, match="is larger than"):
+        predictor.predict(ASK)
 
 
 def test_the_deadline_ends_a_call():
