@@ -227,7 +227,7 @@ class WebSocket(asyncio.Protocol):
         self._sending = asyncio.Lock()
         self._has_left = False  # the caller has closed, or is not listened to any more
         self._is_closing = False  # a close was sent
-        self._is_closed = False  # and one came
+        self._is_closed = False  # and one came, or is not waited for
         self._is_held = False  # the caller is not read from
         self._has_unread = False  # frames came that wait for a turn
         self._next: asyncio.Handle | None = None  # that turn
@@ -314,7 +314,7 @@ class WebSocket(asyncio.Protocol):
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            self._has_left = True
+            self._has_left = self._is_closed = True  # it was waited for long enough
         self._timer.cancel()
         self._exchange.has_more = not self._is_closed
         self._connection.ended(self._exchange)

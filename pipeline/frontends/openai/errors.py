@@ -26,7 +26,7 @@ _PATH = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]]*): (?:expected|found) ")
 
 
 class ArgumentError(PackageError):
-    """An argument of a request is none, or is not supported; `param` is its path.
+    """An argument of a request that cannot be used, or is not supported; `param` is its path.
 
     `status` is the HTTP status and `reason` OpenAI's code.
     """

@@ -59,7 +59,7 @@ def check_choice(choice: Any, tools: Sequence[Any]) -> None:
 
 
 def check_format(form: Any, where: str) -> None:
-    """Raise ArgumentError for a form without a type, or whose JSON schema is none."""
+    """Raise ArgumentError for a form without a type, or whose JSON schema cannot be one."""
     if not isinstance(form, dict):
         raise wrong_type(where, "an object", form)
     if _text_in(form, "type", where) == "json_schema":

@@ -250,7 +250,7 @@ def _other(value: Any) -> Any:
 def _object(data: bytes) -> dict[str, Any]:
     said = orjson.loads(data)
     if not isinstance(said, dict):
-        raise TypeError("it is no object")
+        raise TypeError("it is not an object")
     return said
 
 
@@ -284,7 +284,7 @@ def _part(chunk: Mapping[str, Any]) -> dict[str, Any]:
 def _told(choice: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     text = said.get("content", said.get("text"))
     if not isinstance(text, str | None):
-        raise TypeError("the text is none")
+        raise TypeError("the content is not text")
     told: dict[str, Any] = {"text": text or ""}
     if (thought := said.get("reasoning")) not in _NOT_SENT:  # vLLM's newer name
         told["reasoning_content"] = thought
@@ -315,10 +315,10 @@ def _logprobs(said: Any) -> list[dict[str, Any]]:
 
 
 def _counts(usage: Any) -> dict[str, int]:
-    """Return the counts that an answer or a chunk has; TypeError: they are none."""
+    """Return the counts that an answer or a chunk has; TypeError: they are not whole numbers."""
     counts = {name: usage[name] for name in _COUNTS if name in usage} if usage else {}
     if not all(isinstance(count, int) and count >= 0 for count in counts.values()):
-        raise TypeError("its usage has no counts")
+        raise TypeError("its usage has other counts than whole numbers")
     return counts
 
 

@@ -142,10 +142,10 @@ def test_a_batch_is_embedded_by_one_call(in_base64):
     ("answer", "said"),
     [
         (b"<html>", "cannot be used"),
-        (b"[]", "no object"),
+        (b"[]", "not an object"),
         ({"choices": []}, "cannot be used"),
-        ({"choices": [{"message": {"content": 3}}]}, "the text is none"),
-        ({**chat("a"), "usage": {"prompt_tokens": -1}}, "no counts"),
+        ({"choices": [{"message": {"content": 3}}]}, "the content is not text"),
+        ({**chat("a"), "usage": {"prompt_tokens": -1}}, "other counts"),
     ],
 )
 def test_an_answer_that_is_none(answer, said):
@@ -227,7 +227,7 @@ def test_parts_come_as_they_are_said_and_the_connection_is_kept():
         (streams(*HELLO, end=b""), "cut off"),
         (streams(*HELLO, is_cut=True), "cut off"),
         (streams(*HELLO, {"error": {"message": f"no more of {KEY}"}}), r"no more of \*\*\*"),
-        (streams(*HELLO, 3), "no object"),
+        (streams(*HELLO, 3), "not an object"),
     ],
 )
 def test_a_stream_that_goes_wrong_ends_behind_its_parts(answer, said):

@@ -17,9 +17,13 @@ from pipeline.proto.slices import SLICE_BYTES, Limits
 
 
 class Transport(PlayedTransport):
-    """A transport whose caller reads nothing; `is_full`: it says so at once."""
+    """A transport whose caller reads nothing; `is_full`: it says so at once.
+
+    `lingers`: it was not closed at once.
+    """
 
     is_full = False
+    lingers = True
 
     def write(self, data: Any) -> None:
         super().write(data)
@@ -34,6 +38,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
+
+    def ended(self, exchange: Any) -> None:
+        """Hang up, as for a caller that sends nothing more unless the exchange has more."""
+        self.transport.lingers = exchange.has_more
+        self.transport.close()
 
     def pause_writing(self) -> None:
         """Nothing else is written there."""
@@ -129,3 +138,13 @@ async def test_a_server_that_stops_reads_credit_and_no_further_request():
     await asyncio.wait_for(talking, 10)
     assert transport.written == frame(TEXT, b"part of 0")
     transport.leave()
+
+
+@on_a_virtual_clock
+async def test_a_caller_that_does_not_answer_a_close_is_waited_for_once():
+    socket, transport = opened()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await socket.end()
+    assert loop.time() - began == 5
+    assert not transport.lingers
