@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from pipeline.data import ChannelData, Tensor
+from pipeline.data import ChannelData, RequestContext, Tensor
 from pipeline.errors import GraphError, NotImplementedByOpError, PackageError
 from pipeline.proto import codec, pipeline_service_pb2
 from pipeline.proto.pipeline.response import pack, pack_error
@@ -36,7 +36,7 @@ _STR = frozenset({str})
 class _PredictorClient(Protocol):
     """Part of `self.client` that `Op.process` needs."""
 
-    def predict(self, feed: Any, fetch: Any = None, *, log_id: int = 0) -> Any: ...
+    def predict(self, feed: Any, fetch: Any = None, *, log_id: int = 0, **more: Any) -> Any: ...
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -229,12 +229,19 @@ class Op:
         return answer, False, None, ""
 
     @_hook
-    def process(self, feed_batch: list[Any], typical_logid: int = 0) -> Any:
+    def process(
+        self,
+        feed_batch: list[Any],
+        typical_logid: int = 0,
+        *,
+        context: Sequence[RequestContext] = (),
+    ) -> Any:
         """Run the model; once a batch. By default `self.client.predict(feed_batch[0])`.
 
         Args:
             feed_batch: a list of one dict: the samples of the batch merged along axis 0.
             typical_logid: the log id of the batch's first request.
+            context: of its requests, for a predictor that looks whether they are cancelled.
 
         Returns:
             `(result, err_code, err_info)` or just the result: a dict whose values have one row
@@ -244,6 +251,10 @@ class Op:
             raise NotImplementedByOpError(
                 f"Op {self.name!r} has no model: set local_service_conf.model_config or "
                 "server_endpoints, or override process."
+            )
+        if context:
+            return self.client.predict(
+                feed_batch[0], self._fetch_names, log_id=typical_logid, context=context
             )
         return self.client.predict(
             feed=feed_batch[0], fetch=self._fetch_names, log_id=typical_logid

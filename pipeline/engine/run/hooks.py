@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from pipeline.errors import InitError
-from pipeline.op import Op, RequestOp, ResponseOp, overrides, runs_process
+from pipeline.op import Op, RequestOp, ResponseOp, overrides, predictor_of, runs_process
 
 _ANY = "*"
 _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -128,6 +128,7 @@ def call_form(op: Op, hook: Hook) -> HookCall:
         names = _positional(found[-1])
         context = found[-1].parameters.get(CONTEXT)
         asks = hook.gives_context and context is not None and context.kind in _NAMED
+        asks = asks and (overrides(op, hook.name) or _predicts_in_context(op))
         for count in range(len(hook.most), hook.least - 1, -1):
             if asks and all(_binds(signature, count, context=None) for signature in found):
                 return HookCall(count, names, takes_context=True)
@@ -137,6 +138,13 @@ def call_form(op: Op, hook: Hook) -> HookCall:
         f"Op {op.name!r}: {_described(method, hook)} takes {outer}, which is none of the forms "
         f"that it is called in: {hook.forms}."
     )
+
+
+def _predicts_in_context(op: Op) -> bool:
+    """Return whether the predictor of an Op looks whether somebody still waits."""
+    predictor = predictor_of(op)
+    signature = None if predictor is None else _signature(predictor.predict, follow_wrapped=True)
+    return signature is not None and CONTEXT in signature.parameters
 
 
 def _called(op: Op) -> Iterator[Hook]:

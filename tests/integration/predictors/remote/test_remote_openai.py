@@ -18,7 +18,7 @@ import openai
 import pytest
 import trustme
 import yaml
-from doubles import client_of, http, server_for
+from doubles import client_of, http, server_for, wait_until
 from openai_models import SaysByWord, openai_server
 from openai_upstream import DONE, KEY, USAGE, Upstream, chat, delta, says, streams, upstream
 
@@ -477,6 +477,21 @@ def test_a_plain_op_answers_at_once():
         ) as server,
     ):
         assert ask(server, "a b")["value"] == ["a b"]
+
+
+def test_a_plain_op_leaves_a_server_that_answers_nobody_any_more():
+    never = threading.Event()
+    body = b'{"messages": [{"role": "user", "content": "a"}]}'
+    head = b"POST /api/svc HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with (
+        upstream(streams(then=never)) as model,
+        server_for(Op("llm", [RequestOp()]), op=settings(model.url)) as server,
+    ):
+        with socket.create_connection(("127.0.0.1", server.http_port)) as caller:
+            caller.sendall(head + body)
+            wait_until(lambda: model.asked)
+        assert model.left.get(timeout=10) == 1
+        never.set()
 
 
 class Passes(Op):
