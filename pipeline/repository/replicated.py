@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from operator import attrgetter
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -73,7 +74,7 @@ class ReplicatedControl(ModelControl):
         super().__init__(settings, versions)
         self._replica = replica
         self._made: dict[str, WantedChange] = {}  # the last of each model
-        self._turns_of: dict[str, asyncio.Lock] = {}
+        self._turns_of = WeakValueDictionary[str, asyncio.Lock]()  # callers name models at will
         replica.answers[_CHANGE] = self._on_change
         replica.answers[_CHANGES] = self._on_question
         replica.answers[_LEAVE] = self._on_leave

@@ -101,6 +101,18 @@ async def failing() -> None:
     raise OSError("no space left")
 
 
+async def missing() -> None:
+    raise InitError("there is no such model")
+
+
+@virtual
+async def test_nothing_is_kept_of_a_model_that_is_not_there(tmp_path):
+    one = await Server(tmp_path).add(0, missing)
+    with pytest.raises(V2Error, match="no such model"):
+        await one.control.load("m", Overrides())
+    assert not one.control._turns_of
+
+
 @virtual
 async def test_an_error_of_any_kind_is_told_to_who_asks(tmp_path):
     server = Server(tmp_path)
