@@ -52,6 +52,11 @@ def test_the_demo_passes(folder):
     assert run(folder, "demo.py")[-1].startswith("demo passed")
 
 
+def test_a_long_question_does_not_hold_the_server(folder):
+    ask = 'from planner import plan; print(plan([{"role": "user", "content": "(+" * 10_000}]))'
+    assert "Ask for a sum" in run(folder, "-c", ask)[0]
+
+
 def test_a_model_elsewhere_takes_the_planners_place(folder):
     call = {"id": "c1", "type": "function", "function": {"name": "calculate"}}
     call["function"]["arguments"] = '{"expression": "2 * 3"}'
