@@ -13,7 +13,7 @@ _PICTURES = {
     "ocr": ("ocr/pictures/page.png", "A page that is read"),
     "imdb_ensemble": ("../docs/page.png", "The page at /, with this graph at work"),
 }
-_SCRIPTS = {"chat": "chat_server.py"}
+_SCRIPTS = {name: f"{name}_server.py" for name in ("agent", "chat", "rag")}
 _LIMIT_S = 60.0
 _INSTALLED = re.compile(r"\S*/site-packages/")  # where this machine has it
 

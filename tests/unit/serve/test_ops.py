@@ -30,7 +30,7 @@ from pipeline.predictors.model_conf import ModelConf, Var
 from pipeline.proto.brpc import frames as baidu_std
 from pipeline.proto.brpc import general_model
 from pipeline.proto.general_model_pb2 import Request, Response
-from pipeline.runtime.base import Exposure
+from pipeline.runtime.base import Exposure, Pipeline
 from pipeline.runtime.predictor_loader import PredictorLoader
 from pipeline.runtime.service import Service
 from pipeline.serve.ops import ENGINE_NAME, Answer, AnswerOp, ModelCall, ModelOp, answers_of
@@ -88,7 +88,8 @@ def with_model(
 
     async def run() -> None:
         loader = PredictorLoader(Path(), load=lambda local, worker: model)
-        service = Service(None, graph, config, loader, exposure=Exposure(no_doors))
+        pipeline = Pipeline(None, graph, loader)
+        service = Service([pipeline], config, exposure=Exposure(no_doors))
         try:
             await service.start()
             async with asyncio.timeout(30):

@@ -150,7 +150,6 @@ def test_a_stream_that_is_too_long_for_one_answer(stop):
 def test_apis_that_are_not_here(client):
     for ask in (
         lambda: client.moderations.create(input="a"),
-        lambda: client.images.generate(prompt="a"),
         lambda: client.files.list(),
     ):
         with pytest.raises(openai.NotFoundError, match="there are /v1/chat/completions"):
