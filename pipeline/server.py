@@ -51,10 +51,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class PipelineServer:
     """Serves the graph that ends in a ResponseOp over gRPC and HTTP, and further ones beside it.
 
-    Scripts call `set_response_op`, `prepare_server` and `run_server`; `add_pipeline` for each
-    further graph. Tests and programs that
-    embed a server use it as a context manager (`with server:`), or `async with server:` inside
-    a running event loop.
+    Scripts call `set_response_op`, `prepare_server` and `run_server`, and `add_pipeline` for each
+    further graph. Tests and programs that embed a server use it as a context manager
+    (`with server:`), or `async with server:` inside a running event loop.
 
     Args:
         name: the service's name, first part of the URL `/<name>/<method>`. A request that names
@@ -86,9 +85,13 @@ class PipelineServer:
         self._add(name, self._build_graph(response_op))
 
     def _add(self, name: str | None, graph: Graph) -> None:
-        if not name or name in self._graphs:
-            there = ", ".join(repr(each) for each in self._graphs)
-            raise GraphError(f"a pipeline needs a name of its own, found {name!r} beside {there}.")
+        taken = (self.name, *self._graphs)
+        if not isinstance(name, str) or not name or "/" in name or name in taken:
+            there = ", ".join(repr(each) for each in dict.fromkeys(taken))
+            raise GraphError(
+                "a pipeline needs a name of its own, text without slashes, "
+                f"found {name!r} beside {there}."
+            )
         self._graphs = _apart({**self._graphs, name: graph})
 
     def _join(self, other: PipelineServer) -> None:

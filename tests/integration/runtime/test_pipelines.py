@@ -203,12 +203,19 @@ def test_two_models_of_one_name_are_an_error_that_names_both():
         server.add_pipeline("two", ResponseOp(Says("a", "")))
     with pytest.raises(GraphError, match="the pipeline 'one' and Op 'one' of the pipeline 'two'"):
         server.add_pipeline("two", ResponseOp(Says("one", "")))
-    with pytest.raises(GraphError, match="needs a name of its own, found 'one' beside 'one'"):
-        server.add_pipeline("one", ResponseOp(Says("b", "")))
+    for name in ("one", "", "a/b", 5, None):
+        with pytest.raises(GraphError, match=f"without slashes, found {name!r} beside 'one'"):
+            server.add_pipeline(name, ResponseOp(Says("b", "")))
     server.add_pipeline("two", ResponseOp(Says("two", "")))
     server.set_response_op(ResponseOp(Says("c", "")))
     server.prepare_server(yml_dict=CONFIG)
     assert [*server._graphs] == ["one", "two"], "nothing is left of what was refused"
+
+
+def test_the_name_of_the_server_is_that_of_its_own_graph():
+    server = PipelineServer("one")
+    with pytest.raises(GraphError, match="found 'one' beside 'one'"):
+        server.add_pipeline("one", ResponseOp(Says("a", "")))
 
 
 def test_a_server_may_be_made_of_added_pipelines_alone_that_read_the_same_request_op():
