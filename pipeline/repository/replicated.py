@@ -164,7 +164,7 @@ class ReplicatedControl(ModelControl):
     async def _on_question(self, text: str, number: int) -> bytes:
         for turn in [*self._turns_of.values()] if text == _WAIT else ():
             async with turn:
-                """What was under way is made, or has failed."""
+                pass  # the change that was under way is made, or has failed
         return _encode(ChangesMade(self._replica.number, number, [*self._made.values()]))
 
     async def _on_leave(self, text: str, number: int) -> bytes:

@@ -156,7 +156,7 @@ class WebUpgrade(msgspec.Struct, frozen=True):
 
 
 WebReply = WebResponse | WebStream | WebUpgrade
-"""What an Endpoint answers with."""
+"""Answer of an Endpoint."""
 
 Endpoint = Callable[[WebRequest], Awaitable[WebReply]]
 """Answers a request; it is cancelled if the caller goes away."""

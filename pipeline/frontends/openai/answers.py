@@ -292,12 +292,8 @@ _KINDS = ("function", "custom")
 
 def joined(deltas: Sequence[Delta]) -> Delta:
     """Return what deltas of one choice say together; its calls of tools are whole."""
-    values: dict[str, list[Any]] = {}
-    for delta in deltas:
-        for name, value in delta.items():
-            values.setdefault(name, []).append(value)
     whole: dict[str, Any] = {}
-    for name, found in values.items():
+    for name, found in _by_key(deltas).items():
         if name == "tool_calls":
             whole[name] = _whole_calls([call for calls in found for call in calls])
         elif name in ("audio", "function_call"):
@@ -330,11 +326,16 @@ def _append(call: dict[str, Any], delta: Mapping[str, Any]) -> None:
 
 def _grown(parts: Sequence[Any]) -> dict[str, Any]:
     """Return the sound, or the call of a function, that its parts are."""
+    return {name: _together(name, found) for name, found in _by_key(parts).items()}
+
+
+def _by_key(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the values that several dicts have under each key, in order."""
     values: dict[str, list[Any]] = {}
     for part in parts:
         for name, value in part.items():
             values.setdefault(name, []).append(value)
-    return {name: _together(name, found) for name, found in values.items()}
+    return values
 
 
 def _together(name: str, found: Sequence[Any]) -> Any:

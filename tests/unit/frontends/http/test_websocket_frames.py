@@ -1,4 +1,4 @@
-"""Frames of WebSockets, however they are cut, and those that are none."""
+"""Frames of WebSockets: cut anywhere, and broken ones."""
 
 from __future__ import annotations
 
