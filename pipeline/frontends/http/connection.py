@@ -50,12 +50,14 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         request: that request, if the engine has it.
         is_full: the caller does not read its answers.
         has_left: the connection is lost.
+        is_held: it is not read from, because there is no room for more.
     """
 
     __slots__ = (
-        "_at", "_data", "_due", "_exchange", "_failure", "_head", "_heads", "_is_busy", "_is_held",
+        "_at", "_data", "_due", "_exchange", "_failure", "_head", "_heads", "_is_busy",
         "_is_ignoring", "_is_last", "_loop", "_needed", "_reader", "_receiver", "_timer",
-        "_timer_due", "endpoint", "has_left", "is_full", "listener", "request", "transport",
+        "_timer_due", "endpoint", "has_left", "is_full", "is_held", "listener", "request",
+        "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -64,6 +66,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         self.listener: HttpListener = listener
         self.is_full: bool = False
         self.has_left: bool = False
+        self.is_held: bool = False
         self._heads = listener.heads
         self.endpoint: LaneEndpoint | None = None
         self.request: RequestHandle | None = None
@@ -73,7 +76,6 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         self._receiver: BodyReceiver | None = None  # of large bodies
         self._exchange: Exchange | None = None  # the request beside the lane that is answered
         self._is_busy = False  # one is read by the parser, or is answered: what comes now waits
-        self._is_held = False  # it is not read from
         self._is_last = False  # the connection ends with the answer that is given next
         self._is_ignoring = False  # what comes now, up to the end of the connection
         self._data = b""  # what came; up to `_at` it is read
@@ -319,8 +321,8 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             is_held = self.is_full
         else:
             is_held = len(exchange.body) > _MAX_AHEAD_BYTES
-        if is_held is not self._is_held and not (self.has_left or self.transport.is_closing()):
-            self._is_held = is_held
+        if is_held is not self.is_held and not (self.has_left or self.transport.is_closing()):
+            self.is_held = is_held
             if is_held:
                 self.transport.pause_reading()
             else:
