@@ -1,0 +1,36 @@
+"""Prose has at most the allowed number of the habits that `words` lists."""
+
+from __future__ import annotations
+
+import pytest
+import words
+
+
+def test_no_tree_has_more_bad_habits_than_are_allowed():
+    allowed = words.allowances()
+    more = [
+        f"{tree}: {number} instead of {allowed[tree, habit]}: {habit} ({words.HABITS[habit]}); "
+        f"PYTHONPATH=tests/support .venv/bin/python -m words {tree} lists them"
+        for (tree, habit), number in sorted(words.counts().items())
+        if number > allowed[tree, habit]
+    ]
+    assert more == []
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text", "sentences"),
+    [
+        (".py", "# models that\n    # are none\nx = 1  # end", ["models that are none", "end"]),
+        (".py", 'f("a " \'b\', "c")', ["a b", "c"]),
+        (".py", '"""One\n    line.\n\n    Two."""', ["One line.\nTwo."]),
+        (".go", "// one\n// line\nx := `a` // b", ["one line", "a b"]),
+        (".md", "a\nb\n\n* c\n* d", ["a b", "", "* c", "* d"]),
+    ],
+)
+def test_prose_is_read_in_lines_of_their_own(suffix, text, sentences):
+    assert [piece for _, piece in words.pieces(text, suffix)] == sentences
+
+
+def test_files_of_each_kind_are_read():
+    suffixes = {name.rpartition(".")[2] for name in words.files()}
+    assert {"py", "go", "md", "yml", "html", "js"} <= suffixes
