@@ -113,4 +113,4 @@ def grpc_status_for(status: int) -> str:
 
 def http_status_for(name: str) -> int:
     """Return HTTP's status for one of gRPC's, by its name; 500 for one that has none."""
-    return next((status for status, each in GRPC_STATUSES.items() if each == name), 500)
+    return next((status for status, known in GRPC_STATUSES.items() if known == name), 500)

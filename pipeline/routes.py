@@ -97,12 +97,12 @@ def checked(routed: Routed, method: str) -> Routed:
 def names_of_ops(*given: Any) -> tuple[str, ...]:
     """Return the names of Ops that are given by name, as Ops, or as lists of these; each once."""
     names: dict[str, None] = {}
-    for each in given:
-        name = each if isinstance(each, str) else getattr(each, "name", None)
+    for op in given:
+        name = op if isinstance(op, str) else getattr(op, "name", None)
         if isinstance(name, str):
             names[name] = None
-        elif isinstance(each, Iterable):
-            names |= dict.fromkeys(names_of_ops(*each))
+        elif isinstance(op, Iterable):
+            names |= dict.fromkeys(names_of_ops(*op))
         else:
-            raise GraphError(f"expected an Op, its name, or a list of these, found {each!r}")
+            raise GraphError(f"expected an Op, its name, or a list of these, found {op!r}")
     return tuple(names)

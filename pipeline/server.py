@@ -87,7 +87,7 @@ class PipelineServer:
     def _add(self, name: str | None, graph: Graph) -> None:
         taken = (self.name, *self._graphs)
         if not isinstance(name, str) or not name or "/" in name or name in taken:
-            there = ", ".join(repr(each) for each in dict.fromkeys(taken))
+            there = ", ".join(repr(name) for name in dict.fromkeys(taken))
             raise GraphError(
                 "a pipeline needs a name of its own, text without slashes, "
                 f"found {name!r} beside {there}."
@@ -271,9 +271,9 @@ def _apart(graphs: dict[str | None, Graph]) -> dict[str | None, Graph]:
         whole, ops = model_names(name, [op.name for op in graph.ops])
         own = {whole: f"the pipeline {whole!r}"}
         own |= {op: f"Op {op!r} of the pipeline {whole!r}" for op in ops}
-        for each in own.keys() & owners.keys():
+        for taken in own.keys() & owners.keys():
             raise GraphError(
-                f"{owners[each]} and {own[each]} have the same name: the Ops and pipelines of a "
+                f"{owners[taken]} and {own[taken]} have the same name: the Ops and pipelines of a "
                 "server are models beside each other, give one of them another name."
             )
         owners |= own

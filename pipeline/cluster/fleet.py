@@ -80,7 +80,9 @@ class FleetView(msgspec.Struct, frozen=True):
     @property
     def addresses(self) -> list[str]:
         """Return where edges send requests: `host:rpc_port/http_port` of each."""
-        return sorted(each.address for each in self.replicas if each.is_listed and each.address)
+        return sorted(
+            replica.address for replica in self.replicas if replica.is_listed and replica.address
+        )
 
 
 class Fleet:
@@ -121,7 +123,7 @@ class Fleet:
 
     def roll_back(self) -> int:
         """Want the release again that serves beside the wanted one; return its number, or 0."""
-        serving = {each.release for each in self._handles if each.is_listed}
+        serving = {handle.release for handle in self._handles if handle.is_listed}
         release = max(serving - {self._wanted.release}, default=0)
         if release:
             self._wanted = self._wanted._replace(release=release)
@@ -156,7 +158,7 @@ class Fleet:
 
     async def round(self) -> None:
         """Look at all replicas, and do what is to be done now."""
-        await asyncio.gather(*(self._look(each) for each in list(self._handles)))
+        await asyncio.gather(*(self._look(handle) for handle in list(self._handles)))
         now = self._clock()
         actions = plan(self._wanted, tuple(self._handles), self._failures, now)
         for replica in actions.drain:
@@ -166,8 +168,8 @@ class Fleet:
             self._ends[replica] = asyncio.create_task(self._end(replica))
         for _ in range(actions.start):
             self._start(now)
-        used = {each.release for each in self._handles} | {self._wanted.release}
-        self._releases = {each: self._releases[each] for each in self._releases if each in used}
+        used = {handle.release for handle in self._handles} | {self._wanted.release}
+        self._releases = {kept: self._releases[kept] for kept in self._releases if kept in used}
 
     def _start(self, now: float) -> None:
         self._last_number += 1

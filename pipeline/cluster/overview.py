@@ -85,10 +85,10 @@ def targets(view: FleetView) -> bytes:
     """Return what Prometheus' http_sd_configs reads: one target a replica."""
     found = [
         {
-            "targets": [_http_address(each)],
-            "labels": {"fleet": view.name, "replica": str(each.number), "node": each.node},
+            "targets": [_http_address(address)],
+            "labels": {"fleet": view.name, "replica": str(address.number), "node": address.node},
         }
-        for each in _reachable(view)
+        for address in _reachable(view)
     ]
     return json.dumps(found).encode()
 
@@ -115,13 +115,15 @@ def metrics(view: FleetView) -> bytes:
 def page(view: FleetView) -> bytes:
     """Return a page with a row for each replica."""
     rows = []
-    for each in sorted(view.replicas, key=lambda replica: replica.number):
-        place = html.escape(each.address)
-        if each.is_listed and each.address:
-            place = f'<a href="http://{html.escape(_http_address(each))}/">{place}</a>'
-        cells = (each.number, each.release, each.phase.value, html.escape(each.node))
+    for shown in sorted(view.replicas, key=lambda replica: replica.number):
+        place = html.escape(shown.address)
+        if shown.is_listed and shown.address:
+            place = f'<a href="http://{html.escape(_http_address(shown))}/">{place}</a>'
+        cells = (shown.number, shown.release, shown.phase.value, html.escape(shown.node))
         row = "".join(f"<td>{cell}</td>" for cell in cells)
-        rows.append(f"<tr>{row}<td>{place}</td><td><pre>{html.escape(each.detail)}</pre></td></tr>")
+        rows.append(
+            f"<tr>{row}<td>{place}</td><td><pre>{html.escape(shown.detail)}</pre></td></tr>"
+        )
     return _PAGE.format(
         name=html.escape(view.name), state=html.escape(summary(view)), rows="\n".join(rows)
     ).encode()
@@ -129,7 +131,7 @@ def page(view: FleetView) -> bytes:
 
 def summary(view: FleetView) -> str:
     """Return one line on how a fleet stands."""
-    ready = sum(each.is_listed for each in view.replicas)
+    ready = sum(replica.is_listed for replica in view.replicas)
     text = f"release {view.wanted.release}: {ready} of {view.wanted.replicas} replicas serve"
     reason = view.reason.rpartition("\n")[2]
     if view.is_stuck:
@@ -141,14 +143,14 @@ def summary(view: FleetView) -> str:
 
 def _counts(view: FleetView) -> Metric:
     family = Metric("pipeline_fleet_replicas", "Replicas of the fleet, by phase.", "gauge")
-    for phase in sorted({each.phase.value for each in view.replicas}):
-        count = sum(each.phase.value == phase for each in view.replicas)
+    for phase in sorted({replica.phase.value for replica in view.replicas}):
+        count = sum(replica.phase.value == phase for replica in view.replicas)
         family.add_sample(family.name, {"fleet": view.name, "phase": phase}, count)
     return family
 
 
 def _reachable(view: FleetView) -> list[FleetReplica]:
-    return [each for each in view.replicas if each.is_listed and each.address]
+    return [replica for replica in view.replicas if replica.is_listed and replica.address]
 
 
 def _http_address(replica: FleetReplica) -> str:
@@ -161,7 +163,7 @@ def _fetch_all(replicas: list[FleetReplica], path: str) -> list[Fetched]:
     if not replicas:
         return []
     with ThreadPoolExecutor(min(_MAX_FETCHES, len(replicas))) as pool:
-        texts = pool.map(lambda each: _fetch(f"http://{_http_address(each)}{path}"), replicas)
+        texts = pool.map(lambda replica: _fetch(f"http://{_http_address(replica)}{path}"), replicas)
         return list(zip(replicas, texts, strict=True))
 
 

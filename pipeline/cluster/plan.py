@@ -111,19 +111,23 @@ def plan(wanted: Wanted, replicas: Replicas, failures: Failures, now: float) -> 
     new ones are ready: there are never fewer ready replicas than wanted, but for those that may be
     missing. Where the new release fails again and again the old one stays.
     """
-    new = [each for each in replicas if each.release == wanted.release and _goes_on(each)]
-    old = [each for each in replicas if each.release != wanted.release and _goes_on(each)]
+    new = [
+        replica for replica in replicas if replica.release == wanted.release and _goes_on(replica)
+    ]
+    old = [
+        replica for replica in replicas if replica.release != wanted.release and _goes_on(replica)
+    ]
     drain = _surplus(wanted, new, old, failures.count > 0)
-    draining = [each for each in replicas if each.phase is ReplicaPhase.DRAINING]
-    stop = [each for each in draining if now - each.since >= SETTLE_S]
+    draining = [replica for replica in replicas if replica.phase is ReplicaPhase.DRAINING]
+    stop = [replica for replica in draining if now - replica.since >= SETTLE_S]
     stop += _needless_starts(wanted, new, old)
     return Actions(_to_start(wanted, new, old, failures, now), drain, stop)
 
 
 def is_reached(wanted: Wanted, replicas: Replicas) -> bool:
     """Return whether a fleet is what is wanted, and nothing else is left."""
-    new = [each for each in replicas if each.release == wanted.release]
-    ready = [each for each in new if each.phase is ReplicaPhase.READY]
+    new = [replica for replica in replicas if replica.release == wanted.release]
+    ready = [replica for replica in new if replica.phase is ReplicaPhase.READY]
     return len(ready) == len(replicas) == wanted.replicas
 
 
@@ -145,29 +149,29 @@ def _to_start(
         return 0  # the old release serves on, until somebody decides
     if not old and not failures.count:
         return missing
-    coming = sum(each.phase is ReplicaPhase.STARTING for each in new)
+    coming = sum(replica.phase is ReplicaPhase.STARTING for replica in new)
     return max(0, 1 - coming)
 
 
 def _needless_starts(wanted: Wanted, new: Replicas, old: Replicas) -> list[FleetReplica]:
     """Return who starts and is not needed any more, the youngest first."""
-    starting = [each for each in new if each.phase is ReplicaPhase.STARTING]
+    starting = [replica for replica in new if replica.phase is ReplicaPhase.STARTING]
     surplus = max(0, len(new) - wanted.replicas)
-    youngest = sorted(starting, key=lambda each: -each.number)[:surplus]
-    return [*youngest, *(each for each in old if each.phase is ReplicaPhase.STARTING)]
+    youngest = sorted(starting, key=lambda replica: -replica.number)[:surplus]
+    return [*youngest, *(replica for replica in old if replica.phase is ReplicaPhase.STARTING)]
 
 
 def _surplus(wanted: Wanted, new: Replicas, old: Replicas, fails: bool) -> list[FleetReplica]:
     """Return who serves and is not needed: of the old release first, the youngest first."""
-    listed = [each for each in (*new, *old) if each.is_listed]
-    ready = sum(each.phase is ReplicaPhase.READY for each in listed)
+    listed = [replica for replica in (*new, *old) if replica.is_listed]
+    ready = sum(replica.phase is ReplicaPhase.READY for replica in listed)
     needed = wanted.replicas - (wanted.unavailable if old and not fails else 0)
     going: list[FleetReplica] = []
-    for each in sorted(listed, key=lambda it: (it.release == wanted.release, -it.number)):
-        is_ready = each.phase is ReplicaPhase.READY
-        is_old = each.release != wanted.release
+    for replica in sorted(listed, key=lambda it: (it.release == wanted.release, -it.number)):
+        is_ready = replica.phase is ReplicaPhase.READY
+        is_old = replica.release != wanted.release
         too_many = len([it for it in new if it.is_listed and it not in going]) > wanted.replicas
         if (is_old or too_many) and ready - is_ready >= needed:
-            going.append(each)
+            going.append(replica)
             ready -= is_ready
     return going

@@ -168,11 +168,11 @@ def fault_of_access(access: AccessConfig, tls: TlsConfig, is_all_the_gateways: b
 
 
 def _fault_of_proxies(proxies: tuple[str, ...]) -> str:
-    for each in proxies:
+    for proxy in proxies:
         try:
-            ip_network(each, strict=False)
+            ip_network(proxy, strict=False)
         except ValueError:
-            return f"access.trusted_proxies: {each!r} is no address and no network"
+            return f"access.trusted_proxies: {proxy!r} is no address and no network"
     return ""
 
 

@@ -61,7 +61,7 @@ class DynamicBatchingConfig(Struct, frozen=True, kw_only=True):
     def policy_of(self, level: int) -> QueuePolicyConfig:
         """Return the limits of a level's queue; without levels there is only the default."""
         own = self.priority_queue_policy if self.priority_levels else ()
-        return next((each for each in own if each.level == level), self.default_queue_policy)
+        return next((policy for policy in own if policy.level == level), self.default_queue_policy)
 
     @property
     def policies(self) -> tuple[QueuePolicyConfig, ...]:
@@ -123,7 +123,7 @@ def fault_of_batching(name: str, batching: DynamicBatchingConfig, most: int) -> 
             return f"dynamic batching preferred size must be <= max batch size for {name}"
     if levels and not 1 <= batching.default_priority_level <= levels:
         return f"default priority level must be in range [1, {levels}] for {name}"
-    if levels and not all(1 <= each.level <= levels for each in batching.priority_queue_policy):
+    if levels and not all(1 <= policy.level <= levels for policy in batching.priority_queue_policy):
         return f"priority queue policy must have priority level in range [1, {levels}] for {name}"
     if batching.preserve_ordering and levels > 1:
         return f"Only one priority level is allowed when 'preserve_ordering' is true for {name}"

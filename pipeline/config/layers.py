@@ -182,11 +182,11 @@ def _origins(source: Source) -> dict[KeyPath, str]:
 
 
 def _below(known: Mapping[KeyPath, Any], path: KeyPath) -> dict[KeyPath, Any]:
-    return {each: value for each, value in known.items() if each[: len(path)] == path}
+    return {place: value for place, value in known.items() if place[: len(path)] == path}
 
 
 def _not_below(known: Mapping[KeyPath, Any], path: KeyPath) -> dict[KeyPath, Any]:
-    return {each: value for each, value in known.items() if each[: len(path)] != path}
+    return {place: value for place, value in known.items() if place[: len(path)] != path}
 
 
 # Files ----------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def _of_struct(
         spelt = setting.alias if setting.alias in given and key not in given else key
         yield from _of_setting(source, setting, given.get(spelt), (*path, spelt))
     for key in given:
-        if key not in settings and key not in {each.alias for each in settings.values()}:
+        if key not in settings and key not in {known.alias for known in settings.values()}:
             here = (*path, key)  # of a plug-in, or unknown
             yield ConfigRow(
                 here, _masked(source, given[key], here, _SECRET_KEYS), source.origin(here)
@@ -96,7 +96,7 @@ def _leaf(source: Source, setting: Setting, value: object, path: KeyPath) -> Con
     if setting.is_secret and meant:
         return ConfigRow(path, MASK, source.origin(path))
     inner = settings_of(setting.section) if setting.section is not None else {}
-    secret = _SECRET_KEYS | {key for key, each in inner.items() if each.is_secret}
+    secret = _SECRET_KEYS | {key for key, field in inner.items() if field.is_secret}
     return ConfigRow(path, _masked(source, meant, path, secret), source.origin(path))
 
 

@@ -279,8 +279,8 @@ def fault_of_ragged(
     batch_outputs: Sequence[BatchOutputConfig],
 ) -> str:
     """Return what is wrong with the names of an Op's ragged batches, by its key; "": nothing."""
-    made = Counter(name for each in batch_inputs for name in each.target_name)
-    cut = Counter(name for each in batch_outputs for name in each.target_name)
+    made = Counter(name for batch_input in batch_inputs for name in batch_input.target_name)
+    cut = Counter(name for batch_output in batch_outputs for name in batch_output.target_name)
     for key, counts in (("batch_input", made), ("batch_output", cut)):
         twice = [name for name, count in counts.items() if count > 1]
         if twice:

@@ -221,7 +221,7 @@ def controls_of(op_name: str, configs: Sequence[ControlConfig]) -> tuple[Control
             )
         controls += found
         for control in found:
-            if sum(each.kind is control.kind for each in controls) > 1:
+            if sum(other.kind is control.kind for other in controls) > 1:
                 raise ConfigError(
                     f"sequence batching specifies multiple {control.kind.value} tensors for "
                     f"{op_name}"

@@ -99,4 +99,4 @@ def _member(node: yaml.Node | None, key: str) -> tuple[yaml.Node, yaml.Node] | N
         return None
     if not isinstance(node, yaml.MappingNode):
         raise _CannotEditError
-    return next(((each, value) for each, value in node.value if each.value == key), None)
+    return next(((member, value) for member, value in node.value if member.value == key), None)

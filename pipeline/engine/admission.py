@@ -227,7 +227,7 @@ class SharedQueue:
 
     def has_room(self) -> bool:
         """Return whether there is room beyond what is kept."""
-        return sum(max(each.queued, self.kept) for each in self.members) < self._size
+        return sum(max(member.queued, self.kept) for member in self.members) < self._size
 
 
 class SharingController(AdmissionController):

@@ -125,7 +125,7 @@ class Convoy(msgspec.Struct, eq=False):
     def codes(self, outcome: Any) -> list[int]:
         """Return how each ended, with this outcome of all or of each."""
         if type(outcome) is Each:
-            found = [_code_of(each) for each in outcome.outcomes]
+            found = [_code_of(member) for member in outcome.outcomes]
         else:
             found = [_code_of(outcome)] * len(self)
         for place in self.left:

@@ -73,7 +73,7 @@ class ConvoyWay:
 
 def _size_at(node: OpNode, rows: int) -> int:
     """Return how many requests of so many samples may come to an Op as one; 0: none does."""
-    sizes = [each.convoy_size(rows) for each in node.filters]
+    sizes = [around.convoy_size(rows) for around in node.filters]
     return max(sizes, default=0) or node.workers.convoy_size(rows)
 
 
@@ -169,7 +169,9 @@ def _is_plain(config: OpConfig) -> bool:
         or batching.priority_levels
         or batching.preserve_ordering
         or any(
-            each.default_timeout_microseconds or each.allow_timeout_override or each.max_queue_size
-            for each in batching.policies
+            policy.default_timeout_microseconds
+            or policy.allow_timeout_override
+            or policy.max_queue_size
+            for policy in batching.policies
         )
     )

@@ -178,7 +178,7 @@ class Engine:
             self._admission.parked = without_places(nodes, config.queue_size)
         executor, observers = self.executor, self._observers
         own = (deadline, executor.delivery, executor.cached)
-        filters: list[Filter] = [each for each in own if each is not None]
+        filters: list[Filter] = [own_filter for own_filter in own if own_filter is not None]
         if observers.begin_trace is not None:
             filters.append(Trace(observers.begin_trace))
         if observers.profile is not None:

@@ -89,19 +89,21 @@ class FilterChain:
     on_end: tuple[Callable[[RequestState], None], ...]
 
     def __init__(self, ours: Sequence[Filter], users: Sequence[Filter] = ()) -> None:
-        self.lets_convoys_pass: bool = not users and all(each.pipeline_is_light for each in ours)
+        self.lets_convoys_pass: bool = not users and all(
+            own_filter.pipeline_is_light for own_filter in ours
+        )
         self.looks_in_any_thread: bool = all(
-            each.pipeline_is_light or type(each).on_input is Filter.on_input
-            for each in (*users, *ours)
+            user_filter.pipeline_is_light or type(user_filter).on_input is Filter.on_input
+            for user_filter in (*users, *ours)
         )
         for name in FilterChain.__annotations__:
             base = getattr(Filter, name)
             hooks = [
-                _guarded(getattr(each, name))
-                if each in users and name != "on_request"
-                else getattr(each, name)
-                for each in (*users, *ours)
-                if getattr(type(each), name) is not base
+                _guarded(getattr(user_filter, name))
+                if user_filter in users and name != "on_request"
+                else getattr(user_filter, name)
+                for user_filter in (*users, *ours)
+                if getattr(type(user_filter), name) is not base
             ]
             setattr(self, name, tuple(hooks[::-1] if name == "on_answer" else hooks))
 

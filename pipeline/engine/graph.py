@@ -171,7 +171,7 @@ def _check_loops(op: Op, graph: Graph) -> None:
     for other in reversed(graph.ops):
         if any(other in reader.get_input_ops() for reader in leading):
             leading.add(other)
-    known = {each.name for each in leading}
+    known = {lead.name for lead in leading}
     wrong = [name for name in op.pipeline_loop_to if name not in known]
     if wrong:
         raise GraphError(

@@ -138,7 +138,7 @@ def entries_of(served: Served) -> list[ModelEntry]:
     """
     name, op_names = served.names
     named = zip((name, *op_names), (None, *served.graph.ops), strict=True)
-    return [ModelEntry(each, served, op) for each, op in named if each is not None]
+    return [ModelEntry(name, served, op) for name, op in named if name is not None]
 
 
 class ModelRegistry:
@@ -216,7 +216,8 @@ class ModelRegistry:
         found = [
             key
             for key, versions in self._models.items()
-            if key.endswith(f"::{name}") and not all(each.is_unloaded for each in versions.values())
+            if key.endswith(f"::{name}")
+            and not all(version.is_unloaded for version in versions.values())
         ]
         if len(found) > 1:
             raise InputError(
@@ -227,7 +228,9 @@ class ModelRegistry:
 
     def latest(self, name: str) -> ModelEntry | None:
         """Return the highest version of a model that is ready; None: there is none."""
-        ready = [each for each in self.versions(name).values() if each.state is ModelState.READY]
+        ready = [
+            version for version in self.versions(name).values() if version.state is ModelState.READY
+        ]
         return max(ready, key=lambda entry: int(entry.version), default=None)
 
     def members(self, served: Served) -> list[ModelEntry]:

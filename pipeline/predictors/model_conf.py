@@ -62,7 +62,7 @@ def read_model_conf(path: Path | Sequence[Path], file_name: str = CLIENT_FILE) -
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
         raise InitError(f"no model configuration is named; give the path of a {file_name}")
-    files = [_file(Path(each), file_name) for each in paths]
+    files = [_file(Path(path), file_name) for path in paths]
     configs = [_parse(file) for file in files]
     return ModelConf(
         feeds=_vars(files[0], "feed_var", configs[0].feed_var),

@@ -184,7 +184,9 @@ class Replicas(Runtime):
             self._config = self._with_real_ports()
             main = dataclasses.replace(self._main, config=self._config)
             mains = [main, dataclasses.replace(main, is_replacement=True)]
-            found = (each.load_predictor.runtimes(each.graph.ops) for each in self._pipelines)
+            found = (
+                pipeline.load_predictor.runtimes(pipeline.graph.ops) for pipeline in self._pipelines
+            )
             runtimes = list(dict.fromkeys(itertools.chain.from_iterable(found)))
             self._zygotes = Zygotes(mains, start_method, runtimes=runtimes)
         except BaseException:
@@ -287,10 +289,10 @@ class Replicas(Runtime):
             replica.slot.is_steady()
         if not self._is_up and len(self._running) == len(self._slots):
             self._is_up = all(
-                each.status.is_started and each.status.is_ready for each in self._running
+                replica.status.is_started and replica.status.is_ready for replica in self._running
             )
         self._tell_readiness()
-        is_shown = self._is_up and all(each.status.shows_ready for each in self._running)
+        is_shown = self._is_up and all(replica.status.shows_ready for replica in self._running)
         if is_shown and not self._started.done():
             self._started.set_result(None)
 

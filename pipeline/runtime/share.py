@@ -60,7 +60,7 @@ class EarlierCounters:
 
 def _models(key: str, snapshot: Snapshot) -> list[tuple[Version, ModelCounters]]:
     """Return what is a model to those who ask: a graph of a repository has one."""
-    return [((key, each.version), each) for each in snapshot.models if each.version]
+    return [((key, entry.version), entry) for entry in snapshot.models if entry.version]
 
 
 def _added(model: ModelCounters, earlier: ModelCounters | None) -> ModelCounters:
@@ -114,7 +114,9 @@ def share_of(config: ServiceConfig, pipelines: int) -> Share:
     limiter = None
     if config.rate_limit.mode != "off":
         resources = config.rate_limit.resources
-        limiter = RateLimiter({(each.device, each.name): each.count for each in resources})
+        limiter = RateLimiter(
+            {(resource.device, resource.name): resource.count for resource in resources}
+        )
     store = None if config.payload_store is None else open_store(config.payload_store)
     queue = SharedQueue(config.queue_size, pipelines) if pipelines > 1 else None
     return Share(cache_of(config), limiter, store, queue)

@@ -109,7 +109,7 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def _enum(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
-    if any(_same(value, each) for each in argument):
+    if any(_same(value, allowed) for allowed in argument):
         return ""
     return _told(place, f"expected one of {shortened(orjson.dumps(argument).decode())}")
 
@@ -175,16 +175,16 @@ def _required(by: _Checker, value: Any, argument: Any, schema: Any, place: _Plac
 def _items(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
     if isinstance(value, list):
         first = len(schema.get("prefixItems", ()))
-        for at, each in enumerate(value[first:], first):
-            if found := by.fault(each, argument, *_at(place, at)):
+        for at, item in enumerate(value[first:], first):
+            if found := by.fault(item, argument, *_at(place, at)):
                 return found
     return ""
 
 
 def _prefix(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
     if isinstance(value, list):
-        for at, (each, inner) in enumerate(zip(value, argument, strict=False)):
-            if found := by.fault(each, inner, *_at(place, at)):
+        for at, (item, inner) in enumerate(zip(value, argument, strict=False)):
+            if found := by.fault(item, inner, *_at(place, at)):
                 return found
     return ""
 
@@ -192,14 +192,14 @@ def _prefix(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place)
 def _contains(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
     if not isinstance(value, list):
         return ""
-    count = sum(by.fits(each, argument, place[1]) for each in value)
+    count = sum(by.fits(item, argument, place[1]) for item in value)
     least, most = schema.get("minContains", 1), schema.get("maxContains", len(value))
     return "" if least <= count <= most else _told(place, "it does not contain what it has to")
 
 
 def _unique(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
     if argument is True and isinstance(value, list):
-        found = {orjson.dumps(each, option=orjson.OPT_SORT_KEYS) for each in value}
+        found = {orjson.dumps(item, option=orjson.OPT_SORT_KEYS) for item in value}
         return "" if len(found) == len(value) else _told(place, "a value is there twice")
     return ""
 

@@ -52,7 +52,7 @@ def alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
     if isinstance(kind, inspect.Metadata):
         return alternatives(kind.type)
     if isinstance(kind, inspect.UnionType):
-        return tuple(one for each in kind.types for one in alternatives(each))
+        return tuple(one for member in kind.types for one in alternatives(member))
     return (kind,)
 
 

@@ -99,8 +99,8 @@ def _graph(settings: ServeSettings, config: ServiceConfig) -> Graph:
     op = ModelOp(MODEL, conf, config.max_message_bytes, settings.client_conf)
     op.dynamic_shape_info = settings.dynamic_shapes
     graph = build_graph(AnswerOp(op))
-    for each in (graph.request_op, op, graph.response_op):
-        configure_op(each, resolve_op(each.name, each.pipeline_given, config))
+    for member in (graph.request_op, op, graph.response_op):
+        configure_op(member, resolve_op(member.name, member.pipeline_given, config))
     return graph
 
 

@@ -53,7 +53,7 @@ class OpAnswers(Sequence[dict[str, Any]]):
         Raises PipelineError: what its caller is told. One that a Goto sends on is its payload.
         """
         if isinstance(place, slice):
-            return [self[each] for each in range(len(self))[place]]
+            return [self[index] for index in range(len(self))[place]]
         parts = self.parts(place)
         return parts[-1] if parts else {}
 
@@ -114,7 +114,7 @@ def run_op(
     if isinstance(made, RequestOp | ResponseOp):
         raise InputError(f"{type(made).__name__} has no samples: test it with a TestClient")
     _configure(made, {**(config or {}), **({"batch_size": batch_size} if batch_size else {})})
-    items = [_Item(place, _inputs_of(made, each, place)) for place, each in enumerate(samples)]
+    items = [_Item(place, _inputs_of(made, sample, place)) for place, sample in enumerate(samples)]
     for item, log_id in zip(items, log_ids, strict=False):
         item.log_id = log_id
     for item, info in zip(items, infos, strict=False):
@@ -205,7 +205,7 @@ def _inputs_of(op: Op, sample: Mapping[str, Any], place: int) -> dict[str, Any]:
             f"samples[{place}]: expected a dict, as {op.name!r} reads it, found "
             f"{type(sample).__name__}"
         )
-    reads = [each.name for each in op.get_input_ops()] or [EXECUTOR_NAME]
+    reads = [op.name for op in op.get_input_ops()] or [EXECUTOR_NAME]
     if len(reads) == 1:
         return {reads[0]: dict(sample)}
     lacks = [name for name in reads if not isinstance(sample.get(name), Mapping)]

@@ -57,10 +57,10 @@ class ModelsServer:
     def __enter__(self) -> ModelsServer:
         command = [
             *(sys.executable, "-m", "pipeline", "repository"),
-            *(f"--model-repository={each}" for each in self._repositories),
+            *(f"--model-repository={repository}" for repository in self._repositories),
             *("--model-control-mode=explicit", "--http-port=0", "--allow-grpc=false"),
             *("--allow-metrics=false", "--edge=embedded", "--http-address=127.0.0.1"),
-            *(f"--load-model={each}" for each in self._models),
+            *(f"--load-model={model}" for model in self._models),
         ]
         self._child, self.port, _ = self._stack.enter_context(running(command, _TIMEOUT_S))
         return self
@@ -84,7 +84,7 @@ class ModelsServer:
     def counted(self, model: str) -> Counted:
         """Return the statistics of the version of a model that is asked. Raises TrialError."""
         found = msgspec.json.decode(self._ask("GET", f"/v2/models/{model}/stats"))
-        latest: Counted = max(found["model_stats"], key=lambda each: int(each["version"]))
+        latest: Counted = max(found["model_stats"], key=lambda version: int(version["version"]))
         return latest
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
@@ -213,9 +213,9 @@ def measured(before: Counted, after: Counted, answered: int, seconds: float) -> 
 
 def _batches(counted: Counted) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield of each size of batches how many there were, and their time in ns."""
-    for each in counted["batch_stats"]:
-        took_ns = sum(each[name]["ns"] for name in _DURATIONS)
-        yield each["batch_size"], (each["compute_infer"]["count"], took_ns)
+    for batch in counted["batch_stats"]:
+        took_ns = sum(batch[name]["ns"] for name in _DURATIONS)
+        yield batch["batch_size"], (batch["compute_infer"]["count"], took_ns)
 
 
 def advised_files(

@@ -143,7 +143,7 @@ class ModelWorkers(WorkersBase):
         self._note(run)
         collector = None if request.target is None else request.target.collector
         if convoy is not None:
-            convoy = convoy.following([step.told(each) for each in convoy.infos])
+            convoy = convoy.following([step.told(info) for info in convoy.infos])
         try:
             run.handle = ask(step, item, item.trace, run, collector, convoy)
         except Exception as error:  # the model's, or ours on data of any type
@@ -209,5 +209,5 @@ class ModelWorkers(WorkersBase):
         found: Any = self._asked.get(data_id)
         if found is not None:
             found.let_go()
-        for other in [each for each in self._beside if each.data_id == data_id]:
+        for other in [job for job in self._beside if job.data_id == data_id]:
             other.let_go()

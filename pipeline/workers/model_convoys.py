@@ -101,7 +101,7 @@ class AskedEach:
 
     def stages_ns(self) -> tuple[int, int, int]:
         """Return how long the stages took, of each those of the member that took longest."""
-        told = [(0, 0, 0), *(each.stages_ns() for each in self._handles if each is not None)]
+        told = [(0, 0, 0), *(handle.stages_ns() for handle in self._handles if handle is not None)]
         input_ns, infer_ns, output_ns = map(max, zip(*told, strict=True))
         return input_ns, infer_ns, output_ns
 

@@ -143,7 +143,7 @@ class ThreadWorkers(WorkersBase):
             self._add(BoundOp(bound.op, number, self._loop), number)
 
     def dismiss(self, numbers: Collection[int]) -> None:
-        for worker in [each for each in self._workers if each.number in numbers]:
+        for worker in [candidate for candidate in self._workers if candidate.number in numbers]:
             self._workers.remove(worker)
             self._wanted -= 1
             self._leaving.append(worker)
@@ -160,7 +160,7 @@ class ThreadWorkers(WorkersBase):
     async def have_left(self, timeout_s: float) -> bool:
         ends = self._loop.time() + timeout_s
         while self._leaving:
-            self._leaving = [each for each in self._leaving if each.thread.is_alive()]
+            self._leaving = [worker for worker in self._leaving if worker.thread.is_alive()]
             if self._loop.time() >= ends:
                 break
             await asyncio.sleep(_LOOK_S if self._leaving else 0)
@@ -217,7 +217,7 @@ class ThreadWorkers(WorkersBase):
             self._initialised.set_result(bound)
 
     def lives(self) -> Mapping[int, int]:
-        return {each.number: self._lives.get(each.number, 0) for each in self._workers}
+        return {worker.number: self._lives.get(worker.number, 0) for worker in self._workers}
 
     def busy(self) -> Iterable[Worker]:
         everybody = (*self._workers, *self._leaving)

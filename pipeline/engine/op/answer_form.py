@@ -60,7 +60,7 @@ def key_of(
     for name, part in inputs.items():
         value = opened(part, copy=False)
         if isinstance(value, dict):
-            given |= {f"{name}\0{inner}": each for inner, each in value.items()}
+            given |= {f"{name}\0{inner}": member for inner, member in value.items()}
         else:
             given[name] = value
     rows, pieces = _parted({name: given[name] for name in sorted(given)})

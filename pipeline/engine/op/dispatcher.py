@@ -120,8 +120,8 @@ class OpDispatcher:
 
     def _pass_by(self, request: RequestState, error: PipelineError | Absent) -> None:
         """Pass on that there is nothing for this Op to do."""
-        for each in self.filters:
-            each.passed_by(request, error)
+        for op_filter in self.filters:
+            op_filter.passed_by(request, error)
         if type(error) is Absent:
             self.links.skipped += 1
         self._router.route(self, request, error)
@@ -189,7 +189,7 @@ class OpDispatcher:
     @property
     def waiting(self) -> int:
         """Return how many requests wait here."""
-        return len(self.scheduler) + sum(each.parked for each in self.filters)
+        return len(self.scheduler) + sum(op_filter.parked for op_filter in self.filters)
 
     def state(self, group: tuple[str, ...] = ()) -> OpState:
         """Return how it stands."""
@@ -203,8 +203,8 @@ class OpDispatcher:
             skipped=self.links.skipped,
             edges=self.links.edges,
         )
-        for each in self.filters:
-            state = each.seen(state)
+        for op_filter in self.filters:
+            state = op_filter.seen(state)
         return state
 
     # Batches ----------------------------------------------------------------------------
@@ -317,8 +317,8 @@ class OpDispatcher:
 
     def close(self) -> None:
         """Cancel the timers, and whatever the filters have begun."""
-        for each in self.filters:
-            each.close()
+        for op_filter in self.filters:
+            op_filter.close()
         self.watch.close()
         self._router.cycle.wake_at(self, None)
 

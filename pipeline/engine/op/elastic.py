@@ -228,7 +228,7 @@ async def resize(node: OpDispatcher, count: int, timeout_s: float = _LEAVING_S) 
     if new:
         await workers.add(new)
     gone = [number for number in workers.numbers if number >= count]
-    if not any(each.leave(gone) for each in node.filters) and gone:
+    if not any(op_filter.leave(gone) for op_filter in node.filters) and gone:
         workers.dismiss(gone)
     op = node.op
     op.concurrency = count

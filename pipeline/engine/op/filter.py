@@ -99,10 +99,10 @@ def surround(node: Surrounded, *filters: OpFilter, within: bool = False) -> None
     """
     node.filters = (*node.filters, *filters) if within else (*filters, *node.filters)
     node.shortcut = None  # which leads past them
-    for each in filters:
-        node.goes_alone = node.goes_alone or each.goes_alone
+    for op_filter in filters:
+        node.goes_alone = node.goes_alone or op_filter.goes_alone
     for step in _STEPS:
         vars(node).pop(step, None)
-        for each in reversed(node.filters):
-            if getattr(type(each), step) is not getattr(OpFilter, step):
-                setattr(node, step, partial(getattr(each, step), getattr(node, step)))
+        for op_filter in reversed(node.filters):
+            if getattr(type(op_filter), step) is not getattr(OpFilter, step):
+                setattr(node, step, partial(getattr(op_filter, step), getattr(node, step)))

@@ -91,9 +91,9 @@ def needs_of(config: OpConfig) -> list[Needs]:
     found: list[Needs] = []
     for group in config.rate_limiter:
         resources = {
-            (SHARED if each.is_global else group.device, each.name): each.count
-            for each in group.resources
-            if each.count
+            (SHARED if resource.is_global else group.device, resource.name): resource.count
+            for resource in group.resources
+            if resource.count
         }
         needs = Needs(resources, max(1, group.priority))
         found += [needs] * (group.workers or config.concurrency - len(found))

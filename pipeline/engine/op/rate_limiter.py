@@ -78,9 +78,9 @@ class RateLimiter:
         Raises ConfigError: there is not enough for one of them; in Triton's words.
         """
         others = [
-            each.executions * each.needs.priority
+            added.executions * added.needs.priority
             for model in self._models
-            for each in model.instances
+            for added in model.instances
         ]
         model = LimitedModel(self, instances, start)
         least = min(others, default=0)
@@ -97,7 +97,7 @@ class RateLimiter:
     def remove(self, model: LimitedModel) -> None:
         """Forget a model; what its instances have is free."""
         self._models.remove(model)
-        self._staged = [each for each in self._staged if each.model is not model]
+        self._staged = [instance for instance in self._staged if instance.model is not model]
         for instance in model.running:
             self._taken.subtract(instance.needs.resources)
         self._settle()
@@ -124,8 +124,8 @@ class RateLimiter:
         if not self._limits:
             return needed
         device, name = resource
-        devices = {each for each, _ in self._limits} if device == SHARED else {device, ANY_DEVICE}
-        count = max((self._limits.get((each, name), 0) for each in devices), default=0)
+        devices = {key for key, _ in self._limits} if device == SHARED else {device, ANY_DEVICE}
+        count = max((self._limits.get((key, name), 0) for key in devices), default=0)
         if count < needed:
             raise ConfigError(
                 f'Resource count for "{name}" is limited to {count} which will prevent scheduling '
@@ -138,7 +138,7 @@ class RateLimiter:
         taken: Counter[Resource] = Counter()
         count = 0
         for instance in sorted(
-            model.instances, key=lambda each: sum(each.needs.resources.values())
+            model.instances, key=lambda candidate: sum(candidate.needs.resources.values())
         ):
             if all(
                 taken[resource] + needed <= self._there[resource]
@@ -155,7 +155,7 @@ class RateLimiter:
     def allocate(self) -> None:
         """Begin the runs whose turn it is, as far as there is what they need."""
         while self._staged and not self._is_due:
-            instance = min(self._staged, key=lambda each: each.turn)  # of equal ones the first
+            instance = min(self._staged, key=lambda staged: staged.turn)  # of equal ones the first
             needs = instance.needs.resources
             if any(
                 self._taken[resource] + count > self._there[resource]
@@ -205,8 +205,8 @@ class LimitedModel:
 
     def release(self, run: Any) -> None:
         """Take note that a run has ended, or another one that has taken the place of one."""
-        found = [each for each in self.running if each.run is run]
-        found += [each for each in self.running if each.run.is_superseded]
+        found = [instance for instance in self.running if instance.run is run]
+        found += [instance for instance in self.running if instance.run.is_superseded]
         if not found:  # it has not begun
             if run in self._waiting:
                 self._waiting.remove(run)
@@ -248,4 +248,4 @@ class LimitedModel:
         if place is not None and place < len(self.instances):
             instance = self.instances[place]
             return instance if instance in self._idle else None
-        return min(self._idle, key=lambda each: each.turn)
+        return min(self._idle, key=lambda idle: idle.turn)

@@ -188,7 +188,7 @@ def split_result(result: Any, spans: list[list[int]]) -> list[Any]:
         PayloadTypeError: it does not have a row for each row in `spans`.
     """
     if isinstance(result, Answer):
-        return [answer_with(each, result.head) for each in _split(result.answer, spans)]
+        return [answer_with(answer, result.head) for answer in _split(result.answer, spans)]
     return _split(result, spans)
 
 

@@ -64,8 +64,8 @@ def _hands_on(op: Op) -> bool:
     if not reads or overrides(op, "preprocess") or overrides(op, "process"):
         return False
     return not any(
-        not isinstance(each, RequestOp) or overrides(each, "unpack_request_package")
-        for each in reads
+        not isinstance(reader, RequestOp) or overrides(reader, "unpack_request_package")
+        for reader in reads
     )
 
 

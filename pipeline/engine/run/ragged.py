@@ -46,10 +46,12 @@ class RaggedBatch:
         self._made = batch_inputs
         self._dims = dims or {}
         self._scattered = {
-            name: each.source_input[0] for each in batch_outputs for name in each.target_name
+            name: batch_output.source_input[0]
+            for batch_output in batch_outputs
+            for name in batch_output.target_name
         }
         self._sources = {*self._scattered.values()}
-        self._sources |= {each.source_input[0] for each in batch_inputs}
+        self._sources |= {batch_input.source_input[0] for batch_input in batch_inputs}
 
     def plan(self, items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
         """Return the calls that serve `items`: as `collate.plan`, but for shapes that may differ.
@@ -62,7 +64,7 @@ class RaggedBatch:
         groups: dict[Hashable, dict[int, Any]] = {}
         for index, item in items.items():
             if isinstance(item, list):
-                calls += [self._call([each], [index], part) for part, each in enumerate(item)]
+                calls += [self._call([feed], [index], part) for part, feed in enumerate(item)]
                 continue
             fault = self._fault(item)
             if fault is not None:
@@ -132,7 +134,7 @@ class RaggedBatch:
         Raises PayloadTypeError: an output has not the rows, or elements, of all together.
         """
         if isinstance(result, Answer):
-            return [answer_with(each, result.head) for each in self.cut(result.answer, feeds)]
+            return [answer_with(answer, result.head) for answer in self.cut(result.answer, feeds)]
         if not isinstance(result, Mapping):
             raise PayloadTypeError(
                 f"process returned {type(result).__name__}: return a dict, which is cut by the "

@@ -327,5 +327,5 @@ def _check_jumping(op: BoundOp, items: Sequence[Any], outcomes: list[Any]) -> bo
         return bool(op.op.check_jumping(answers))
     except BaseException as error:  # user code; a worker survives even SystemExit
         failed = stage_error(error, op, "check_jumping", 0, *answers)
-        outcomes[:] = [failed if isinstance(each, dict) else each for each in outcomes]
+        outcomes[:] = [failed if isinstance(answer, dict) else answer for answer in outcomes]
         return False

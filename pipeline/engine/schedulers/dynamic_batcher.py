@@ -235,8 +235,10 @@ class DynamicBatcher:
         self._rows = 0  # samples of all
         self._draft: Draft | None = None  # of all that are here; None: begin anew
         self._may_be_ahead = not batching.priority_levels and not any(
-            each.default_timeout_microseconds or each.allow_timeout_override or each.max_queue_size
-            for each in batching.policies
+            policy.default_timeout_microseconds
+            or policy.allow_timeout_override
+            or policy.max_queue_size
+            for policy in batching.policies
         )
         self.form: Form | None = None
         self.start: HeldStart | None = None

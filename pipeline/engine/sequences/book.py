@@ -393,7 +393,7 @@ class SequenceBook:
     @property
     def in_backlog(self) -> int:
         """Requests of sequences that have no slot."""
-        return sum(len(each.queue) for each in self._chains.all() if each.slot is None)
+        return sum(len(chain.queue) for chain in self._chains.all() if chain.slot is None)
 
     # Within -----------------------------------------------------------------------------------
 

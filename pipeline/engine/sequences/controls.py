@@ -113,8 +113,8 @@ def spread(feed: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
 def _spread(value: Any, places: Sequence[int], rows: int) -> Any:
     if isinstance(value, list) and len(value) == len(places):
         listed = [_empty(value[0])] * rows
-        for place, each in zip(places, value, strict=True):
-            listed[place] = each
+        for place, row in zip(places, value, strict=True):
+            listed[place] = row
         return listed
     if not isinstance(value, np.ndarray) or value.ndim == 0 or len(value) != len(places):
         return value
@@ -145,7 +145,7 @@ def gathered(result: Any, places: Sequence[int]) -> Any:
 
 def _gathered(value: Any, places: Sequence[int], rows: int) -> Any:
     if isinstance(value, Mapping):
-        return {name: _gathered(each, places, rows) for name, each in value.items()}
+        return {name: _gathered(part, places, rows) for name, part in value.items()}
     if isinstance(value, list | tuple) and len(value) == rows:
         return [value[place] for place in places]
     if isinstance(value, np.ndarray) and value.ndim and len(value) == rows:

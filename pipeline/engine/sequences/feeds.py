@@ -208,7 +208,7 @@ def controls_at(op: Op) -> Sequence[Control]:
 def has_fillers(op: Op) -> bool:
     """Return whether each slot of an Op's workers has a row of its own in their batches."""
     config = op.pipeline_config
-    tells = any(each.kind is Kind.READY for each in controls_at(op))
+    tells = any(control.kind is Kind.READY for control in controls_at(op))
     strategy = config.sequence.strategy if has_sequences(config) else None
     has_places = strategy is not None and traits_of(strategy, "strategies").keeps_places
     has_axes = all(state.batch_axis != -1 for state in config.sequence.state)
@@ -222,7 +222,9 @@ def hidden_inputs(op: Op) -> frozenset[str]:
     """
     sequence = op.pipeline_config.sequence
     states = [state.input_name for state in sequence.state]
-    made = [name for each in op.pipeline_config.batch_input for name in each.target_name]
+    made = [
+        name for batch_input in op.pipeline_config.batch_input for name in batch_input.target_name
+    ]
     return frozenset([*states, *(control.name for control in sequence.controls), *made])
 
 

@@ -207,7 +207,11 @@ def orders_of(nodes: Mapping[Op, OpDispatcher], admission: AdmissionController) 
 def turnstiles_of(nodes: Mapping[Op, OpDispatcher]) -> dict[Op, Turnstile]:
     """Return the turnstiles of the Ops that have sequences."""
     kept = ((op, node.scheduler) for op, node in nodes.items())
-    return {op: each.turnstile for op, each in kept if isinstance(each, SequenceScheduler)}
+    return {
+        op: scheduler.turnstile
+        for op, scheduler in kept
+        if isinstance(scheduler, SequenceScheduler)
+    }
 
 
 def check_sequences(nodes: Iterable[OpDispatcher]) -> None:

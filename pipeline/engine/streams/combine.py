@@ -131,10 +131,10 @@ def _held(value: Any) -> int:
         if kinds <= _DICTS:
             inner = list(map(dict.values, level))
         elif not kinds <= _LISTS:
-            found += sum(map(len, [each for each in level if isinstance(each, _TEXT)]))
+            found += sum(map(len, [text for text in level if isinstance(text, _TEXT)]))
             if not kinds <= _PLAIN:
-                found += sum(each.nbytes for each in level if isinstance(each, _ARRAY))
-            inner = [_values_of(each) for each in level if isinstance(each, _HOLDER)]
+                found += sum(array.nbytes for array in level if isinstance(array, _ARRAY))
+            inner = [_values_of(holder) for holder in level if isinstance(holder, _HOLDER)]
         size = sum(map(len, inner))
         if size > _MOST_AT_ONCE:
             return found + 8 * size

@@ -240,7 +240,7 @@ class StreamDispatcher(OpDispatcher):
         before = taken[end]
         taken[end] = slowest = before + count
         if len(taken) > 1:
-            before = min(before, *(each for at, each in taken.items() if at != end))
+            before = min(before, *(count for at, count in taken.items() if at != end))
             slowest = min(taken.values())
         if slowest >= ALL:
             read_no_more(self, request)

@@ -108,7 +108,9 @@ def _check_others(graph: Graph, makers: frozenset[Op], reads: Mapping[Op, frozen
             "for Ops that answer once."
         )
     for op in filter(is_iterative, graph.ops):
-        hook = next((each for each in ("process", "postprocess") if yields(op, each)), "")
+        hook = next(
+            (hook_name for hook_name in ("process", "postprocess") if yields(op, hook_name)), ""
+        )
         if hook or not runs_process(op):
             what = f"its {hook} is a generator" if hook else "it has no process"
             raise GraphError(
@@ -123,7 +125,7 @@ def _check_others(graph: Graph, makers: frozenset[Op], reads: Mapping[Op, frozen
         )
     for op in graph.ops:
         for name in op.pipeline_loop_to:
-            target = next(each for each in graph.ops if each.name == name)
+            target = next(other for other in graph.ops if other.name == name)
             _check_loop(graph, op, target, makers, reads)
     first = min(makers, key=graph.ops.index)
     jumping = [op for op in graph.ops if op.is_jump_op()]
@@ -152,8 +154,10 @@ def _check_loop(
         elif again.intersection(inputs):
             again.add(each)
     beside = again - leads
-    wrong = [each for each in graph.ops if each in beside and (each in makers or each in reads)]
-    wrong += [each for each in reads if beside.intersection(each.get_input_ops())]
+    wrong = [
+        other for other in graph.ops if other in beside and (other in makers or other in reads)
+    ]
+    wrong += [reader for reader in reads if beside.intersection(reader.get_input_ops())]
     wrong += [target] if target in reads else []
     if wrong:
         raise GraphError(
@@ -161,7 +165,11 @@ def _check_loop(
             f"{target.name!r}, which has what they are made of run again meanwhile. Read "
             f"{op.name!r}, too: that waits until it loops no more."
         )
-    once = [each for each in reads if each in again and not again.issuperset(each.get_input_ops())]
+    once = [
+        reader
+        for reader in reads
+        if reader in again and not again.issuperset(reader.get_input_ops())
+    ]
     if once:
         raise GraphError(
             f"{names_of(once)}: a stream is read in the loop of {op.name!r} to {target.name!r}, "
@@ -174,9 +182,9 @@ def _check_waits(graph: Graph, sources: Mapping[Op, Op], makers: frozenset[Op]) 
     behind: dict[Op, frozenset[Op]] = {}  # the streams that have ended before an Op answers first
     above: dict[Op, frozenset[Op]] = {}  # for each maker, it and the streams that it is made of
     for op in graph.ops:
-        inputs = [each for each in op.get_input_ops() if each in behind]
-        behind[op] = frozenset().union(*(behind[each] for each in inputs))
-        bring = {sources[each] for each in inputs if each in sources}
+        inputs = [producer for producer in op.get_input_ops() if producer in behind]
+        behind[op] = frozenset().union(*(behind[producer] for producer in inputs))
+        bring = {sources[producer] for producer in inputs if producer in sources}
         upstream = frozenset().union(*(above[source] for source in bring))
         if op.pipeline_gathers:
             behind[op] |= upstream
@@ -197,7 +205,7 @@ def _ends_of(
     if sources.get(graph.last_op) is maker:
         ends.append((None, ""))
     for op in graph.ops:
-        bring = [each.name for each in op.get_input_ops() if sources.get(each) is maker]
+        bring = [producer.name for producer in op.get_input_ops() if sources.get(producer) is maker]
         if op.pipeline_gathers:
             ends += [(op, name) for name in bring]
         elif op in makers and bring:

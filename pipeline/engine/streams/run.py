@@ -512,21 +512,21 @@ class StreamRun(BatchRun, eq=False):
         run.allowed, run.made, run.ended = list(self.allowed), list(self.made), list(self.ended)
         run.joining, run.free = deque(self.joining), list(self.free)
         run.numbers, run.stepping = list(self.numbers), []
-        run.pulls = [each.without(places) for each in self.pulls]
+        run.pulls = [pull.without(places) for pull in self.pulls]
         for place in places:
             run.ended[place] = True
         return run
 
     def left(self) -> list[Entry]:
         """Take what the worker had not told when it was given up."""
-        return [entry for each in self.pulls for entry in each.left(self)]
+        return [entry for pull in self.pulls for entry in pull.left(self)]
 
     # In the worker ------------------------------------------------------------------------------
 
     @property
     def goes_on(self) -> bool:
         """Return whether the slice that runs does more, if there is time."""
-        return any(self.room(each.items) for each in self.pulls if not each.is_over)
+        return any(self.room(pull.items) for pull in self.pulls if not pull.is_over)
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """Run a slice: until there is no room, all have ended, or others are to have a turn.
@@ -540,8 +540,8 @@ class StreamRun(BatchRun, eq=False):
             failed = stage_error(error, op, "process", 0, *ids_of(self.items))
             self.tell(teller, [(place, failed) for place in self.live()])
             self.pulls = self.pulls if self.tells_steps else []
-        self.pulls = [each for each in self.pulls if not each.is_over]
-        self.groups = [each.items for each in self.pulls if each.items]
+        self.pulls = [pull for pull in self.pulls if not pull.is_over]
+        self.groups = [pull.items for pull in self.pulls if pull.items]
         self.is_finished = not self.pulls
         self.end_ns: int = clock_ns()
         self.busy_ns = self.end_ns - began_ns
@@ -628,8 +628,8 @@ class StreamRun(BatchRun, eq=False):
         goes_on = True
         while goes_on:
             goes_on = False
-            for each in self.pulls[:]:
-                if each.is_over or not each.turn(self, op, watch, clock_ns, until_ns):
+            for pull in self.pulls[:]:
+                if pull.is_over or not pull.turn(self, op, watch, clock_ns, until_ns):
                     continue
                 goes_on = True
                 if self.is_superseded or clock_ns() > until_ns:

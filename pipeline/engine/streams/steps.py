@@ -100,20 +100,24 @@ class StepRun(BatchRun, eq=False):
         self.outcomes: list[Any] = [None] * len(self.items)
         self.ends: list[bool] = [False] * len(self.items)
         if op.asking:
-            kept = [each.context for each in self.progress]
+            kept = [progress.context for progress in self.progress]
             if None in kept:
                 kept = list(map(_context, self.items, self.progress))
             self.contexts: list[RequestContext] = cast("list[RequestContext]", kept)
         if self.progress[0].sequence is not None:  # then each is one
-            steps = [each.next_step() for each in self.progress]
+            steps = [progress.next_step() for progress in self.progress]
             self._take_steps(op, [step for step in steps if step is not None])
-        self.prepared: dict[int, Any] = dict(enumerate([each.data for each in self.progress]))
-        new = [place for place, each in enumerate(self.progress) if not each.has_begun]
+        self.prepared: dict[int, Any] = dict(
+            enumerate([progress.data for progress in self.progress])
+        )
+        new = [place for place, progress in enumerate(self.progress) if not progress.has_begun]
         if new:
             self._begin(op, new)
         if op.keeps_state:
             self.states: dict[int, dict[str, Any]] = {
-                place: each.stored for place, each in enumerate(self.progress) if each.stored
+                place: progress.stored
+                for place, progress in enumerate(self.progress)
+                if progress.stored
             }
         self.preprocess_end_ns: int = clock_ns()
         self.calls: list[Call] | None = self._plan(op)
@@ -141,20 +145,20 @@ class StepRun(BatchRun, eq=False):
             began.states[0] = dict(op.state)
             keep_changes(before, began.states, op.state)
         for index, place in enumerate(new):
-            each, data = self.progress[place], began.prepared.get(index)
-            each.has_begun, each.data = True, data
-            each.skips_process = index in began.skipping
-            each.stored = began.states.get(index)
+            progress, data = self.progress[place], began.prepared.get(index)
+            progress.has_begun, progress.data = True, data
+            progress.skips_process = index in began.skipping
+            progress.stored = began.states.get(index)
             if type(data) is dict and op.runs_process and not op.most_rows:
-                form, each.rows = form_of(data)
+                form, progress.rows = form_of(data)
                 first = self.progress[0].form
-                each.form = first if form == first else form  # the same one is soon compared
+                progress.form = first if form == first else form  # the same one is soon compared
             self.outcomes[place] = outcome = began.outcomes[index]
             if outcome is not None or self.items[place].is_over:
                 del self.prepared[place]
                 continue
             self.prepared[place] = data
-            if each.skips_process:
+            if progress.skips_process:
                 self.skipping.add(place)
                 self.ends[place] = True
             elif isinstance(data, list):
@@ -167,13 +171,15 @@ class StepRun(BatchRun, eq=False):
     def _plan(self, op: BoundOp) -> list[Call]:
         """Return the calls: one, without a look at what is fed, where all of that has one form."""
         progress = self.progress
-        forms = [each.form for each in progress]
+        forms = [request.form for request in progress]
         form = forms[0]
         is_whole = len(self.prepared) == len(progress) > 1 and not self.skipping
         if form is None or not is_whole or op.feeds or forms.count(form) < len(forms):
             return super()._plan(op)
-        feed = {name: np.concatenate([each.data[name] for each in progress]) for name, *_ in form}
-        return [Call(feed, list(range(len(progress))), [[each.rows for each in progress]])]
+        feed = {
+            name: np.concatenate([request.data[name] for request in progress]) for name, *_ in form
+        }
+        return [Call(feed, list(range(len(progress))), [[request.rows for request in progress]])]
 
     def _run_call(self, call: Call, op: BoundOp, watch: CallWatch) -> None:
         if len(call.items) == 1 and type(call.feed) is dict:  # it is fed again at the next step

@@ -157,7 +157,7 @@ class OpGroups:
         successors = node.links.successors
         outside: list[Receiver] = []
         for first, entered in node.links.receivers:
-            rest = [each for each in (first, *entered) if each not in places]
+            rest = [op for op in (first, *entered) if op not in places]
             outside += [(first, entered)] if len(rest) == 1 + len(entered) else alone(rest)
         readers = tuple(
             (places[reader], order > 0)

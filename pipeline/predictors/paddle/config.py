@@ -266,10 +266,10 @@ def _shapes(
 ) -> list[dict[str, list[int]]]:
     """Return smallest, largest and best shapes by the model's own names."""
     shapes = [
-        {names.get(each, each): list(shape) for each, shape in given.get(key, {}).items()}
+        {names.get(name, name): list(shape) for name, shape in given.get(key, {}).items()}
         for key in _SHAPE_KEYS
     ]
-    if not all(shapes) or len({frozenset(each) for each in shapes}) != 1:
+    if not all(shapes) or len({frozenset(names) for names in shapes}) != 1:
         raise InitError(
             f"[{name}] set_dynamic_shape_info: dynamic_shape_info needs {', '.join(_SHAPE_KEYS)}, "
             f"each with a shape for the same names; it has {', '.join(given)}"

@@ -247,7 +247,8 @@ class _TensorRunner(_Runner):
             tensors = [self._paddle.Tensor(_as_bits(arrays[alias])) for alias in self._feeds]
             found = self._predictor.run(tensors)
             outputs = [
-                _from_bits(each.numpy(), each.dtype == self._paddle.bfloat16) for each in found
+                _from_bits(tensor.numpy(), tensor.dtype == self._paddle.bfloat16)
+                for tensor in found
             ]
         return lambda name: outputs[self._places[name]]
 

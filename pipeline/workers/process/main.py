@@ -342,8 +342,8 @@ class ServedWorker:
         if type(outcome) is Each:
             return ItemOutcome(
                 each=[
-                    ItemOutcome() if each is None else self._outcome(each, maker)
-                    for each in outcome.outcomes
+                    ItemOutcome() if outcome is None else self._outcome(outcome, maker)
+                    for outcome in outcome.outcomes
                 ]
             )
         return outcome_of(outcome, maker, self._memory, self._arena)

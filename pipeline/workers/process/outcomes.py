@@ -133,7 +133,7 @@ class ItemCodec:
     def outcome(self, outcome: ItemOutcome) -> SharedPayload | Routed | PipelineError | Each | None:
         """Return what came of an item."""
         if outcome.each is not None:
-            return Each([self.outcome(each) for each in outcome.each])
+            return Each([self.outcome(member) for member in outcome.each])
         if outcome.payload is None:
             return error_of(outcome.error)
         payload = self._memory.payload(outcome.payload, self._op_name)

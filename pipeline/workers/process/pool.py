@@ -100,7 +100,9 @@ class ProcessPool:
         """Give a run to the one worker that may have it, be that stopped for now."""
         self._is_addressed = self.has_sequences = True
         there = self.alive - self.leaving
-        worker = next(each for each in there if each.keeps and each.number == run.worker)
+        worker = next(
+            candidate for candidate in there if candidate.keeps and candidate.number == run.worker
+        )
         if not worker.give(run):
             self.loop.call_soon(self._unsent, worker, run)
         worker.flush()
@@ -356,7 +358,7 @@ class ProcessWorkers(WorkersBase):
         for slot in slots:
             slot.set_timer(None)
         self._slots = [slot for slot in self._slots if slot not in slots]
-        for worker in [each for each in self.pool.alive if each.slot in slots]:
+        for worker in [member for member in self.pool.alive if member.slot in slots]:
             self._launched -= 1
             self.pool.dismiss(worker)
         self.pool.feed()

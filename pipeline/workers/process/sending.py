@@ -108,15 +108,15 @@ class SentStreams:
         """Have the model take requests; it may send parts at once, and later."""
         start_ns = time.monotonic_ns()
         taken: list[_Sending] = []
-        for place, each in enumerate(opened):
-            item = self._item(each, self._forgotten)
+        for place, stream in enumerate(opened):
+            item = self._item(stream, self._forgotten)
             allowed = job.allowed[place] if job.allowed else 0
             sending = _Sending(self, self._link, (job.number, place), item, allowed, start_ns)
             self._sending[job.number, place] = sending
-            if each.failure is None:
+            if stream.failure is None:
                 taken.append(sending)
             else:
-                sending.tell(each.failure)
+                sending.tell(stream.failure)
         if taken:
             self._have_taken(job, taken)
         end_ns = time.monotonic_ns()
@@ -125,7 +125,7 @@ class SentStreams:
 
     def _have_taken(self, job: WireJob, taken: Sequence[_Sending]) -> None:
         items = [sending.item for sending in taken]
-        places = None if job.places is None else [job.places[each.key[1]] for each in taken]
+        places = None if job.places is None else [job.places[taking.key[1]] for taking in taken]
         trace = first_of(item.trace for item in items)
         set_call_trace(child(trace, self._op.name, "process") if trace else "")
         self._status.call_begins()

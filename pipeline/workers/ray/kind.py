@@ -50,7 +50,7 @@ class RayKind:
     def fork(self) -> None:
         """Check who is to be near whom; nothing is forked."""
         for op in self._ops:
-            _check_near(op, {each.name: each for each in self._ops})
+            _check_near(op, {other.name: other for other in self._ops})
 
     def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
         self._loop, self._schedule = loop, schedule
@@ -64,7 +64,7 @@ class RayKind:
         readers = list(op.pipeline_consumers)
         passes_on = bool(readers) and set(self._ops).issuperset(readers)
         # A cache reads what is asked and what is answered, here.
-        passes_on &= not any(each.pipeline_config.response_cache for each in (op, *readers))
+        passes_on &= not any(reader.pipeline_config.response_cache for reader in (op, *readers))
         pool = RayWorkers(
             op, count, self._loop, self._shared, owner, self._schedule, self, passes_on
         )

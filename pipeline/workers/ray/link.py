@@ -235,7 +235,7 @@ class ActorLink:
 
     def _call(self, method: str, call: ActorCall, returns: int) -> list[Any]:
         """A sender's."""
-        refs = [self._memory.ref(each) for each in call.numbers]
+        refs = [self._memory.ref(number) for number in call.numbers]
         call.sent_ns = time.monotonic_ns()
         return self._api.call(self._actor, method, (encoded(call), *refs), returns)
 

@@ -79,7 +79,7 @@ def outcomes_of(report: WorkerReport) -> Iterator[ItemOutcome]:
 def objects_in(report: WorkerReport) -> list[int]:
     """Return the numbers of all objects that a report refers to."""
     payloads = (outcome.payload for outcome in outcomes_of(report))
-    return sorted({block.region for each in payloads if each for block in each.buffers})
+    return sorted({block.region for payload in payloads if payload for block in payload.buffers})
 
 
 def renumber(report: WorkerReport, numbers: Mapping[int, int]) -> None:
@@ -146,7 +146,7 @@ class ActorMemory:
         message = msgspec.msgpack.encode(reply)
         if not count and not objects[0]:
             return message
-        return message, *(each or None for each in objects)
+        return message, *(ref or None for ref in objects)
 
     def _moved(self, block: Block, number: int, into: list[Bytes]) -> Block:
         into.append(self._made.pop(block.offset))
