@@ -389,7 +389,9 @@ class Engine:
         payload: Any = answer
         error: PipelineError | None = None
         if type(answer) is not dict:
-            payload = opened(answer, copy=wants_response and not self._packer.is_inline)
+            takes_views = target is not None and target.takes_views and not self._filters.on_answer
+            is_own = wants_response and not self._packer.is_inline
+            payload = opened(answer, is_own, takes_views)
             if isinstance(payload, PipelineError):
                 payload, error = None, payload
                 for look in self._filters.on_error if not self._is_closing else ():

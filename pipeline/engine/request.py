@@ -138,6 +138,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
         is_text: numbers in `payload` came as text, which a schema converts.
         collector: of what becomes of it; None: it is not traced in a file.
         convoy: requests that it is, of which `payload` has all samples; None: it is one.
+        takes_views: large bytes in the answer may be memoryviews.
     """
 
     op: Op | None = None
@@ -151,6 +152,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
     is_text: bool = False
     collector: TraceCollector | None = None
     convoy: Members | None = None
+    takes_views: bool = False
 
 
 class Phase(enum.IntEnum):

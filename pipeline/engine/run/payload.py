@@ -20,8 +20,10 @@ class Payload:
 
     __slots__ = ()
 
-    def open(self, copy: bool = True) -> Any:
+    def open(self, copy: bool = True, bytes_as_views: bool = False) -> Any:
         """Return what is in it: private and writable or, with `copy` False, perhaps only a view.
+
+        With `bytes_as_views` its large bytes may be read-only memoryviews.
 
         Raises:
             PayloadTypeError: it cannot be opened in this process.
@@ -70,12 +72,15 @@ LOCAL: MemoryDomain = MemoryDomain()
 """The domain of workers that run in the server's process."""
 
 
-def opened(answer: Any, copy: bool = True) -> Any:
-    """Return what is in a Payload, or the error that kept it shut; anything else as it is."""
+def opened(answer: Any, copy: bool = True, bytes_as_views: bool = False) -> Any:
+    """Return what is in a Payload, or the error that kept it shut; anything else as it is.
+
+    See `Payload.open`.
+    """
     if not isinstance(answer, Payload):
         return answer
     try:
-        return answer.open(copy)
+        return answer.open(copy, bytes_as_views)
     except PayloadTypeError as error:
         return error
 

@@ -115,26 +115,36 @@ def written(payload: Payload) -> bytes | WebResponse:
     Raises PayloadTypeError: a value has no form in JSON.
     """
     if CONTENT_TYPE in payload and (media := _media(payload)) is not None:
-        return media
+        return WebResponse(200, bytes(media[1]), media[0])
     return write_object(payload)
 
 
-def _media(payload: Payload) -> WebResponse | None:
-    """Return the answer that is bytes beside their type; None: it is another one."""
+def _media(payload: Payload) -> tuple[bytes, Any] | None:
+    """Return the type and the bytes of an answer that is such; None: it is another one."""
     kind, others = payload[CONTENT_TYPE], [*payload.values()]
     if len(others) != 2 or not isinstance(kind, str) or not _MEDIA_TYPE.fullmatch(kind):
         return None
-    for value in others:
-        if isinstance(value, _BYTES):
-            return WebResponse(200, bytes(value), kind.encode())
-    return None
+    return next(((kind.encode(), value) for value in others if isinstance(value, _BYTES)), None)
+
+
+def large_media(answer: Any) -> WebResponse | None:
+    """Return a large answer that is bytes, written from where they lie; None: it is another one."""
+    payload = answer.payload if type(answer) is ChannelData else None
+    if type(payload) is not dict or CONTENT_TYPE not in payload:
+        return None
+    if (media := _media(payload)) is None:
+        return None
+    kind, view = media[0], memoryview(media[1])
+    if view.nbytes <= SHORT_BYTES or not (view.readonly and view.c_contiguous):
+        return None
+    return WebResponse(200, b"", kind, tail=(view.cast("B"),))
 
 
 def written_large(answer: Any, limits: Limits) -> bytes | WebResponse:
     """Return what `written` does for an engine's answer of any size. Raises PipelineError."""
     payload = payload_of(answer)
     if CONTENT_TYPE in payload and (media := _media(payload)) is not None:
-        return media
+        return WebResponse(200, bytes(media[1]), media[0])
     return write_large_object(payload, limits)
 
 

@@ -77,10 +77,12 @@ class Pipelines:
         fields: dict[str, Any],
         headers: Mapping[bytes, bytes],
         is_text: bool = False,
+        takes_views: bool = False,
     ) -> Asked:
         """Return what the engine takes. Raises PackageError, PayloadTypeError.
 
         `is_text`: numbers in the fields came as text, as those of a form do.
+        `takes_views`: see RequestTarget.
 
         A RequestOp that reads requests itself is given a Request that says the same, see
         `request_of`; of all others the fields take the place of what they would have read.
@@ -93,8 +95,9 @@ class Pipelines:
         raw = request_of(fields) if unpacks else EMPTY
         payload = None if unpacks else fields
         return raw, RequestTarget(
-            payload=payload, wants_response=packs, traceparent=trace, info=info, is_text=is_text
-        )
+            payload=payload, wants_response=packs, traceparent=trace, info=info, is_text=is_text,
+            takes_views=takes_views,
+        )  # fmt: skip
 
 
 def takes_sequences(served: Served) -> bool:

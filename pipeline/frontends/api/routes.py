@@ -13,6 +13,7 @@ from pipeline.engine.request import RequestHandle, RequestTarget, ResponseSink, 
 from pipeline.errors import NoServiceError, PipelineError
 from pipeline.frontends.api.answers import (
     is_short_answer,
+    large_media,
     large_part,
     payload_of,
     quick_object,
@@ -149,9 +150,11 @@ class ApiEndpoint:
         fields = {key: body} if key else object_of(body, self._type, _LIMITS)
         served = entry.served if entry.state is _READY else served_by(entry)
         if self._is_plain:
-            target = RequestTarget(payload=fields, wants_response=False, is_text=bool(key))
+            target = RequestTarget(
+                payload=fields, wants_response=False, is_text=bool(key), takes_views=True
+            )
             return served.engine.begin(EMPTY, self.left_s, target, sink)
-        raw, target = self._api.pipelines.asked(served, fields, self._headers, bool(key))
+        raw, target = self._asked(served, fields, bool(key))
         return served.engine.begin(raw, self.left_s, target, sink)
 
     def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
@@ -163,6 +166,8 @@ class ApiEndpoint:
                 raise answer
             if is_short_answer(answer):
                 return written(payload_of(answer, failure))
+            if (media := large_media(answer)) is not None:
+                return media
         except PipelineError as error:
             return reply_to(error)
         return self._beside(answer)
@@ -224,8 +229,12 @@ class ApiEndpoint:
             fields = {name: without_views(value) for name, value in fields.items()}
         if query and takes_sequences(served):
             fields = {**sequence_in(query), **fields}
-        is_text = not is_json(self._type)
-        return served, self._api.pipelines.asked(served, fields, self._headers, is_text)
+        return served, self._asked(served, fields, not is_json(self._type))
+
+    def _asked(self, served: Served, fields: dict[str, Any], is_text: bool) -> Asked:
+        """Return what the engine takes of a request whose answer `reply` writes."""
+        asked = self._api.pipelines.asked
+        return asked(served, fields, self._headers, is_text, takes_views=True)
 
     async def part(self, answer: Any, failure: PipelineError | None) -> bytes:
         """Return the JSON of a part. Raises HttpError for an error, which has a status here."""

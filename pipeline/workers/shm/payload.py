@@ -312,6 +312,7 @@ def deserialize(
     arena: BlockReader,
     copy: bool = True,
     loads: Loads = pickle.loads,
+    bytes_as_views: bool = False,
 ) -> Any:
     """Return the payload: a new one with each call, which shares nothing with any other.
 
@@ -321,6 +322,7 @@ def deserialize(
         copy: whether arrays are copies that may be written to and kept. If False, those that were
             taken out or are large are read-only, and valid while the blocks are.
         loads: what unpickles.
+        bytes_as_views: whether large bytes may be read-only views, valid while the blocks are.
 
     Raises:
         PayloadTypeError: an object in it cannot be built again in this process.
@@ -330,7 +332,7 @@ def deserialize(
             views = map(arena.read, serialized.buffers)
             return payload_of_arrays(serialized.arrays, copy, views)
         if serialized.is_out_of_band:
-            return _filled(serialized, arena, copy, loads)
+            return _filled(serialized, arena, copy, loads, bytes_as_views)
         if serialized.buffers:
             views = map(arena.read, serialized.buffers)
             return loads(serialized.data, buffers=_for_pickle(views, copy))
@@ -347,12 +349,17 @@ def deserialize(
         ) from error
 
 
-def _filled(serialized: SerializedPayload, arena: BlockReader, copy: bool, loads: Loads) -> Any:
+def _filled(
+    serialized: SerializedPayload, arena: BlockReader, copy: bool, loads: Loads, as_views: bool
+) -> Any:
     """Unpickle, and put back what had been taken out."""
     views = map(arena.read, serialized.buffers)
     rest, out_of_band, tuples, is_dict = loads(serialized.data, buffers=_for_pickle(views, copy))
     for holder, key, kind, shape, order, data in out_of_band:
         raw = next(views) if data is None else data
+        if as_views and kind == "bytes":
+            holder[key] = memoryview(raw).toreadonly()
+            continue
         if shape is None:
             holder[key] = str(raw, "utf-8", "surrogatepass") if kind == "str" else _RAW[kind](raw)
             continue
@@ -410,13 +417,13 @@ class SharedPayload(Payload):
             blocks = [block for block in blocks if block not in kept]
         self._hold = BlockLease(blocks, release) if blocks else None
 
-    def open(self, copy: bool = True) -> Any:
+    def open(self, copy: bool = True, bytes_as_views: bool = False) -> Any:
         """Return the payload, anew with each call: as `deserialize` does, which may raise."""
         serialized, arena = self.serialized, self._arena
-        if not copy and serialized.buffers:
+        if (bytes_as_views or not copy) and serialized.buffers:
             arena = _HeldBlocks(arena, (self._hold, self._kept))
         try:
-            return deserialize(serialized, arena, copy, self._loads)
+            return deserialize(serialized, arena, copy, self._loads, bytes_as_views)
         except PayloadTypeError as error:
             text = f"[{self._maker}] {error}" if self._maker else str(error)
             raise PayloadTypeError(text) from error

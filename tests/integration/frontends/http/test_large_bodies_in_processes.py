@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
 import signal
 import socket
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from doubles import server_for, wait_until
 
-from pipeline import Op, RequestOp
+from pipeline import Filter, Op, RequestOp
+from pipeline.config import registry
 from pipeline.data import Tensor
+from pipeline.frontends.api import routes
 
 SIZE = 150_528
 DIES, FAILS = 66, 67
@@ -48,6 +52,32 @@ class Keeps(Op):
         if "n" in fetched:
             return {"n": str(fetched["n"]), "first": fetched["first"].decode()}, None, ""
         return fetched, None, ""
+
+
+class Answers(Op):
+    """Answers with the bytes that it was given, in the kind that the last of them asks for."""
+
+    def preprocess(self, input_dicts, data_id, log_id):
+        ((_, answer),) = input_dicts.items()
+        return answer, False, None, ""
+
+    def postprocess(self, input_dicts, fetched, data_id, log_id):
+        image = fetched["image"]
+        if image.endswith(b"array"):
+            return {"image": bytearray(image), "content_type": "image/png"}, None, ""
+        if image.endswith(b"json"):
+            return {"image": image}, None, ""
+        return {"image": image, "content_type": "image/png"}, None, ""
+
+
+class Looks(Filter):
+    """Takes note of the kinds of bytes in the answers."""
+
+    kinds: ClassVar[list[type]] = []
+
+    def on_answer(self, request, answer):
+        self.kinds.append(type(answer.payload["image"]))
+        return answer
 
 
 @pytest.fixture
@@ -139,3 +169,40 @@ def test_a_picture_of_api_is_bytes(caller, size):
     for _ in range(3):
         status, told = caller.post("/api/svc", b"p" * size, {"Content-Type": "image/jpeg"})
         assert (status, json.loads(told)) == (200, {"n": str(size), "first": "p"})
+
+
+@pytest.mark.parametrize("is_thread_op", [False, True])
+def test_a_picture_is_answered_from_where_it_lies(monkeypatch, is_thread_op):
+    """Nothing of it is copied or written in a thread; what is no picture is, as ever."""
+    copied = []
+
+    def written_large(answer, limits, write=routes.written_large):
+        copied.append(answer.payload["image"][-5:])
+        return write(answer, limits)
+
+    monkeypatch.setattr(routes, "written_large", written_large)
+    op = Answers("answers", [RequestOp()], concurrency=1)
+    with server_for(op, dag={"is_thread_op": is_thread_op}) as running:
+        caller = Caller(running)
+        for end in (b"plain", b"array", b"json", b"plain"):
+            body = bytes(range(256)) * 400 + end
+            for _ in range(3):
+                status, told = caller.post("/api/svc", body, {"Content-Type": "image/png"})
+                found = base64.b64decode(json.loads(told)["image"]) if end == b"json" else told
+                assert (status, found) == (200, body)
+        caller.close()
+        assert {bytes(end) for end in copied} == {b"array", b"\xffjson"}
+        if not is_thread_op:
+            wait_until(lambda: running._service._memory.used == 0)
+
+
+def test_a_filter_sees_bytes(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+    registry.register("filters", "looks", Looks)
+    op = Answers("answers", [RequestOp()], concurrency=1)
+    with server_for(op, dag={"is_thread_op": False}, filters={"looks": {}}) as running:
+        caller = Caller(running)
+        body = bytes(100_000)
+        assert caller.post("/api/svc", body, {"Content-Type": "image/png"}) == (200, body)
+        caller.close()
+    assert Looks.kinds == [bytes]
