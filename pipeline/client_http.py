@@ -464,9 +464,9 @@ class AsyncHttpCall(_Call):
                 raise ClosedError("the call was cancelled") from None
             raise
         except (OSError, PipelineError) as error:
-            told = self._failed(error)
+            failure = self._failed(error)
             self.cancel()
-            raise told from None
+            raise failure from None
 
     async def _next(self) -> Response | None:
         assert self._opened is not None

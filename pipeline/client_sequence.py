@@ -72,13 +72,13 @@ class _SequenceBase:
         """Return a feed dict with what is said of the sequence, when its turn has come."""
         if not isinstance(feed_dict, dict):
             return feed_dict
-        said: dict[str, Any] = {_ID: str(self.id)}
+        fields: dict[str, Any] = {_ID: str(self.id)}
         if not self._is_known:
-            said[_START] = "true"
+            fields[_START] = "true"
         if end:
-            said[_END] = "true"
+            fields[_END] = "true"
         self._was_sent = True
-        return {**said, **feed_dict}
+        return {**fields, **feed_dict}
 
     def _note(self, answer: PipelineResponse, end: bool) -> None:
         if answer.err_no == 0:
@@ -172,9 +172,9 @@ class PipelineSequence(_SequenceBase):
         self._is_closed = True
         try:
             with self._line.turn(patience_s):
-                said = self._end_alone()
-                if said is not None:
-                    self._client.predict(said, timeout=_END_TIMEOUT_S)
+                end = self._end_alone()
+                if end is not None:
+                    self._client.predict(end, timeout=_END_TIMEOUT_S)
         except _NOT_SENT:
             pass  # the server notices by itself that nothing comes
         finally:
@@ -234,9 +234,9 @@ class AsyncPipelineSequence(_SequenceBase):
         self._is_closed = True
         try:
             async with self._lock:
-                said = self._end_alone()
-                if said is not None:
-                    await self._client.predict(said, timeout=_END_TIMEOUT_S)
+                end = self._end_alone()
+                if end is not None:
+                    await self._client.predict(end, timeout=_END_TIMEOUT_S)
         except _NOT_SENT:
             pass  # the server notices by itself that nothing comes
         finally:

@@ -117,8 +117,8 @@ class ChannelData(msgspec.Struct, frozen=True):
     @staticmethod
     def check_batch_npdata(batch: Sequence[object]) -> tuple[int, str]:
         """Return what `check_npdata` says of the first element that it refuses, else (0, "")."""
-        found = map(ChannelData.check_npdata, batch)
-        return next((told for told in found if told[0]), (ErrorCode.OK.value, ""))
+        checks = map(ChannelData.check_npdata, batch)
+        return next((check for check in checks if check[0]), (ErrorCode.OK.value, ""))
 
 
 def _not_feedable(item: object) -> str:
@@ -272,9 +272,9 @@ def steps_of(items: Sequence[Any], places: Sequence[int]) -> list[SequenceStep]:
     pairs = zip([item.info for item in items], places, strict=True)
     return [
         SequenceStep(
-            id=said.sequence_id, start=said.sequence_start, end=said.sequence_end, slot=place
+            id=step.sequence_id, start=step.sequence_start, end=step.sequence_end, slot=place
         )
-        for said, place in pairs
+        for step, place in pairs
     ]
 
 
@@ -352,8 +352,8 @@ def declared(op: Any, attribute: str) -> tuple[Tensor, ...]:
     if not any(isinstance(item, Tensor) for item in items):
         return ()
     if not isinstance(listed, list | tuple) or not all(isinstance(item, Tensor) for item in items):
-        found = one_line(repr(listed))
-        raise ConfigError(f"Op {op.name!r}: {attribute} has to be a list of Tensors, found {found}")
+        shown = one_line(repr(listed))
+        raise ConfigError(f"Op {op.name!r}: {attribute} has to be a list of Tensors, found {shown}")
     return tuple(listed)
 
 

@@ -389,7 +389,7 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def shortened(text: str) -> str:

@@ -164,14 +164,14 @@ class Ledger:
 
     def families(self) -> list[MetricSamples]:
         """Return all of it, as it is shown."""
-        found: dict[FamilyHead, MetricSamples] = {}
+        families: dict[FamilyHead, MetricSamples] = {}
         with self._lock:
             for series in self._whole.values():
                 head = series.head
-                if head not in found:
-                    found[head] = MetricSamples(head.name, head.kind, head.text, [])
-                found[head].samples += _shown(series)
-        return list(found.values())
+                if head not in families:
+                    families[head] = MetricSamples(head.name, head.kind, head.text, [])
+                families[head].samples += _shown(series)
+        return list(families.values())
 
     def _merge(self, change: SeriesChange) -> None:
         key = change.head.name, change.labels
@@ -302,9 +302,9 @@ class Metrics:
 def _labels(labels: dict[str, object], kind: Kind) -> Labels:
     if not labels:
         return ()
-    found = tuple(sorted((name, str(value)) for name, value in labels.items()))
-    check_labels(found, kind)
-    return found
+    pairs = tuple(sorted((name, str(value)) for name, value in labels.items()))
+    check_labels(pairs, kind)
+    return pairs
 
 
 METRICS: Metrics = Metrics()

@@ -459,14 +459,14 @@ def _bound(schema: Any) -> BoundSchema | None:
 
 
 def _as_ops(owner: Op, ops: Op | Iterable[Op] | None, argument: str) -> list[Op]:
-    found = [ops] if isinstance(ops, Op) else list(ops or [])
-    for op in found:
+    inputs = [ops] if isinstance(ops, Op) else list(ops or [])
+    for op in inputs:
         if not isinstance(op, Op):
             raise GraphError(
                 f"Op {owner.name!r}: {argument} must be an Op or a list of Ops, "
                 f"found {op!r} ({type(op).__name__})."
             )
-    return found
+    return inputs
 
 
 def configure_op(op: Op, config: OpConfig) -> None:

@@ -281,19 +281,19 @@ def fault_of(ask: ChatRequest, answer: Delta, key: str = "text") -> str:
 def repair_of(ask: ChatRequest, answer: Delta, fault: str, key: str = "text") -> ChatRequest:
     """Return the chat that asks again for an answer in which something is wrong."""
     calls = answer.get("tool_calls")
-    said = str(answer.get(key) or "") if calls is None else orjson.dumps(calls).decode()
+    text = str(answer.get(key) or "") if calls is None else orjson.dumps(calls).decode()
     turns: list[Message] = [
-        {"role": "assistant", "content": said},
+        {"role": "assistant", "content": text},
         {"role": "user", "content": f"That does not fit: {fault}. Answer again, with all of it."},
     ]
     return {**ask, "messages": [*ask["messages"], *turns]}
 
 
 def _fault_of_call(call: ToolCall, schemas: Mapping[str, Any]) -> str:
-    said = call["function"]
-    if (name := said.get("name", "")) not in schemas:
+    function = call["function"]
+    if (name := function.get("name", "")) not in schemas:
         return f"there is no tool {name!r}"
-    fault = _fault_in_json(said.get("arguments") or "{}", schemas[name])
+    fault = _fault_in_json(function.get("arguments") or "{}", schemas[name])
     return f"arguments of {name}: {fault}" if fault else ""
 
 

@@ -89,8 +89,10 @@ def answer_with(answer: Any, head: AnswerHead | None) -> Answer:
 def checked(routed: Routed, method: str) -> Routed:
     """Return what a user's method returned; PayloadTypeError if there is no dict in it."""
     if not isinstance(routed.answer, dict):
-        kind, found = type(routed).__name__, type(routed.answer).__name__
-        raise PayloadTypeError(f"{method} returned {kind} with {found} in it: put a dict there")
+        kind, answer_kind = type(routed).__name__, type(routed.answer).__name__
+        raise PayloadTypeError(
+            f"{method} returned {kind} with {answer_kind} in it: put a dict there"
+        )
     return routed
 
 

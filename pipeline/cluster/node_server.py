@@ -145,10 +145,10 @@ class NodeServer:
     def _take_line(self, line: str) -> None:
         self._lines.append(line)
         sys.stderr.write(f"{line}\n")
-        found = _READY_LINE.search(line)
-        if found is None or self._ports is not None:
+        match = _READY_LINE.search(line)
+        if match is None or self._ports is not None:
             return
-        rpc_port, http_port = found.groups()
+        rpc_port, http_port = match.groups()
         if rpc_port is None or http_port is None:
             raise InitError("the server has to have both ports, gRPC and HTTP")
         self._ports = rpc_port, http_port

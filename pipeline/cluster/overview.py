@@ -83,14 +83,14 @@ class Overview:
 
 def targets(view: FleetView) -> bytes:
     """Return what Prometheus' http_sd_configs reads: one target a replica."""
-    found = [
+    groups = [
         {
             "targets": [_http_address(address)],
             "labels": {"fleet": view.name, "replica": str(address.number), "node": address.node},
         }
         for address in _reachable(view)
     ]
-    return json.dumps(found).encode()
+    return json.dumps(groups).encode()
 
 
 def metrics(view: FleetView) -> bytes:

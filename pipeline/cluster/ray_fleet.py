@@ -81,16 +81,16 @@ class RayNodes:
             max_restarts=0,  # the fleet starts another one
             max_concurrency=4,
         )
-        told = (self._releases.of(release), library_version(), self._environment)
-        return made.remote(*told)
+        arguments = (self._releases.of(release), library_version(), self._environment)
+        return made.remote(*arguments)
 
     async def look(self, handle: Any) -> tuple[Look, str]:
         """Return what a replica is, and the name of its node, waited for.
 
         Raises ReplicaGoneError: there is none any more.
         """
-        found: tuple[Look, str] = await _answer(handle.look.remote())
-        return found
+        answer: tuple[Look, str] = await _answer(handle.look.remote())
+        return answer
 
     async def stop(self, handle: Any, grace_s: float) -> None:
         await _answer(handle.stop.remote(grace_s))

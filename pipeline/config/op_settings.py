@@ -83,17 +83,17 @@ def _without_overrides(
 
     Raises ConfigError: only a part of what an argument says was given.
     """
-    said = {argument: value for argument, value in given.items() if value is not None}
+    given_values = {argument: value for argument, value in given.items() if value is not None}
     for key in config.overrides.get(name, ()):
         section, _, within = key.partition(".")
         argument = _ARGUMENT_OF.get(section, section)
-        if within and argument in said:
+        if within and argument in given_values:
             raise ConfigError(
                 f"op.{name}.{key} is given by the environment or --set, but the script's Op "
                 f"{name!r} has the argument {argument}, which says all of {section}: give it there"
             )
-        said.pop(argument, None)
-    return said
+        given_values.pop(argument, None)
+    return given_values
 
 
 _ARGUMENT_OF = {"local_service_conf": "local_service_handler"}

@@ -91,8 +91,8 @@ class Reader:
         text = self._source.texts.get(path)
         written = f", which is {text.written}" if text is not None and text.written else ""
         is_secret = setting.is_secret or self._source.is_secret(path)
-        said = f"expected {setting.expected}, found a secret" if is_secret else str(mismatch)
-        self.problem(path, f"{said}{written}")
+        reason = f"expected {setting.expected}, found a secret" if is_secret else str(mismatch)
+        self.problem(path, f"{reason}{written}")
 
     def _value(self, setting: Setting, value: object, path: KeyPath) -> object:
         if setting.section is None and setting.chosen is None:

@@ -129,13 +129,17 @@ def find(kind: Kind, name: str) -> Any:
 
     Raises ConfigError: the name is unknown, its plug-in is broken, or its place is empty.
     """
-    found = BUILT_IN[kind].get(name) or _registered.get((kind, name))
-    if found is None:
+    implementation = BUILT_IN[kind].get(name) or _registered.get((kind, name))
+    if implementation is None:
         return _load_plug_in(kind, name)
     try:
-        return pkgutil.resolve_name(found) if isinstance(found, str) else found
+        return (
+            pkgutil.resolve_name(implementation)
+            if isinstance(implementation, str)
+            else implementation
+        )
     except (ImportError, AttributeError, ValueError) as error:
-        place = f"{kind}: {name!r} cannot be loaded from {found!r}"
+        place = f"{kind}: {name!r} cannot be loaded from {implementation!r}"
         raise ConfigError(f"{place}: {described(error)}") from error
 
 

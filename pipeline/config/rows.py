@@ -40,9 +40,9 @@ def rows_of(source: Source, root: type[msgspec.Struct]) -> Iterator[ConfigRow]:
 def without_defaults(rows: Iterator[ConfigRow]) -> list[ConfigRow]:
     """Return the rows that something said, and the sections that they are in."""
     listed = list(rows)
-    said = {row.path for row in listed if not row.is_default and not row.is_section}
-    above = {path[:length] for path in said for length in range(1, len(path))}
-    return [row for row in listed if row.path in said or row.path in above]
+    paths = {row.path for row in listed if not row.is_default and not row.is_section}
+    above = {path[:length] for path in paths for length in range(1, len(path))}
+    return [row for row in listed if row.path in paths or row.path in above]
 
 
 def _of_struct(

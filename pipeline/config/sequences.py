@@ -79,9 +79,9 @@ class ControlConfig(ControlValuesConfig, frozen=True, kw_only=True):
     ] = ()
 
 
-def datatype(said: str) -> str:
+def datatype(given: str) -> str:
     """Return the v2 protocol's name of a `data_type`; one that is none as it stands."""
-    name = said.upper().removeprefix("TYPE_")
+    name = given.upper().removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
 
 
@@ -213,20 +213,20 @@ def controls_of(op_name: str, configs: Sequence[ControlConfig]) -> tuple[Control
         if config.name in names:
             raise ConfigError(_serves_several(config.name, op_name))
         names.add(config.name)
-        found = [_control(config.name, kind, said, op_name) for kind, said in _said(config)]
-        if not found:
+        listed = [_control(config.name, kind, values, op_name) for kind, values in _said(config)]
+        if not listed:
             raise ConfigError(
                 f"sequence batching control tensor '{config.name}' must specify a kind for "
                 f"{op_name}: start, end, ready or corrid"
             )
-        controls += found
-        for control in found:
+        controls += listed
+        for control in listed:
             if sum(other.kind is control.kind for other in controls) > 1:
                 raise ConfigError(
                     f"sequence batching specifies multiple {control.kind.value} tensors for "
                     f"{op_name}"
                 )
-        if len(found) > 1:
+        if len(listed) > 1:
             raise ConfigError(_serves_several(config.name, op_name))
     return tuple(controls)
 
@@ -239,14 +239,14 @@ def _serves_several(name: str, op_name: str) -> str:
 
 
 def _said(config: ControlConfig) -> Iterator[tuple[Kind, ControlValuesConfig]]:
-    for said in (config, *config.control):
-        if said.kind is not None:
-            short = said.kind.removeprefix("CONTROL_SEQUENCE_").upper()
-            yield Kind[short], said
+    for values in (config, *config.control):
+        if values.kind is not None:
+            short = values.kind.removeprefix("CONTROL_SEQUENCE_").upper()
+            yield Kind[short], values
 
 
-def _control(name: str, kind: Kind, said: ControlValuesConfig, op_name: str) -> Control:
-    given = {pair: getattr(said, pair) for pair in _PAIRS if getattr(said, pair)}
+def _control(name: str, kind: Kind, config: ControlValuesConfig, op_name: str) -> Control:
+    given = {pair: getattr(config, pair) for pair in _PAIRS if getattr(config, pair)}
     alternatives = "'int32_false_true', 'fp32_false_true'"
     if kind is Kind.CORRID:
         if given:
@@ -254,7 +254,7 @@ def _control(name: str, kind: Kind, said: ControlValuesConfig, op_name: str) -> 
                 f"sequence batching must not specify either {alternatives} or 'bool_false_true' "
                 f"for {kind.value} for {op_name}"
             )
-        return Control(name, kind, _datatype_of_id(kind, said.data_type, op_name))
+        return Control(name, kind, _datatype_of_id(kind, config.data_type, op_name))
     if not given:
         raise ConfigError(
             f"sequence batching must specify either {alternatives} or 'bool_false_true' for "

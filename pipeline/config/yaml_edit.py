@@ -40,8 +40,8 @@ def with_ops_changed(text: str, changes: Mapping[str, OpChange]) -> str:
             return edited
     except (_CannotEditError, yaml.YAMLError):
         pass
-    told = "".join(f"# {op}: {change.why}\n" for op, change in changes.items())
-    return told + yaml.safe_dump(expected, sort_keys=False)
+    comments = "".join(f"# {op}: {change.why}\n" for op, change in changes.items())
+    return comments + yaml.safe_dump(expected, sort_keys=False)
 
 
 def _changed(data: Any, changes: Mapping[str, OpChange]) -> dict[str, Any]:
@@ -66,13 +66,13 @@ def _edited(text: str, changes: Mapping[str, OpChange]) -> str:
 def _op_edits(ops: yaml.Node, op: str, change: OpChange) -> Iterator[_Edit]:
     if not isinstance(ops, yaml.MappingNode) or ops.flow_style or not ops.value:
         raise _CannotEditError
-    found = _member(ops, op)
-    if found is None:
+    member = _member(ops, op)
+    if member is None:
         first = ops.value[0][0].start_mark
         block = _block(op, change, first.column) + " " * first.column
         yield _Edit(first.index, first.index, block)
         return
-    above, of_op = found[0].start_mark, found[1]
+    above, of_op = member[0].start_mark, member[1]
     if not isinstance(of_op, yaml.MappingNode):
         raise _CannotEditError
     yield _Edit(above.index, above.index, f"# {change.why}\n{' ' * above.column}")

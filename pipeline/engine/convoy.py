@@ -111,9 +111,9 @@ class Convoy(msgspec.Struct, eq=False):
 
     def following(self, infos: list[RequestInfo]) -> Convoy:
         """Return the same members as another engine is asked for them."""
-        found = Convoy(self.rows, infos, left=set(self.left))
-        self.followers.append(found)
-        return found
+        following = Convoy(self.rows, infos, left=set(self.left))
+        self.followers.append(following)
+        return following
 
     def came(self, answer: Any, op: str) -> None:
         """Take down which of them have failed at the Op of this name, if they are apart."""
@@ -125,12 +125,12 @@ class Convoy(msgspec.Struct, eq=False):
     def codes(self, outcome: Any) -> list[int]:
         """Return how each ended, with this outcome of all or of each."""
         if type(outcome) is Each:
-            found = [_code_of(member) for member in outcome.outcomes]
+            codes = [_code_of(member) for member in outcome.outcomes]
         else:
-            found = [_code_of(outcome)] * len(self)
+            codes = [_code_of(outcome)] * len(self)
         for place in self.left:
-            found[place] = int(Outcome.CANCELED)
-        return found
+            codes[place] = int(Outcome.CANCELED)
+        return codes
 
     def comes_again(self, error: PipelineError | None) -> bool:
         """Return whether its members are asked for one by one, after all failed so.
@@ -288,10 +288,10 @@ class Ranks:
             self._rows.append(None)
             return
         infos = convoy.infos or [item.info or NO_INFO] * len(convoy.rows)
-        told = zip(convoy.ids, infos, parts_of(item.inputs, convoy.rows), strict=True)
+        members = zip(convoy.ids, infos, parts_of(item.inputs, convoy.rows), strict=True)
         self.members += [
             Member(data_id, item.log_id, inputs, info, place in convoy.left, is_gone)
-            for place, (data_id, info, inputs) in enumerate(told)
+            for place, (data_id, info, inputs) in enumerate(members)
         ]
         self._rows.append(convoy.rows)
 
@@ -301,8 +301,8 @@ class Ranks:
         run.outcomes, run.rows, run.executions = [], [], []
         for rows in self._rows:
             end = start + (1 if rows is None else len(rows))
-            found = outcomes[start:end]
-            run.outcomes.append(found[0] if rows is None else together(found, rows))
+            own = outcomes[start:end]
+            run.outcomes.append(own[0] if rows is None else together(own, rows))
             if brought:
                 run.rows.append(sum(brought[start:end]))
             if executions:

@@ -140,14 +140,14 @@ def link(nodes: Mapping[Op, OpNode], successors_of: Callable[[Op], list[Op]]) ->
 
 def _wholly_below(jumper: OpNode, nodes: Mapping[Op, OpNode]) -> tuple[OpNode, ...]:
     """Return the Ops that run again, with all that they read, when `jumper` jumps back."""
-    found: dict[OpNode, None] = {}
+    below: dict[OpNode, None] = {}
     for target in jumper.links.targets:
         inside = {target}
         for op, node in nodes.items() if jumper in target.links.below else ():
             if all(nodes.get(producer) in inside for producer in op.get_input_ops()):
                 inside.add(node)
-                found[node] = None
-    return tuple(found)
+                below[node] = None
+    return tuple(below)
 
 
 def _bound(nodes: list[OpNode]) -> None:

@@ -121,7 +121,7 @@ def _only_request_op(ops: list[Op]) -> RequestOp:
             op.name: [other.name for other in op.get_input_ops() if other in request_ops]
             for op in ops
         }
-        starts = ", ".join(repr(name) for name, found in readers.items() if found)
+        starts = ", ".join(repr(name) for name, op_readers in readers.items() if op_readers)
         raise GraphError(
             f"DAG contains multiple RequestOps ({len(request_ops)}), read by {starts}: create "
             "one RequestOp and hand it to all of them."

@@ -213,18 +213,18 @@ class ModelRegistry:
         versions = self._models.get(name)
         if versions is not None or not self.is_repository:
             return versions or {}
-        found = [
+        keys = [
             key
             for key, versions in self._models.items()
             if key.endswith(f"::{name}")
             and not all(version.is_unloaded for version in versions.values())
         ]
-        if len(found) > 1:
+        if len(keys) > 1:
             raise InputError(
-                f"Request for unknown model: There are {len(found)} identifiers of model '{name}' "
+                f"Request for unknown model: There are {len(keys)} identifiers of model '{name}' "
                 "in global map, model namespace must be provided to resolve ambiguity."
             )
-        return self._models[found[0]] if found else {}
+        return self._models[keys[0]] if keys else {}
 
     def latest(self, name: str) -> ModelEntry | None:
         """Return the highest version of a model that is ready; None: there is none."""

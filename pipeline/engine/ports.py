@@ -137,12 +137,12 @@ class Links(msgspec.Struct, eq=False):
         """Return who got how many of its answers."""
         back = [loop.target for loop in self.loops.values()]
         jumped = [reader for target in self.targets for reader in target.links.successors]
-        found = []
+        edges = []
         for node in dict.fromkeys((*self.successors, *back, *jumped)):
             is_read = node in self.successors
             sent = self.taken[node] + (self.answered - self.withheld[node] if is_read else 0)
-            found.append(EdgeState(node.name, sent, max(0, self.answered - sent)))
-        return found
+            edges.append(EdgeState(node.name, sent, max(0, self.answered - sent)))
+        return edges
 
 
 class Cycle(Protocol):

@@ -260,8 +260,8 @@ class RequestState(msgspec.Struct, eq=False):
 
     def detoured(self) -> Detoured:
         """Return its jumps and loops, which may be its first."""
-        self.detours = found = self.detours or Detoured()
-        return found
+        self.detours = detoured = self.detours or Detoured()
+        return detoured
 
     def lap(self, node: Recipient) -> int:
         """Return how often an Op runs again for it, now."""
@@ -270,8 +270,8 @@ class RequestState(msgspec.Struct, eq=False):
     def stages_ns(self) -> tuple[int, int, int]:
         """Return the sums over its spans, once it has ended."""
         if self.way is not None:
-            (rows, told), self.way = self.way, None
-            rows.add_times(self, told)
+            (rows, times), self.way = self.way, None
+            rows.add_times(self, times)
         return self.input_ns, self.infer_ns, self.output_ns
 
     def advance(self, phase: Phase) -> None:

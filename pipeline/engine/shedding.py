@@ -191,8 +191,8 @@ class Shedder:
 
         A sequence that has begun goes on: Ops before this one may have made the step.
         """
-        said = request.info
-        if request.judged_by is self or (said.sequence_id and not said.sequence_start):
+        info = request.info
+        if request.judged_by is self or (info.sequence_id and not info.sequence_start):
             return None
         return self.refusal(request, now)
 

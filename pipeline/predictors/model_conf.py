@@ -98,12 +98,12 @@ def _parse(file: Path) -> GeneralModelConfig:
         raise InitError(f"model configuration {file}:{error}") from error
 
 
-def _vars(file: Path, block: str, found: Sequence[Any]) -> tuple[Var, ...]:
+def _vars(file: Path, block: str, blocks: Sequence[Any]) -> tuple[Var, ...]:
     """Return the variables of a block, each with its own alias; fed ones of a type there is."""
-    if not found:
+    if not blocks:
         raise InitError(f"model configuration {file} has no {block}")
     variables: dict[str, Var] = {}
-    for number, raw in enumerate(found, 1):
+    for number, raw in enumerate(blocks, 1):
         is_fed = block == "feed_var"
         elem_type = raw.feed_type if is_fed else raw.fetch_type
         alias = raw.alias_name or raw.name
@@ -196,7 +196,7 @@ def _described(
     number_of: Callable[[np.dtype[Any]], int],
 ) -> tuple[Var, ...]:
     known = {var.name: var for var in given} | {var.alias: var for var in given}
-    found: dict[str, Var] = {}
+    variables: dict[str, Var] = {}
     for spec in specs:
         var = known.get(spec.name) or Var(spec.name, spec.name, False, 0, ())
         try:
@@ -210,8 +210,8 @@ def _described(
         shape = var.shape
         if spec.shape is not None:  # less the batch
             shape = tuple(dim if isinstance(dim, int) else -1 for dim in spec.shape[1:])
-        found[var.alias] = replace(var, elem_type=elem_type, shape=shape)
-    return tuple(found.values())
+        variables[var.alias] = replace(var, elem_type=elem_type, shape=shape)
+    return tuple(variables.values())
 
 
 def _answered_as(dtype: np.dtype[Any]) -> int:

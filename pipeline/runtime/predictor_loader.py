@@ -61,13 +61,13 @@ class PredictorLoader:
 
         Of models on cards nothing: a process that has opened a card cannot be forked.
         """
-        found = []
+        runtimes = []
         for op in ops:
             local = op.pipeline_config.local_service_conf
             if self._is_local(op) and not local.devices.strip():
                 with contextlib.suppress(InitError, ConfigError):  # the worker says it
-                    found.append(engine_of(local_model(op, self.base_dir)).before_fork)
-        return list(dict.fromkeys(filter(None, found)))
+                    runtimes.append(engine_of(local_model(op, self.base_dir)).before_fork)
+        return list(dict.fromkeys(filter(None, runtimes)))
 
     def _is_local(self, op: Op) -> bool:
         config = op.pipeline_config

@@ -184,10 +184,10 @@ class Replicas(Runtime):
             self._config = self._with_real_ports()
             main = dataclasses.replace(self._main, config=self._config)
             mains = [main, dataclasses.replace(main, is_replacement=True)]
-            found = (
+            runtime_groups = (
                 pipeline.load_predictor.runtimes(pipeline.graph.ops) for pipeline in self._pipelines
             )
-            runtimes = list(dict.fromkeys(itertools.chain.from_iterable(found)))
+            runtimes = list(dict.fromkeys(itertools.chain.from_iterable(runtime_groups)))
             self._zygotes = Zygotes(mains, start_method, runtimes=runtimes)
         except BaseException:
             self._closing.close()
@@ -211,8 +211,8 @@ class Replicas(Runtime):
         held = self._closing.enter_context(
             reserve(host or self._config.host, port, key, self._config.reuse_port)
         )
-        found: int = held.getsockname()[1]
-        return found
+        bound_port: int = held.getsockname()[1]
+        return bound_port
 
     async def start(self) -> None:
         """Start the replicas; returns when all are ready. InitError tells why one is not."""

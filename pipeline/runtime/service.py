@@ -131,10 +131,10 @@ class Service(Runtime):
         if replica is not None:
             first, step = replica.number + number * replica.count, replica.count * count
             place = GraphPlace(first, step, replica.number, replica.asking(word), place.label)
-        found = LoadedGraph(name, graph, self._config, load, place, share=self._share)
+        loaded = LoadedGraph(name, graph, self._config, load, place, share=self._share)
         if replica is not None:
-            replica.answers[word] = lambda text, number: found.observation.answer(text)
-        return found
+            replica.answers[word] = lambda text, number: loaded.observation.answer(text)
+        return loaded
 
     def on_snapshot(self, tell: Callable[[str, bytes], object]) -> None:
         """Have the Snapshots of all pipelines told, each with the question that asks for it."""
@@ -343,9 +343,9 @@ class Service(Runtime):
         """
         graphs = self.models.graphs()
         of_each = await asyncio.gather(*(served.snapshots() for served in graphs))
-        found = [snapshot for snapshots in of_each for snapshot in snapshots]
+        merged = [snapshot for snapshots in of_each for snapshot in snapshots]
         if self._graphs:
-            return found
+            return merged
         for served, snapshots in zip(graphs, of_each, strict=True):
             for snapshot in snapshots:
                 snapshot.model = key_of_model(served.names)
@@ -353,8 +353,8 @@ class Service(Runtime):
                 if self._replica is None or snapshot.replica == self._replica.number:
                     self._share.earlier.add_to(snapshot)
         if self._process is not None:
-            found.append(of_no_replica([], self._process.families()))
-        return found
+            merged.append(of_no_replica([], self._process.families()))
+        return merged
 
     def _readiness_changed(self, _: bool) -> None:
         tell = self.show_ready if self._replica is None else self._replica.on_readiness

@@ -69,9 +69,9 @@ def _added(model: ModelCounters, earlier: ModelCounters | None) -> ModelCounters
         return model
     if earlier.first_part_bounds_ms != model.first_part_bounds_ms:
         earlier = msgspec.structs.replace(earlier, first_part_ms=[])
-    (found,) = merge([[model], [earlier]])
-    found.memory, found.recent_us, found.caches = model.memory, model.recent_us, model.caches
-    return found
+    (total,) = merge([[model], [earlier]])
+    total.memory, total.recent_us, total.caches = model.memory, model.recent_us, model.caches
+    return total
 
 
 class Share(msgspec.Struct, frozen=True):

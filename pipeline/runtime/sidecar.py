@@ -103,8 +103,8 @@ class SidecarSupervisor:
         assert self._process is not None
         self._slot.is_steady()
         spec = self._spec
-        said = (spec.name, spec.what, spec.where, self._process.child.pid)
-        _LOGGER.info("[%s] %s is ready at %s (pid %d)", *said)
+        fields = (spec.name, spec.what, spec.where, self._process.child.pid)
+        _LOGGER.info("[%s] %s is ready at %s (pid %d)", *fields)
         if self._started is not None and not self._started.done():
             self._started.set_result(None)
 
@@ -119,8 +119,8 @@ class SidecarSupervisor:
             self._started.set_exception(InitError(f"{self._spec.failure}: {last_line or how}"))
             return
         self._slot.ended(how, got_somewhere=was_up)
-        said = (self._spec.name, self._spec.what, how, self._slot.describe_restart())
-        _LOGGER.error("[%s] %s %s: %s", *said)
+        fields = (self._spec.name, self._spec.what, how, self._slot.describe_restart())
+        _LOGGER.error("[%s] %s %s: %s", *fields)
         self._slot.set_timer(self._loop.call_later(self._slot.pause_s, self._launch))
 
 

@@ -186,8 +186,8 @@ def _rule_of_class(kind: type, memo: dict[Any, Rule]) -> Rule | None:
         return memo[kind]
     memo[kind] = rule = _ObjectRule({})
     hints = typing.get_type_hints(kind, include_extras=True)
-    found = {name: rule_of(hint, memo) for name, hint in hints.items()}
-    rule.rules |= {name: one for name, one in found.items() if one is not None}
+    rules = {name: rule_of(hint, memo) for name, hint in hints.items()}
+    rule.rules |= {name: one for name, one in rules.items() if one is not None}
     return rule if rule.rules else None
 
 
@@ -243,13 +243,13 @@ class _ObjectRule:
                     value[name] = _within(rule, value[name], f".{name}")
             elif hasattr(value, name):
                 given = getattr(value, name)
-                found = _within(rule, given, f".{name}")
-                if found is given:
+                checked = _within(rule, given, f".{name}")
+                if checked is given:
                     continue
                 if isinstance(value, msgspec.Struct):
-                    msgspec.structs.force_setattr(value, name, found)
+                    msgspec.structs.force_setattr(value, name, checked)
                 else:
-                    object.__setattr__(value, name, found)
+                    object.__setattr__(value, name, checked)
         return value
 
 
@@ -258,8 +258,8 @@ def _within(rule: Rule, value: Any, step: str) -> Any:
     try:
         return rule(value)
     except ValueError as error:
-        said, _, inner = str(error).partition(INNER)
-        raise ValueError(f"{said}{INNER}{step}{inner}") from None
+        reason, _, inner = str(error).partition(INNER)
+        raise ValueError(f"{reason}{INNER}{step}{inner}") from None
 
 
 _RULED: Any = (np.ndarray, list, dict, msgspec.Struct)
@@ -324,9 +324,9 @@ def _tensor_in(hint: Any) -> Tensor | None:
 def tensor_schema(tensor: Tensor) -> dict[str, Any]:
     """Return the JSON schema of an array: nested lists."""
     kind = DATATYPES[tensor.datatype].kind
-    found: dict[str, Any] = {"type": _KINDS.get(kind, "number" if kind == "V" else "string")}
+    schema: dict[str, Any] = {"type": _KINDS.get(kind, "number" if kind == "V" else "string")}
     for size in reversed(tensor.shape):
         limits = {} if size == ANY else {"minItems": size, "maxItems": size}
-        found = {"type": "array", "items": found, **limits}
+        schema = {"type": "array", "items": schema, **limits}
     sizes = ", ".join("any" if size == ANY else str(size) for size in tensor.shape)
-    return {**found, "description": f"{tensor.datatype} [{sizes}]"}
+    return {**schema, "description": f"{tensor.datatype} [{sizes}]"}

@@ -114,10 +114,10 @@ class MsgspecSchema:
     def check(self, fields: dict[str, Any], is_text: bool = False) -> dict[str, Any]:
         """Return what the Ops see; see BoundSchema."""
         given = self._given(fields, is_text)
-        found = self._converted(given, is_text, PackageError)
+        converted = self._converted(given, is_text, PackageError)
         if self._is_dict:
-            return {**given, **found} if self._keeps_others else dict(found)
-        values = {field.name: getattr(found, field.name) for field in self._fields}
+            return {**given, **converted} if self._keeps_others else dict(converted)
+        values = {field.name: getattr(converted, field.name) for field in self._fields}
         return {name: value for name, value in values.items() if value is not msgspec.UNSET}
 
     def check_answer(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -149,8 +149,10 @@ class MsgspecSchema:
         self, given: dict[str, Any], is_text: bool, refusal: type[PipelineError], before: str = ""
     ) -> Any:
         try:
-            found = msgspec.convert(given, self._schema, strict=not is_text, dec_hook=made_array)
-            return found if self._rule is None else self._rule(found)
+            converted = msgspec.convert(
+                given, self._schema, strict=not is_text, dec_hook=made_array
+            )
+            return converted if self._rule is None else self._rule(converted)
         except (msgspec.ValidationError, ValueError) as error:
             raise refusal(before + self._fault(error, given, is_text)) from None
         except PipelineError:
@@ -311,9 +313,9 @@ class ModelSchema:
 
     def json_schema(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return it as JSON schema; see BoundSchema."""
-        found = dict(self._schema.model_json_schema(ref_template=REFERENCE + "{model}"))
-        components = dict(found.pop("$defs", {}))
-        components[self.name] = found
+        schema = dict(self._schema.model_json_schema(ref_template=REFERENCE + "{model}"))
+        components = dict(schema.pop("$defs", {}))
+        components[self.name] = schema
         return {"$ref": REFERENCE + self.name}, components
 
     def _given(self, key: str, value: Any) -> Any:
@@ -332,14 +334,14 @@ def _names(model: Any) -> list[str]:
 def _refused(name: str, error: Exception, kind: type[PipelineError], before: str) -> PipelineError:
     """Return pydantic's first complaint in our words; of what is none, what it says."""
     errors = getattr(error, "errors", None)
-    found: Sequence[Any] = errors() if callable(errors) else ()
-    if not found:
+    faults: Sequence[Any] = errors() if callable(errors) else ()
+    if not faults:
         return failed(name, error)
-    first = found[0]
+    first = faults[0]
     steps = [step for step in first.get("loc", ()) if isinstance(step, str | int)]
-    said = printable(one_line(str(first.get("msg", error))))
+    reason = printable(one_line(str(first.get("msg", error))))
     is_there = first.get("type") != "missing"
     there = found_name(first.get("input")) if is_there else "nothing"
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    said = said[:1].lower() + said[1:]
-    return kind(f"{before}{path_of(steps)}: {said}, found {there}{more}")
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    reason = reason[:1].lower() + reason[1:]
+    return kind(f"{before}{path_of(steps)}: {reason}, found {there}{more}")

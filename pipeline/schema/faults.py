@@ -45,49 +45,49 @@ def fault(text: str, value: Any, kind: inspect.Type, again: Again) -> str:
 
     `again` tells what it says of the value with fewer keys in a dict, to find which is meant.
     """
-    said, _, rest = text.partition(INNER)
+    reason, _, rest = text.partition(INNER)
     inner, behind, rest = rest.partition(" - at ")
-    place = _PLACE.match(said + behind + rest)
-    said = place["said"] if place else said
+    place = _PLACE.match(reason + behind + rest)
+    reason = place["said"] if place else reason
     steps = _keys_found(_steps(place["path"]), text, value, again) if place else []
     for step in steps:
         value = _step_into(value, step)
-    found = _type_at(kind, steps)
+    expected = _type_at(kind, steps)
     if inner:
         within = _steps("$" + inner)
         for step in within:
             value = _step_into(value, step)
-        return f"{path_of([*steps, *within])}: {_types(said, value)}"
-    missing, unknown = _MISSING.match(said), _UNKNOWN.match(said)
+        return f"{path_of([*steps, *within])}: {_types(reason, value)}"
+    missing, unknown = _MISSING.match(reason), _UNKNOWN.match(reason)
     if missing or unknown:
         name = (missing or unknown)["name"]  # type: ignore[index]  # one of them matches
         where = path_of([*steps, name])
         if missing:
-            return f"{where}: expected {name_of(at(found, name))}, found nothing"
+            return f"{where}: expected {name_of(at(expected, name))}, found nothing"
         there = found_name(_step_into(value, name))
-        return f"{where}: found {there}, expected no such key: {_keys_of(found)}"
+        return f"{where}: found {there}, expected no such key: {_keys_of(expected)}"
     where = path_of(steps)
     if place and place["key"]:
-        return f"{where}: a key: {_types(said, None)}"
-    return f"{where}: {_described(said, value, found)}"
+        return f"{where}: a key: {_types(reason, None)}"
+    return f"{where}: {_described(reason, value, expected)}"
 
 
-def _described(said: str, value: Any, kind: inspect.Type | None) -> str:
-    length, limit = _LENGTH.match(said), _LIMIT.match(said)
-    if _TYPES.match(said):
-        return _types(said, value)
+def _described(reason: str, value: Any, kind: inspect.Type | None) -> str:
+    length, limit = _LENGTH.match(reason), _LIMIT.match(reason)
+    if _TYPES.match(reason):
+        return _types(reason, value)
     if length:
         return f"expected {name_of(kind)} {length['limit']}, found length {length['found']}"
     if limit:
         return f"expected {name_of(kind)} {limit['limit']}, found {found_name(value)}"
-    more = "" if said.startswith(("Invalid enum", "Expected")) else f": {one_line(said)}"
+    more = "" if reason.startswith(("Invalid enum", "Expected")) else f": {one_line(reason)}"
     return f"expected {name_of(kind)}, found {found_name(value)}{more}"
 
 
-def _types(said: str, value: Any) -> str:
-    types = _TYPES.match(said)
+def _types(reason: str, value: Any) -> str:
+    types = _TYPES.match(reason)
     if types is None:
-        return printable(one_line(said))
+        return printable(one_line(reason))
     shown = found_name(value)
     is_told = shown.split(" ")[0] == types["found"]
     return f"expected {types['expected']}, found {shown if is_told else types['found']}"
@@ -153,14 +153,14 @@ def _keys_found(steps: list[Step], text: str, value: Any, again: Again) -> list[
     for place, step in enumerate(steps):
         if step != _ANY_KEY:
             continue
-        found = value
+        inner = value
         for before in steps[:place]:
-            found = _step_into(found, before)
-        if not isinstance(found, Mapping):
+            inner = _step_into(inner, before)
+        if not isinstance(inner, Mapping):
             break
-        keys = _halved(list(found), text, _asking(again, value, steps[:place]), found)
+        keys = _halved(list(inner), text, _asking(again, value, steps[:place]), inner)
         steps = [*steps[:place], *keys, *steps[place + 1 :]]
-        value = _with(value, steps[:place], {key: found[key] for key in keys})
+        value = _with(value, steps[:place], {key: inner[key] for key in keys})
     return steps
 
 
@@ -168,11 +168,11 @@ def _asking(again: Again, value: Any, steps: Sequence[Step]) -> Again:
     return lambda part: again(_with(value, steps, part))
 
 
-def _halved(keys: list[Any], text: str, again: Again, found: Mapping[Any, Any]) -> list[Any]:
+def _halved(keys: list[Any], text: str, again: Again, mapping: Mapping[Any, Any]) -> list[Any]:
     """Return the one key whose value is refused, by asking again with half of them."""
     while len(keys) > 1:
         half = keys[: len(keys) // 2]
-        is_there = again({key: found[key] for key in half}) == text
+        is_there = again({key: mapping[key] for key in half}) == text
         keys = half if is_there else keys[len(half) :]
     return keys
 

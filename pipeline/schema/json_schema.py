@@ -65,8 +65,8 @@ class _Checker:
                 continue
             if isinstance(argument, list | dict):
                 self._left -= len(argument) // _QUICK
-            if found := check(self, value, argument, schema, (where, depth + 1)):
-                return found
+            if fault := check(self, value, argument, schema, (where, depth + 1)):
+                return fault
         return ""
 
     def fits(self, value: Any, schema: Any, depth: int) -> bool:
@@ -75,17 +75,17 @@ class _Checker:
 
     def referred(self, reference: Any) -> Any:
         """Return the schema that a reference means."""
-        found = self._root
+        target = self._root
         try:
             head, *steps = str(reference).split("/")
             if head != "#":
                 raise KeyError(head)
             for step in steps:
                 name = step.replace("~1", "/").replace("~0", "~")
-                found = found[int(name)] if isinstance(found, list) else found[name]
+                target = target[int(name)] if isinstance(target, list) else target[name]
         except (KeyError, IndexError, ValueError, TypeError):
             raise PackageError(f"the JSON schema has no {reference!r}") from None
-        return found
+        return target
 
 
 _Place = tuple[str, int]
@@ -96,8 +96,8 @@ def _type(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -
     kinds = argument if isinstance(argument, list) else [argument]
     if any(_is(value, kind) for kind in kinds):
         return ""
-    found = next(kind for kind in _TYPES if _is(value, kind))
-    return _told(place, f"expected {' or '.join(map(str, kinds))}, found {found}")
+    actual = next(kind for kind in _TYPES if _is(value, kind))
+    return _told(place, f"expected {' or '.join(map(str, kinds))}, found {actual}")
 
 
 def _is(value: Any, kind: Any) -> bool:
@@ -141,8 +141,8 @@ def _same(one: Any, other: Any) -> bool:
 def _properties(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
     if isinstance(value, dict):
         for name, inner in argument.items():
-            if name in value and (found := by.fault(value[name], inner, *_at(place, name))):
-                return found
+            if name in value and (fault := by.fault(value[name], inner, *_at(place, name))):
+                return fault
     return ""
 
 
@@ -151,16 +151,16 @@ def _additional(by: _Checker, value: Any, argument: Any, schema: Any, place: _Pl
         for name in value.keys() - schema.get("properties", {}).keys():
             if argument is False:
                 return _told(place, f"there is no key {name!r}")
-            if found := by.fault(value[name], argument, *_at(place, name)):
-                return found
+            if fault := by.fault(value[name], argument, *_at(place, name)):
+                return fault
     return ""
 
 
 def _names(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
     if isinstance(value, dict):
         for name in value:
-            if found := by.fault(name, argument, *_at(place, name)):
-                return found
+            if fault := by.fault(name, argument, *_at(place, name)):
+                return fault
     return ""
 
 
@@ -176,16 +176,16 @@ def _items(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) 
     if isinstance(value, list):
         first = len(schema.get("prefixItems", ()))
         for at, item in enumerate(value[first:], first):
-            if found := by.fault(item, argument, *_at(place, at)):
-                return found
+            if fault := by.fault(item, argument, *_at(place, at)):
+                return fault
     return ""
 
 
 def _prefix(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
     if isinstance(value, list):
         for at, (item, inner) in enumerate(zip(value, argument, strict=False)):
-            if found := by.fault(item, inner, *_at(place, at)):
-                return found
+            if fault := by.fault(item, inner, *_at(place, at)):
+                return fault
     return ""
 
 
@@ -199,8 +199,8 @@ def _contains(by: _Checker, value: Any, argument: Any, schema: Any, place: _Plac
 
 def _unique(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
     if argument is True and isinstance(value, list):
-        found = {orjson.dumps(item, option=orjson.OPT_SORT_KEYS) for item in value}
-        return "" if len(found) == len(value) else _told(place, "a value is there twice")
+        distinct = {orjson.dumps(item, option=orjson.OPT_SORT_KEYS) for item in value}
+        return "" if len(distinct) == len(value) else _told(place, "a value is there twice")
     return ""
 
 
@@ -239,13 +239,13 @@ def _multiple(by: _Checker, value: Any, argument: Any, schema: Any, place: _Plac
     return _told(place, f"expected a multiple of {argument}")
 
 
-def _bound(kind: str, said: str, holds: Callable[[Any, Any], bool]) -> _Check:
+def _bound(kind: str, words: str, holds: Callable[[Any, Any], bool]) -> _Check:
     """Return the check of a keyword that bounds a number, or a length."""
 
     def check(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
         if not _is(value, kind) or holds(value if kind == "number" else len(value), argument):
             return ""
-        return _told(place, f"expected {said} {argument}")
+        return _told(place, f"expected {words} {argument}")
 
     return check
 

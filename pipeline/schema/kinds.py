@@ -63,8 +63,8 @@ def is_array(kind: inspect.Type) -> bool:
 
 
 def _class_of(kind: Any) -> type:
-    found = getattr(kind.cls, "__origin__", kind.cls)
-    return cast(type, found)
+    origin = getattr(kind.cls, "__origin__", kind.cls)
+    return cast(type, origin)
 
 
 def is_list(kind: inspect.Type) -> bool:
@@ -108,13 +108,13 @@ def at(kind: inspect.Type | None, step: str | int) -> inspect.Type | None:
         if isinstance(one, inspect.DictType):
             return one.value_type
         if isinstance(step, str):
-            found = [field.type for field in of_object(one) if field.encode_name == step]
+            types = [field.type for field in of_object(one) if field.encode_name == step]
         elif isinstance(one, inspect.TupleType):
-            found = list(one.item_types[step : step + 1])
+            types = list(one.item_types[step : step + 1])
         else:
-            found = [one.item_type] if hasattr(one, "item_type") else []
-        if found:
-            return found[0]
+            types = [one.item_type] if hasattr(one, "item_type") else []
+        if types:
+            return types[0]
     return None
 
 
@@ -159,8 +159,8 @@ def without_objects(value: Any) -> Any:
         return value
     if isinstance(value, msgspec.Struct):
         fields = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
-        found = {key: getattr(value, name) for name, key in fields}
-        set_ones = {key: one for key, one in found.items() if one is not msgspec.UNSET}
+        values = {key: getattr(value, name) for name, key in fields}
+        set_ones = {key: one for key, one in values.items() if one is not msgspec.UNSET}
         return without_objects(set_ones)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
@@ -183,9 +183,9 @@ def plain(value: Any, keeps_arrays: bool) -> Any:
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return a dict or list with its values changed; itself if none is."""
     if isinstance(value, dict):
-        found = {key: change(one) for key, one in value.items()}
-        is_same = all(found[key] is one for key, one in value.items())
-        return value if is_same else found
+        changed = {key: change(one) for key, one in value.items()}
+        is_same = all(changed[key] is one for key, one in value.items())
+        return value if is_same else changed
     if isinstance(value, list | tuple):
         items = [change(one) for one in value]
         is_same = all(new is old for new, old in zip(items, value, strict=True))

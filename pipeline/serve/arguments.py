@@ -175,8 +175,8 @@ def _holds_gil(model: Path, engine: str | None) -> bool:
     if engine is not None:
         return engine in engines and engines[engine].holds_gil
     files = [model] if model.is_file() else sorted(model.iterdir())
-    found = (kind.holds_gil for kind in engines.values() if any(map(kind.runs, files)))
-    return next(found, False)
+    holders = (kind.holds_gil for kind in engines.values() if any(map(kind.runs, files)))
+    return next(holders, False)
 
 
 def _port(text: str) -> int:

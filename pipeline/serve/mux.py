@@ -98,34 +98,34 @@ class OnePortFrontend:
         for caller in list(self._proxied):
             caller.transport.abort()
 
-    def take(self, transport: asyncio.Transport, said: bytes) -> None:
+    def take(self, transport: asyncio.Transport, received: bytes) -> None:
         """Give a new connection to the protocol that its first bytes, `said`, are of."""
-        kind = said[:_TELLING_BYTES]
+        kind = received[:_TELLING_BYTES]
         if kind == baidu_std.MAGIC:
             connection = BaiduStdConnection(
                 self._answer, self._max_bytes, self._connections, offload=self._offload
             )
             transport.set_protocol(connection)
             connection.connection_made(transport)
-            connection.data_received(said)
+            connection.data_received(received)
         elif kind == _HTTP_2:
-            self._relay(transport, said, self._grpc_path)
+            self._relay(transport, received, self._grpc_path)
         elif kind in _HTTP_1:
-            self._relay(transport, said, self._http_path)
+            self._relay(transport, received, self._http_path)
         else:
             _LOGGER.info("a connection is closed: it began with %r", kind)
             transport.abort()
 
-    def _relay(self, transport: asyncio.Transport, said: bytes, path: str) -> None:
+    def _relay(self, transport: asyncio.Transport, received: bytes, path: str) -> None:
         caller = _ProxyEnd(self._proxied)
         transport.pause_reading()
         transport.set_protocol(caller)
         caller.connection_made(transport)
-        tying = asyncio.get_running_loop().create_task(self._tie(caller, said, path))
+        tying = asyncio.get_running_loop().create_task(self._tie(caller, received, path))
         self._tying.add(tying)
         tying.add_done_callback(self._tying.discard)
 
-    async def _tie(self, caller: _ProxyEnd, said: bytes, path: str) -> None:
+    async def _tie(self, caller: _ProxyEnd, received: bytes, path: str) -> None:
         loop = asyncio.get_running_loop()
         inner = _ProxyEnd(set(), caller)
         # Not by its path: uvloop cannot take one without a file.
@@ -143,7 +143,7 @@ class OnePortFrontend:
             inner.transport.abort()
             return
         caller.other = inner
-        inner.transport.write(said)
+        inner.transport.write(received)
         caller.transport.resume_reading()
 
 

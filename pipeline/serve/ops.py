@@ -86,7 +86,7 @@ def log_id_of(message: bytes) -> int:
 
     0 if there is none, or if it is no request: whoever decodes it will say so.
     """
-    found = at = 0
+    log_id = at = 0
     try:
         for _ in range(_MAX_FIELDS):
             if at >= len(message):
@@ -94,12 +94,12 @@ def log_id_of(message: bytes) -> int:
             tag, at = read_varint(message, at)
             value, at = read_varint(message, at)
             if tag == _LOG_ID_TAG:
-                found = value % 2**64
+                log_id = value % 2**64
             elif tag & 7 == _LENGTH_PREFIXED:
                 at += value
     except DecodeError:
         return 0
-    return found
+    return log_id
 
 
 class CallOp(RequestOp):
@@ -239,9 +239,9 @@ def _names(variables: tuple[Var, ...], names: list[str]) -> dict[str, str]:
     known = {name: name for name in names}
     matches = 0
     for var in variables:
-        found = next((name for name in (var.alias, var.name) if name in names), None)
-        if found is not None:  # else a fetch_list may have left it out
-            known |= {var.name: found, var.alias: found}
+        present = next((name for name in (var.alias, var.name) if name in names), None)
+        if present is not None:  # else a fetch_list may have left it out
+            known |= {var.name: present, var.alias: present}
             matches += 1
     if variables and not matches:
         listed = ", ".join(f"{var.name} ({var.alias})" for var in variables)

@@ -35,8 +35,8 @@ class RedisStore:
             raise TooLargeError(
                 f"the data in the store has {size} bytes, at most {max_bytes} may be"
             )
-        found: bytes | None = self._ask(lambda: self._client.get(key))
-        return found
+        value: bytes | None = self._ask(lambda: self._client.get(key))
+        return value
 
     def delete(self, key: str) -> None:
         self._ask(lambda: self._client.delete(key))

@@ -64,12 +64,12 @@ class Interpreter(msgspec.Struct, frozen=True):
 
     def variables(self) -> Mapping[str, str]:
         """Return the variables of its processes: the server's, and where its programs are."""
-        found = {name: value for name, value in os.environ.items() if name != _HOME}
+        variables = {name: value for name, value in os.environ.items() if name != _HOME}
         if not self.activation:
             folder = os.path.dirname(self.file)
-            found["VIRTUAL_ENV"] = os.path.dirname(folder)
-            found["PATH"] = os.pathsep.join(filter(None, (folder, found.get("PATH", ""))))
-        return found
+            variables["VIRTUAL_ENV"] = os.path.dirname(folder)
+            variables["PATH"] = os.pathsep.join(filter(None, (folder, variables.get("PATH", ""))))
+        return variables
 
 
 def _lent() -> list[str]:

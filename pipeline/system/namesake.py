@@ -10,9 +10,9 @@ _OURS = Path(__file__).resolve().parents[1]
 
 def namesake_in(folder: str | Path) -> Path | None:
     """Return the module or package called `pipeline` in a folder, if there is one besides ours."""
-    for found in (Path(folder, "pipeline.py"), Path(folder, "pipeline", "__init__.py")):
-        if found.exists() and found.resolve().parent != _OURS:
-            return found if found.name == "pipeline.py" else found.parent
+    for path in (Path(folder, "pipeline.py"), Path(folder, "pipeline", "__init__.py")):
+        if path.exists() and path.resolve().parent != _OURS:
+            return path if path.name == "pipeline.py" else path.parent
     return None
 
 

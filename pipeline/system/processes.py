@@ -181,12 +181,12 @@ def _family(pid: int, spared: Iterable[int], only_children: bool = False) -> lis
     for number, fields in _stats():
         if fields[_STATE] not in "ZX" and int(fields[_SESSION]) == session:
             children.setdefault(int(fields[_PARENT]), []).append(number)
-    found, spared = [pid], {*spared}
-    for parent in found:
-        found += [child for child in children.pop(parent, ()) if child not in spared]
+    family, spared = [pid], {*spared}
+    for parent in family:
+        family += [child for child in children.pop(parent, ()) if child not in spared]
         if only_children:
             break
-    return [child for child in found[1:] if not _is_tracker(child)]
+    return [child for child in family[1:] if not _is_tracker(child)]
 
 
 def _stats() -> Iterator[tuple[int, list[str]]]:
@@ -234,13 +234,13 @@ def is_shared_with_strangers(port: int, session: int) -> bool:
 
 def _listening(port: int) -> set[str]:
     """Return the inodes of the sockets that listen at a port."""
-    found = set()
+    pids = set()
     for table in _TABLES:
         with contextlib.suppress(OSError):  # a system without IPv6
             for fields in map(str.split, Path(table).read_text().splitlines()[1:]):
                 if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                    found.add(fields[9])
-    return found
+                    pids.add(fields[9])
+    return pids
 
 
 def _sockets_of(session: int) -> set[str]:

@@ -50,7 +50,7 @@ async def told_if_any_is_slow(
     an ExceptionGroup: one of them has failed, and the others were cancelled.
     """
     waiting = dict.fromkeys(works)
-    began, since, told = loop.time(), time.strftime("%H:%M:%S"), list[str]()
+    began, since, reported = loop.time(), time.strftime("%H:%M:%S"), list[str]()
 
     async def run(who: str, work: Awaitable[object]) -> None:
         how = "not ready"
@@ -59,15 +59,15 @@ async def told_if_any_is_slow(
             how = "ready"
         finally:
             del waiting[who]
-            if who in told or (told and not waiting):
-                name = who if who in told else told[0]
+            if who in reported or (reported and not waiting):
+                name = who if who in reported else reported[0]
                 _LOGGER.info("%s: %s after %.1f s", name, how, loop.time() - began)
 
     def say() -> None:
         few = list(waiting)
         many = f"{', '.join(few[:2])} and {len(few) - 2} more"
-        told.extend(few if len(few) <= _MOST_TOLD else [many])
-        for who in told:
+        reported.extend(few if len(few) <= _MOST_TOLD else [many])
+        for who in reported:
             _LOGGER.info("%s: loading since %s", who, since)
 
     timer = loop.call_later(PATIENCE_S, say)
@@ -81,11 +81,11 @@ async def told_if_any_is_slow(
 
 def who_loads(message: str) -> str:
     """Return who is loading, as a message of STARTUP says; "": it says something else."""
-    found = _LOADING.match(message)
-    return found[1] if found else ""
+    match = _LOADING.match(message)
+    return match[1] if match else ""
 
 
 def who_ended(message: str) -> str:
     """Return who is no longer loading; "": the message says something else."""
-    found = _ENDED.match(message)
-    return found[1] if found else ""
+    match = _ENDED.match(message)
+    return match[1] if match else ""

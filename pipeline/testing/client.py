@@ -170,10 +170,10 @@ class TestClient:
 
     def _named(self, name: str | None) -> str:
         """Return a model's name. Raises InitError: none is given, and the server has none."""
-        found = name or self._server.name
-        if not found:
+        model_name = name or self._server.name
+        if not model_name:
             raise InitError("the server has no name: say which pipeline or Op is meant")
-        return found
+        return model_name
 
     # HTTP ---------------------------------------------------------------------------------------
 

@@ -59,34 +59,34 @@ class HttpReply:
     def raise_for_error(self) -> None:
         """Raise the PipelineError that the answer says, by its code; else if it is no 2xx."""
         is_json = self.headers.get("content-type", "").startswith(JSON)
-        said = self.json() if is_json and self.body else None
-        error = error_in(said)
+        content = self.json() if is_json and self.body else None
+        error = error_in(content)
         if error is not None:
             raise error
         if not 200 <= self.status < 300:
             raise PackageError(f"HTTP {self.status}: {self.body[:400].decode(errors='replace')}")
 
 
-def error_in(said: object) -> PipelineError | None:
+def error_in(content: object) -> PipelineError | None:
     """Return the error in an answer of any of our forms: pairs, plain JSON, v2; None for none."""
-    if not isinstance(said, dict):
+    if not isinstance(content, dict):
         return None
-    told = said.get("error")
-    if isinstance(told, dict) and isinstance(told.get("code"), int):
-        error = error_from_wire(told["code"], str(told.get("message", "")))
-        error.op = told.get("op")
+    member = content.get("error")
+    if isinstance(member, dict) and isinstance(member.get("code"), int):
+        error = error_from_wire(member["code"], str(member.get("message", "")))
+        error.op = member.get("op")
         return error
-    if isinstance(told, str):
-        return error_of_v2(told) or PackageError(told)
-    if said.get("err_no"):
-        return error_from_wire(int(said["err_no"]), str(said.get("err_msg", "")))
+    if isinstance(member, str):
+        return error_of_v2(member) or PackageError(member)
+    if content.get("err_no"):
+        return error_from_wire(int(content["err_no"]), str(content.get("err_msg", "")))
     return None
 
 
 def error_of_v2(text: str) -> PipelineError | None:
     """Return the product's error in an error's text of the v2 protocol: "[51] no words"."""
-    found = re.search(r"\[(-?\d+)\] (.*)\Z", text, re.DOTALL)
-    return None if found is None else error_from_wire(int(found[1]), found[2])
+    match = re.search(r"\[(-?\d+)\] (.*)\Z", text, re.DOTALL)
+    return None if match is None else error_from_wire(int(match[1]), match[2])
 
 
 def ask(
@@ -106,11 +106,11 @@ def ask_for_lines(port: int, path: str, body: bytes) -> Iterator[Any]:
         if not response.getheader("content-type", "").startswith(LINES):
             _reply(response).raise_for_error()
         for line in response:
-            said = orjson.loads(line)
-            error = error_in(said)
+            value = orjson.loads(line)
+            error = error_in(value)
             if error is not None:
                 raise error
-            yield said
+            yield value
 
 
 @contextlib.contextmanager
@@ -154,10 +154,10 @@ def infer_body(inputs: Mapping[str, Any], outputs: Sequence[str] | None) -> tupl
                 "parameters": {"binary_data_size": len(raw)},
             }
         )
-    said: dict[str, Any] = {"inputs": described, "parameters": {"binary_data_output": True}}
+    body: dict[str, Any] = {"inputs": described, "parameters": {"binary_data_output": True}}
     if outputs is not None:
-        said["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
-    head = orjson.dumps(said)
+        body["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    head = orjson.dumps(body)
     return b"".join([head, *raws]), len(head)
 
 
@@ -172,11 +172,11 @@ def outputs_of(reply: HttpReply) -> dict[str, np.ndarray]:
         kind = _BY_STATUS.get(reply.status, UserCodeError)
         raise error_of_v2(text) or kind(text)
     size = int(reply.headers.get(HEADER, len(reply.body)))
-    at, found = size, {}
+    at, outputs = size, {}
     for output in orjson.loads(reply.body[:size])["outputs"]:
         end = at + output["parameters"]["binary_data_size"]
         raw = reply.body[at:end]
         array = raw_to_array(output["datatype"], output["shape"], raw)
-        found[output["name"]] = with_text(array)
+        outputs[output["name"]] = with_text(array)
         at = end
-    return found
+    return outputs

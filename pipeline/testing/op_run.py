@@ -62,15 +62,15 @@ class OpAnswers(Sequence[dict[str, Any]]):
 
     def parts(self, place: int) -> list[dict[str, Any]]:
         """Return all parts of the answer to a sample. Raises PipelineError, as `answers[i]`."""
-        found = self._outcomes[place]
-        if found and isinstance(found[-1], PipelineError):
-            raise found[-1]
-        return [_payload(part) for part in found]
+        outcome = self._outcomes[place]
+        if outcome and isinstance(outcome[-1], PipelineError):
+            raise outcome[-1]
+        return [_payload(part) for part in outcome]
 
     def route(self, place: int) -> Goto | Answer | None:
         """Return where the answer to a sample goes, if the Op said so: a Goto or Answer."""
-        found = self._outcomes[place]
-        last = found[-1] if found else None
+        outcome = self._outcomes[place]
+        last = outcome[-1] if outcome else None
         return last if isinstance(last, Goto | Answer) else None
 
     def __repr__(self) -> str:
@@ -219,5 +219,5 @@ def _inputs_of(op: Op, sample: Mapping[str, Any], place: int) -> dict[str, Any]:
 
 def _payload(part: Any) -> dict[str, Any]:
     """Return the answer in what an Op returned, wherever it goes."""
-    found: dict[str, Any] = part.answer if isinstance(part, Routed) else part
-    return found
+    answer: dict[str, Any] = part.answer if isinstance(part, Routed) else part
+    return answer

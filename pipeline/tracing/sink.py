@@ -167,9 +167,9 @@ class Telemetry:
     def _traced_spans(self, spans: Rows, which: Positions) -> list[TracedSpan]:
         if not len(which):
             return []
-        found, taken = batches(spans), spans.take(which)
-        runs, together = found.of(which), walks(taken)
-        sizes, rows = found.sizes[runs].tolist(), op_spans(taken)
+        executed, taken = batches(spans), spans.take(which)
+        runs, together = executed.of(which), walks(taken)
+        sizes, rows = executed.sizes[runs].tolist(), op_spans(taken)
         return [
             TracedSpan(
                 self._traced[row.data_id],

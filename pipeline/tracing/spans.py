@@ -54,11 +54,11 @@ class PartTimes(msgspec.Struct, eq=False):
 
     def attributes(self) -> dict[str, Value]:
         """Return what a span says of them."""
-        told: dict[str, Value] = {"pipeline.parts": self.count}
+        attributes: dict[str, Value] = {"pipeline.parts": self.count}
         if self.count > 1:
             gap_ns = (self.last_ns - self.first_ns) // (self.count - 1)
-            told["pipeline.part_gap_us"] = gap_ns // 1000
-        return told
+            attributes["pipeline.part_gap_us"] = gap_ns // 1000
+        return attributes
 
 
 class Traced(msgspec.Struct, eq=False):

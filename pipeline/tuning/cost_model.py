@@ -178,7 +178,7 @@ class _Books:
 
     def costs(self) -> tuple[OpCost, ...]:
         """Return what each Op takes alone."""
-        found = []
+        costs = []
         for place, op in enumerate(self._space.ops):
             points, visits = [], []
             for trial, slower in zip(self._trials, self._slower, strict=True):
@@ -193,10 +193,10 @@ class _Books:
             if points:
                 fixed_ms, each_ms = _line(points)
                 mean = sum(visits) / len(visits)
-                found.append(OpCost(fixed_ms, each_ms, self._shares[place], mean))
+                costs.append(OpCost(fixed_ms, each_ms, self._shares[place], mean))
             else:
-                found.append(OpCost(_LEAST_MS, 0.0, 1.0, 0.0))
-        return tuple(found)
+                costs.append(OpCost(_LEAST_MS, 0.0, 1.0, 0.0))
+        return tuple(costs)
 
     def _computed_shares(self) -> list[float]:
         """Return the share of each Op's time that it computes, by the trials that were calm."""

@@ -53,12 +53,12 @@ def read_load(file: str | os.PathLike[str]) -> list[LoadRequest]:
         if os.stat(name).st_size > _MOST_BYTES:
             raise ConfigError(f"{name}: larger than {_MOST_BYTES:,} bytes")
         with open(name, "rb") as lines:
-            found = list(_requests(name, lines))
+            requests = list(_requests(name, lines))
     except OSError as error:
         raise ConfigError(f"{name}: {error.strerror}") from error
-    if not found:
+    if not requests:
         raise ConfigError(f"{name}: no request in it")
-    return found
+    return requests
 
 
 def _requests(name: str, lines: Iterable[bytes]) -> Iterator[LoadRequest]:

@@ -48,10 +48,10 @@ class Search:
             return None
         judge = _Judge(self.space, self.goal, self.trials)
         best = self.goal.score_of(self.best) if self.best is not None else 0.0
-        found, score = self._best_expected(judge)
-        if found is not None and score > best * _WORTH_IT:
+        proposed, score = self._best_expected(judge)
+        if proposed is not None and score > best * _WORTH_IT:
             self.why = f"{score / best:.2f} times the best is expected" if best else "in limits?"
-            return found
+            return proposed
         if self._stale() >= _PATIENCE * len(self.space.ops) or self.best is None:
             return None
         self.why = "near the best"
@@ -102,7 +102,7 @@ class Search:
     def _best_expected(self, judge: _Judge) -> tuple[Settings | None, float]:
         """Climb from several places, one Op after the other; what was tried does not count."""
         tried = {trial.settings for trial in self.trials}
-        found: Settings | None = None
+        chosen: Settings | None = None
         best = score_of_best = 0.0
         for here in self._places():
             for _ in range(_ROUNDS):
@@ -116,11 +116,11 @@ class Search:
                         if thrifty[number] <= best:
                             break
                         if choices[number] not in tried:
-                            found, best = choices[number], float(thrifty[number])
+                            chosen, best = choices[number], float(thrifty[number])
                             score_of_best = float(scores[number])
                 if here == before:
                     break
-        return found, score_of_best
+        return chosen, score_of_best
 
     def _places(self) -> Iterator[Settings]:
         yield max(self.trials, key=self.goal.score_of).settings

@@ -78,13 +78,15 @@ class ModelsServer:
 
     def load(self, model: str, config: ModelConfig) -> None:
         """Load a model as a configuration says. Raises TrialError: it cannot be."""
-        said = {"parameters": {"config": msgspec.json.encode(as_json(config)).decode()}}
-        self._ask("POST", f"/v2/repository/models/{model}/load", msgspec.json.encode(said))
+        body = {"parameters": {"config": msgspec.json.encode(as_json(config)).decode()}}
+        self._ask("POST", f"/v2/repository/models/{model}/load", msgspec.json.encode(body))
 
     def counted(self, model: str) -> Counted:
         """Return the statistics of the version of a model that is asked. Raises TrialError."""
-        found = msgspec.json.decode(self._ask("GET", f"/v2/models/{model}/stats"))
-        latest: Counted = max(found["model_stats"], key=lambda version: int(version["version"]))
+        statistics = msgspec.json.decode(self._ask("GET", f"/v2/models/{model}/stats"))
+        latest: Counted = max(
+            statistics["model_stats"], key=lambda version: int(version["version"])
+        )
         return latest
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
@@ -103,8 +105,8 @@ class ModelsServer:
 
 def asked_models(requests: Sequence[LoadRequest]) -> list[str]:
     """Return the models that a load asks, each once. Raises ConfigError: none of a repository."""
-    found = (_ASKED.match(request.path) for request in requests)
-    models = list(dict.fromkeys(match[1] for match in found if match is not None))
+    matches = (_ASKED.match(request.path) for request in requests)
+    models = list(dict.fromkeys(match[1] for match in matches if match is not None))
     if not models:
         raise ConfigError("no request of the load asks a model at /v2/models/<name>/infer")
     return models
@@ -112,15 +114,15 @@ def asked_models(requests: Sequence[LoadRequest]) -> list[str]:
 
 def tried_models(server: ModelsServer, models: Sequence[str]) -> dict[str, ModelConfig]:
     """Return the models that are run when these are asked, with their configurations."""
-    found: dict[str, ModelConfig] = {}
+    configs: dict[str, ModelConfig] = {}
     left = list(models)
     while left:
         config = server.config(left.pop(0))
         if config.HasField("ensemble_scheduling"):
             left += [step.model_name for step in config.ensemble_scheduling.step]
         else:
-            found.setdefault(config.name, config)
-    return found
+            configs.setdefault(config.name, config)
+    return configs
 
 
 def tried_op(config: ModelConfig) -> TriedOp:
@@ -146,20 +148,20 @@ def tried_op(config: ModelConfig) -> TriedOp:
 
 def changed(config: ModelConfig, settings: OpSettings) -> ModelConfig:
     """Return a configuration with other settings; what it says besides stays."""
-    found = ModelConfig()
-    found.CopyFrom(config)
-    if not found.instance_group:
-        found.instance_group.add(kind=ModelInstanceGroup.KIND_CPU)
-    found.instance_group[0].count = settings.concurrency
+    change = ModelConfig()
+    change.CopyFrom(config)
+    if not change.instance_group:
+        change.instance_group.add(kind=ModelInstanceGroup.KIND_CPU)
+    change.instance_group[0].count = settings.concurrency
     if settings.batch_size > 1:
-        batching = found.dynamic_batching
+        batching = change.dynamic_batching
         del batching.preferred_batch_size[:]
         batching.preferred_batch_size.append(settings.batch_size)
         batching.max_queue_delay_microseconds = int(settings.delay_ms * 1e3)
-        found.max_batch_size = max(config.max_batch_size, settings.batch_size)
-    elif found.HasField("dynamic_batching"):
-        found.ClearField("dynamic_batching")
-    return found
+        change.max_batch_size = max(config.max_batch_size, settings.batch_size)
+    elif change.HasField("dynamic_batching"):
+        change.ClearField("dynamic_batching")
+    return change
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +227,12 @@ def advised_files(
     best: Settings,
 ) -> dict[str, str]:
     """Return the text of config.pbtxt of each model whose settings are others now."""
-    found = {}
+    files = {}
     for (name, full), old, new in zip(configs.items(), before, best, strict=True):
         if old == new:
             continue
         folders = find_models(name, repositories, is_namespaced=False)
         own = read_model_config(folders[0]) if folders else None
         config = changed(full if own is None else own, new)
-        found[f"{name}/{TEXT_FILE}"] = text_format.MessageToString(config)
-    return found
+        files[f"{name}/{TEXT_FILE}"] = text_format.MessageToString(config)
+    return files

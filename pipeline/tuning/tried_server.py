@@ -88,18 +88,18 @@ class Script:
         try:
             return msgspec.json.decode(done.stdout.splitlines()[-1], type=TriedService)
         except (IndexError, msgspec.MsgspecError):
-            told = done.stderr.decode("utf-8", "replace")[-_LAST_WORDS:].strip()
-            raise TrialError(f"{self.arguments[0]}: {told or 'it runs no server'}") from None
+            output = done.stderr.decode("utf-8", "replace")[-_LAST_WORDS:].strip()
+            raise TrialError(f"{self.arguments[0]}: {output or 'it runs no server'}") from None
 
 
 def timed(settings: Settings, measure: Callable[[Settings], Trial]) -> Trial:
     """Return what `measure` finds of some settings, or its problem, and how long it took."""
     begin = time.monotonic()
     try:
-        found = measure(settings)
+        measured = measure(settings)
     except (OSError, TrialError) as error:
-        found = Trial(settings, problem=str(error) or type(error).__name__)
-    return replace(found, took_s=time.monotonic() - begin)
+        measured = Trial(settings, problem=str(error) or type(error).__name__)
+    return replace(measured, took_s=time.monotonic() - begin)
 
 
 def trial_of(
@@ -111,8 +111,8 @@ def trial_of(
 ) -> Trial:
     """Return what a load found between two looks at a server; `ops` is asked if all is well."""
     if load.failed or not load.times_s:
-        told = f"{load.failed} of {len(load.times_s)} failed: {load.error}"
-        return Trial(settings, problem=told if load.failed else "nothing was answered")
+        reason = f"{load.failed} of {len(load.times_s)} failed: {load.error}"
+        return Trial(settings, problem=reason if load.failed else "nothing was answered")
     return Trial(
         settings,
         per_s=load.per_s,
@@ -176,14 +176,14 @@ def running(
 def port_of(child: subprocess.Popen[bytes], output: Path, start_s: float) -> int:
     """Return the HTTP port that a server says it is ready on. Raises TrialError: it is not."""
     give_up = time.monotonic() + start_s
-    while (found := _READY.search(output.read_bytes())) is None:
+    while (match := _READY.search(output.read_bytes())) is None:
         if child.poll() is not None or time.monotonic() > give_up:
-            told = output.read_bytes().decode("utf-8", "replace")[-_LAST_WORDS:].strip()
+            words = output.read_bytes().decode("utf-8", "replace")[-_LAST_WORDS:].strip()
             ended = f"the server ended with {child.returncode}"
             late = f"the server was not ready in {start_s:g} s"
-            raise TrialError(f"{late if child.poll() is None else ended}: {told}")
+            raise TrialError(f"{late if child.poll() is None else ended}: {words}")
         time.sleep(_POLL_S)
-    return int(found[1])
+    return int(match[1])
 
 
 def keys_of(settings: OpSettings) -> OpValues:
@@ -219,7 +219,7 @@ def _ops_of(output: Path, begins_at: int) -> dict[str, OpMeasured]:
     lines.write_bytes(output.read_bytes()[begins_at:])
     analyst = Analyst(lines)
     profile = analyst.profile
-    found = {}
+    ops = {}
     for figures in analyst.figures.ops:
         of_op = profile.spans["op"] == profile.names.index(figures.name)
         ran = of_op & (profile.spans["worker"] != NO_WORKER)
@@ -234,7 +234,7 @@ def _ops_of(output: Path, begins_at: int) -> dict[str, OpMeasured]:
             those = is_well & (sizes == size)
             count = float(weights[first][those].sum())
             points.append((float(size), float(np.median(took_ms[those])), count))
-        found[figures.name] = OpMeasured(
+        ops[figures.name] = OpMeasured(
             figures.visits, figures.busy * figures.workers, tuple(points)
         )
-    return found
+    return ops

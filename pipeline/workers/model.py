@@ -206,8 +206,8 @@ class ModelWorkers(WorkersBase):
         self._is_feeding = False
 
     def forget(self, data_id: int) -> None:
-        found: Any = self._asked.get(data_id)
-        if found is not None:
-            found.let_go()
+        asked: Any = self._asked.get(data_id)
+        if asked is not None:
+            asked.let_go()
         for other in [job for job in self._beside if job.data_id == data_id]:
             other.let_go()

@@ -101,8 +101,8 @@ class AskedEach:
 
     def stages_ns(self) -> tuple[int, int, int]:
         """Return how long the stages took, of each those of the member that took longest."""
-        told = [(0, 0, 0), *(handle.stages_ns() for handle in self._handles if handle is not None)]
-        input_ns, infer_ns, output_ns = map(max, zip(*told, strict=True))
+        times = [(0, 0, 0), *(handle.stages_ns() for handle in self._handles if handle is not None)]
+        input_ns, infer_ns, output_ns = map(max, zip(*times, strict=True))
         return input_ns, infer_ns, output_ns
 
     def leave(self, place: int) -> None:
@@ -133,9 +133,9 @@ class _MemberSink(UnarySink):
         self._asked.answered(self._place, self._item, answer)
 
 
-def mapped(step: ModelStep, item: Any, each: Each) -> Each:
+def mapped(step: ModelStep, item: Any, answers: Each) -> Each:
     """Return what came of each member at the model, as the Op answers."""
-    return Each([_mapped(step, item, opened(outcome)) for outcome in each.outcomes])
+    return Each([_mapped(step, item, opened(outcome)) for outcome in answers.outcomes])
 
 
 def _mapped(step: ModelStep, item: Any, outcome: Any) -> Any:

@@ -94,8 +94,8 @@ def ask(
     feeds = step.feeds(item)
     if feeds is None:
         return None
-    told = step.name, step.version, feeds, step.info(item), trace, sink
-    return step.models.begin(*told, collector=collector, convoy=convoy)
+    arguments = step.name, step.version, feeds, step.info(item), trace, sink
+    return step.models.begin(*arguments, collector=collector, convoy=convoy)
 
 
 def answer_of(step: ModelStep, item: Any, fetched: Any) -> Any:

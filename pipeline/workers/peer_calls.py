@@ -138,9 +138,9 @@ class LoopCaller:
         """Use a metric. Raises ClosedError: the server is gone."""
 
         def work() -> None:
-            found = used(self._metrics, use)
+            metric = used(self._metrics, use)
             if tell is not None:
-                tell(found)
+                tell(metric)
 
         self.soon(work)
 

@@ -194,10 +194,10 @@ class ThreadPool:
 
     def part(self, trip: Borrower) -> tuple[int, Any, Any] | None:
         with EXCHANGE:
-            found = trip.take_out()
-            if found is None:
+            left = trip.take_out()
+            if left is None:
                 return None
-            place, worker, run = found
+            place, worker, run = left
             worker.job = run
             walker = trip.walker
             if place:

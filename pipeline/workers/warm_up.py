@@ -81,8 +81,8 @@ def warm_up(op: BoundOp, number: int) -> None:
             )
             errors = _errors_of(op, sample)
             if errors:
-                told = "".join(f"{error}; " for error in errors)
-                raise InitError(f"failed to run warmup sample '{sample.name}': {told}")
+                reasons = "".join(f"{error}; " for error in errors)
+                raise InitError(f"failed to run warmup sample '{sample.name}': {reasons}")
 
 
 def _errors_of(op: BoundOp, sample: WarmUpSample) -> list[PipelineError]:
@@ -109,9 +109,9 @@ def _ran(op: BoundOp, items: Sequence[_SampleItem], is_sequence: bool) -> list[P
 
 def _streamed(op: BoundOp, item: _SampleItem) -> list[PipelineError]:
     """Run a request at an Op that answers in parts, to its end."""
-    told = {"context": contexts_of([item], None)} if op.op.process.__name__ in op.asking else {}
+    keywords = {"context": contexts_of([item], None)} if op.op.process.__name__ in op.asking else {}
     try:
-        for _ in op.op.process([item.inputs], 0, **told):
+        for _ in op.op.process([item.inputs], 0, **keywords):
             pass
     except PipelineError as error:
         return [error]

@@ -195,9 +195,9 @@ class FillerSink(Sink, Protocol):
 class WayForm(Protocol):
     """Rows of requests that went through the same Ops in one go; see `spans.WayRows`."""
 
-    def add(self, *told: int) -> None: ...
-    def add_spans(self, request: RequestState, told: Sequence[int]) -> None: ...
-    def add_times(self, request: RequestState, told: Sequence[int]) -> None: ...
+    def add(self, *fields: int) -> None: ...
+    def add_spans(self, request: RequestState, spans: Sequence[int]) -> None: ...
+    def add_times(self, request: RequestState, times: Sequence[int]) -> None: ...
     def taken(self) -> tuple[Rows, Rows]: ...
 
 
@@ -238,8 +238,8 @@ class Journal:
         requests = np.frombuffer(b"".join(self.requests), REQUEST)
         self.spans.clear()
         self.requests.clear()
-        for way in self.ways:
-            its_spans, its_requests = way.taken()
+        for form in self.ways:
+            its_spans, its_requests = form.taken()
             spans, requests = _joined(spans, its_spans), _joined(requests, its_requests)
         self.ways.clear()
         self.spans_beside = 0
@@ -318,7 +318,7 @@ class EngineObservers:
 def _tell_way(request: RequestState, target: int) -> bool:
     """Take down the spans that wait in a request; return whether the request is in their row."""
     assert request.way is not None, "asked of no other"
-    rows, told = request.way
+    rows, times = request.way
     is_one = request.error is None and request.outcome == _OK and target == PIPELINE
     if is_one:
         rows.add(
@@ -329,11 +329,11 @@ def _tell_way(request: RequestState, target: int) -> bool:
             request.dispatched_ns,
             request.completed_ns,
             request.end_ns,
-            *told,
+            *times,
         )
     else:
         request.way = None
-        rows.add_spans(request, told)
+        rows.add_spans(request, times)
     return is_one
 
 

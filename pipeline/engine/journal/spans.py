@@ -74,13 +74,15 @@ class SpanRecorder:
             return
         is_within = bool(result_received_ns) or run.is_models
         received_ns = result_received_ns or self.clock_ns()
-        told = list(zip(run.items, run.outcomes or _ALL_WELL, run.rows or _NO_ROWS, strict=False))
+        members = list(
+            zip(run.items, run.outcomes or _ALL_WELL, run.rows or _NO_ROWS, strict=False)
+        )
         for indexes, times in executions(run):
             self.batches += 1
             if self.has_fillers:
                 self._tell_fillers(run, indexes)
             home_ns = times[3] if is_within else max(received_ns, times[3])
-            those = map(told.__getitem__, indexes)
+            those = map(members.__getitem__, indexes)
             self._execution(those, worker.number, times, received_ns, home_ns)
         if self.journal is not None:
             self.journal.flush_if_long()
@@ -101,17 +103,17 @@ class SpanRecorder:
         ends_ns = [*processed_ns[:-1], run.end_ns]
         times = list(zip(starts_ns, begun_ns, processed_ns, ends_ns, strict=True))
         times.append((start_ns,) * 4)  # of who did not run, whose number is -1
-        told = list(zip(run.executions, request.convoy.endings(outcome), strict=True))
+        members = list(zip(run.executions, request.convoy.endings(outcome), strict=True))
         index, first = self.index, self.batches + 1
         self.journal.spans += [
             _pack_head(index, worker, first + at)
             + ending
             + _pack_tail(ready_ns, *times[at], received_ns)
-            for at, ending in told
+            for at, ending in members
             if at >= 0
         ]
         self.batches += share
-        for at, ending in told:
+        for at, ending in members:
             if at < 0:
                 self.batches += 1
                 head, tail = (index, worker, self.batches), (ready_ns, *times[at], received_ns)
@@ -128,7 +130,7 @@ class SpanRecorder:
 
     def _execution(
         self,
-        told: Iterable[tuple[Item, Any, int]],
+        members: Iterable[tuple[Item, Any, int]],
         worker: int,
         times: Sequence[int],
         received_ns: int,
@@ -148,7 +150,7 @@ class SpanRecorder:
         output_ns = home_ns - process_end_ns
         head = _pack_head(self.index, worker, self.batches)
         tail = _pack_times(*times, received_ns)
-        for item, outcome, rows in told:
+        for item, outcome, rows in members:
             request, code = item.request, _OK
             if outcome is None:
                 missed.append(item)
@@ -175,9 +177,9 @@ class SpanRecorder:
         if missed:
             self.unfinished(missed, Outcome.OTHER)
 
-    def row(self, request: RequestState, worker: int, batch: int, *told: int) -> None:
+    def row(self, request: RequestState, worker: int, batch: int, *times: int) -> None:
         """Take down a row of SPAN of a request; `told` are the fields behind `data_id`."""
-        span = pack_span(self.index, worker, batch, request.data_id, *told)
+        span = pack_span(self.index, worker, batch, request.data_id, *times)
         if self.journal is not None:
             self.journal.spans.append(span)
         if request.spans is not None:
@@ -197,10 +199,10 @@ class SpanRecorder:
         for item in items:
             request, convoy = item.request, item.request.convoy
             code = request.outcome if request.outcome in FROM_OUTSIDE else outcome
-            told = [(item.data_id, request.rows)]
+            members = [(item.data_id, request.rows)]
             if convoy is not None:
-                told = [(convoy.ids[at], convoy.rows[at]) for at in convoy.ending(error)]
-            for data_id, rows in told:
+                members = [(convoy.ids[at], convoy.rows[at]) for at in convoy.ending(error)]
+            for data_id, rows in members:
                 ends = data_id, rows, code, item.ready_ns, *[now_ns] * 5
                 self.journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))
 
@@ -224,20 +226,20 @@ def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, 
     if not run.executions:
         times = start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns
         return [(range(len(run.items)), times)]
-    found: list[tuple[Iterable[int], tuple[int, int, int, int]]] = []
+    executed: list[tuple[Iterable[int], tuple[int, int, int, int]]] = []
     members: dict[int, list[int]] = {}
     for index, number in enumerate(run.executions):
         members.setdefault(number, []).append(index)
     if -1 in members:
-        found.append((members.pop(-1), (start_ns, start_ns, start_ns, start_ns)))
+        executed.append((members.pop(-1), (start_ns, start_ns, start_ns, start_ns)))
     last = len(run.execution_ends_ns) - 1
     for number, indexes in sorted(members.items()):
         preprocess_end_ns = max(start_ns, run.preprocess_end_ns)
         ended_ns = max(preprocess_end_ns, run.execution_ends_ns[number])
         ends_ns = (run.process_end_ns, run.end_ns) if number == last else (ended_ns, ended_ns)
-        found.append((indexes, (start_ns, preprocess_end_ns, *ends_ns)))
+        executed.append((indexes, (start_ns, preprocess_end_ns, *ends_ns)))
         start_ns = ended_ns
-    return found
+    return executed
 
 
 # Whole ways -----------------------------------------------------------------------------------
@@ -274,28 +276,28 @@ class WayRows:
         self._ready_after = np.array(last_read) + 1
         self._rows: list[bytes] = []
 
-    def add(self, *told: int) -> None:
+    def add(self, *fields: int) -> None:
         """Take down a request: _HEAD, and its marks."""
         rows, journal = self._rows, self._journal
         if not rows:
             journal.ways.append(self)
-        rows.append(self._pack(*told))
+        rows.append(self._pack(*fields))
         journal.spans_beside += self._steps
         journal.flush_if_long()
 
-    def add_spans(self, request: RequestState, told: Sequence[int], is_over: bool = False) -> None:
+    def add_spans(self, request: RequestState, spans: Sequence[int], is_over: bool = False) -> None:
         """Take down the spans alone; unless that start of the request is over, add to its times.
 
         Args:
             told: from `ready_ns` on.
         """
-        self.add(request.data_id, request.rows, *_NOT_TOLD, *told)
+        self.add(request.data_id, request.rows, *_NOT_TOLD, *spans)
         if not is_over:
-            self.add_times(request, told)
+            self.add_times(request, spans)
 
-    def add_times(self, request: RequestState, told: Sequence[int]) -> None:
+    def add_times(self, request: RequestState, times: Sequence[int]) -> None:
         """Add to a request's times how long its stages took; see `add_spans`."""
-        _, began_ns, _, *marks = told
+        _, began_ns, _, *marks = times
         ends = marks[OF_STEP - 1 :: OF_STEP]
         starts_ns, ends_ns = began_ns + sum(ends[:-1]), sum(ends)
         preprocess_ends_ns, process_ends_ns = sum(marks[1::OF_STEP]), sum(marks[2::OF_STEP])
@@ -305,57 +307,57 @@ class WayRows:
 
     def taken(self) -> tuple[Rows, Rows]:
         """Return the rows of SPAN, those of an Op together, and of REQUEST; they are gone here."""
-        told = np.frombuffer(b"".join(self._rows), np.int64).reshape(-1, self._fields).T
+        columns = np.frombuffer(b"".join(self._rows), np.int64).reshape(-1, self._fields).T
         self._rows.clear()
-        said = dict(zip(_HEAD, told, strict=False))
-        marks = told[len(_HEAD) :].reshape(self._steps, OF_STEP, -1).swapaxes(0, 1)
+        heads = dict(zip(_HEAD, columns, strict=False))
+        marks = columns[len(_HEAD) :].reshape(self._steps, OF_STEP, -1).swapaxes(0, 1)
         workers, preprocess_ends, process_ends, ends = marks
-        starts = np.vstack([said["began_ns"], ends[:-1]])
-        count = told.shape[1]
+        starts = np.vstack([heads["began_ns"], ends[:-1]])
+        count = columns.shape[1]
         spans = _rows_of(
             (self._steps, count),
             OpSpan._fields,
             op=np.array([[recorder.index] for recorder in self._recorders]),
             worker=workers,
             batch=np.arange(1, count + 1) + self._next_batches(count),
-            data_id=said["data_id"],
-            rows=said["rows"],
-            ready_ns=np.vstack([said["ready_ns"], ends])[self._ready_after],
+            data_id=heads["data_id"],
+            rows=heads["rows"],
+            ready_ns=np.vstack([heads["ready_ns"], ends])[self._ready_after],
             start_ns=starts,
             preprocess_end_ns=preprocess_ends,
             process_end_ns=process_ends,
             end_ns=ends,
-            result_received_ns=said["result_received_ns"],
+            result_received_ns=heads["result_received_ns"],
         )
         requests = _rows_of(
             (count,),
             RequestRecord._fields,
-            data_id=said["data_id"],
+            data_id=heads["data_id"],
             target=PIPELINE,
-            rows=said["rows"],
-            start_ns=said["arrived_ns"],
-            admitted_ns=said["admitted_ns"],
-            dispatched_ns=said["dispatched_ns"],
-            completed_ns=said["completed_ns"],
-            end_ns=said["answered_ns"],
+            rows=heads["rows"],
+            start_ns=heads["arrived_ns"],
+            admitted_ns=heads["admitted_ns"],
+            dispatched_ns=heads["dispatched_ns"],
+            completed_ns=heads["completed_ns"],
+            end_ns=heads["answered_ns"],
             input_ns=(preprocess_ends - starts).sum(0),
             infer_ns=(process_ends - preprocess_ends).sum(0),
             output_ns=(ends - process_ends).sum(0),
         )
-        has_request = said["answered_ns"] > 0
+        has_request = heads["answered_ns"] > 0
         return spans.view(SPAN)[:, 0], requests[has_request].view(REQUEST)[:, 0]
 
     def _next_batches(self, count: int) -> Rows:
         """Return, for each step, how many batches there were; `count` more are now."""
-        found = np.array([[recorder.batches] for recorder in self._recorders])
+        numbers = np.array([[recorder.batches] for recorder in self._recorders])
         for recorder in self._recorders:
             recorder.batches += count
-        return found
+        return numbers
 
 
 def _rows_of(shape: tuple[int, ...], fields: Sequence[str], **values: Any) -> Rows:
     """Return rows of integers with these values; what is not given is 0."""
-    found = np.zeros((*shape, len(fields)), np.int64)
+    rows = np.zeros((*shape, len(fields)), np.int64)
     for name, value in values.items():
-        found[..., fields.index(name)] = value
-    return found.reshape(-1, len(fields))
+        rows[..., fields.index(name)] = value
+    return rows.reshape(-1, len(fields))

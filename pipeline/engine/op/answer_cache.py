@@ -90,12 +90,12 @@ class CacheTeller:
         """Tell that a request was not found, after its answer was to be kept."""
         self._tell("notify_cache_miss", target, took_ns)
 
-    def _tell(self, name: str, *told: int) -> None:
+    def _tell(self, name: str, *counts: int) -> None:
         journal = self._observers.journal
         for sink in () if journal is None else journal.sinks:
             notify = getattr(sink, name, None)
             if notify is not None:
-                notify(*told)
+                notify(*counts)
 
 
 class CacheSink(Protocol):
@@ -150,7 +150,7 @@ class ServerCache:
         task.add_done_callback(self._tasks.discard)
 
     @contextlib.contextmanager
-    def trying(self, verb: str, found: Found) -> Iterator[None]:
+    def trying(self, verb: str, lookup: Found) -> Iterator[None]:
         """Have the cache asked for something, and take note if it has failed.
 
         That is logged once, until it is well again. What it never does, as its CacheError says, is
@@ -161,7 +161,7 @@ class ServerCache:
         except NoFormError:
             return
         except Exception as error:  # a plug-in's, or what somebody else wrote
-            self._failed(verb, error, found.key)
+            self._failed(verb, error, lookup.key)
 
     def _failed(self, verb: str, error: Exception, key: bytes | None) -> None:
         self.failures += 1
@@ -212,9 +212,9 @@ class AnswerCache:
         self._teller = teller
         teller.caches(target)
 
-    def hit(self, data_id: int, found: Found) -> None:
+    def hit(self, data_id: int, lookup: Found) -> None:
         """Tell that a request is answered from the cache."""
-        self._teller.hit(self._target, data_id, found.took_ns)
+        self._teller.hit(self._target, data_id, lookup.took_ns)
 
     # Looking up -----------------------------------------------------------------------------
 
@@ -222,101 +222,103 @@ class AnswerCache:
         self, inputs: Mapping[str, Any], info: RequestInfo, take: Callable[[Found], None]
     ) -> None:
         """Look for the answer of a request; `take` is told what there is, at once or later."""
-        found = Found(None, self._teller.clock_ns())
-        said = own_parameters(info) if self._reads_parameters else {}
-        make = functools.partial(key_of, self._model, inputs, info.outputs, said)
+        lookup = Found(None, self._teller.clock_ns())
+        parameters = own_parameters(info) if self._reads_parameters else {}
+        make = functools.partial(key_of, self._model, inputs, info.outputs, parameters)
         if not _is_short(inputs):
-            self._server.begin(self._find(make, found, take))
+            self._server.begin(self._find(make, lookup, take))
             return
-        with self._server.trying("look up", found):
-            found.key = make()
-            result = self._server.cache.lookup(found.key)
+        with self._server.trying("look up", lookup):
+            lookup.key = make()
+            result = self._server.cache.lookup(lookup.key)
             if not isinstance(result, bytes | None) or _is_long(result):
-                self._server.begin(self._end(found, result, take))
+                self._server.begin(self._end(lookup, result, take))
                 return
-            self._open(found, result)
-        self._tell(found, take)
+            self._open(lookup, result)
+        self._tell(lookup, take)
 
     async def _find(
-        self, make: Callable[[], bytes], found: Found, take: Callable[[Found], None]
+        self, make: Callable[[], bytes], lookup: Found, take: Callable[[Found], None]
     ) -> None:
         result: Any = None
-        with self._server.trying("look up", found):
+        with self._server.trying("look up", lookup):
             key, _ = await self._server.offload.run(make)
-            found.key = key
+            lookup.key = key
             result = self._server.cache.lookup(key)
-        await self._end(found, result, take)
+        await self._end(lookup, result, take)
 
-    async def _end(self, found: Found, result: Any, take: Callable[[Found], None]) -> None:
+    async def _end(self, lookup: Found, result: Any, take: Callable[[Found], None]) -> None:
         """Await what a lookup comes to."""
-        with self._server.trying("look up", found):
+        with self._server.trying("look up", lookup):
             value = result if isinstance(result, bytes | None) else await result
             if value is not None and _is_long(value):
-                found.answer, _ = await self._server.offload.run(functools.partial(unpacked, value))
+                lookup.answer, _ = await self._server.offload.run(
+                    functools.partial(unpacked, value)
+                )
                 self._server.is_well("look up")
             else:
-                self._open(found, value)
-        self._tell(found, take)
+                self._open(lookup, value)
+        self._tell(lookup, take)
 
-    def _open(self, found: Found, value: bytes | None) -> None:
+    def _open(self, lookup: Found, value: bytes | None) -> None:
         if value is not None:
-            found.answer = unpacked(value)
+            lookup.answer = unpacked(value)
         self._server.is_well("look up")
 
-    def _tell(self, found: Found, take: Callable[[Found], None]) -> None:
-        found.took_ns = self._teller.clock_ns() - found.start_ns
-        take(found)
+    def _tell(self, lookup: Found, take: Callable[[Found], None]) -> None:
+        lookup.took_ns = self._teller.clock_ns() - lookup.start_ns
+        take(lookup)
 
     # Keeping --------------------------------------------------------------------------------
 
-    def keep(self, found: Found, outcome: Any, go_on: Callable[[], None]) -> None:
+    def keep(self, lookup: Found, outcome: Any, go_on: Callable[[], None]) -> None:
         """Keep what came of a request that was not found, if it is an answer.
 
         `go_on` is called when it has been read, and may be changed again.
         """
-        if found.key is None or not has_form(outcome):
+        if lookup.key is None or not has_form(outcome):
             go_on()
             return
         start_ns = self._teller.clock_ns()
         size = outcome.byte_size if isinstance(outcome, Payload) else weight(outcome)
         if size > SHORT_BYTES:
-            self._server.begin(self._keep(found, outcome, go_on, start_ns))
+            self._server.begin(self._keep(lookup, outcome, go_on, start_ns))
             return
         result: Any = None
-        with self._server.trying("insert", found):
-            result = self._server.cache.insert(found.key, packed(outcome))
+        with self._server.trying("insert", lookup):
+            result = self._server.cache.insert(lookup.key, packed(outcome))
             if result is None:
                 self._server.is_well("insert")
         if result is None:
-            self._missed(found, start_ns)
+            self._missed(lookup, start_ns)
         else:
-            self._server.begin(self._kept(found, result, start_ns))
+            self._server.begin(self._kept(lookup, result, start_ns))
         go_on()
 
     async def _keep(
-        self, found: Found, outcome: Any, go_on: Callable[[], None], start_ns: int
+        self, lookup: Found, outcome: Any, go_on: Callable[[], None], start_ns: int
     ) -> None:
         value: bytes | None = None
-        with self._server.trying("insert", found):
+        with self._server.trying("insert", lookup):
             value, _ = await self._server.offload.run(functools.partial(packed, outcome))
         go_on()
         result = None
-        with self._server.trying("insert", found):
-            if value is not None and found.key is not None:
-                result = self._server.cache.insert(found.key, value)
-        await self._kept(found, result, start_ns)
+        with self._server.trying("insert", lookup):
+            if value is not None and lookup.key is not None:
+                result = self._server.cache.insert(lookup.key, value)
+        await self._kept(lookup, result, start_ns)
 
-    async def _kept(self, found: Found, result: Any, start_ns: int) -> None:
+    async def _kept(self, lookup: Found, result: Any, start_ns: int) -> None:
         """Await what an insertion comes to."""
-        with self._server.trying("insert", found):
+        with self._server.trying("insert", lookup):
             if result is not None:
                 await result
                 self._server.is_well("insert")
-        self._missed(found, start_ns)
+        self._missed(lookup, start_ns)
 
-    def _missed(self, found: Found, start_ns: int) -> None:
+    def _missed(self, lookup: Found, start_ns: int) -> None:
         kept_ns = self._teller.clock_ns() - start_ns
-        self._teller.missed(self._target, found.took_ns + kept_ns)
+        self._teller.missed(self._target, lookup.took_ns + kept_ns)
 
 
 def _is_short(inputs: Mapping[str, Any]) -> bool:

@@ -43,7 +43,7 @@ def key_of(
     model: bytes,
     inputs: Mapping[str, Any],
     outputs: Iterable[str],
-    said: Mapping[str, Any] = _NOTHING,
+    parameters: Mapping[str, Any] = _NOTHING,
 ) -> bytes:
     """Return the key of a request, 16 bytes; the order of the inputs does not matter.
 
@@ -64,8 +64,8 @@ def key_of(
         else:
             given[name] = value
     rows, pieces = _parted({name: given[name] for name in sorted(given)})
-    told = [model, sorted(outputs), rows, *([sorted(said.items())] if said else ())]
-    digest = hashlib.blake2b(_encode(told), digest_size=_KEY_BYTES)
+    parts = [model, sorted(outputs), rows, *([sorted(parameters.items())] if parameters else ())]
+    digest = hashlib.blake2b(_encode(parts), digest_size=_KEY_BYTES)
     for piece in _slices(pieces):
         digest.update(piece)
     return digest.digest()
@@ -87,20 +87,20 @@ def unpacked(value: bytes) -> dict[str, Any]:
     at = _SIZE_BYTES + size
     answer: dict[str, Any] = {}
     try:
-        for name, kind, *told in _decode(value[_SIZE_BYTES:at]):
+        for name, kind, *description in _decode(value[_SIZE_BYTES:at]):
             if kind == _ARRAY:
-                dtype, shape = _dtype(told[0]), tuple(told[1])
+                dtype, shape = _dtype(description[0]), tuple(description[1])
                 count = math.prod(shape)
-                found = np.frombuffer(value, dtype, count, at)  # which refuses what is too large
-                answer[name] = found.reshape(shape).copy()
-                at += found.nbytes
+                flat = np.frombuffer(value, dtype, count, at)  # which refuses what is too large
+                answer[name] = flat.reshape(shape).copy()
+                at += flat.nbytes
                 breathe()
             elif kind == _OBJECTS:
-                array = np.empty(len(told[1]), object)
-                array[:] = told[1]
-                answer[name] = array.reshape(told[0])
+                array = np.empty(len(description[1]), object)
+                array[:] = description[1]
+                answer[name] = array.reshape(description[0])
             else:
-                (answer[name],) = told
+                (answer[name],) = description
     except (TypeError, msgspec.MsgspecError, MemoryError) as error:
         raise ValueError(f"no answer's bytes: {error}") from error
     if at != len(value):

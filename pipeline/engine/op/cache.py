@@ -71,28 +71,28 @@ class KeptAnswers(OpFilter):
     def add(self, go_on: Callable[[Item], None], item: Item) -> None:
         self._kept.find(item.inputs, item.info, functools.partial(self._found, go_on, item))
 
-    def _found(self, go_on: Callable[[Item], None], item: Item, found: Found) -> None:
+    def _found(self, go_on: Callable[[Item], None], item: Item, lookup: Found) -> None:
         """Answer a request, or have it wait for its turn, unless it is over meanwhile."""
         request, node = item.request, self._node
         if item.generation != request.generation:
             return
         if item.lap != request.lap(node):
             node.pass_on(item, None)  # which counts no more
-        elif found.answer is None:
-            item.found = found
+        elif lookup.answer is None:
+            item.found = lookup
             go_on(item)
         else:
-            self._kept.hit(item.data_id, found)
-            self._take_down(item, found)
+            self._kept.hit(item.data_id, lookup)
+            self._take_down(item, lookup)
             node.links.answered += 1
-            node.pass_on(item, found.answer)
+            node.pass_on(item, lookup.answer)
 
-    def _take_down(self, item: Item, found: Found) -> None:
+    def _take_down(self, item: Item, lookup: Found) -> None:
         """Take down the span of a request that came to no worker."""
         spans, request = self._node.spans, item.request
         if not spans.is_wanted:
             return
-        start_ns, end_ns = found.start_ns, found.start_ns + found.took_ns
+        start_ns, end_ns = lookup.start_ns, lookup.start_ns + lookup.took_ns
         times = item.ready_ns, start_ns, start_ns, start_ns, end_ns, end_ns
         spans.row(request, NO_WORKER, -1, request.rows, Outcome.OK, *times)
         if spans.journal is not None:
@@ -101,11 +101,11 @@ class KeptAnswers(OpFilter):
     def pass_on(
         self, go_on: Callable[..., None], item: Item, outcome: Any, jumped: bool = False
     ) -> None:
-        found, item.found = item.found, None  # it may come here again
-        if found is None or jumped or item.is_over:
+        lookup, item.found = item.found, None  # it may come here again
+        if lookup is None or jumped or item.is_over:
             go_on(item, outcome, jumped)
         else:
-            self._kept.keep(found, outcome, functools.partial(go_on, item, outcome))
+            self._kept.keep(lookup, outcome, functools.partial(go_on, item, outcome))
 
 
 class CachedGraph(Filter):
@@ -140,22 +140,22 @@ class CachedGraph(Filter):
         take = functools.partial(self._take, request, request.generation, payload)
         self._answers.find(payload, request.info, take)
 
-    def _take(self, request: RequestState, generation: int, payload: Any, found: Found) -> None:
+    def _take(self, request: RequestState, generation: int, payload: Any, lookup: Found) -> None:
         if request.generation != generation:  # over, or started anew
             return
-        if found.answer is None:
-            self._found[request] = found
+        if lookup.answer is None:
+            self._found[request] = lookup
             self.send(request, payload)
         else:
             assert self._answers is not None, "it was found there"
-            self._answers.hit(request.data_id, found)
-            self._complete(request, found.answer)
+            self._answers.hit(request.data_id, lookup)
+            self._complete(request, lookup.answer)
 
     def complete(self, request: RequestState, answer: Any) -> None:
         """End a request, whose answer is read before that."""
-        found = self._found.pop(request, None)
+        lookup = self._found.pop(request, None)
         if (
-            found is None
+            lookup is None
             or self._answers is None
             or request.phase is not ACTIVE
             or request.head is not None
@@ -163,7 +163,7 @@ class CachedGraph(Filter):
             self._complete(request, answer)
         else:
             request.live += 1  # no Op works on it while a large answer is read
-            self._answers.keep(found, answer, functools.partial(self._end, request, answer))
+            self._answers.keep(lookup, answer, functools.partial(self._end, request, answer))
 
     def _end(self, request: RequestState, answer: Any) -> None:
         if request.phase is ACTIVE:

@@ -404,8 +404,8 @@ def item_of(
     ready_ns = spans.clock_ns() if spans.is_wanted else 0
     request.live += 1
     lap = 0 if request.detours is None else request.lap(node)
-    told = request.generation, request.data_id, request.log_id
-    return Item(request, *told, inputs, node._router.loop.time(), ready_ns, is_feed, lap, entered)
+    ids = request.generation, request.data_id, request.log_id
+    return Item(request, *ids, inputs, node._router.loop.time(), ready_ns, is_feed, lap, entered)
 
 
 class Shortcut:

@@ -75,8 +75,8 @@ def open_limits(limiter: RateLimiter | None, nodes: Iterable[OpDispatcher], loop
     try:
         opened.extend(WorkerLimit(node, limiter) for node in limited)
     except BaseException:
-        for each in opened:
-            each.close()
+        for open_limit in opened:
+            open_limit.close()
         raise
     for node, limit in zip(limited, opened, strict=True):
         surround(node, limit, within=True)
@@ -88,7 +88,7 @@ def _later(loop: Loop, work: Callable[[], None]) -> None:
 
 def needs_of(config: OpConfig) -> list[Needs]:
     """Return what each worker of an Op needs, as `rate_limiter` says of groups of them."""
-    found: list[Needs] = []
+    needs_by_copy: list[Needs] = []
     for group in config.rate_limiter:
         resources = {
             (SHARED if resource.is_global else group.device, resource.name): resource.count
@@ -96,6 +96,6 @@ def needs_of(config: OpConfig) -> list[Needs]:
             if resource.count
         }
         needs = Needs(resources, max(1, group.priority))
-        found += [needs] * (group.workers or config.concurrency - len(found))
-    found += [Needs()] * (config.concurrency - len(found))
-    return found[: config.concurrency]
+        needs_by_copy += [needs] * (group.workers or config.concurrency - len(needs_by_copy))
+    needs_by_copy += [Needs()] * (config.concurrency - len(needs_by_copy))
+    return needs_by_copy[: config.concurrency]

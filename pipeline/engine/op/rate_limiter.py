@@ -205,13 +205,13 @@ class LimitedModel:
 
     def release(self, run: Any) -> None:
         """Take note that a run has ended, or another one that has taken the place of one."""
-        found = [instance for instance in self.running if instance.run is run]
-        found += [instance for instance in self.running if instance.run.is_superseded]
-        if not found:  # it has not begun
+        instances = [instance for instance in self.running if instance.run is run]
+        instances += [instance for instance in self.running if instance.run.is_superseded]
+        if not instances:  # it has not begun
             if run in self._waiting:
                 self._waiting.remove(run)
             return
-        instance = found[0]
+        instance = instances[0]
         self.running.remove(instance)
         instance.run = None
         instance.executions += 1

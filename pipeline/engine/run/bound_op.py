@@ -300,8 +300,8 @@ class BoundOp(OpFacts):
 
     def _refused(self, method: str, value: Any, expected: str) -> PayloadTypeError:
         _close(value)
-        found = "None" if value is None else type(value).__name__
-        return PayloadTypeError(f"{_named(self, method)} returned {found}: {expected}")
+        kind = "None" if value is None else type(value).__name__
+        return PayloadTypeError(f"{_named(self, method)} returned {kind}: {expected}")
 
     def _unpack_prepared(self, returned: tuple[Any, ...]) -> Prepared:
         """Return (data, is_skip, code, info), or (data, code, info) without the flag."""

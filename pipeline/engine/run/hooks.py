@@ -124,15 +124,15 @@ def call_form(op: Op, hook: Hook) -> HookCall:
     inner = _signature(method, follow_wrapped=True)
     says_more = inner is not None and _ANY in _positional(outer)
     for seen in ([outer, inner], [outer]) if says_more else ([outer],):
-        found = [signature for signature in seen if signature]
-        names = _positional(found[-1])
-        context = found[-1].parameters.get(CONTEXT)
+        signatures = [signature for signature in seen if signature]
+        names = _positional(signatures[-1])
+        context = signatures[-1].parameters.get(CONTEXT)
         asks = hook.gives_context and context is not None and context.kind in _NAMED
         asks = asks and (overrides(op, hook.name) or _predicts_in_context(op))
         for count in range(len(hook.most), hook.least - 1, -1):
-            if asks and all(_binds(signature, count, context=None) for signature in found):
+            if asks and all(_binds(signature, count, context=None) for signature in signatures):
                 return HookCall(count, names, takes_context=True)
-            if all(_binds(signature, count) for signature in found):
+            if all(_binds(signature, count) for signature in signatures):
                 return HookCall(count, names)
     raise InitError(
         f"Op {op.name!r}: {_described(method, hook)} takes {outer}, which is none of the forms "

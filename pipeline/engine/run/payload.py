@@ -113,8 +113,8 @@ def present(inputs: dict[str, Any]) -> dict[str, Any]:
             break
     else:
         return inputs
-    found = {name: part for name, part in inputs.items() if type(part) is not Absent}
-    if found:
-        return found
+    values = {name: part for name, part in inputs.items() if type(part) is not Absent}
+    if values:
+        return values
     by = dict.fromkeys(name for part in inputs.values() for name in part.by)
     return {next(iter(inputs)): Absent(tuple(by))}

@@ -80,8 +80,8 @@ class RaggedBatch:
         """Return one call for each item of a merged one, which counts `attempts` already."""
         pairs = zip(call.sources, call.items, strict=True)
         calls = [self._call([source], [index], call.part) for source, index in pairs]
-        for each in calls:
-            each.attempts = attempts
+        for single in calls:
+            single.attempts = attempts
         return calls
 
     def _call(self, sources: list[Any], items: list[int], part: int | None = None) -> Call:
@@ -116,17 +116,17 @@ class RaggedBatch:
 
     def gathered(self, feeds: Sequence[Arrays]) -> dict[str, Any]:
         """Return what `process` is fed: ragged inputs flat, others by rows, of all together."""
-        found: dict[str, Any] = {}
+        gathered: dict[str, Any] = {}
         for name in feeds[0]:
             arrays = [np.asarray(feed[name]) for feed in feeds]
             if name in self._ragged:
                 arrays = [array.reshape(-1) for array in arrays]
-            found[name] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+            gathered[name] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         for made in self._made:
             shapes = [np.shape(feed[made.source_input[0]]) for feed in feeds]
             for name in made.target_name:
-                found[name] = batch_input(made.kind, shapes).astype(_DTYPES[made.data_type])
-        return found
+                gathered[name] = batch_input(made.kind, shapes).astype(_DTYPES[made.data_type])
+        return gathered
 
     def cut(self, result: Any, feeds: Sequence[Arrays]) -> list[Any]:
         """Return the result of each request.
@@ -141,7 +141,7 @@ class RaggedBatch:
                 "rows and shapes of its requests"
             )
         rows = [len(next(iter(feed.values()))) for feed in feeds]
-        found: list[dict[str, Any]] = [{} for _ in feeds]
+        answers: list[dict[str, Any]] = [{} for _ in feeds]
         for name, value in result.items():
             array = np.asarray(value)
             source = self._scattered.get(name)
@@ -150,9 +150,9 @@ class RaggedBatch:
             else:
                 shapes = [self._shape(name, np.shape(feed[source])) for feed in feeds]
                 parts = _by_shapes(name, array, shapes)
-            for one, part in zip(found, parts, strict=True):
+            for one, part in zip(answers, parts, strict=True):
                 one[name] = part
-        return found
+        return answers
 
     def _shape(self, name: str, given: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of a request's part of an output, whose source has the shape `given`."""
@@ -186,8 +186,8 @@ def batch_input(kind: str, shapes: Sequence[tuple[int, ...]]) -> np.ndarray[Any,
         case "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE":
             return np.zeros(max(counts))
     rows = [shape[1:] for shape in shapes for _ in range(shape[0])]
-    found = np.array(rows).reshape(len(rows), -1)
-    return found if kind == "BATCH_ITEM_SHAPE" else found.reshape(-1)
+    array = np.array(rows).reshape(len(rows), -1)
+    return array if kind == "BATCH_ITEM_SHAPE" else array.reshape(-1)
 
 
 def _by_rows(name: str, array: np.ndarray[Any, Any], rows: Sequence[int]) -> list[Any]:

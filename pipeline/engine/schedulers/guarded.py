@@ -79,8 +79,8 @@ class GuardedScheduler:
         if isinstance(batch, Batch | Refusal):
             for item in batch.items:
                 self._ready.pop(item, None)
-        found: Batch | Refusal | float | None = batch
-        return found
+        decision: Batch | Refusal | float | None = batch
+        return decision
 
     def done(self, batch: Batch, now: float) -> None:
         self._call("done", batch, now)

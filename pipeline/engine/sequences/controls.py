@@ -39,10 +39,10 @@ class Controls:
         for control in self._controls:
             is_text = control.datatype == "STRING"
             if control.kind is Kind.CORRID and isinstance(id, str) is not is_text:
-                found = "UINT64" if is_text else "BYTES"
+                sent = "UINT64" if is_text else "BYTES"
                 expected = "BYTES" if is_text else control.datatype
                 return InputError(
-                    f"sequence batching control '{control.name}' data-type is '{found}', but "
+                    f"sequence batching control '{control.name}' data-type is '{sent}', but "
                     f"model '{self._op_name}' expects '{expected}'"
                 )
         return None

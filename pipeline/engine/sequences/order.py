@@ -85,9 +85,9 @@ class Turnstile(Arrivals):
         if line is None or request not in line:
             return
         is_lost = isinstance(reason or request.error, _LOSSES) or request.outcome in FROM_OUTSIDE
-        said = request.info
+        info = request.info
         is_lost |= line[request] is _MISSED
-        if is_lost or said.sequence_start or said.sequence_end:
+        if is_lost or info.sequence_start or info.sequence_end:
             line[request] = _MISSED
         else:
             del line[request]

@@ -56,13 +56,13 @@ class SequencePairs(Filter):
         if request.info.sequence_id or (target is not None and target.op is not None):
             return
         if target is None or target.payload is None:
-            said = _of_message(request.raw)
+            fields = _of_message(request.raw)
         elif type(target.payload) is dict:
-            said = {name: target.payload.pop(name) for name in NAMES & target.payload.keys()}
+            fields = {name: target.payload.pop(name) for name in NAMES & target.payload.keys()}
         else:
             return
-        if said:
-            request.info = info = _with(request.info, said)
+        if fields:
+            request.info = info = _with(request.info, fields)
             if info.sequence_end and not info.sequence_start and _is_empty(request):
                 self._end(request)
                 raise SequenceEndedError
@@ -76,17 +76,17 @@ def _of_message(raw: Any) -> dict[str, Any]:
     """
     if not isinstance(raw, Request | PlainRequest | BlockMessage):
         return {}  # of a frontend that we do not know
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if not NAMES.isdisjoint(raw.key[:_MOST_PAIRS]):
         for index, key in reversed([*enumerate(raw.key[: min(_MOST_PAIRS, len(raw.value))])]):
             if key in NAMES:
-                said.setdefault(key, raw.value[index])
+                fields.setdefault(key, raw.value[index])
                 del raw.key[index], raw.value[index]
     tensors = raw.tensors[:_MOST_PAIRS]
     for index in reversed([at for at, tensor in enumerate(tensors) if tensor.name in NAMES]):
-        said |= {name: _one(value) for name, value in decode_tensors([tensors[index]]).items()}
+        fields |= {name: _one(value) for name, value in decode_tensors([tensors[index]]).items()}
         remove_one(raw, "tensors", index)
-    return said
+    return fields
 
 
 def _is_empty(request: RequestState) -> bool:
@@ -101,14 +101,14 @@ def _one(value: Any) -> Any:
     return value.item() if getattr(value, "size", 0) == 1 else value
 
 
-def _with(info: RequestInfo, said: Mapping[str, Any]) -> RequestInfo:
+def _with(info: RequestInfo, fields: Mapping[str, Any]) -> RequestInfo:
     """Return what a caller says, with what it says of its sequence. Raises InputError."""
-    told = {name: value for name, value in said.items() if not hasattr(value, "shape")}
+    plain = {name: value for name, value in fields.items() if not hasattr(value, "shape")}
     return msgspec.structs.replace(
         info or NO_INFO,
-        sequence_id=_id(told.get(ID, 0)),
-        sequence_start=_flag(START, told.get(START, False)),
-        sequence_end=_flag(END, told.get(END, False)),
+        sequence_id=_id(plain.get(ID, 0)),
+        sequence_start=_flag(START, plain.get(START, False)),
+        sequence_end=_flag(END, plain.get(END, False)),
     )
 
 

@@ -54,13 +54,13 @@ class StateSpec(NamedTuple):
         dims = list(self.dims)
         if self.axis is not None:
             dims.insert(self.axis, requests)
-        found = array.shape
-        if len(found) != len(dims) or any(
-            dim not in (-1, size) for dim, size in zip(dims, found, strict=True)
+        shape = array.shape
+        if len(shape) != len(dims) or any(
+            dim not in (-1, size) for dim, size in zip(dims, shape, strict=True)
         ):
             raise PayloadTypeError(
                 f"process of Op {op_name!r} returned state {self.output_name!r} of shape "
-                f"{list(found)}, declared for {requests} requests is {dims}"
+                f"{list(shape)}, declared for {requests} requests is {dims}"
             )
         if array.dtype == self.dtype:
             return array
@@ -266,13 +266,15 @@ def specs_of(states: Iterable[StateConfig], folders: Sequence[Path]) -> list[Sta
 
 def _spec(state: StateConfig, folders: Sequence[Path]) -> StateSpec:
     dtype = DATATYPES[datatype(state.data_type)]
-    said = state.initial_state[0] if state.initial_state else InitialStateConfig(zero_data=True)
-    dims = said.dims if said.dims is not None else state.dims
+    initial_state = (
+        state.initial_state[0] if state.initial_state else InitialStateConfig(zero_data=True)
+    )
+    dims = initial_state.dims if initial_state.dims is not None else state.dims
     shape = tuple(1 if dim == -1 else dim for dim in dims)
-    if said.data_file is None:
+    if initial_state.data_file is None:
         initial = np.full(shape, "", object) if dtype == _TEXT else np.zeros(shape, dtype)
     else:
-        initial = _read(said.data_file, folders, datatype(state.data_type), shape)
+        initial = _read(initial_state.data_file, folders, datatype(state.data_type), shape)
     axis = None if state.batch_axis == -1 else state.batch_axis
     return StateSpec(
         state.input_name,

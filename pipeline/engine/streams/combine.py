@@ -39,7 +39,7 @@ def combined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for part in parts:
         for name, value in part.items():
             values.setdefault(name, []).append(value)
-    return {name: _joined(found) for name, found in values.items()}
+    return {name: _joined(parts) for name, parts in values.items()}
 
 
 def _joined(values: list[Any]) -> Any:
@@ -119,27 +119,27 @@ def _held(value: Any) -> int:
 
     Level by level: so C goes through the lists, whatever is in which.
     """
-    found, level = 0, [value]
+    bytes_held, level = 0, [value]
     for _ in range(_DEEPEST):
-        found += 8 * len(level)
+        bytes_held += 8 * len(level)
         kinds = set(map(type, level))
         if kinds <= _NUMBERS:
             break
         if kinds <= _TEXTS:
-            return found + sum(map(len, level))
+            return bytes_held + sum(map(len, level))
         inner = level
         if kinds <= _DICTS:
             inner = list(map(dict.values, level))
         elif not kinds <= _LISTS:
-            found += sum(map(len, [text for text in level if isinstance(text, _TEXT)]))
+            bytes_held += sum(map(len, [text for text in level if isinstance(text, _TEXT)]))
             if not kinds <= _PLAIN:
-                found += sum(array.nbytes for array in level if isinstance(array, _ARRAY))
+                bytes_held += sum(array.nbytes for array in level if isinstance(array, _ARRAY))
             inner = [_values_of(holder) for holder in level if isinstance(holder, _HOLDER)]
         size = sum(map(len, inner))
         if size > _MOST_AT_ONCE:
-            return found + 8 * size
+            return bytes_held + 8 * size
         level = list(chain.from_iterable(inner))
-    return found
+    return bytes_held
 
 
 def _values_of(holder: Any) -> Collection[Any]:

@@ -407,13 +407,13 @@ class StreamDispatcher(OpDispatcher):
     def _flow(self, request: RequestState) -> Flow:
         stream = request.stream
         assert stream is not None, "made before its request is sent into the graph"
-        found = stream.flows.get(self)
-        if found is None:
+        flow = stream.flows.get(self)
+        if flow is None:
             is_alone = is_for_one_op(request)
-            found = Flow(self, dict.fromkeys((OUT,) if is_alone else self.ends, 0))
-            found.is_answer = is_alone or self is self._router.last
-            stream.flows[self] = found
-        return found
+            flow = Flow(self, dict.fromkeys((OUT,) if is_alone else self.ends, 0))
+            flow.is_answer = is_alone or self is self._router.last
+            stream.flows[self] = flow
+        return flow
 
 
 def read_no_more(node: StreamDispatcher, request: RequestState) -> None:

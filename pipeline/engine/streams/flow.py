@@ -55,19 +55,19 @@ def together(made: deque[tuple[int, Any]]) -> list[tuple[int, Any]]:
 
     Others may be added meanwhile.
     """
-    found: list[tuple[int, Any]] = []
+    groups: list[tuple[int, Any]] = []
     last, bundle = -1, Bundle()
     for _ in range(len(made)):
         place, outcome = made.popleft()
         if outcome is ENDED or isinstance(outcome, PipelineError | Routed):
-            found.append((place, outcome))
+            groups.append((place, outcome))
             last = -1
         elif place == last:
             bundle.parts.append(outcome)
         else:
             last, bundle = place, Bundle([outcome])
-            found.append((place, bundle))
-    return found
+            groups.append((place, bundle))
+    return groups
 
 
 def opened_part(message: Any) -> Any:

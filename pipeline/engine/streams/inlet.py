@@ -74,11 +74,11 @@ class Inlet:
             return ENDED if all(ended) else PipelineError("a stream ended before another one")
         for name in heads:
             self._parts[name].popleft()
-        found = {name: part.payload for name, part in heads.items()}
-        if all(isinstance(payload, Absent) for payload in found.values()):
-            return present(found)
+        payloads = {name: part.payload for name, part in heads.items()}
+        if all(isinstance(payload, Absent) for payload in payloads.values()):
+            return present(payloads)
         copies = {name: own_dict(payload) for name, payload in self._unary.items()}
-        return present(self._in_order({**copies, **found}))
+        return present(self._in_order({**copies, **payloads}))
 
     def _in_order(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return {name: inputs[name] for name in self._producers}

@@ -85,8 +85,8 @@ def plan_streams(graph: Graph) -> StreamPlan | None:
 
 
 def _one_source(op: Op, streaming: list[Op], sources: Mapping[Op, Op]) -> Op:
-    found = dict.fromkeys(sources[producer] for producer in streaming)
-    if len(found) > 1:
+    makers = dict.fromkeys(sources[producer] for producer in streaming)
+    if len(makers) > 1:
         ways = ", ".join(
             f"{producer.name!r} brings the stream of {sources[producer].name!r}"
             for producer in streaming
@@ -96,7 +96,7 @@ def _one_source(op: Op, streaming: list[Op], sources: Mapping[Op, Op]) -> Op:
             "it gather=True, which gets all parts of both at once, or join them before they "
             "stream."
         )
-    return next(iter(found))
+    return next(iter(makers))
 
 
 def _check_others(graph: Graph, makers: frozenset[Op], reads: Mapping[Op, frozenset[str]]) -> None:
@@ -141,18 +141,18 @@ def _check_loop(
 ) -> None:
     """Refuse a loop beside streams that may be under way when it begins its next lap."""
     leads = {op}  # to the Op that loops
-    for each in reversed(graph.ops):
-        leads |= {each} & {read for one in leads for read in one.get_input_ops()}
+    for step in reversed(graph.ops):
+        leads |= {step} & {read for one in leads for read in one.get_input_ops()}
     waits = {op}  # until it loops no more
     again = {target}  # those that run with each lap
-    for each in graph.ops:
-        inputs = each.get_input_ops()
-        config = getattr(each, "pipeline_config", None)  # as above
+    for step in graph.ops:
+        inputs = step.get_input_ops()
+        config = getattr(step, "pipeline_config", None)  # as above
         takes_first = config is not None and config.channel_recv_first_arrive
         if (all if takes_first else any)(read in waits for read in inputs):
-            waits.add(each)
+            waits.add(step)
         elif again.intersection(inputs):
-            again.add(each)
+            again.add(step)
     beside = again - leads
     wrong = [
         other for other in graph.ops if other in beside and (other in makers or other in reads)

@@ -656,7 +656,7 @@ class StreamRun(BatchRun, eq=False):
 
     def tell(self, watch: StreamWatch, entries: Sequence[Entry]) -> None:
         """Have the loop told of parts and ends; not of items that are over."""
-        told = []
+        ends = []
         for place, outcome in entries:
             if self.ended[place]:
                 continue
@@ -667,9 +667,9 @@ class StreamRun(BatchRun, eq=False):
             else:
                 self.made[place] += 1
             if self.allowed[place] != UNWANTED:
-                told.append((place, outcome))
-        if told and not self.is_superseded:
-            watch.yielded(self, told)
+                ends.append((place, outcome))
+        if ends and not self.is_superseded:
+            watch.yielded(self, ends)
 
 
 def _raises(error: BaseException) -> Any:

@@ -62,13 +62,13 @@ class OpGroups:
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Return, for each Op that does not go by itself, the names of those that it goes with."""
-        found: dict[str, tuple[str, ...]] = {}
+        names: dict[str, tuple[str, ...]] = {}
         for node in self._nodes:
-            plan = None if node.name in found else self.plan(node)
+            plan = None if node.name in names else self.plan(node)
             if plan is not None and len(plan.ops) > 1:
                 group = tuple(plan.steps[place].name for place in plan.ops)
-                found |= {name: group for name in group if name not in found}
-        return found
+                names |= {name: group for name in group if name not in names}
+        return names
 
     def form(self) -> None:
         """Form the groups anew. Trips that are under way, or queued, go on as they were planned."""
@@ -213,11 +213,11 @@ def waits_for_nobody(node: OpNode) -> bool:
     return goes_along(node) or node.op.pipeline_config.auto_batching_timeout_s is None
 
 
-def _end(end: Stop, name: str, producers: tuple[str, ...] = (), **told: Any) -> Step:
+def _end(end: Stop, name: str, producers: tuple[str, ...] = (), **fields: Any) -> Step:
     """Return the step of a RequestOp or ResponseOp."""
     lender = end.workers.lender
     assert lender is not None, "the others are in no group"
-    return Step(end, name, lender, producers, **{"is_plain": False, "only_reader": -1, **told})
+    return Step(end, name, lender, producers, **{"is_plain": False, "only_reader": -1, **fields})
 
 
 def _opening(unpacker: Stop, readers: Sequence[int]) -> Step:

@@ -301,12 +301,12 @@ class Trip:
 
     def left(self) -> list[tuple[Stop, dict[str, Any]]]:
         """Return what came for steps that were not taken."""
-        found = []
+        left = []
         for step, came in list(zip(self.plan.steps, self.came, strict=False))[self.done :]:
             parts = {slot: part for slot, part in came.items() if part is not None}
             if parts:
-                found.append((step.node, parts))
-        return found
+                left.append((step.node, parts))
+        return left
 
     def times(self, place: int) -> tuple[int, ...]:
         """Return when the stages of a step began that was done, and when it ended."""

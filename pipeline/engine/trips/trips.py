@@ -114,8 +114,8 @@ class Trips:
         if not until:
             return job
         request.live += 1
-        told = request.generation, request.data_id, request.log_id
-        job.item = item = Item(request, *told, {}, self._loop.time())
+        ids = request.generation, request.data_id, request.log_id
+        job.item = item = Item(request, *ids, {}, self._loop.time())
         return self._begun(Trip(plan, job, until, item))
 
     def _until(self, plan: TripPlan, request: RequestState) -> int:
@@ -189,10 +189,10 @@ class Trips:
     def _part(self, trip: Trip) -> None:
         """Have a step that lasts too long be a run of its Op, and the rest go on without it."""
         plan = trip.plan
-        leader, found = plan.leader, plan.steps[0].lender.part(trip)
-        if found is None:
+        leader, part = plan.leader, plan.steps[0].lender.part(trip)
+        if part is None:
             return
-        place, _, run = found
+        place, _, run = part
         self._end(trip)
         if leader is not None and run is not trip.lead:
             leader.release(trip.lead)
@@ -252,12 +252,12 @@ def _taken_down(trip: Trip, clock_ns: Callable[[], int]) -> bool:
     elif rows is not None:
         if plan.leader is None:
             began_ns, marks = item.ready_ns, marks[OF_STEP:]
-        told = item.ready_ns, began_ns, clock_ns(), *marks
+        times = item.ready_ns, began_ns, clock_ns(), *marks
         is_over = item.generation != request.generation
         if plan.is_whole and request.way is None and not is_over:
-            request.way = rows, told
+            request.way = rows, times
         else:
-            rows.add_spans(request, told, is_over)
+            rows.add_spans(request, times, is_over)
     return _is_other_pace(trip)
 
 

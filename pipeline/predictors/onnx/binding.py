@@ -296,8 +296,8 @@ def why_it_does_not_load(path: Path, error: Exception) -> str:
         return "it is a pointer of Git LFS, not the model itself: run `git lfs pull`"
     text = " ".join(str(error).split())
     for pattern, cause in _CAUSES:
-        if found := re.search(pattern, text):
-            return f"{cause.format(*found.groups())} (onnxruntime: {brief(error)})"
+        if match := re.search(pattern, text):
+            return f"{cause.format(*match.groups())} (onnxruntime: {brief(error)})"
     return brief(error)
 
 

@@ -145,7 +145,7 @@ def _digest(path: Path, options: Options, runtime_version: str) -> str:
     digest = hashlib.sha256(repr((sorted(options.items()), runtime_version)).encode())
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         digest.update(content)
-        starts = [(found.end(), found[1][0]) for found in _WEIGHTS_FILE.finditer(content)]
+        starts = [(match.end(), match[1][0]) for match in _WEIGHTS_FILE.finditer(content)]
         names = {os.fsdecode(content[start : start + length]) for start, length in starts}
     for name in sorted(names):
         weights = path.resolve().parent / name

@@ -175,10 +175,10 @@ def offsets(model: str, name: str, value: Any, rows: int) -> list[list[int]]:
     Raises InputError: `value` is no such thing: Paddle reads beyond the array with a wrong one.
     """
     try:
-        found = as_array(value)
+        array = as_array(value)
     except ValueError:  # lists of lists of unequal length
-        found = np.empty(0, object)
-    flat = found.reshape(-1)
+        array = np.empty(0, object)
+    flat = array.reshape(-1)
     if not are_offsets(flat, rows):
         raise InputError(
             f"[{model}] feed {name + LOD!r} must be the starts of the sequences in {name!r}, "

@@ -245,10 +245,10 @@ class _TensorRunner(_Runner):
             )
         with _dynamic_mode(self._paddle):
             tensors = [self._paddle.Tensor(_as_bits(arrays[alias])) for alias in self._feeds]
-            found = self._predictor.run(tensors)
+            tensors_out = self._predictor.run(tensors)
             outputs = [
                 _from_bits(tensor.numpy(), tensor.dtype == self._paddle.bfloat16)
-                for tensor in found
+                for tensor in tensors_out
             ]
         return lambda name: outputs[self._places[name]]
 

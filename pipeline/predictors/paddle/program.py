@@ -90,9 +90,9 @@ def read_program(path: Path) -> Program:
     try:
         return _from_json(content) if path.suffix == ".json" else _from_protobuf(content)
     except (ValueError, DecodeError, LookupError, TypeError, AttributeError) as error:
-        found = f"its {len(content)} bytes" if content else "the file is empty, it"
+        content_size = f"its {len(content)} bytes" if content else "the file is empty, it"
         raise InitError(
-            f"model_config: {path} is no Paddle program: {found} cannot be read as one. "
+            f"model_config: {path} is no Paddle program: {content_size} cannot be read as one. "
             "It is damaged, encrypted (which is not supported) or of another kind"
         ) from error
 
@@ -269,13 +269,13 @@ def _check_combined(path: Path, weights: Mapping[str, int]) -> None:
 
     A size below 0 is one that the program leaves open.
     """
-    found = tensor_sizes(path)
-    if found is None or min(weights.values(), default=0) < 0:
+    sizes = tensor_sizes(path)
+    if sizes is None or min(weights.values(), default=0) < 0:
         return
-    if sorted(found) != sorted(weights.values()):
+    if sorted(sizes) != sorted(weights.values()):
         raise InitError(
-            f"model_config: {path} holds the weights of another model: {len(found)} tensors of "
-            f"{sum(found)} elements, where the program beside it has {len(weights)} of "
+            f"model_config: {path} holds the weights of another model: {len(sizes)} tensors of "
+            f"{sum(sizes)} elements, where the program beside it has {len(weights)} of "
             f"{sum(weights.values())}. Export both again, together"
         )
 

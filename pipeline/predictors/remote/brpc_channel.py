@@ -256,13 +256,13 @@ class BrpcChannel:
         return connection.meta
 
     def _refuse_code(self, servers: _Servers, index: int, code: int, text: str) -> NoReturn:
-        said = f"{code_name(code)}: {text[:_MAX_SHOWN_CHARACTERS]}"
+        reason = f"{code_name(code)}: {text[:_MAX_SHOWN_CHARACTERS]}"
         if code in _NOT_NOW:
             is_healthy = code != BrpcCode.LOGOFF
-            raise _ServerFailedError(f"it refuses: {said}", is_final=True, is_healthy=is_healthy)
+            raise _ServerFailedError(f"it refuses: {reason}", is_final=True, is_healthy=is_healthy)
         self._note_answer(servers, index)
         kind = DeadlineError if code == BrpcCode.TIMED_OUT else PredictorError
-        raise kind(f"[{self._name}] the server at {self._endpoints[index]} answered error {said}")
+        raise kind(f"[{self._name}] the server at {self._endpoints[index]} answered error {reason}")
 
     def _refuse_late(
         self, servers: _Servers, index: int, time_s: float, reasons: Sequence[str]

@@ -190,9 +190,9 @@ def _left(deadline: float) -> float:
 def _answer_to_nobody(frame: BrpcFrame) -> FrameError:
     """Return the error; some servers (brpc-java) answer so to what they could not make sense of."""
     code, text = error_of(frame.meta)
-    said = f": error {code_name(code)}: {text}" if code else ""
+    reason = f": error {code_name(code)}: {text}" if code else ""
     number = frame.meta.correlation_id
-    return FrameError(f"an answer to call {number}, which was never made{said}")
+    return FrameError(f"an answer to call {number}, which was never made{reason}")
 
 
 def _why_not_sent(error: OSError, size: int) -> str:

@@ -169,11 +169,11 @@ class GeneralModelPredictor(RemotePredictor):
         except FrameError as error:
             raise self._bad_answer(str(error)) from error
 
-    def _refuse_missing(self, names: Sequence[str], found: Mapping[str, object]) -> None:
+    def _refuse_missing(self, names: Sequence[str], answer: Mapping[str, object]) -> None:
         for name in names:
-            if name not in found:
-                missing = [name for name in names if name not in found]
-                raise self._bad_answer(f"no output {missing}, only {list(found)[:_MAX_SHOWN]}")
+            if name not in answer:
+                missing = [name for name in names if name not in answer]
+                raise self._bad_answer(f"no output {missing}, only {list(answer)[:_MAX_SHOWN]}")
 
     def _bad_answer(self, what: str) -> PredictorError:
         return PredictorError(f"[{self._name}] the model's server answered {what}")

@@ -327,9 +327,9 @@ class HttpCalls:
                     self._policy.answered(index)
                 elif is_back is not None:
                     self._policy.failed(index)
-            found = self._policy.pick()
-        assert found is not None, "there is a server"
-        return found
+            peer = self._policy.pick()
+        assert peer is not None, "there is a server"
+        return peer
 
     def _once(
         self, index: int, path: str, head: bytes, body: bytes, waiting: Waiting
@@ -375,8 +375,8 @@ class HttpCalls:
 
     def _refuse_status(self, index: int, call: UpstreamCall, waiting: Waiting) -> NoReturn:
         status = call.reader.status
-        said = call.body(waiting)[:_RECEIVED_BYTES].decode("utf-8", "replace")
-        text = f"answered {status}: {self.shown(said)[:_MOST_SAID]}"
+        body = call.body(waiting)[:_RECEIVED_BYTES].decode("utf-8", "replace")
+        text = f"answered {status}: {self.shown(body)[:_MOST_SAID]}"
         if status in _LATER:
             raise _NotNowError(text, after_s=_retry_after_s(call.reader.headers))
         kind: type[PipelineError] = InputError if status in _CALLERS else PredictorError
@@ -393,13 +393,13 @@ def _pool_of(target: HttpTarget, tls: ssl.SSLContext | None) -> Pool[UpstreamCon
 
 def _retry_after_s(headers: dict[str, str]) -> float | None:
     """Return when a server wants to be asked again; None: it does not say."""
-    said: Any = headers.get("retry-after", "")
+    value: Any = headers.get("retry-after", "")
     try:
-        return max(0.0, float(said))
+        return max(0.0, float(value))
     except ValueError:
         pass
     try:
-        at = email.utils.parsedate_to_datetime(said)
+        at = email.utils.parsedate_to_datetime(value)
         return max(0.0, (at.astimezone(UTC) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError):
         return None

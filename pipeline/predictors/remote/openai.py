@@ -108,14 +108,14 @@ class OpenAIPredictor:
         try:
             answer = _object(call.body(waiting))
             counts = _counts(answer.get("usage"))
-            found = _vectors(answer, asked) if path == "/embeddings" else _whole(answer)
+            result = _vectors(answer, asked) if path == "/embeddings" else _whole(answer)
         except _NO_ANSWER as error:
             self._calls.refuse(call.index, f"the answer cannot be used: {error}")
         finally:
             call.close()
         self._count(counts)
         names = fetch or self.fetch_names
-        return {name: found[name] for name in names if name in found} if names else found
+        return {name: result[name] for name in names if name in result} if names else result
 
     def stream(self, feed: Any, context: Sequence[RequestContext] = ()) -> Iterator[dict[str, Any]]:
         """Answer part by part: `yield from self.client.stream(feed_batch[0], context)`.
@@ -151,11 +151,11 @@ class OpenAIPredictor:
             )
         own = {"encoding_format": "base64"} if _INPUT in given else {}
         plain = {name: _plain(name, value, _INPUT in given) for name, value in given.items()}
-        said = {name: value for name, value in plain.items() if value is not None}
-        if said.pop("n", 1) != 1:
+        body = {name: value for name, value in plain.items() if value is not None}
+        if body.pop("n", 1) != 1:
             raise InputError(f"[{self._name}] n: one answer is asked for at a time")
-        said.pop("stream", None)  # whoever asks says by the method that it calls
-        return {**own, **said, "model": self._model}  # which is not for callers to choose
+        body.pop("stream", None)  # whoever asks says by the method that it calls
+        return {**own, **body, "model": self._model}  # which is not for callers to choose
 
     def _begin(
         self, path: str, accept: str, asked: Mapping[str, Any], waiting: Waiting
@@ -181,10 +181,10 @@ class OpenAIPredictor:
                     call.finish()
                     return
                 try:
-                    said = _object(data)
-                    if (error := said.get("error")) is not None:
+                    chunk = _object(data)
+                    if (error := chunk.get("error")) is not None:
                         self._calls.refuse(call.index, f"it ended the stream: {_message(error)}")
-                    part, counts = _part(said), _counts(said.get("usage"))
+                    part, counts = _part(chunk), _counts(chunk.get("usage"))
                 except _NO_ANSWER as error:
                     self._calls.refuse(call.index, f"a part cannot be used: {error}")
                 self._count(counts)
@@ -248,10 +248,10 @@ def _other(value: Any) -> Any:
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    said = orjson.loads(data)
-    if not isinstance(said, dict):
+    value = orjson.loads(data)
+    if not isinstance(value, dict):
         raise TypeError("it is not an object")
-    return said
+    return value
 
 
 def _vectors(answer: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,10 +262,10 @@ def _vectors(answer: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, A
     is_one = not isinstance(given, list) or (given and isinstance(given[0], int))
     if len(vectors) != (1 if is_one else len(given)):
         raise ValueError(f"it has {len(vectors)} embeddings")
-    found: dict[str, Any] = {"embedding": vectors}
+    result: dict[str, Any] = {"embedding": vectors}
     for name, count in _counts(answer.get("usage")).items():
-        found[name] = np.array([count] + [0] * (len(vectors) - 1))
-    return found
+        result[name] = np.array([count] + [0] * (len(vectors) - 1))
+    return result
 
 
 def _whole(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,41 +276,41 @@ def _whole(answer: Mapping[str, Any]) -> dict[str, Any]:
 def _part(chunk: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a chunk adds; nothing: it only says who speaks."""
     for choice in chunk.get("choices") or ():
-        told = _told(choice, choice.get("delta") or choice)
-        return told if len(told) > 1 or told["text"] else {}
+        part = _told(choice, choice.get("delta") or choice)
+        return part if len(part) > 1 or part["text"] else {}
     return {}
 
 
-def _told(choice: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    text = said.get("content", said.get("text"))
+def _told(choice: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str, Any]:
+    text = message.get("content", message.get("text"))
     if not isinstance(text, str | None):
         raise TypeError("the content is not text")
-    told: dict[str, Any] = {"text": text or ""}
-    if (thought := said.get("reasoning")) not in _NOT_SENT:  # vLLM's newer name
-        told["reasoning_content"] = thought
-    told |= {name: said[name] for name in _SAID if said.get(name) not in (*_NOT_SENT, [])}
+    part: dict[str, Any] = {"text": text or ""}
+    if (thought := message.get("reasoning")) not in _NOT_SENT:  # vLLM's newer name
+        part["reasoning_content"] = thought
+    part |= {name: message[name] for name in _SAID if message.get(name) not in (*_NOT_SENT, [])}
     if (reason := choice.get("finish_reason")) is not None:
-        told["finish_reason"] = reason
+        part["finish_reason"] = reason
     if logprobs := _logprobs(choice.get("logprobs")):
-        told["logprobs"] = logprobs
-    return told
+        part["logprobs"] = logprobs
+    return part
 
 
-def _logprobs(said: Any) -> list[dict[str, Any]]:
+def _logprobs(logprobs: Any) -> list[dict[str, Any]]:
     """Return the tokens of a chat's form, or of the older one of completions, as `Logprob`s."""
-    if not said:
+    if not logprobs:
         return []
-    if "tokens" not in said:
-        return list(said.get("content") or ())
-    tokens = said["tokens"]
-    tops = said.get("top_logprobs") or [{}] * len(tokens)
+    if "tokens" not in logprobs:
+        return list(logprobs.get("content") or ())
+    tokens = logprobs["tokens"]
+    tops = logprobs.get("top_logprobs") or [{}] * len(tokens)
     return [
         {
             "token": token,
             "logprob": logprob,
             "top_logprobs": [{"token": one, "logprob": its} for one, its in (top or {}).items()],
         }
-        for token, logprob, top in zip(tokens, said["token_logprobs"], tops, strict=True)
+        for token, logprob, top in zip(tokens, logprobs["token_logprobs"], tops, strict=True)
     ]
 
 

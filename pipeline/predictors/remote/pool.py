@@ -105,9 +105,9 @@ class Pool(Generic[_Kind]):
             OutOfTimeError: the deadline passed meanwhile.
         """
         with self._lock:
-            found = self._pop_idle()
-            if found is not None:
-                return found
+            idle = self._pop_idle()
+            if idle is not None:
+                return idle
             limit_s = _SPARE_CONNECT_S if self._connections else CONNECT_TIMEOUT_S
         try:
             connected = dial(self._address, min(deadline, time.monotonic() + limit_s))
@@ -195,9 +195,9 @@ class Pool(Generic[_Kind]):
         """Wait for one of the others where a new one could not be opened, for the reason given."""
         with self._lock:
             while self._connections:
-                found = self._pop_idle()
-                if found is not None:
-                    return found
+                idle = self._pop_idle()
+                if idle is not None:
+                    return idle
                 self._waiting += 1
                 is_back = self._given_back.wait(max(deadline - time.monotonic(), 0.0))
                 self._waiting -= 1

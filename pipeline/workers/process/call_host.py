@@ -79,10 +79,10 @@ class CallHost:
         """Tell the worker how many parts of a job are wanted."""
         self._link.send(framed(Answers([], self._memory.take_freed(self.region), room)))
 
-    def _take(self, said: Calls) -> None:
-        if said.parts is not None:
-            self._on_parts(said.parts)
-        for wire in said.calls:
+    def _take(self, calls: Calls) -> None:
+        if calls.parts is not None:
+            self._on_parts(calls.parts)
+        for wire in calls.calls:
             if wire.metric is not None:
                 self._use(wire.number, wire.metric)
             elif wire.change is not None:
@@ -91,10 +91,10 @@ class CallHost:
                 task.add_done_callback(self._tasks.discard)
             elif wire.call is not None and wire.feeds is not None:
                 self._begin(wire.number, wire.call, wire.feeds)
-        for number in said.taken:
+        for number in calls.taken:
             if number in self._asked and self._asked[number].taken():
                 del self._asked[number]
-        for number in said.cancelled:
+        for number in calls.cancelled:
             if number in self._asked:
                 self._asked.pop(number).sink.let_go()
 

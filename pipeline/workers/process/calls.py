@@ -181,10 +181,10 @@ class CallLink:
         with self._lock, contextlib.suppress(ClosedError):
             memory = self._begun()
             for place, outcome in made:
-                found = ItemOutcome()
+                part_outcome = ItemOutcome()
                 if outcome is not ENDED:
-                    found = outcome_of(outcome, maker, memory, self._arena)
-                parts.entries.append((place, found))
+                    part_outcome = outcome_of(outcome, maker, memory, self._arena)
+                parts.entries.append((place, part_outcome))
             self._send(Calls(parts=parts))
 
     def tell_taken(self, number: int) -> None:
@@ -212,14 +212,14 @@ class CallLink:
         for tell in left.values():
             tell(ModelPart(error=ClosedError("the server has gone")))
 
-    def _take(self, said: Answers) -> None:
+    def _take(self, answers: Answers) -> None:
         with self._lock:
             assert self._memory is not None, "there is an answer"
-            for block in said.freed:
+            for block in answers.freed:
                 self._memory.free(block)
-        if said.room is not None:
-            self.on_room(said.room)
-        for answer in said.answers:
+        if answers.room is not None:
+            self.on_room(answers.room)
+        for answer in answers.answers:
             tell = self._waiting.get(answer.number)
             if tell is None:  # it was cancelled
                 continue
@@ -245,10 +245,10 @@ class CallLink:
         return ModelPart(outputs, error, answer.is_final, answer.is_ready, answer.value)
 
 
-def _checked(said: _Said, kind: type[_Said]) -> _Said:
+def _checked(message: _Said, kind: type[_Said]) -> _Said:
     """Return what the server can read: a call that it cannot would never be answered."""
     try:
-        return _decode(_encode(said), type=kind)
+        return _decode(_encode(message), type=kind)
     except (msgspec.ValidationError, TypeError, OverflowError) as error:
         raise InputError(f"a call with an argument of a wrong type: {error}") from error
 

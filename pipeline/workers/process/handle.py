@@ -450,8 +450,8 @@ class ProcessWorker:
             self._calls.close()
 
 
-def _spread(found: list[int], indexes: Sequence[int], values: list[int]) -> list[int]:
+def _spread(spread: list[int], indexes: Sequence[int], values: list[int]) -> list[int]:
     """`values` with what was found of the items that were sent."""
-    for index, value in zip(indexes, found, strict=True):
+    for index, value in zip(indexes, spread, strict=True):
         values[index] = value
     return values

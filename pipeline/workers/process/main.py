@@ -276,9 +276,9 @@ class ServedWorker:
         if any(item.convoy is not None for item in job.items):
             ranks = Ranks()
             for wire, item in zip(job.items, opened, strict=True):
-                convoy, told = None, wire.convoy
-                if told is not None and item.failure is None:
-                    convoy = Convoy(told.rows, told.infos, told.ids, set(told.over))
+                convoy, members = None, wire.convoy
+                if members is not None and item.failure is None:
+                    convoy = Convoy(members.rows, members.infos, members.ids, set(members.over))
                 ranks.add(item, convoy, partial(self._is_gone, wire.data_id))
         items: Sequence[Any] = opened if ranks is None else ranks.members
         run = BatchRun(items, places=job.places)

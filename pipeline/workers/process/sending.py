@@ -67,8 +67,8 @@ class SentStream(StreamRun, eq=False):
             return False
         if not self._is_live(place):
             return True
-        told, least = self.told[place], max(1, self.least)
-        return self.allowed[place] > told and told - self.made[place] < least
+        sent, least = self.told[place], max(1, self.least)
+        return self.allowed[place] > sent and sent - self.made[place] < least
 
     def is_unwanted(self, place: int) -> bool:
         """Return whether nobody wants parts of an item any more."""

@@ -78,15 +78,15 @@ def entries_of(sent: Sent, parts: WireParts, outcomes: Sequence[tuple[int, Any]]
     """Return parts as a StreamRun's owner takes them, and count them: its worker may die."""
     run = cast(StreamRun, sent.run)
     run.start_ns, run.preprocess_end_ns = parts.start_ns, parts.preprocess_end_ns
-    told: deque[Entry] = deque()
+    queued: deque[Entry] = deque()
     for place, outcome in outcomes:
         index = sent.indexes[place] if sent.indexes else place
         if outcome is None or isinstance(outcome, PipelineError | Answer):
             run.ended[index] = True
         else:
             run.made[index] += 1
-        told.append((index, ENDED if outcome is None else outcome))
-    entries = together(told)
+        queued.append((index, ENDED if outcome is None else outcome))
+    entries = together(queued)
     if parts.step is not None:
         run.steps.append(_step(run, entries, parts, parts.step))
     return entries

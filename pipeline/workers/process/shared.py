@@ -96,28 +96,28 @@ class SharedProcesses:
                 zygotes = self._new_zygotes(main, "spawn", interpreter)
                 context = dataclasses.replace(self.processes, zygotes=zygotes)
                 self._elsewhere[interpreter] = _Elsewhere(context)
-            found = self._elsewhere[interpreter]
-            found.borrowers += 1
-            return found.context
+            borrowed = self._elsewhere[interpreter]
+            borrowed.borrowers += 1
+            return borrowed.context
 
     def attach_borrowed(self, interpreter: Interpreter | None) -> None:
         """Have zygotes that were borrowed heard on the running loop."""
-        found = self._elsewhere.get(interpreter) if interpreter is not None else None
-        if found is not None and not found.is_attached and self._loop is not None:
-            found.is_attached = True
-            found.context.zygotes.attach(self._loop)
+        borrowed = self._elsewhere.get(interpreter) if interpreter is not None else None
+        if borrowed is not None and not borrowed.is_attached and self._loop is not None:
+            borrowed.is_attached = True
+            borrowed.context.zygotes.attach(self._loop)
 
     async def give_back(self, interpreter: Interpreter | None) -> None:
         """End what nobody borrows any more."""
         if interpreter is None or interpreter not in self._elsewhere:
             return
         with self._lock:
-            found = self._elsewhere[interpreter]
-            found.borrowers -= 1
-            if found.borrowers:
+            borrowed = self._elsewhere[interpreter]
+            borrowed.borrowers -= 1
+            if borrowed.borrowers:
                 return
             del self._elsewhere[interpreter]
-        await found.context.zygotes.close(KILLED_S)
+        await borrowed.context.zygotes.close(KILLED_S)
 
     def _make(self, forks: bool) -> tuple[Zygotes, ServerMemory]:
         arena = Arena(self._config.shared_memory_mib * 2**20)

@@ -63,7 +63,7 @@ class RayApi(Protocol):
     def get(self, ref: Any, timeout_s: float) -> Any:
         """Return the value of a reference, waited for; raises ObjectGoneError."""
 
-    def when_done(self, ref: Any, told: Told) -> None:
+    def when_done(self, ref: Any, notify: Told) -> None:
         """Have `told` called with its value, or an ActorGoneError, ObjectGoneError or another."""
 
     def kill(self, actor: Any) -> None:

@@ -110,10 +110,10 @@ class RayCluster:
         except Exception as error:
             raise ObjectGoneError(described(error)) from error
 
-    def when_done(self, ref: Any, told: Told) -> None:
+    def when_done(self, ref: Any, notify: Told) -> None:
         def pass_on(future: Any) -> None:
             error = future.exception()
-            told(None if error else future.result(), error and _ours(error))
+            notify(None if error else future.result(), error and _ours(error))
 
         ref.future().add_done_callback(pass_on)
 

@@ -256,12 +256,12 @@ class ActorLink:
         except Exception as error:
             self._inbox.post(self._failed, error, None)
 
-    def revoke(self, number: int, told: Callable[[int], None]) -> None:
+    def revoke(self, number: int, notify: Callable[[int], None]) -> None:
         """Call back all jobs up to this one; `told` of the last that was begun."""
 
         def answered(begun: Any, error: Any) -> None:
             if error is None and self._is_open:
-                told(begun)
+                notify(begun)
 
         def ask() -> None:
             if self._actor is None:  # it has ended

@@ -24,17 +24,17 @@ def model_files(op: Op, path: Path) -> Mapping[str, Bytes]:
     Raises:
         InitError: there is none, or there are so many that it is no model.
     """
-    found = (
+    files = (
         [path] if path.is_file() else sorted(entry for entry in path.rglob("*") if entry.is_file())
     )
-    if not found or len(found) > _MOST_FILES:
+    if not files or len(files) > _MOST_FILES:
         raise InitError(
             f"op.{op.name}.ray.model_from: store: expected a model's file or its folder of at most "
-            f"{_MOST_FILES} files, found {len(found)} files at {path}"
+            f"{_MOST_FILES} files, found {len(files)} files at {path}"
         )
     return {
         str(file.relative_to(path.parent)): np.frombuffer(file.read_bytes(), np.uint8)
-        for file in found
+        for file in files
     }
 
 

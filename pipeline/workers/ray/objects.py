@@ -271,13 +271,13 @@ class RayMemory(MemoryDomain):
         stored = self._objects.get(number)
         return stored is None or stored.value is not None
 
-    def when_here(self, number: int, told: Callable[[Exception | None], None]) -> None:
+    def when_here(self, number: int, notify: Callable[[Exception | None], None]) -> None:
         """Have an object fetched, and `told` called then, in whatever thread."""
         stored = self._objects[number]
 
         def keep(value: Any, error: Exception | None) -> None:
             stored.value = value
-            told(error)
+            notify(error)
 
         self._api.when_done(stored.ref, keep)
 

@@ -529,15 +529,15 @@ def plain_arrays(payload: Any, threshold: int) -> list[PlainArray] | None:
         return None if plain is None else [plain]
     if type(payload) is not dict or not 0 < len(payload) <= _MOST:
         return None
-    found = []
+    described = []
     for name, array in payload.items():
         if type(array) is not np.ndarray or type(name) is not str:
             return None
         plain = _plain(name, array, threshold)
         if plain is None:
             return None
-        found.append(plain)
-    return found
+        described.append(plain)
+    return described
 
 
 def _plain(name: str | None, array: np.ndarray[Any, Any], threshold: int) -> PlainArray | None:
@@ -574,11 +574,13 @@ def payload_of_arrays(
     """
     if arrays[0][0] is None:
         return _array_of(arrays[0], copy, views)
-    return {told[0]: _array_of(told, copy, views) for told in arrays}
+    return {described[0]: _array_of(described, copy, views) for described in arrays}
 
 
-def _array_of(told: PlainArray, copy: bool, views: Iterator[memoryview]) -> np.ndarray[Any, Any]:
-    _, kind, shape, data = told
+def _array_of(
+    described: PlainArray, copy: bool, views: Iterator[memoryview]
+) -> np.ndarray[Any, Any]:
+    _, kind, shape, data = described
     raw = next(views).toreadonly() if data is None else data
     array: np.ndarray[Any, Any] = np.ndarray(shape, _dtype(kind), raw)
     return array.copy() if copy else array

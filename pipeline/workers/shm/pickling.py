@@ -132,10 +132,10 @@ def _has_a_name(thing: Any) -> bool:
     """Return whether `thing` is a class or function that its module has under its name."""
     if not isinstance(thing, type | types.FunctionType):
         return False
-    found: Any = sys.modules.get(thing.__module__)
+    module: Any = sys.modules.get(thing.__module__)
     for name in thing.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is thing
+        module = getattr(module, name, None)
+    return module is thing
 
 
 # What others have pickled ------------------------------------------------------------------
@@ -227,10 +227,10 @@ class _Unpickler(pickle.Unpickler):
     """pickle's own, in C, but for the names that it comes across."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        found = _known.get((module, name))
-        if found is None:
-            found = _known[module, name] = _found(module, name)
-        return found
+        known = _known.get((module, name))
+        if known is None:
+            known = _known[module, name] = _found(module, name)
+        return known
 
 
 def _found(module: str, name: str) -> Any:

@@ -40,8 +40,8 @@ def fork_with(places: Sequence[str], fork: Callable[[], int]) -> tuple[int, str]
                 os._exit(0)
             return 0, ""
         writer.close()
-        said = (reader.read(_VERDICT_BYTES) or b"").decode()
-    return pid, "" if said == _GOOD else said or "it ends the process"
+        reply = (reader.read(_VERDICT_BYTES) or b"").decode()
+    return pid, "" if reply == _GOOD else reply or "it ends the process"
 
 
 def _imported(places: Sequence[str]) -> str:

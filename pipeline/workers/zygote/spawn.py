@@ -71,8 +71,10 @@ def pack(
     try:
         data = _dump((list(entry_points), classes))
     except Exception as error:
-        found = (_find_culprit(list(entry_points), "workers", {}, d) for d in range(_SEARCH_DEPTH))
-        culprit = next(filter(None, found), None)  # the one that is least hidden
+        culprits = (
+            _find_culprit(list(entry_points), "workers", {}, d) for d in range(_SEARCH_DEPTH)
+        )
+        culprit = next(filter(None, culprits), None)  # the one that is least hidden
         if culprit is not None:
             raise InitError(_cannot_ship(*culprit)) from error
         # Then it is a class of the script that has nothing to do with the entry_points.
@@ -202,9 +204,9 @@ def _find_culprit(
             return None
         if id(part) not in reasons:
             whose = value if name.startswith(".") else holder
-            found = _find_culprit(part, path + name, reasons, depth - 1, whose)
-            if found is not None:
-                return found
+            culprit = _find_culprit(part, path + name, reasons, depth - 1, whose)
+            if culprit is not None:
+                return culprit
         is_to_blame = is_to_blame and reasons[id(part)] is None
     return (path, value, reason, holder) if is_to_blame else None
 
