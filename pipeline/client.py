@@ -136,7 +136,7 @@ class PipelineClient(_ClientBase):
     """
 
     def connect(self, endpoints: str | Sequence[str]) -> None:
-        """Name the servers, "host:port" each; calls go round robin over those that answer.
+        """Name the servers, "host:port" each; calls go round robin over the servers that answer.
 
         "host:port/<name>" asks the pipeline of that name, where a server has several. With
         "http://host:port/<name>" each call is a POST, on a connection of its own; errors of a call
@@ -190,20 +190,20 @@ class PipelineClient(_ClientBase):
     ) -> PipelineResponse | PipelinePredictFuture:
         """Send `feed_dict` and return the answer; with `asyn` a future of it, at once.
 
-        Values travel as text: `str` as it is, an array or list as numpy's `repr`, a number as
+        Values travel as text: `str` unchanged, an array or list as numpy's `repr`, a number as
         Python's, a dict as JSON; bytes as a tensor. With `pack_tensor_format` all of them travel
         as tensors (dicts still as JSON text), `"<key>.lod"` as the LoD of `<key>`; with
         `use_tensor_bytes` arrays go as .npy files. A number or text under `logid` and `clientip`
-        describes the request, an array is an input; a `log_id` that is not 0 stands above `logid`.
+        describes the request, an array is an input; a `log_id` other than 0 overrides `logid`.
 
         `fetch` cuts the answer down to these results. `profile` asks the server for the times of
         this request, which come as the result `pipeline.profile` and are written to stdout, as
-        lines that `Analyst` reads. `timeout` is the deadline in seconds, which the server is told;
-        None waits for ever.
+        lines that `Analyst` reads. `timeout` is the deadline in seconds, which the server receives;
+        None waits forever.
 
         Raises TypeError for what cannot be sent, ClosedError before `connect`, and grpc.RpcError
-        when the call fails (DEADLINE_EXCEEDED, UNAVAILABLE ...). An error of the application is
-        no exception but in the answer: `err_no`, `err_msg`, `raise_for_error()`.
+        when the call fails (DEADLINE_EXCEEDED, UNAVAILABLE ...). An error of the application is not
+        raised: it is in the answer: `err_no`, `err_msg`, `raise_for_error()`.
         """
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
         inference = self._connected(self._inference)
@@ -298,7 +298,7 @@ class AsyncPipelineClient(_ClientBase):
         use_tensor_bytes: bool = False,
         profile: bool = False,
         log_id: int = 0,
-        timeout: float | None = None,  # noqa: ASYNC109 - a gRPC deadline, which the server is told
+        timeout: float | None = None,  # noqa: ASYNC109 - a gRPC deadline, which the server receives
     ) -> PipelineResponse:
         """Predict as `PipelineClient.predict`; cancelling the awaiting task cancels the call."""
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)

@@ -1,4 +1,4 @@
-"""Answers that a client waits for: futures of them, and those that come in parts."""
+"""Answers that a client waits for: futures, and answers in parts."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class AsyncPipelineStream:
 def show_profile(answer: Response, options: CallOptions) -> None:
     """Write the profile that was asked for to stdout, for a file that `Analyst` reads.
 
-    A server may give the request's own pair back, "1", which is no profile.
+    A server may return the request's own pair, "1", which is not a profile.
     """
     if options.profile and sys.stdout is not None:  # None: a program without a console
         for key, value in zip(answer.key, answer.value, strict=False):

@@ -58,7 +58,7 @@ def is_http(endpoints: str | Sequence[str]) -> bool:
 
 
 def services_of(endpoints: str | Sequence[str]) -> list[HttpService]:
-    """Return the endpoints' services. Raises ConfigError; TypeError: one is no text."""
+    """Return the endpoints' services. Raises ConfigError; TypeError: one is not a text."""
     names = [endpoints] if isinstance(endpoints, str) else endpoints
     return [_service(name) for name in names]
 
@@ -215,7 +215,7 @@ class _Call:
         )
 
     def _failed(self, error: Exception) -> Exception:
-        """Return what a caller is told."""
+        """Return the error that the caller receives."""
         if self._is_cancelled:
             return ClosedError("the call was cancelled")
         if isinstance(error, TimeoutError) and self._ends - time.monotonic() < _CLOCKS_DIFFER_S:
@@ -236,7 +236,7 @@ def _no_answer(service: HttpService) -> ClosedError:
 def _head_of(accept: str, length: int, left_s: float | None, metadata: Metadata) -> bytes:
     """Return the header fields of a request, and the line behind them.
 
-    Raises TypeError: the metadata are none.
+    Raises TypeError: the metadata are not valid.
     """
     fields = [("accept", accept), ("content-type", _JSON), ("content-length", str(length))]
     fields += [("connection", "close"), *(metadata or ())]
@@ -308,7 +308,7 @@ class HttpCall(_Call):
         self._reading = threading.Lock()
 
     def begin(self) -> None:
-        """Send the request to the first service that is there. What fails is raised by `next`."""
+        """Send the request to the first service that answers. `next` raises the errors."""
         try:
             service, self._socket = self._connected()
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -432,7 +432,7 @@ class AsyncHttpCall(_Call):
         self._writer: asyncio.StreamWriter | None = None
 
     def begin(self) -> None:
-        """Begin to send the request. What fails is raised by `read`."""
+        """Begin to send the request. `read` raises the errors."""
         self._opened = asyncio.ensure_future(self._open())
         self._opened.add_done_callback(_note)
 
@@ -493,6 +493,6 @@ class AsyncHttpCall(_Call):
 
 
 def _note(opened: asyncio.Task[Any]) -> None:
-    """Take note of what a task ended with, lest asyncio logs it where nobody reads."""
+    """Retrieve a task's exception, so that asyncio does not log it."""
     if not opened.cancelled():
         opened.exception()

@@ -52,7 +52,7 @@ class _SequenceBase:
         if isinstance(id, bool) or not isinstance(id, int | str | None):
             raise TypeError(f"the id of a sequence must be int or str, but get {id!r}")
         if id is not None and not id:
-            raise TypeError(f"the id of a sequence must not be {id!r}: that is none")
+            raise TypeError(f"the id of a sequence must not be {id!r}: that means no sequence")
         self.id: int | str = uuid.uuid4().hex if id is None else id
         self._client = client
         self._close_client = close_client
@@ -62,7 +62,7 @@ class _SequenceBase:
     def _check(self, feed_dict: object, end: bool) -> None:
         if self._is_over:
             raise ClosedError(f"the sequence {self.id!r} has ended: begin another one")
-        if isinstance(feed_dict, dict):  # `predict` refuses what is none
+        if isinstance(feed_dict, dict):  # `predict` refuses other values
             for key in (_ID, _START, _END):
                 if key in feed_dict:
                     raise TypeError(f"feed_dict[{key!r}] cannot be sent: the sequence says it")
@@ -94,9 +94,10 @@ class _SequenceBase:
 class PipelineSequence(_SequenceBase):
     """Requests of one sequence, which the server gets one after the other; a context manager.
 
-    Leaving the block ends the sequence, when all its requests are answered. With an exception those
-    under way are cancelled before. A server that cannot be told then ends it by itself, after
-    `max_idle_ms`. Its Ops are not told of an end that comes so: send `end=True` with the last
+    Leaving the block ends the sequence, when all its requests are answered. After an exception the
+    requests under way are cancelled first. A server that cannot be reached then ends it by itself,
+    after
+    `max_idle_ms`. Its Ops do not see such an end: send `end=True` with the last
     request if they are to know.
     """
 
@@ -264,7 +265,7 @@ class _Line:
     def enter(self, begin: Callable[[], bool]) -> None:
         """Have `begin` called when its turn has come; it returns whether it takes it.
 
-        Who takes it calls `leave` in the end.
+        The caller then calls `leave` in the end.
         """
         with self._lock:
             self._waiting.append(begin)

@@ -50,7 +50,7 @@ def advise(arguments: Sequence[str]) -> int:
         return 1
     for op in service.ops:
         if op.said:
-            _say(f"note: the constructor of {op.name} says {', '.join(op.said)}: take it out")
+            _say(f"note: the constructor of {op.name} sets {', '.join(op.said)}: take it out")
     out = given.out or "config.advised.yml"
     text = advised(service, search.trials[0], search.best)
     Path(out).write_text(text, encoding="utf-8")
@@ -80,7 +80,7 @@ def _advise_models(given: argparse.Namespace, requests: Sequence[LoadRequest]) -
         file.write_text(head + text, encoding="utf-8")
         _say(f"written: {file}")
     if not files:
-        _say("nothing is better than what there is")
+        _say("no tried setting is better than the present ones")
     return 0
 
 
@@ -97,7 +97,7 @@ def _searched(
     """Run the trials, and say what they did; None: there is nothing to try."""
     for op in service.ops:
         if op.held:
-            _say(f"note: {op.name} stays as it is: {op.held}")
+            _say(f"note: {op.name} is not changed: {op.held}")
     names = tuple(op.name for op in service.ops)
     space, start = space_of(service, clients, given.most_workers, given.most_batch)
     if space.size == 1:
@@ -113,7 +113,7 @@ def _searched(
             told = _line(search.trials[-1], names)
             _say(f"{len(search.trials):>3}  {told}  ({search.why})")
     if search.best is None:
-        text = "no settings that were tried are within the limits, or all failed"
+        text = "every trial failed or exceeded the limits"
         fails("analyse --serve", text)
     else:
         _say(f"best: {_line(search.best, names)}")
@@ -211,13 +211,14 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--out",
         metavar="PATH",
-        help="file, config.advised.yml; of a repository: folder of config.pbtxt files, advised",
+        help="file, config.advised.yml; for a repository: the folder advised, with config.pbtxt "
+        "files",
     )
     parser.add_argument(
         "--model-repository",
         action="append",
         metavar="DIR",
-        help="in the place of a script: the models of this repository that the load asks, their "
+        help="instead of a script: the models of this repository that the load calls, their "
         "instances, dynamic batching and its delay",
     )
     parser.add_argument("script", nargs=argparse.REMAINDER, help="SCRIPT ... or -m MODULE ...")

@@ -42,15 +42,15 @@ def bench(arguments: Sequence[str]) -> int:
 def bench_parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "bench",
-        "Ask a server from several callers, each a request as soon as its last one is answered, "
-        "and print requests/s and the times of answers. The callers share one processor.",
+        "Send requests to a server from several callers, each the next one after an answer, and "
+        "print requests/s and the times of answers. The callers share one processor.",
         "pipeline bench http://127.0.0.1:18071/hello name=Anna --concurrency 8 --seconds 5",
     )
     add_question(parser)
     parser.add_argument(
         "--load",
         metavar="FILE",
-        help="requests in the place of fields, as the filter record writes",
+        help="requests instead of fields, in the form that the filter record writes",
     )
     parser.add_argument(
         "--concurrency",

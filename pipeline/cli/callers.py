@@ -44,7 +44,7 @@ def callers_parser() -> argparse.ArgumentParser:
     add = commands.add_parser("add", help="add a caller, or another token of one; prints the token")
     add.add_argument("name")
     add.add_argument("--roles", help=f"of {','.join(ROLES)}, with commas; default: infer")
-    add.add_argument("--certificate", help="name in its certificate, in the place of a token")
+    add.add_argument("--certificate", help="name in its certificate, instead of a token")
     add.set_defaults(work=_add)
     show = commands.add_parser("list", help="list the callers and their roles")
     show.set_defaults(work=_list)
@@ -58,7 +58,7 @@ def read_callers(path: Path) -> CallersFile:
     """Return what a file of callers says; one that is not there says nothing.
 
     Raises:
-        ConfigError: it is no such file.
+        ConfigError: it is not such a file.
         OSError: it cannot be read.
     """
     try:
@@ -92,13 +92,13 @@ def digest_of(token: str) -> str:
 
 def _add(given: argparse.Namespace, found: CallersFile, path: Path) -> int:
     if not given.name.isascii() or not given.name.isprintable() or " " in given.name:
-        raise ConfigError(f"{given.name!r} cannot be a name: visible ASCII is")
+        raise ConfigError(f"{given.name!r} cannot be a name: expected visible ASCII characters")
     if given.name == "anonymous":
-        raise ConfigError("anonymous: these are all who show no credential; choose another name")
+        raise ConfigError("anonymous means all callers without credentials: choose another name")
     wanted = given.roles.split(",") if given.roles is not None else []
     unknown = [role for role in wanted if role not in ROLES]
     if unknown:
-        raise ConfigError(f"{unknown[0]!r} is no role: {', '.join(ROLES)} are")
+        raise ConfigError(f"{unknown[0]!r} is not a role: expected one of {', '.join(ROLES)}")
     caller = next((each for each in found.callers if each.name == given.name), None)
     if caller is None:
         caller = CallerEntry(name=given.name, roles=wanted or ["infer"])

@@ -93,7 +93,7 @@ def _is_error(status: int, said: object) -> bool:
 
 
 def _pass_on(response: http.client.HTTPResponse) -> int:
-    """Print an answer that is no single JSON, each line of a stream when it comes."""
+    """Print an answer that is not a single JSON value; each line of a stream as it arrives."""
     for line in response:
         sys.stdout.write(line.decode("utf-8", "replace"))
         sys.stdout.flush()
@@ -114,7 +114,7 @@ def _timeout(text: str) -> float:
     return timeout_s
 
 
-# What is asked ----------------------------------------------------------------------------------
+# The request ------------------------------------------------------------------------------------
 
 
 Form = Literal["api", "pipeline", "v2"]
@@ -135,7 +135,7 @@ class ServerAddress:
 
     @classmethod
     def of(cls, url: str) -> ServerAddress:
-        """Return what a URL says. Raises ConfigError: it is none of HTTP."""
+        """Return the parts of a URL. Raises ConfigError: it is not an HTTP URL."""
         local = f"127.0.0.1{url}" if url.startswith(":") else url
         try:
             parts = urlsplit(local if "://" in local else f"http://{local}")
@@ -169,7 +169,7 @@ def add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "url",
         metavar="URL",
-        help="http://HOST:PORT/NAME; without a name: the only pipeline that is there",
+        help="http://HOST:PORT/NAME; without a name: the server's only pipeline",
     )
     parser.add_argument(
         "fields",
@@ -188,7 +188,7 @@ def add_question(parser: argparse.ArgumentParser) -> None:
 def question_of(address: ServerAddress, form: Form | None, words: Sequence[str]) -> Question:
     """Return what is asked. Raises ConfigError: a word is wrong, or the URL names no pipeline.
 
-    The path of a URL may say the form, too: /api/NAME, /v2/models/NAME.
+    The path of a URL may also tell the form: /api/NAME, /v2/models/NAME.
     """
     fields = dict(map(_field, words))
     path = address.path.rstrip("/")
@@ -229,7 +229,7 @@ def _field(word: str) -> tuple[str, Any]:
         try:
             return key[:-1], msgspec.json.decode(text)
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{word!r}: no JSON behind := ({error})") from None
+            raise ConfigError(f"{word!r}: expected JSON after := ({error})") from None
     if text.startswith("@"):
         try:
             return key, Path(text[1:]).read_text(encoding="utf-8")
@@ -259,7 +259,7 @@ def _input(name: str, value: Any) -> dict[str, Any]:
     try:
         array = np.asarray(value)
     except ValueError:
-        raise ConfigError(f"{name}: its lists are not of the same lengths") from None
+        raise ConfigError(f"{name}: its lists differ in length") from None
     array = array.reshape(1) if array.ndim == 0 else array
     datatype = _DATATYPES.get(array.dtype.kind, "BYTES")
     if datatype == "BYTES" and array.dtype.kind != "U":

@@ -23,7 +23,7 @@ from pipeline.cluster.ray_fleet import RayFleets, library_version
 from pipeline.errors import ConfigError, InitError, PipelineError
 
 _LOOK_S = 0.5
-_OTHERS = "somebody else has changed what is wanted: pipeline cluster status tells"
+_OTHERS = "another command has changed the fleet meanwhile: see pipeline cluster status"
 
 Work = Callable[[argparse.Namespace, RayFleets], int]
 
@@ -47,8 +47,8 @@ def cluster(arguments: Sequence[str]) -> int:
 def cluster_parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "cluster",
-        "Serve a script on the nodes of a Ray cluster: whole servers as replicas, and an edge "
-        "before them that knows which are there. docs/cluster.md tells all of it.",
+        "Serve a script on the nodes of a Ray cluster: whole servers as replicas, and in front of "
+        "them an edge that finds the live ones. See docs/cluster.md.",
         "pipeline cluster local --nodes 2 &\n"
         "pipeline cluster up web_server.py --replicas 2\n"
         "pipeline cluster edge",
@@ -63,7 +63,9 @@ def cluster_parser() -> argparse.ArgumentParser:
             made.add_argument("--name", default="pipeline", help="of the fleet; default: pipeline")
         return made
 
-    up_parser = add("up", up, "start a fleet, or bring it to what is said, and wait until it is")
+    up_parser = add(
+        "up", up, "start a fleet or change it to these settings, and wait until that is done"
+    )
     _add_release(up_parser)
     up_parser.add_argument("--replicas", type=count, default=1, metavar="N", help="default: 1")
     _add_wait(up_parser)
@@ -74,10 +76,10 @@ def cluster_parser() -> argparse.ArgumentParser:
     scale_parser = add("scale", scale, "change the number of replicas")
     scale_parser.add_argument("replicas", type=count, metavar="N")
     _add_wait(scale_parser)
-    _add_wait(add("rollback", rollback, "go back to the release that serves beside a failed one"))
-    status_parser = add("status", status, "say how the fleet stands")
+    _add_wait(add("rollback", rollback, "go back to the previous release after a failed update"))
+    status_parser = add("status", status, "print the state of the fleet")
     status_parser.add_argument("--json", action="store_true", help="print JSON")
-    _add_wait(add("down", down, "end all replicas, each when it has answered, and the fleet"))
+    _add_wait(add("down", down, "end the fleet; each replica first answers its requests"))
     _add_edge(add("edge", edge, "take requests for the fleet, until Ctrl-C or SIGTERM"))
     local_parser = add("local", local, "start a Ray cluster on this machine, until Ctrl-C")
     local_parser.add_argument("--nodes", type=at_least_1, default=2, metavar="N", help="default: 2")
@@ -119,9 +121,14 @@ def _add_edge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", default="127.0.0.1:8080", help="HTTP; default 127.0.0.1:8080")
     parser.add_argument("--grpc-listen", default="", help="gRPC; absent: none")
     parser.add_argument(
-        "--status", default="127.0.0.1:8090", metavar="ADDRESS", help='page and metrics; "": none'
+        "--status",
+        default="127.0.0.1:8090",
+        metavar="ADDRESS",
+        help='page and metrics; "": disabled',
     )
-    parser.add_argument("flags", nargs="*", metavar="FLAG", help="behind --: more of the gateway's")
+    parser.add_argument(
+        "flags", nargs="*", metavar="FLAG", help="after --: further flags of the gateway"
+    )
 
 
 def up(given: argparse.Namespace, fleets: RayFleets) -> int:
@@ -147,7 +154,7 @@ def rollback(given: argparse.Namespace, fleets: RayFleets) -> int:
     """Go back to the release that still serves."""
     fleet = fleets.find(given.name)
     if not fleets.ask(fleet, "roll_back"):
-        return fails("cluster", "no other release serves: pipeline cluster update brings one")
+        return fails("cluster", "no other release serves: start one by pipeline cluster update")
     return _wait(given, fleets, fleet)
 
 
@@ -273,7 +280,7 @@ def _wait(given: argparse.Namespace, fleets: RayFleets, fleet: Any) -> int:
         if view.is_stuck:
             return fails("cluster", f"the release fails:\n{view.reason}")
         if time.monotonic() >= ends:
-            return fails("cluster", f"it is not there after {given.timeout:g} s; it goes on")
+            return fails("cluster", f"not complete after {given.timeout:g} s; it continues")
         time.sleep(_LOOK_S)
 
 

@@ -33,7 +33,7 @@ def run_parser() -> argparse.ArgumentParser:
         "Run a script written for Paddle Serving's pipeline, unmodified, on this library: imports "
         "of paddle_serving_server, paddle_serving_server_gpu and paddle_serving_client are "
         "answered by `pipeline`, whether or not those packages are installed. Otherwise as "
-        "`python SCRIPT`. docs/migration.md tells what differs.",
+        "`python SCRIPT`. docs/migration.md lists the differences.",
         "pipeline run web_service.py",
     )
     parser.add_argument(
@@ -80,16 +80,19 @@ def analyse_parser() -> argparse.ArgumentParser:
     """Return the parser of `pipeline analyse`, without those of `--serve`."""
     parser = command_parser(
         "analyse",
-        "Read what a server with `dag.use_profile: true` wrote to stderr: print what each Op takes "
-        "and which one holds the others up, and advise on concurrency and batch_size. "
+        "Read what a server with `dag.use_profile: true` wrote to stderr: print the time of each "
+        "Op and which one limits the others, and advise on concurrency and batch_size. "
         "With --serve: try other workers and batch sizes of a script's Ops under a load, and write "
         "the best; see pipeline analyse --serve --help.",
         "pipeline analyse server.stderr --qps 200\n"
         "pipeline analyse --serve --load requests.jsonl web_server.py",
     )
-    parser.add_argument("file", help="the server's stderr, of Paddle Serving's too")
+    parser.add_argument("file", help="the server's stderr; also Paddle Serving's")
     parser.add_argument(
-        "--qps", type=above_0, metavar="N", help="requests/s to aim at; otherwise what is in reach"
+        "--qps",
+        type=above_0,
+        metavar="N",
+        help="requests/s to aim at; otherwise the most that is reachable",
     )
     parser.add_argument(
         "--trace", metavar="OUT", help="also write a trace for chrome://tracing, ui.perfetto.dev"

@@ -44,9 +44,9 @@ def config_parser() -> argparse.ArgumentParser:
         "file",
         nargs="?",
         default="config.yml",
-        help="a config.yml, the default, or a script: then with what its constructors say",
+        help="a config.yml (the default), or a script, whose constructors' arguments are included",
     )
-    show.add_argument("--given", action="store_true", help="without keys that have their default")
+    show.add_argument("--given", action="store_true", help="leave out keys that have their default")
     show.add_argument("--json", action="store_true", help="print JSON, an object for each key")
     add_layers(show)
     show.set_defaults(work=_show)
@@ -102,7 +102,7 @@ def _json(rows: Iterable[ConfigRow]) -> str:
     return msgspec.json.format(msgspec.json.encode(objects), indent=2).decode() + "\n"
 
 
-# What constructors of a script say --------------------------------------------------------------
+# Arguments of a script's constructors -----------------------------------------------------------
 
 
 def constructors_of(script: str) -> tuple[str, Source]:
@@ -121,7 +121,7 @@ def constructors_of(script: str) -> tuple[str, Source]:
     if server is None or (config := server._config) is None:
         raise ConfigError(f"{script} ended without running a server")
     if config.source == "yml_dict":
-        raise ConfigError(f"{script}: its configuration is a dict, and no file that can be shown")
+        raise ConfigError(f"{script}: its configuration is a dict, so there is no file to show")
     said = {op.name: _said(op) for graph in server._graphs.values() for op in graph.all_ops}
     origins: dict[KeyPath, str] = {
         ("op", name, key): f"constructor of Op {name!r}" for name in said for key in said[name]

@@ -58,7 +58,7 @@ def _tell(folder: Path, files: Mapping[str, bytes], kept: Collection[str]) -> No
     if _REQUIREMENTS not in kept:
         lines.append(f"add what the service imports: {folder / _REQUIREMENTS}")
     elif (line := files[_REQUIREMENTS].decode().splitlines()[-1]) and not _has_pin(folder, line):
-        lines.append(f"{folder / _REQUIREMENTS} is to have this line for the library:\n  {line}")
+        lines.append(f"{folder / _REQUIREMENTS} needs this line for the library:\n  {line}")
     lines.append(f"build it: docker build --tag my-service {folder}")
     sys.stdout.write("\n".join([*lines, ""]))
 
@@ -80,13 +80,13 @@ def dockerize_parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "dockerize",
         "Write a Dockerfile, a .dockerignore, a requirements.txt and a wheel of this library into "
-        f"the folder of a service, which has a {_SCRIPT} and a {_CONFIG}; its ports are the "
-        "image's. What is there is kept. What they do: docs/deployment.md.",
+        f"the folder of a service, which has a {_SCRIPT} and a {_CONFIG}; the image exposes its "
+        "ports. Existing files stay. See docs/deployment.md.",
         "pipeline dockerize hello",
     )
     parser.add_argument("folder", nargs="?", default=".", metavar="DIR", help="default: this one")
     parser.add_argument(
-        "--force", action="store_true", help="replace what is there, but requirements.txt"
+        "--force", action="store_true", help="replace existing files except requirements.txt"
     )
     return parser
 
@@ -116,7 +116,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     http_port = given.get("http_port")
     if not isinstance(http_port, int) or http_port <= 0:
         raise ConfigError(
-            f"{source.place(('http_port',))}: the image's healthcheck needs a port that is fixed"
+            f"{source.place(('http_port',))}: the image's healthcheck needs a fixed port"
         )
     rpc_port = given.get("rpc_port")
     return docker_files(rpc_port if isinstance(rpc_port, int) else http_port + 1, http_port)

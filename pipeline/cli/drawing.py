@@ -21,7 +21,8 @@ from pipeline.op import Op, RequestOp, ResponseOp
 
 
 class Fused(Struct, frozen=True):
-    """Names of Ops: `groups` run in one go while all in them are quick; `apart`: why others never.
+    """Names of Ops: each of `groups` runs in one pass while its Ops are quick; `apart`: why others
+    never do.
 
     Which Ops are quick is seen at work; what `init_op` sets, and what plug-ins' workers can, is not
     known before.
@@ -74,17 +75,17 @@ def _why(node: OpDispatcher, nodes: Sequence[OpDispatcher], config: DagConfig) -
     if config.fuse != "auto":
         return "dag.fuse is off"
     if not node.pace.is_fusable:
-        return "it holds what only the thread may use that made it"
+        return "only the thread that made its state may use it"
     producers = [other for other in nodes if other.name in node.channel.producers]
     free = [other for other in producers if other.pace.is_fusable]
     if not free:
-        return "nothing next to it goes along with it"
+        return "no neighbour can run in one pass with it"
     if node.channel.is_join:
-        return "it waits for Ops that do not go together"
+        return "it waits for Ops that do not run in one pass"
     (other,) = free
     if waits_for_nobody(node):
-        return f"{other.name} goes along with others"
-    return "its requests wait for others to make a batch with"
+        return f"{other.name} runs in one pass with others"
+    return "its requests wait to form a batch"
 
 
 # What an Executor asks for ------------------------------------------------------------------
@@ -144,7 +145,7 @@ def _workers_of(op: Op) -> _Workers:
 class Node(Struct, frozen=True):
     """An Op as it is drawn; `details` are short texts. The edges of a graph are not `is_op`.
 
-    `apart` is why it never runs in one go with others.
+    `apart` is why it never runs in one pass with others.
     """
 
     name: str
@@ -154,10 +155,10 @@ class Node(Struct, frozen=True):
 
 
 class Drawing(Struct, frozen=True):
-    """Nodes, each after those that it reads, by their places in `nodes`.
+    """Nodes, each after the nodes that it reads, by their places in `nodes`.
 
     `jumps` are (from, to, the name of the Op in whose place it answers), `loops` (from, to, how
-    often a request may take it), `groups` those that run in one go while they are quick.
+    often a request may take it), `groups` the nodes that run in one pass while they are quick.
     """
 
     title: str
@@ -169,7 +170,7 @@ class Drawing(Struct, frozen=True):
 
 
 _NOTHING = Fused((), {})
-_TOGETHER = "in one go while quick"
+_TOGETHER = "in one pass while quick"
 
 
 def drawing_of(graph: Graph, title: str, fused: Fused = _NOTHING) -> Drawing:
@@ -223,7 +224,7 @@ def _ms(seconds: float) -> str:
 
 
 def as_text(drawing: Drawing) -> str:
-    """Return a line for each Op, beside rails that lead to those that read it."""
+    """Return a line for each Op, next to rails that lead to its readers."""
     rails = _Rails()
     for number in range(len(drawing.nodes)):
         rails.add(number, [to for source, to in drawing.edges if source == number])
@@ -235,7 +236,7 @@ def as_text(drawing: Drawing) -> str:
         lines.append(f"{row:{width}}  {told}".rstrip())
     lines += [""] * bool(drawing.jumps or drawing.loops)
     lines += [
-        f"{drawing.nodes[source].name} may jump to {drawing.nodes[to].name}, in the place of {over}"
+        f"{drawing.nodes[source].name} may jump to {drawing.nodes[to].name}, instead of {over}"
         for source, to, over in drawing.jumps
     ]
     lines += [
@@ -247,7 +248,7 @@ def as_text(drawing: Drawing) -> str:
 
 
 def _at_most(count: int) -> str:
-    return f"{count} times at most" if count > 1 else "once at most"
+    return f"at most {count} times" if count > 1 else "once at most"
 
 
 def _together(drawing: Drawing) -> Iterator[str]:
@@ -279,7 +280,7 @@ class _Rails:
         self._lanes: list[int | None] = []
 
     def add(self, number: int, readers: Sequence[int]) -> None:
-        """Put an Op below all that it reads."""
+        """Put an Op below the Ops that it reads."""
         ends = [lane for lane, to in enumerate(self._lanes) if to == number]
         home = ends[0] if ends else self._free(-1)
         for lane in ends[1:]:

@@ -81,7 +81,7 @@ def graph_parser() -> argparse.ArgumentParser:
         "graph",
         "Print the graph of the server that a script runs. The script is executed as by `pipeline "
         "run` up to where its server would start: no worker, no model and no port is opened. What "
-        "it prints goes to stderr. Below the Ops stands which of them run in one go while they are "
+        "it prints goes to stderr. The last lines list the Ops that run in one pass while they are "
         "quick, and why others never do.",
         "pipeline graph --format mermaid web_server.py",
     )
@@ -89,7 +89,7 @@ def graph_parser() -> argparse.ArgumentParser:
         "--format",
         choices=tuple(FORMATS),
         default="text",
-        help="text (the default), mermaid, or dot for Graphviz; may also stand behind SCRIPT",
+        help="text (the default), mermaid, or dot for Graphviz; may also follow SCRIPT",
     )
     parser.add_argument(
         "-m",
@@ -99,7 +99,10 @@ def graph_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("script", metavar="SCRIPT", help="a Python file that runs a server")
     parser.add_argument(
-        "arguments", nargs="*", metavar="ARGUMENT", help="the script's; all that is behind -- is"
+        "arguments",
+        nargs="*",
+        metavar="ARGUMENT",
+        help="the script's arguments; everything after -- is passed to it",
     )
     return parser
 
@@ -184,7 +187,7 @@ def pipeline_server(server: PipelineServer | WebService) -> PipelineServer:
 
 
 def _threads() -> set[threading.Thread]:
-    """Return those that Python waits for before it ends."""
+    """Return the threads that Python waits for before it ends."""
     return {thread for thread in threading.enumerate() if not thread.daemon}
 
 
@@ -231,10 +234,10 @@ def check_parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "check",
         "Check configuration files as a server here would read them, with the environment and "
-        "profiles, without starting one. Everything that is wrong is printed, "
-        "a line for each mistake; the exit status is 1 if there is any. What is merely odd is a "
-        "warning: unknown keys, model files that are not there, batches that can never be full. "
-        "Constructor arguments of Ops, and which Ops there are, stand in the script: see `pipeline "
+        "profiles, without starting one. Prints a line for each mistake; the exit status is 1 if "
+        "there is any. Warnings are for unknown keys, model files that are not there, batches that "
+        "can never be full. "
+        "Constructor arguments of Ops, and which Ops there are, are in the script: see `pipeline "
         "graph`.",
         "pipeline check --strict config.yml",
     )
@@ -267,7 +270,7 @@ def _count(number: int, what: str) -> str:
 
 @contextlib.contextmanager
 def _warnings_of_the_configuration() -> Iterator[list[str]]:
-    """Collect them where they are logged, which is all that is left of them after an error."""
+    """Collect them where they are logged: after an error there is no other trace of them."""
     warnings: list[str] = []
 
     class Collector(logging.Handler):

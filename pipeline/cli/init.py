@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
 _TAKEN = {*RESERVED, "v2", "health", "metrics", "docs", "static"}
 _PLACEHOLDER = "@NAME@"
 _HIDDEN = {"gitignore": ".gitignore"}
-"""Names of templates that are no hidden files, which tools would heed in this repository."""
+"""Names of templates; hidden files would take effect on tools in this repository."""
 
 
 def init(arguments: Sequence[str]) -> int:
@@ -36,7 +36,7 @@ def init(arguments: Sequence[str]) -> int:
         return fails("init", f"{error.filename}: {error.strerror}")
     enter = "" if folder.resolve() == Path.cwd() else f"cd {given.folder} && "
     sys.stdout.write(
-        f"{folder / 'web_server.py'} and what belongs to it are written.\n"
+        f"wrote {folder / 'web_server.py'} and its files.\n"
         f"  test it:  {enter}pytest\n"
         f"  serve it: {enter}pipeline serve --reload\n"
         f"  ask it:   pipeline client http://127.0.0.1:18071/{name} name=Anna\n"
@@ -48,18 +48,22 @@ def init_parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "init",
         "Make a folder with a service that runs: web_server.py, config.yml, a test, a Dockerfile, "
-        "a README. Nothing is asked, and no file that is there is changed.",
+        "a README. It asks no questions and changes no existing file.",
         "pipeline init hello && cd hello && pipeline serve",
     )
     parser.add_argument("folder", metavar="NAME", help="folder to make, and the service's name")
-    parser.add_argument("--name", help="the service's name, where it is not that of the folder")
+    parser.add_argument("--name", help="the service's name, if it differs from the folder's")
     return parser
 
 
 def service_files(name: str) -> dict[str, bytes]:
-    """Return the files of a new service by their names. Raises ConfigError: a name is none."""
+    """Return the files of a new service by their names. Raises ConfigError: a name is not valid."""
     if not _NAME.fullmatch(name) or name in _TAKEN:
-        why = "paths of other parts begin so" if name in _TAKEN else "letters, digits, _ and -"
+        why = (
+            "paths of the server's own pages begin so"
+            if name in _TAKEN
+            else "letters, digits, _ and -"
+        )
         raise ConfigError(f"{name!r} cannot be a service's name ({why}): give one by --name")
     files = {
         _HIDDEN.get(name_of := path.name.removesuffix(_SUFFIX), name_of): path.read_text("utf-8")

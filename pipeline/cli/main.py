@@ -1,4 +1,4 @@
-"""The shell command `pipeline`, which `python -m pipeline` is, too: finds and runs sub-commands."""
+"""The shell command `pipeline`, also `python -m pipeline`: finds and runs sub-commands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMMANDS: Mapping[str, Command] = {
         "pipeline.cli.init:init_parser",
     ),
     "serve": Command(
-        "run the script of a server; --reload: again when its files change",
+        "run the script of a server; --reload restarts it when its files change",
         "pipeline.cli.serve:serve",
         "pipeline.cli.serve:serve_parser",
     ),
@@ -59,12 +59,12 @@ COMMANDS: Mapping[str, Command] = {
         "pipeline.cli.graph:check_parser",
     ),
     "client": Command(
-        "ask a server over HTTP, and print its answer",
+        "send a request over HTTP, and print the answer",
         "pipeline.cli.client:client",
         "pipeline.cli.client:client_parser",
     ),
     "bench": Command(
-        "ask a server as fast as it answers, and print rates and times",
+        "send requests as fast as a server answers, and print rates and times",
         "pipeline.cli.bench:bench",
         "pipeline.cli.bench:bench_parser",
     ),
@@ -74,17 +74,17 @@ COMMANDS: Mapping[str, Command] = {
         "pipeline.cli.dockerize:dockerize_parser",
     ),
     "config": Command(
-        "show: print the configuration and where it came from; schema: its JSON Schema",
+        "show: print the configuration and the origin of each value; schema: its JSON Schema",
         "pipeline.cli.config:config",
         "pipeline.cli.config:config_parser",
     ),
     "analyse": Command(
-        "say where the time goes; --serve: try other settings, write the best",
+        "print what limits a server; --serve: try other settings, write the best",
         "pipeline.cli.commands:analyse",
         "pipeline.cli.commands:analyse_parser",
     ),
     "callers": Command(
-        "keep the file of who may ask a server, and for what; makes tokens",
+        "manage the file of callers, their roles and their tokens",
         "pipeline.cli.callers:callers",
         "pipeline.cli.callers:callers_parser",
     ),
@@ -102,7 +102,7 @@ COMMANDS: Mapping[str, Command] = {
         "pipeline.cli.cluster:cluster_parser",
     ),
     "completion": Command(
-        "print what makes a shell complete this command's words",
+        "print a script that completes this command's words in a shell",
         "pipeline.cli.completion:completion",
         "pipeline.cli.completion:completion_parser",
     ),
@@ -167,7 +167,7 @@ python -m {program}.serve --help
 commands:
 {commands}
 options:
-  -h, --help     show this text; behind a command: its own
+  -h, --help     show this text; after a command: the command's help
   -V, --version  show the version
 
 example:

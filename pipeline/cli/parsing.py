@@ -21,7 +21,7 @@ _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """A formatter that wraps sentences, and leaves the example as it is."""
+    """A formatter that wraps sentences but not the example."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith(_EXAMPLE):

@@ -24,7 +24,7 @@ from pipeline.system.processes import is_shared_with_strangers
 from pipeline.system.service_manager import VARIABLE
 from pipeline.system.stdio import say_on_stderr
 
-_DRAIN_DELAY_MS = 500  # in which callers that keep their connections are told to leave them
+_DRAIN_DELAY_MS = 500  # in which callers that keep their connections are asked to close them
 _POLL_INTERVAL_S = 0.2
 _MAX_DATAGRAM = 4096
 _ANY_FREE = "0"
@@ -38,12 +38,12 @@ Ports = Mapping[str, str]
 
 
 class Reloader:
-    """The server that serves, the one that starts, and those that leave, as files change.
+    """The server that serves, the next one that starts, and older ones that drain, as files change.
 
     Args:
         start: starts a server on these ports, {} at first.
         changed: the files that have changed since the last call.
-        say: writes a line for whoever is developing.
+        say: writes a line for the developer.
 
     Attributes:
         is_unwanted: somebody else serves at the ports, so that it had better end.
@@ -86,13 +86,13 @@ class Reloader:
             if self._serving is not None:
                 self._say("the new server has taken over")
             elif not self._ports and (port := self._starting.shared_port()):
-                self._say(f"port {port} is another server's, too: stop that one, or use --port")
+                self._say(f"port {port} is also another server's: stop that server, or use --port")
                 self.is_unwanted = True
             self._leave(self._serving)
             self._ports = ports
             self._serving, self._starting = self._starting, None
         elif (status := self._starting.status()) is not None:
-            other = "the one before serves on" if self._serving else "waiting for a change"
+            other = "the previous server continues" if self._serving else "waiting for a change"
             self._say(f"the server could not start (status {status}); {other}")
             self._starting = None
 
@@ -152,7 +152,7 @@ def serve_and_reload(
 
 
 def pinned(settings: Sequence[str], ports: Ports) -> list[str]:
-    """Return settings with the ports in the place of those that were any free ones."""
+    """Return settings in which these ports replace ports that were free to choose."""
     is_free = any(setting in ("http_port=0", "rpc_port=0") for setting in settings)
     if not ports or not is_free:
         return list(settings)
@@ -174,7 +174,7 @@ def _command(
 
 
 class ServerProcess:
-    """A server, from its start to its end; it tells its ports as a service manager is told."""
+    """A server, from its start to its end; it reports its ports as to a service manager."""
 
     def __init__(self, command: Sequence[str], place: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -198,7 +198,7 @@ class ServerProcess:
         return self._ports
 
     def shared_port(self) -> str:
-        """Return a port of it at which another program listens, too; "": there is none."""
+        """Return a port of the server at which another program also listens; "": no port."""
         taken = (port for port in self._ports.values() if port != _ANY_FREE)
         session = self._process.pid  # see above
         return next((p for p in taken if is_shared_with_strangers(int(p), session)), "")
@@ -248,9 +248,10 @@ class Watch:
         self._known = self._last = self._stamps()
 
     def changed(self) -> list[str]:
-        """Return the files that have changed since they were told last, relative to the folder.
+        """Return the files that have changed since the last report, relative to the folder.
 
-        They are told when nothing has changed from one call to the next: an editor or a checkout
+        They are reported when nothing has changed from one call to the next: an editor or a
+        checkout
         may not be through with the others.
         """
         now = self._stamps()

@@ -33,26 +33,26 @@ _FALSE = ("0", "false", "off", "no")
 
 _UNUSED = {
     "backend-directory": "backends are Python packages",
-    "repoagent-directory": "there are no agents",
+    "repoagent-directory": "repository agents are not supported",
     "cache-directory": "caches are Python packages",
-    "backend-config": "backends have no settings of their own",
+    "backend-config": "backends have no own settings",
     "http-thread-count": "HTTP is read on an event loop",
     "grpc-infer-thread-count": "gRPC is read on an event loop",
     "grpc-infer-allocation-pool-size": "there is no such pool",
     "grpc-max-response-pool-size": "there is no such pool",
-    "model-load-thread-count": "all that can be is loaded at once",
-    "model-load-retry-count": "a load is tried once",
+    "model-load-thread-count": "models are loaded as concurrently as they can be",
+    "model-load-retry-count": "a load is not retried",
     "buffer-manager-thread-count": "arrays are gathered by numpy",
     "pinned-memory-pool-byte-size": "there is no such pool",
     "cuda-memory-pool-byte-size": "there is no such pool",
     "cuda-virtual-address-size": "there is no such memory",
-    "min-supported-compute-capability": "onnxruntime says what it supports",
+    "min-supported-compute-capability": "onnxruntime reports the compute capability it supports",
     "enable-peer-access": "cards are used one by one",
     "model-load-gpu-limit": "cards are used one by one",
-    "host-policy": "workers are bound to no processor",
+    "host-policy": "workers are not bound to processors",
     "allow-gpu-metrics": "there are no metrics of cards",
     "allow-cpu-metrics": "there are no metrics of processors",
-    "metrics-interval-ms": "metrics are made when they are asked for",
+    "metrics-interval-ms": "metrics are computed on request",
     "allow-sagemaker": "there is no such port",
     "sagemaker-port": "there is no such port",
     "sagemaker-safe-port-range": "there is no such port",
@@ -61,7 +61,7 @@ _UNUSED = {
     "vertex-ai-port": "there is no such port",
     "vertex-ai-thread-count": "there is no such port",
     "vertex-ai-default-model": "there is no such port",
-    "grpc-infer-response-compression-level": "answers are compressed as calls ask for it",
+    "grpc-infer-response-compression-level": "answers are compressed as each call asks",
     "grpc-keepalive-time": "callers are seen to be gone by their connections",
     "grpc-keepalive-timeout": "callers are seen to be gone by their connections",
     "grpc-keepalive-permit-without-calls": "callers may ask whether the server is there",
@@ -73,7 +73,7 @@ _UNUSED = {
 }
 """Flags that are read and change nothing, and why."""
 
-_TLS = "there is no TLS: a proxy before the server has it"
+_TLS = "there is no TLS: use a proxy in front of the server"
 _REFUSED = {
     "grpc-use-ssl": _TLS,
     "grpc-use-ssl-mutual": _TLS,
@@ -132,7 +132,7 @@ def repository_parser() -> argparse.ArgumentParser:
 
 
 def _add_models(add: Add) -> None:
-    folders = "folder of models; may be given several times"
+    folders = "folder of models; may be repeated"
     names = "--model-repository", "--model-store"
     add(*names, action="append", required=True, metavar="DIR", help=folders)
     add("--id", default="triton", metavar="NAME", help="name of the server in its metadata")
@@ -150,7 +150,7 @@ def _add_models(add: Add) -> None:
     add("--strict-readiness", **_YES)
     add("--exit-on-error", **_YES)
     add("--exit-timeout-secs", type=float, default=30, metavar="S")
-    most = f"most instances of a model, of all its groups; {MAX_INSTANCES}"
+    most = f"maximum of a model's instances, of all its groups; {MAX_INSTANCES}"
     add("--max-instances", type=int, default=MAX_INSTANCES, metavar="COUNT", help=most)
     add("--model-namespacing", **_NO)
 
@@ -176,7 +176,7 @@ def _add_observing(add: Add) -> None:
     )
     add("--metrics-config", **_SEVERAL, metavar="SETTING=VALUE", help=families)
     traces = (
-        "what of requests is written to a file: level, rate, count; triton,file and "
+        "how requests are traced: level, rate, count; triton,file and "
         "triton,log-frequency; or mode=opentelemetry"
     )
     add("--trace-config", **_SEVERAL, metavar="[MODE,]SETTING=VALUE", help=traces)
@@ -185,26 +185,30 @@ def _add_observing(add: Add) -> None:
 
 
 def _add_limits(add: Add) -> None:
-    caches = "where answers are kept of models with response_cache: local,size=BYTES, or redis"
+    caches = "the cache of models with response_cache: local,size=BYTES, or redis"
     add("--cache-config", **_SEVERAL, metavar="CACHE,KEY=VALUE", help=caches)
     add("--rate-limit", type=str.lower, default="off", choices=("off", "execution_count"))
-    resources = "how much there is of a resource that instances need"
+    resources = "available amount of a resource that instances need"
     form = "NAME:COUNT[:DEVICE]"
     add("--rate-limit-resource", **_SEVERAL, metavar=form, help=resources)
     add("--response-cache-byte-size", type=int, default=None, metavar="BYTES")
-    restricted = "parts of v2, with commas between, for those whose header KEY is VALUE"
+    restricted = (
+        "restrict these protocols of v2 (separated by commas) to requests whose header KEY is VALUE"
+    )
     for flag in ("--http-restricted-api", "--grpc-restricted-protocol"):
         add(flag, **_SEVERAL, metavar="APIS:KEY=VALUE", help=restricted)
-    shared = "callers may have tensors in shared memory; else if --http-address is a loopback one"
+    shared = (
+        "callers may pass tensors in shared memory; default: if --http-address is a loopback one"
+    )
     add("--allow-client-shm", type=_flag, default=None, metavar="BOOL", help=shared)
     edge = (
-        "who takes gRPC and HTTP: auto: gRPC the gateway, where it is, as a child of this "
+        "what serves gRPC and HTTP: auto: the gateway, if installed, gRPC as a child of this "
         "process; embedded: this process both; gateway: the gateway both"
     )
     add("--edge", default="auto", choices=get_args(Edge), help=edge)
     replicas = (
-        "processes that serve all models behind one gateway; each has instances of its own, as "
-        "many as the models say"
+        "processes that serve all models behind one gateway; each has the configured instances of "
+        "every model"
     )
     add("--replicas", type=int, default=1, metavar="COUNT", help=replicas)
 
@@ -298,7 +302,7 @@ def _doors(given: argparse.Namespace) -> dict[str, Any]:
         http = "gateway" if given.edge == "gateway" else "embedded"
         return {"edge": given.edge, "http_server": http}
     if given.edge == "embedded":
-        raise ConfigError("--replicas: it is the gateway that stands before them, see --edge")
+        raise ConfigError("--replicas: they need the gateway in front of them, see --edge")
     gateway = {"edge": "gateway", "http_server": "gateway"}
     return {**gateway, "build_dag_each_worker": True, "worker_num": given.replicas}
 
@@ -310,7 +314,7 @@ def _grouped(pattern: str) -> str:
 
 
 def _restrictions(flag: str, said: Sequence[str], prefix: str = "") -> list[dict[str, Any]]:
-    """Return restrictions as config.yml has them. Raises ConfigError: one is none."""
+    """Return restrictions in config.yml's form. Raises ConfigError: one is not valid."""
     kind = flag.rsplit("-", 1)[1]
     found: list[dict[str, Any]] = []
     for each in said:
@@ -433,7 +437,7 @@ def metrics_of(given: Sequence[str]) -> dict[str, Any]:
     Unknown names are ignored, and wrong quantiles are logged, as in Triton.
 
     Raises:
-        ConfigError: one is no setting, in Triton's words.
+        ConfigError: one is not a setting, in Triton's words.
     """
     found: dict[str, Any] = {"histogram_latencies": False}
     for text in given:
@@ -477,7 +481,7 @@ def traces_of(given: Sequence[str], older: Mapping[str, Sequence[str]] = _NOTHIN
     `older` has the values of the flags before it, such as `--trace-rate`, by their settings.
 
     Raises:
-        ConfigError: one is no setting, or has no such value, in Triton's words.
+        ConfigError: one is not a setting, or has no such value, in Triton's words.
     """
     said: dict[str, list[tuple[str, str]]] = {"": [], "triton": [], "opentelemetry": []}
     for text in given:
@@ -529,7 +533,9 @@ def _trace_number(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise ConfigError(f'Bad option: "--trace-config {name}": {text} is no number') from error
+        raise ConfigError(
+            f'Bad option: "--trace-config {name}": expected a number, got {text!r}'
+        ) from error
 
 
 def _otel(said: Sequence[tuple[str, str]], rate: int) -> dict[str, str]:

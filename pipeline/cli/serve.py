@@ -90,8 +90,8 @@ def serve_together(scripts: Sequence[str], words: Sequence[str]) -> None:
 def serve_parser() -> argparse.ArgumentParser:
     parser = command_parser(
         "serve",
-        "Run the script of a server, as `python SCRIPT` does. The options win over config.yml and "
-        "over what the script says; what stands behind -- is given to the script.",
+        "Run the script of a server, as `python SCRIPT` does. The options override config.yml and "
+        "the script; arguments after -- go to the script.",
         "pipeline serve\n"
         "pipeline serve chat.py embed.py\n"
         "pipeline serve web_server.py --reload --port 8080 --set op.bow.concurrency=4",
@@ -103,12 +103,14 @@ def serve_parser() -> argparse.ArgumentParser:
         help=f"a Python file, or a folder with {SCRIPT}; default: {SCRIPT}; of several files the "
         "pipelines are served by one server, which the first one's configuration is for",
     )
-    parser.add_argument("--host", metavar="ADDRESS", help="address to listen on; ::: all of them")
-    parser.add_argument("--port", metavar="N", help="HTTP port; gRPC's is the next: 0: free ones")
+    parser.add_argument("--host", metavar="ADDRESS", help="address to listen on; ::: all addresses")
+    parser.add_argument(
+        "--port", metavar="N", help="HTTP port; gRPC's is the next one; 0: free ports"
+    )
     parser.add_argument(
         "--reload",
         action="store_true",
-        help="for development: serve with the new code when a file beside the script changes",
+        help="for development: restart when a file in the script's folder changes",
     )
     add_layers(parser)
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)

@@ -140,10 +140,10 @@ def _change(ops: Mapping[str, OpValues]) -> None:
 def changed(data: object, ops: Mapping[str, OpValues]) -> dict[str, Any]:
     """Return a configuration with other values of these Ops, and where nobody else is.
 
-    Raises ConfigError: it is no mapping.
+    Raises ConfigError: it is not a mapping.
     """
     if not isinstance(data, Mapping):
-        raise ConfigError("the configuration is no mapping")
+        raise ConfigError("expected the configuration to be a mapping")
     of_ops = {
         name: {**(values or {}), "response_cache": False}
         for name, values in (data.get("op") or {}).items()

@@ -52,7 +52,7 @@ which another one has all names."""
 
 
 def home_of(name: str) -> str | None:
-    """Return our module that `name` stands for; None if `name` is no name of the predecessor's."""
+    """Return our module that `name` stands for; None if `name` is not a name of the predecessor."""
     root, _, rest = name.partition(".")
     home = name
     if root in ROOTS:
@@ -74,8 +74,8 @@ class ImportHook(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raises ModuleNotFoundError for a module of theirs that we have nothing for: nobody
-        else is asked then, so that nothing of an installed original is imported."""
+        """Raises ModuleNotFoundError for a module of the predecessor that we do not replace: no
+        other finder is asked then, so that nothing of an installed original is imported."""
         if fullname == _NEEDS_FLUID:
             _stand_in_for_fluid()
         home = home_of(fullname)
@@ -116,7 +116,7 @@ def _stand_in_for_fluid() -> None:
 
 
 class _Alias(Loader):
-    """Puts a module of ours under a second name into `sys.modules`."""
+    """Puts one of our modules under a second name into `sys.modules`."""
 
     def __init__(self, home: str) -> None:
         self._home = home

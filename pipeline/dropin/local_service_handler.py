@@ -9,7 +9,7 @@ from typing import Any, Literal, NoReturn
 from pipeline.errors import InitError, NotImplementedByOpError
 
 _CONF_FILE = "serving_server_conf.prototxt"
-# Arguments that are no keys of local_service_conf.
+# Arguments that are not keys of local_service_conf.
 _NO_SETTINGS = frozenset(
     ["self", "fetch_names", "available_port_generator", "use_profile", "dynamic_shape_info"]
 )

@@ -46,7 +46,7 @@ class CustomException(PipelineError):
 
     Args:
         exceptionCode: a member of `CustomExceptionCode` or `ProductErrCode`, or an int.
-        errorMsg: what the caller is told.
+        errorMsg: the message that the caller receives.
         isSendToUser: accepted; an error always goes to the caller and never ends a process.
     """
 

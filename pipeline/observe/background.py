@@ -57,5 +57,5 @@ class Background:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception:  # one bad piece must not silence all that follow
+            except Exception:  # one bad piece must not stop the later ones
                 _LOGGER.exception("%s failed to write a piece", self._name)

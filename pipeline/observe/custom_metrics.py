@@ -63,8 +63,8 @@ class _Family:
 class CustomMetrics:
     """The families of a server, on its event loop.
 
-    Who asks for a family that is there has it, too, with the text that it had first; series of
-    equal labels are one. Each is there as long as anybody uses it.
+    Workers share a family of one name, with the text that it had first, and a series of equal
+    labels. Each lives as long as a worker uses it.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class CustomMetricsOfWorker:
         return _done(held[key], use)
 
     def close(self) -> None:
-        """Give back all that the worker has: it has ended."""
+        """Release everything that an ended worker has used."""
         for family, held in self._held.values():
             self._metrics.release(family, list(held))
         self._held.clear()

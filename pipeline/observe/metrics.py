@@ -113,7 +113,7 @@ class _Replicas:
 
     def __init__(self, snapshots: Sequence[Snapshot], by_replica: bool) -> None:
         self._by_replica = by_replica
-        # Those that are no more have had series of their own.
+        # Pipelines that have ended had series of their own.
         self.snapshots = [each for each in snapshots if each.replica != NO_REPLICA]
 
     def labels(self, snapshot: Snapshot, more: Labels | None = None) -> Labels:
@@ -333,7 +333,7 @@ _OTHERS: Sequence[tuple[str, str, str, Callable[[_Replicas], _Samples]]] = (
     (
         "gauge",
         "pipeline_requests",
-        "Requests inside the graph, and those that wait to be let in.",
+        "Requests inside the graph, and requests that wait for admission.",
         _of_engines("inside", "waiting", label="state"),
     ),
     (

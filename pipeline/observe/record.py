@@ -45,7 +45,8 @@ class Record(Filter):
         self._is_writing = False
 
     def on_request(self, request: RequestState) -> None:
-        """Keep a request; those of v2 to a single model are none of the pipeline's."""
+        """Record a request, unless it is a v2 request to a single model: such a one is not the
+        pipeline's."""
         raw, target = request.raw, request.target
         is_own = target is None or target.payload is None
         if self._left <= 0 or not is_own or not (getattr(raw, "name", "") or self._options.service):

@@ -23,10 +23,11 @@ Answer = Callable[[str], Awaitable[bytes]]
 class SinkHooks:
     """The hooks of all sinks of a process, see the methods of SinkContext.
 
-    `begin_trace` makes of (data id, the caller's traceparent or "") the request's own. `on_step` is
-    told of a request that goes to a worker as a step of a sequence: its data id, the index of the
+    `begin_trace` takes (data id, the caller's traceparent or "") and returns the request's
+    traceparent. `on_step` is called for a request that goes to a worker as a step of a sequence:
+    its data id, the index of the
     Op, the id of the sequence and its slot. `trace_of` returns what `begin_trace` made for a data
-    id, if that is recorded; it is asked in any thread.
+    id, if that is recorded; any thread may call it.
     """
 
     def __init__(self) -> None:

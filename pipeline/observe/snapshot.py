@@ -1,4 +1,4 @@
-"""Snapshot: all that one process of a server knows of itself, as it travels to the others.
+"""Snapshot: the state of one process of a server, in the form in which it is sent to the others.
 
 Numbers only grow, so that the snapshots of several processes add up.
 """
@@ -15,8 +15,8 @@ from pipeline.metrics import MetricSamples
 from pipeline.predictors.base import MemoryUse
 
 LATENCY_STEPS = 121
-"""Buckets of a latency histogram: bucket i holds what took up to 1 us * 2**(i / 4), and longer
-than the bucket before; the last one also all that took longer than its bound, 18 minutes."""
+"""Buckets of a latency histogram: bucket i counts times up to 1 us * 2**(i / 4) and above the
+previous bound; the last one also counts all times above its bound, 18 minutes."""
 
 NO_REPLICA = -1
 """`Snapshot.replica` of the counters of replicas that have ended; it has no engine's state."""
@@ -48,14 +48,14 @@ class ResponseCounters(msgspec.Struct, array_like=True):
 class ModelCounters(msgspec.Struct, array_like=True):
     """One model, an Op or the whole pipeline: Triton's counters. Times in ns.
 
-    Without a `version` it is no model to those who ask.
+    Without a `version` callers cannot ask for it as a model.
 
     `fail_counts` has a number for each `Outcome` (that of OK stays 0). `batches` is by batch size.
     `latency` and `queue_latency` are histograms of successes, see LATENCY_STEPS. `responses` is by
     the number of a part; `first_part` and `part_gap` are histograms of the time until the first
     part of a stream, and from each to the next; empty where nothing has streamed. `first_part_ms`
-    is the first of the two again, by `first_part_bounds_ms` and what took longer. `caches`: answers
-    are kept; those that were found are successes, and no executions. `recent_us`: quantiles of the
+    is the first of the two again, by `first_part_bounds_ms` and one bucket above them. `caches`:
+    the model has a cache; its hits are successes, but not executions. `recent_us`: quantiles of the
     times of the last minute: of all, in the queue and of the three stages; they do not add up.
     """
 
@@ -94,7 +94,8 @@ class ModelCounters(msgspec.Struct, array_like=True):
 class MinuteSeries(msgspec.Struct, frozen=True, array_like=True):
     """60 seconds of the whole pipeline, oldest first; the last one ended at the second `end_s`.
 
-    `end_s` is monotonic, 0: nothing is known. `inside` counts those that wait to be let in, too.
+    `end_s` is monotonic, 0: nothing is known. `inside` also counts requests that wait for
+    admission.
     """
 
     end_s: int = 0

@@ -1,8 +1,8 @@
 """Statistics by Triton's schema: counts what every Op and the whole pipeline did.
 
-Each Op is a model of version 1; so is the pipeline, which counts as Triton's ensembles do. One of
-a repository has its own version. Who moves which counter when, and where Triton itself does
-otherwise: docs/triton_differences.md.
+Each Op is a model of version 1; so is the pipeline, which counts as Triton's ensembles do. A model
+of a repository has its own version. docs/triton_differences.md lists when each counter moves, and
+where Triton itself differs.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ def model_names(service_name: str | None, op_names: Sequence[str]) -> tuple[str,
 def version_number(text: str) -> int | None:
     """Return the version that a caller asks for; None for "": the server may choose.
 
-    Raises StatisticsError if it is no number from 0 to 2**63 - 1.
+    Raises StatisticsError if it is not a number from 0 to 2**63 - 1.
     """
     if not text:
         return None
@@ -365,7 +365,7 @@ def select(
     """Return the models that a caller asks for, by name and version; all if `name` is "".
 
     As in Triton, the version of a question for all models is read, but not compared. Raises
-    StatisticsError, with Triton's texts, for what is no version and for what is not there.
+    StatisticsError, with Triton's texts, if the version is not valid or the model does not exist.
     """
     number = version_number(version)
     shown = (model for model in models if model.version)
@@ -491,7 +491,7 @@ _HITS, _HIT_NS, _MISSES, _MISS_NS = range(4)
 
 
 class Hits:
-    """Counters of requests that were found in a cache, and of those that were not.
+    """Counters of hits and misses of a cache.
 
     Args:
         models: how many there are.
@@ -543,7 +543,8 @@ class Hits:
         }
 
 
-_MOST_NUMBERS = 1000  # of parts that are counted apart: the last one counts all that come later
+# number of parts with a counter of their own: the last one also counts all later parts
+_MOST_NUMBERS = 1000
 
 
 class Responses:
@@ -551,7 +552,7 @@ class Responses:
 
     Args:
         models: how many there are.
-        bounds_ms: of Triton's histogram of first parts; what took longer has a bucket, too.
+        bounds_ms: of Triton's histogram of first parts; times above them have one more bucket.
     """
 
     def __init__(self, models: int, bounds_ms: Sequence[float]) -> None:

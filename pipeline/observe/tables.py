@@ -52,7 +52,7 @@ def _runs(is_first: npt.NDArray[np.bool_]) -> tuple[Positions, Positions]:
 
 
 def walks(spans: Rows) -> dict[tuple[int, int], list[int]]:
-    """Return the Ops that requests went through in one go, by (data_id, result_received_ns).
+    """Return the Ops that requests passed in one trip, by (data_id, result_received_ns).
 
     Such spans came back to the event loop at the same moment, to the nanosecond.
     """
@@ -99,7 +99,7 @@ def joined(tables: Sequence[Rows]) -> Rows:
 
 
 def sorted_by(keys: Integers) -> Positions | None:
-    """Return the order in which `keys` (0 or more) ascend, equals as they are; None: they do."""
+    """Return the stable order in which `keys` (0 or more) ascend; None: they ascend already."""
     if (keys[1:] >= keys[:-1]).all():
         return None
     # Short ones are sorted by their digits, in a third of the time.
@@ -160,7 +160,8 @@ def buckets(ns: Integers) -> Positions:
     cells = ns.astype(np.float64).view(np.int64)
     cells >>= _CELL_BITS
     cells -= _FIRST_CELL
-    found: Positions = _BUCKET_OF_CELL.take(cells, mode="clip")  # below 1 ns is in the first, too
+    # times below 1 ns are also in the first
+    found: Positions = _BUCKET_OF_CELL.take(cells, mode="clip")
     found += ns > _LAST_NS.take(found)
     return found
 
@@ -187,7 +188,7 @@ def percentile(histogram: Sequence[int], q: float) -> float:
 
 
 def merged(starts: Integers, ends: Integers) -> tuple[Integers, Integers]:
-    """Merge intervals into those that neither overlap nor touch, in order; each has an end."""
+    """Merge intervals so that they neither overlap nor touch, in order; each has an end."""
     if not starts.size:
         return starts, ends
     order = np.argsort(starts, kind="stable")

@@ -80,7 +80,7 @@ class ModelPoller:
         self._files = OverrideFiles()
 
     def folders(self) -> dict[str, ModelFolder]:
-        """Return the folders of all models. Raises ConfigError: a repository is no folder."""
+        """Return the folders of all models. Raises ConfigError: a repository is not a folder."""
         return model_folders(self._settings.repositories, self._settings.is_namespaced)
 
     def close(self) -> None:
@@ -158,8 +158,8 @@ class ModelControl:
         """Load what is to be there at the start.
 
         Raises:
-            ConfigError: a repository is no folder, or the names of models are not to be understood.
-            InitError: a model could not be loaded, and the server shall end then.
+            ConfigError: a repository is not a folder, or the names of models are ambiguous.
+            InitError: a model could not be loaded, and the server is configured to end then.
         """
         settings = self._settings
         try:
@@ -212,7 +212,7 @@ class ModelControl:
     async def _poll(self) -> bool:
         """Look at all repositories, load what has come or changed, end what has gone.
 
-        Returns whether all that is there could be loaded.
+        Returns whether every model could be loaded.
         """
         folders = await asyncio.to_thread(self._poller.folders)
         gone = self._known.keys() - folders.keys()
@@ -227,7 +227,7 @@ class ModelControl:
             await self._drop({name})
         return not await self._bring(wanted)
 
-    # What callers ask for -------------------------------------------------------------------
+    # Callers' requests ----------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
@@ -304,7 +304,7 @@ class ModelControl:
     async def _bring(
         self, wanted: Mapping[str, Overrides], is_inner: bool = False
     ) -> dict[str, V2Error]:
-        """Load models and what they are made of; return why those that failed did."""
+        """Load models and what they are made of; return the reasons of the failed ones."""
         failures: dict[str, V2Error] = {}
         polled = await self._polled(wanted, failures)
         affected = affected_by(self._known, polled, self._linked({**self._known, **polled}))
@@ -323,7 +323,8 @@ class ModelControl:
                     await self._load(polled[name], failures)
             for name in failures.keys() & polled.keys() & before.keys():
                 if self._versions.ready(name):
-                    self._known[name] = before[name]  # which goes on, and the next try is one
+                    # the change continues, and the next poll tries again
+                    self._known[name] = before[name]
             for name in in_order(self._known, affected - polled.keys()):
                 await self._look_again(self._known[name])
         return failures
@@ -334,7 +335,7 @@ class ModelControl:
     async def _polled(
         self, wanted: Mapping[str, Overrides], failures: dict[str, V2Error]
     ) -> dict[str, PolledModel]:
-        """Look at models and, by and by, at all that they are made of."""
+        """Look at models and, one after another, at the models that they are made of."""
         polled: dict[str, PolledModel] = {}
         left, seen = dict(wanted), set(wanted)
         while left:

@@ -94,7 +94,7 @@ def _check_flow(config: ModelConfig, tensors: dict[str, _Tensor]) -> None:
 
 
 def _follow(inputs: list[_Tensor]) -> None:
-    """Set `is_ready` of all that can be made of the inputs."""
+    """Set `is_ready` of every tensor that can be made of the inputs."""
     waiting = deque(inputs)
     for tensor in inputs:
         tensor.is_ready = True

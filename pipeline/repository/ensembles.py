@@ -80,10 +80,9 @@ class EnsembleStep:
 
     Args:
         ensemble: its name.
-        reads: what the model is fed.
-        writes: names of the ensemble's tensors by those of the model's outputs.
-        leads_to: outputs of the ensemble for which the step is needed.
-        outputs: that the model is asked for; empty: all that it has.
+        reads: the model's inputs. writes: names of the ensemble's tensors by the model's outputs.
+        leads_to: outputs of the ensemble for which the step is needed. outputs: that the model is
+        asked for; empty: all.
 
     Attributes:
         is_last: its answer is that of the ensemble.
@@ -130,7 +129,7 @@ class EnsembleStep:
         feeds = {}
         for producer, tensor, name, fit in self._reads:
             value = inputs.get(producer, _NOTHING).get(tensor)
-            if value is not None:  # it is optional, or was, to whoever makes it
+            if value is not None:  # it is or was optional to the model that makes it
                 feeds[name] = value if fit is None else fit(value)
         return feeds
 
@@ -356,7 +355,8 @@ def _leading(config: ModelConfig) -> list[frozenset[str]]:
 
 
 def _fit(is_batched: bool, batches: bool, dims: Sequence[int]) -> Fit | None:
-    """Return what makes a tensor of one model fit another; None: it does as it is.
+    """Return the conversion that makes a tensor of one model fit another; None: no conversion is
+    needed.
 
     Args:
         is_batched: whether the model that makes it batches.

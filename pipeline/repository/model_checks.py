@@ -323,7 +323,7 @@ def check_sent(name: str, overrides: Overrides) -> None:
     for place, path in places.items():
         parts, is_long = place.parts, len(path.encode()) > _MAX_PATH_BYTES
         if is_long or not parts or ".." in parts or not all(map(_can_be_a_file, parts)):
-            raise _refused(name, f"file:{path} is no path below the folder of the model")
+            raise _refused(name, f"file:{path} is not a path below the folder of the model")
         if places.keys() & set(place.parents):
             raise _refused(name, f"file:{path} is below another file")
     if overrides.config is not None and is_nested_deeper(overrides.config, _MAX_DEPTH):

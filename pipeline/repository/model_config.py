@@ -30,8 +30,8 @@ _CHANGED = {r"\'": "'", '"': r"\""}
 def strict_json(text: str) -> str:
     """Return JSON that protobuf reads, and Triton's clients write, as every reader takes it.
 
-    Keys may have no quotes there, text single ones, and a comma may be behind the last element.
-    What is no JSON either way stays as it is.
+    There keys may lack quotes, text may have single ones, and a comma may follow the last element.
+    A text that is not JSON even so is returned unchanged.
     """
     parts: list[str] = []
     for token in _tokens(text):
@@ -99,7 +99,8 @@ def parse_text(text: bytes, where: str) -> ModelConfig:
 
 
 def _as_triton_says(fault: str) -> str:
-    """Return what Triton's scripts look for where a number is none, or none of its kind."""
+    """Return the words that Triton's scripts look for when a number is not valid, or of another
+    kind."""
     for words in ("Couldn't parse integer: ", "Value out of range: "):
         _, found, value = fault.rpartition(words)
         if found and value.isdigit():

@@ -37,7 +37,7 @@ _TWO_INSTANCES = ("onnxruntime",)  # of these backends two on a processor, of ot
 def fill_in(
     config: ModelConfig, name: str, files: Collection[str], cards: Collection[int] = ()
 ) -> None:
-    """Fill in all that has a default.
+    """Fill in all defaults.
 
     Args:
         name: of the model's folder.

@@ -66,7 +66,7 @@ _File = tuple[str, int, int]  # the path in the folder, time of the last change,
 class Stamp(msgspec.Struct, frozen=True):
     """The files in a model's folder, in each part, to tell what has changed.
 
-    Bytecode that Python has written beside them is no change.
+    Bytecode that Python has written next to them is not a change.
 
     Args:
         config: the configuration's.
@@ -129,8 +129,7 @@ def model_folders(
 ) -> dict[str, ModelFolder]:
     """Return the models of all repositories by name, or with namespaces by key.
 
-    A name that is in two repositories is no model in either without namespaces: which one is
-    meant nobody can tell.
+    Without namespaces a name that is in two repositories is ambiguous, and a model in neither.
 
     Raises:
         ConfigError: a repository cannot be read.
@@ -202,7 +201,7 @@ def _entries(path: Path) -> list[Path]:
 
 
 def _files(path: Path) -> Iterator[_File]:
-    """Yield a file, or all that are below a folder; of what is gone nothing."""
+    """Yield a file, or all files below a folder; nothing for a path that has vanished."""
     if path.name == _BYTECODE:
         return
     with contextlib.suppress(OSError):  # it went away meanwhile

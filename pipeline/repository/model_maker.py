@@ -113,7 +113,7 @@ class GraphMaker:
         return served
 
     def _backend(self, config: ModelConfig) -> Backend:
-        """Return the backend of a model. Raises ConfigError: there is none of its name."""
+        """Return the backend of a model. Raises ConfigError: there is no backend of that name."""
         name = ENSEMBLE if config.platform == ENSEMBLE else config.backend
         if name not in self._backends:
             found = _find(name)
@@ -169,7 +169,7 @@ class GraphMaker:
         return True
 
     async def end(self, served: LoadedGraph) -> None:
-        """Let a version that gets no more requests finish those that it has, and end it."""
+        """Let a version that gets no more requests finish its current ones, and end it."""
         observation, earlier = served.observation, self._share.earlier
         earlier.ending(key_of_model(served.names), observation)
         try:

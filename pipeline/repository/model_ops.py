@@ -25,17 +25,16 @@ class AskModelOp(Op):
 
         faces = AskModelOp("faces", decode, "face_detector", inputs={"pixels": "image"})
 
-    Other Ops read its answer as any, may stand before it, beside it and behind it, send requests
+    Other Ops read its answer as any, may come before it, next to it and after it, send requests
     past it (`Goto`), or to it again (`loop_to`). The model is looked for with each request.
 
     Args:
         name: of the Op.
-        input_ops: those that it reads.
-        model: name of the model, or of an ensemble.
+        input_ops: the Ops that it reads. model: name of the model, or of an ensemble.
         version: of the model; -1: the latest.
         inputs: keys in what it reads by the names of the model's inputs; others have their own.
         outputs: keys of its answer by the names of the model's outputs; None: all, by these.
-        parts: the model answers in parts, and so does the Op; else they come as one answer.
+        parts: the model answers in parts, and so does the Op; otherwise they come as one answer.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class AskedModel:
         return {key: fetched[name] for name, key in self._outputs.items() if name in fetched}
 
     def failed(self, error: PipelineError) -> PipelineError:
-        """Return the error as it is: the Op's name is noted in it by the engine."""
+        """Return the error unchanged: the engine adds the Op's name."""
         return error
 
 

@@ -24,7 +24,7 @@ def op_settings(config: ModelConfig) -> dict[str, Any]:
     """Return what config.yml would say of the Op of a model, whatever its backend is.
 
     Args:
-        config: with all that has a default, and checked.
+        config: with its defaults, and checked.
     """
     settings: dict[str, Any] = {
         "concurrency": max(1, instances_of(config)),

@@ -24,11 +24,11 @@ class PolledModel(msgspec.Struct, frozen=True):
     """A model that was looked at.
 
     Args:
-        config: with all that has a default; inputs and outputs may be missing where they are
+        config: with its defaults; inputs and outputs may be missing where they are
             completed from the model's file.
         is_complete: they may not.
-        namespace: its repository; "": names are unique.
-        links: of an ensemble, the keys of the models that it means, by their names.
+        namespace: its repository; "": names are unique. links: of an ensemble, the keys of its
+        models by their names.
     """
 
     name: str
@@ -46,7 +46,7 @@ class PolledModel(msgspec.Struct, frozen=True):
 
     @property
     def step_names(self) -> list[str]:
-        """Names of the models that it is made of; none, if it is no ensemble."""
+        """Names of the models that it is made of; empty, if it is not an ensemble."""
         if self.config.platform != ENSEMBLE:
             return []
         names = (step.model_name for step in self.config.ensemble_scheduling.step)
@@ -54,7 +54,7 @@ class PolledModel(msgspec.Struct, frozen=True):
 
     @property
     def steps(self) -> list[str]:
-        """Keys of the models that it is made of; names, of those that are not there."""
+        """Keys of the models that it is made of; the names of models that do not exist."""
         return [self.links.get(name, name) for name in self.step_names]
 
     def source(self, version: int) -> ModelSource:
@@ -89,7 +89,7 @@ class PolledModel(msgspec.Struct, frozen=True):
 
 
 def without_instances(config: ModelConfig) -> ModelConfig:
-    """Return all that a model has to be loaded anew for."""
+    """Return everything whose change makes a model load anew."""
     rest = ModelConfig()
     rest.CopyFrom(config)
     rest.ClearField("instance_group")
@@ -196,7 +196,7 @@ def only_needed_by(known: Known, name: str, asked_for: Collection[str]) -> set[s
 
 
 def in_order(known: Known, names: Iterable[str]) -> list[str]:
-    """Return models, each behind those that it is made of."""
+    """Return models, each after the models that it is made of."""
     wanted, found = set(names), list[str]()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -234,7 +234,8 @@ def linked(known: Known) -> dict[str, PolledModel]:
 
 
 def affected_by(known: Known, changed: Collection[str], then: Known) -> set[str]:
-    """Return models that change, those that are made of them, and those that mean others `then`."""
+    """Return models that change, the models made of them, and the models whose links change
+    `then`."""
     found = {*changed, *users_of(known, changed), *users_of(then, changed)}
     both = known.keys() & then.keys()
     return found | {key for key in both if known[key].steps != then[key].steps}

@@ -174,7 +174,7 @@ class ReplicatedControl(ModelControl):
 
 
 def _told(change: WantedChange, error: Exception) -> V2Error:
-    """Return what a caller is told of an error of a change."""
+    """Return the message that a caller receives for a failed change."""
     if isinstance(error, V2Error | PipelineError):
         return v2_error(error)
     _LOGGER.error("model '%s' could not be changed", change.name, exc_info=error)

@@ -132,7 +132,7 @@ def _config_of(entry: ModelEntry) -> ModelConfig:
 
 
 def _rows(found: _Found, feeds: dict[str, Any], info: RequestInfo) -> int:
-    """Return how many samples inputs bring. Raises InputError for those that do not fit."""
+    """Return how many samples inputs bring. Raises InputError for inputs that do not fit."""
     try:
         form = tuple([(name, value.dtype, value.shape) for name, value in feeds.items()])
     except AttributeError:  # no arrays, as of a pipeline's Op: it is for the model to say

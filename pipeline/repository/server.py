@@ -54,7 +54,7 @@ _PRELOAD = ("pipeline.repository.backends.python.model_op",)
 
 
 class RepositorySettings(msgspec.Struct, frozen=True):
-    """All that a server of repositories is told.
+    """The settings of a server of repositories.
 
     Args:
         control: which models there are.
@@ -77,8 +77,8 @@ def serve(settings: RepositorySettings) -> None:
     """Serve until SIGINT or SIGTERM, then let all models finish what they have.
 
     Raises:
-        ConfigError: a setting has no meaning, or a repository is no folder.
-        InitError: a port or a model could not be had; nothing is left running.
+        ConfigError: a setting has no meaning, or a repository is not a folder. InitError: a port is
+        taken or a model cannot be loaded; nothing is left running.
     """
     if settings.log_file:
         _log_to(settings.log_file)
@@ -177,7 +177,7 @@ def make_control(
 
 
 def _log_to(file: str) -> None:
-    """Have all that this process and its children write go to a file."""
+    """Redirect the output of this process and its children to a file."""
     try:
         target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
@@ -219,8 +219,7 @@ class RepositoryHost:
     """The models of a server, for its own; see `ModelHost`.
 
     Args:
-        models: those that are ready.
-        control: loads them.
+        models: the models that are ready. control: loads them.
         metrics: that they count in.
     """
 

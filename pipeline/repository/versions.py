@@ -31,8 +31,7 @@ class ModelVersions:
     """The versions of all models that were ever loaded, on the event loop.
 
     Args:
-        registry: gets those that are ready.
-        maker: loads them.
+        registry: gets the versions that are ready. maker: loads them.
     """
 
     def __init__(self, registry: ModelRegistry, maker: GraphMaker) -> None:
@@ -55,7 +54,7 @@ class ModelVersions:
         ]
 
     async def load(self, model: PolledModel) -> None:
-        """Load the versions that a model is to have, and end those that it had.
+        """Load the versions that a model is to have, and end its previous ones.
 
         They come all together, or none of them, and what there was stays.
 
@@ -179,7 +178,7 @@ class ModelVersions:
         self._registry.changes += 1
         try:
             await self._maker.end(served)
-        except Exception:  # whatever it is, the server goes on
+        except Exception:  # after any error the server continues
             _LOGGER.exception("a model did not end well")
         finally:
             self._registry.take(served)
@@ -187,7 +186,7 @@ class ModelVersions:
             state.state, state.reason = ModelState.UNAVAILABLE, reason
 
     async def close(self) -> None:
-        """End all versions, and wait for those that are ending."""
+        """End all versions, and wait for the ones that are already ending."""
         for name in self._states:
             self.unload(name)
         while self._ending:

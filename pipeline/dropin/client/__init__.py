@@ -68,7 +68,7 @@ class Client:
         """Accepted: the limit is always 512 MiB."""
 
     def connect(self, endpoints: Sequence[str] | None = None, encryption: bool = False) -> None:
-        """Name the servers, "host:port" each; calls go round those that answer.
+        """Name the servers, "host:port" each; calls go round robin over the servers that answer.
 
         Raises:
             InitError: no configuration was loaded, or the client cannot be made.

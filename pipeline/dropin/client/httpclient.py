@@ -113,7 +113,7 @@ class HttpClient:
         """Name the server: "host:port", with "http://" or "https://" before it or without.
 
         Raises:
-            InitError: it is no such address, or there are several.
+            InitError: it is not such an address, or there are several.
         """
         if encryption:
             _refuse("encrypted models")
@@ -148,7 +148,7 @@ class HttpClient:
         self.service_name = service_name
 
     def add_http_headers(self, headers: Mapping[str, str]) -> None:
-        """Send these header fields, too."""
+        """Also send these header fields."""
         self.headers.update(headers)
 
     def set_request_compress(self, try_request_gzip: bool) -> None:
@@ -403,10 +403,9 @@ class HttpPosts:
         """Return (status, content type, unpacked body).
 
         Raises:
-            InputError: the path or a header is none; nothing was sent.
-            InitError: the address is none.
-            PredictorError: there is no answer, or none that can be read.
-            DeadlineError: the time was over.
+            InputError: the path or a header is not valid; nothing was sent. InitError: the address
+            is not valid. PredictorError: there is no readable answer. DeadlineError: the time was
+            over.
         """
         _check(to.service_name, headers)
         for attempt in itertools.count():
@@ -456,7 +455,7 @@ def checked_address(address: str) -> tuple[str, int]:
         return host_and_port(address)
     except ConfigError as error:
         raise InitError(
-            f"HttpClient.connect: {address!r} is no address: it should be like 127.0.0.1:9393 "
+            f"HttpClient.connect: {address!r} is not an address: expected one like 127.0.0.1:9393 "
             "or http://127.0.0.1:9393"
         ) from error
 
@@ -465,7 +464,7 @@ def _check(path: str, headers: Mapping[str, Any]) -> None:
     """Refuse what would not be one head. Raises InputError."""
     if not _PATH.fullmatch(path):
         raise InputError(
-            f"the service name {path!r} is no path: it should be like /Model/inference"
+            f"the service name {path!r} is not a path: expected one like /Model/inference"
         )
     for name, value in headers.items():
         text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
@@ -483,7 +482,7 @@ def _whole(to: HttpClient, answer: http.client.HTTPResponse, content: bytes) -> 
         try:
             content = unpacker.decompress(content, to.max_body_size + 1)
         except zlib.error as error:
-            raise PredictorError(f"{to._url}: the answer is no gzip: {error}") from error
+            raise PredictorError(f"{to._url}: the answer is not valid gzip: {error}") from error
         is_over = is_over and (unpacker.eof or len(content) > to.max_body_size)
     if not is_over:
         raise PredictorError(f"{to._url}: the answer was cut off")

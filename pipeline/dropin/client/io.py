@@ -1,4 +1,4 @@
-"""`paddle_serving_client.io` and `.convert`: models run as they are, nothing is converted."""
+"""`paddle_serving_client.io` and `.convert`: models run without conversion."""
 
 from typing import Any
 

@@ -43,9 +43,9 @@ class OpAdvice:
 class Advice:
     """The changes to make for a throughput of `target_per_s`.
 
-    `bottleneck` is the Op that lets the least through, None if no Op ran. It `is_full` if its
+    `bottleneck` is the Op with the lowest throughput, None if no Op ran. It `is_full` if its
     workers hardly rest. `expected_per_s` is what the service should do with all of `ops`
-    followed, if its callers ask for that much; NaN if that cannot be told.
+    followed, if its callers ask for that much; NaN if that is unknown.
     """
 
     target_per_s: float

@@ -157,7 +157,10 @@ class OpAnalyst:
             for (name, step), count in cards.items()
         )
         if not slowest_ms:
-            raise ConfigError(f"{source.name}: none of its steps takes any time in this profile")
+            raise ConfigError(
+                f"{source.name}: expected a step that takes time in this profile, "
+                "but each one takes 0"
+            )
         return {
             name: round(op_concurrency(op.request_cost_ms, 1 / slowest_ms), 3)
             for name, op in self._ops.items()

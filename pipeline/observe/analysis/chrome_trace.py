@@ -2,11 +2,11 @@
 
 The format is the "Trace Event Format": a process for the requests and one for each Op, a thread
 for each worker, slices ("B" to "E") for batches and their stages, in a request's row for the Ops
-that it went through in one go, arrows ("s", "t", "f") that
+that it passed in one trip, arrows ("s", "t", "f") that
 follow a request through the Ops, counters ("C") of the requests that wait in each channel.
 
-Slices are not "X" with a duration: Perfetto drops those that overlap, as rounded sums do. Of events
-of the same time the order is what counts, so arrows stand right behind the "B" of their slice.
+Slices are not "X" with a duration: Perfetto drops slices that overlap, as rounded sums do. Among
+events of the same time the order counts, so arrows follow directly after the "B" of their slice.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class _Tracer:
         for data_id, received_ns, start_ns, end_ns in columns(ran, *names).T.tolist():
             times.setdefault((data_id, received_ns), []).extend((start_ns, end_ns))
         for walk, together in self._walks.items():
-            name = f"in one go: {', '.join(together)}"
+            name = f"in one trip: {', '.join(together)}"
             part = (name, min(times[walk]), max(times[walk]))
             self._walks_of.setdefault(walk[0], []).append(part)
 

@@ -177,9 +177,10 @@ class Line:
 class OpFigures:
     """One Op. Times are means in ms; stages are those of batches that brought a result.
 
-    `requests` ran, `failed` of them had no result; `never_ran` are beside them. `visits` is how
-    many spans a request takes here, fewer than one where some do not come by. `workers` are those
-    that worked: no more than are configured. `busy` is their share of the time that there was
+    `requests` ran, `failed` of them had no result; `never_ran` are not among them. `visits` is the
+    mean number of spans of a request here, below one where some requests do not pass. `workers` is
+    the number of workers that worked, at most the configured number. `busy` is their share of the
+    time that there was
     anything to do. `waiting` is the mean number in the channel, `growth_per_s` by how many it grew
     while requests arrived. `line` is None while all batches have one size. Not known: NaN.
     """
@@ -255,9 +256,9 @@ class StreamFigures:
 class Figures:
     """A whole record. `seconds` is the time in which at least one request was there.
 
-    All is said of what happened, of which `told` requests are in the record: fewer in a sample.
-    Beside those that `failed` are `given_up` ones, whose callers went away, and `refused` ones,
-    which could not be served as they were. `inside` is the mean number of requests in the graph.
+    Figures of all requests, of which `told` are in the record: fewer in a sample. Besides the
+    `failed` ones there are `given_up` ones, whose callers went away, and `refused` ones, which were
+    invalid. `inside` is the mean number of requests in the graph.
     `let_in_ms`, `unpack_ms`, `graph_ms` and `pack_ms` are the mean parts of `latency`.
     """
 
@@ -428,7 +429,7 @@ def _most_waiting(known: Rows) -> int:
 
 
 def _line(sizes: Numbers, costs_ms: Numbers, weights: Numbers) -> Line | None:
-    """Fit a line through the times of batches by their size; None: it cannot be told."""
+    """Fit a line through the times of batches by their size; None: it is unknown."""
     if sizes.size < _MIN_FITTED or np.unique(sizes).size < 2:
         return None
     known = np.unique(sizes)
@@ -458,7 +459,7 @@ def _busy_s(spans: Rows, starts: Numbers, ends: Numbers, loads: Rows) -> float:
 
 
 def _untold_ns(starts: Numbers, ends: Numbers, loads: Rows) -> float:
-    """Return how long requests were there, but none that is told."""
+    """Return how long requests were there that the record leaves out."""
     loads = loads[(loads["begin_ns"] < loads["end_ns"]) & (loads["busy_ns"] > 0)]
     if not loads.size:
         return 0.0

@@ -32,7 +32,7 @@ def report_text(name: str, figures: Figures, advice: Advice, damaged: int = 0) -
 def report_json(figures: Figures, advice: Advice) -> bytes:
     """Return it for programs: `figures`, `advice`, and as `config` what `op:` is to have.
 
-    What is not known is null.
+    An unknown value is null.
     """
     ops = [
         dataclasses.asdict(op) | {name: getattr(op, name) for name in _DERIVED}
@@ -51,12 +51,12 @@ def _lines(name: str, figures: Figures, advice: Advice, damaged: int) -> Iterato
         f"{name}: {figures.requests:,} requests in {figures.seconds:.3f} s, "
         f"{_text(figures.per_s, 1)}/s; {figures.failed:,} failed"
         + f", {figures.given_up:,} given up by their callers" * bool(figures.given_up)
-        + f", {figures.refused:,} refused as they were" * bool(figures.refused)
+        + f", {figures.refused:,} refused as invalid" * bool(figures.refused)
     )
     if figures.told < figures.requests:
         yield (
-            f"a sample of 1 in {figures.requests / figures.told:,.3g}: {figures.told:,} requests "
-            "are told of, for which all figures are scaled (dag.profile_per_s)"
+            f"a sample of 1 in {figures.requests / figures.told:,.3g}: the record has "
+            f"{figures.told:,} requests, and all figures are scaled up (dag.profile_per_s)"
         )
     if damaged:
         yield f"{damaged:,} PROFILE lines could not be read"

@@ -1,7 +1,7 @@
 """A fair sample of the requests and streams that a profile tells of, and what they stand for.
 
-Whether a request is in the sample is told by its data id and by nothing else, so that all its rows
-are, or none; and one that is in a sample of 1 in 8 is in one of 1 in 4 as well.
+The data id alone decides whether a request is in the sample, so that either all of its rows are in
+it or no row; a request in a sample of 1 in 8 is also in one of 1 in 4.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LAST = np.uint64(2**64 - 1)
 
 LOAD = np.dtype([(name, np.int64) for name in ("begin_ns", "end_ns", "busy_ns")])
-"""An interval of which not all requests are told: how much of it at least one was there."""
+"""An interval whose record lacks some requests: for how much of it at least one request was
+there."""
 
 NO_LOADS: Rows = np.empty(0, LOAD)
 
@@ -43,7 +44,7 @@ class SampledRows(NamedTuple):
 
     spans: Rows
     requests: Rows
-    strides: Strides | None  # None: all that there were
+    strides: Strides | None  # None: all requests
     loads: Rows
 
 
@@ -107,7 +108,7 @@ class Sampler:
         )
 
     def end(self) -> Rows:
-        """Close the window: its LOAD row, none if all of it was told."""
+        """Close the window; return its LOAD row, empty if the record has all of its requests."""
         begin_ns, end_ns = self._begin_ns, self._latest_ns
         pieces = self._covered or [np.empty((2, 0), np.int64)]
         starts, ends = merged(*np.concatenate(pieces, axis=1))

@@ -1,4 +1,4 @@
-"""Lines of a log: records as text or as JSON, in which no text can pass for a record of ours."""
+"""Lines of a log: records as text or as JSON, in which no text can imitate a record."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class _Formatter(logging.Formatter):
 
 
 class LineFormatter(_Formatter):
-    """A record as a line. What follows, such as a traceback, is indented, as no record is.
+    """A record as a line. Further lines, such as a traceback, are indented; a record never is.
 
-    Control characters are escaped. The pid stands before the message of a record that another
-    process has sent.
+    Control characters are escaped. The pid precedes the message of a record that another process
+    has sent.
     """
 
     def __init__(self, form: str = _FORMAT) -> None:

@@ -98,8 +98,8 @@ def replay_bytes(data: bytes, trace_of: Callable[[int], str] | None = None) -> N
 def replay(sent: SentRecord) -> None:
     """Log, in the parent, what a child has sent: with its place, time, thread and pid.
 
-    What came of other loggers than ours, by the root logger, goes to the log alone: the child has
-    given it to their own handlers, as the user set them.
+    Records of the user's loggers, taken at the root logger, go to the log alone: the child has
+    already passed them to the handlers that the user has set.
     """
     logger = logging.getLogger(sent.name)
     if not logger.isEnabledFor(sent.level):

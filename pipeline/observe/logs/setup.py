@@ -1,6 +1,6 @@
 """The server's logs: what is logged under `pipeline` goes to PipelineServingLogs/ and to stderr.
 
-The root logger, the user's loggers and their handlers are left as they are, but see `RootLines`.
+It does not change the root logger, the user's loggers and their handlers, except by `RootLines`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHOWN_CHARACTERS = 2_000
 
 
 class LogSwitches(msgspec.Struct, frozen=True):
-    """Kinds of records that are written; `verbose` above 0: those for finding faults, too."""
+    """Kinds of records that are written; `verbose` above 0: also the ones for finding faults."""
 
     info: bool = True
     warning: bool = True
@@ -74,7 +74,7 @@ def open_logs(log: LogConfig, directory: str | Path | None = None) -> LogSession
 
     Sessions that are open at the same time share the loggers of this process, so each of their
     folders gets the lines of all; a folder that is open already keeps its rotation.
-    The files are in `directory`, or else in `log_folder()`, which is created when missing.
+    The files are in `directory`, otherwise in `log_folder()`, which is created if it is missing.
     """
     level, is_json = logging.getLevelNamesMapping()[log.level], log.format == "json"
     if log.to == "stdout":
@@ -182,7 +182,8 @@ class _OpenSessions:
             self._apply()
 
     def forget(self) -> None:
-        """Begin anew in a forked child: the writers and whoever holds the lock are not here."""
+        """Begin anew in a forked child: it has neither the writers nor the thread that holds the
+        lock."""
         self._lock = threading.Lock()
         for handler in list(_LOGGER.handlers):
             if isinstance(handler, QueueingHandler):  # also one whose writer is being closed

@@ -92,7 +92,7 @@ class FileSink(LogSink):
         """Let go of the files, which are not deleted before, but close none.
 
         A buffer may hold half a line, or a lock of the thread, which is not here: closing would
-        write that line twice, or wait for ever.
+        write that line twice, or wait forever.
         """
         with open(os.devnull, "wb") as null:
             for target in self._targets:

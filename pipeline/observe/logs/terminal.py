@@ -1,4 +1,4 @@
-"""StderrSink: the warnings and errors that whoever started a server sees, one line each."""
+"""StderrSink: warnings and errors on the server's terminal, one line each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
 _PLACE = re.compile(r'File "(?:[^"\n]*/)?([^"/\n]+)", line (\d+)')
 
 TOLD = {"is_told": True}
-"""`extra` of a record that says again what whoever started the server has seen."""
+"""`extra` of a record that repeats what the terminal has already shown."""
 
 
 def is_shown(record: logging.LogRecord) -> bool:
@@ -39,9 +39,9 @@ def is_shown(record: logging.LogRecord) -> bool:
 class StderrSink(LogSink):
     """A LogSink of what `is_shown`, on stderr.
 
-    The first of its kind is shown at once, those that follow are summed up after 10 s and then
-    once a minute. A stderr that nobody reads holds nobody up. On a terminal the last line says
-    how long what is loading has been at it. The file `where` has the tracebacks.
+    The first of its kind is shown at once, later ones are counted and summed up after 10 s and then
+    once a minute. A stderr that nobody reads delays nothing. On a terminal the last line shows how
+    long a load has taken so far. The file `where` has the tracebacks.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:

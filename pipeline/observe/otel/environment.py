@@ -69,8 +69,8 @@ def _otlp(signal: Signal) -> str:
     protocol = next(filter(None, map(setting, variables)), "grpc")
     if protocol not in _PROTOCOLS:
         raise InitError(
-            f"opentelemetry: {OTEL_EXPORTER_OTLP_PROTOCOL}: {protocol!r} is none of "
-            f"{', '.join(_PROTOCOLS)}"
+            f"opentelemetry: {OTEL_EXPORTER_OTLP_PROTOCOL}: expected one of "
+            f"{', '.join(_PROTOCOLS)}, found {protocol!r}"
         )
     return _PROTOCOLS[protocol]
 

@@ -86,7 +86,7 @@ class OtelMetrics:
             await asyncio.sleep(self._interval_s)
             try:
                 text = await self._collect()
-            except Exception:  # sinks of plug-ins may say something, too
+            except Exception:  # sinks of plug-ins may also have metrics
                 _LOGGER.exception("metrics could not be collected")
             else:
                 await asyncio.to_thread(self._send, text)
@@ -162,7 +162,7 @@ def _histogram(family: Any, start_ns: int, now_ns: int) -> Histogram:
 def connect_metrics(pipeline_name: str, collect: Collect) -> OtelMetrics | None:
     """Return what sends metrics as the environment says; None if nothing is exported.
 
-    InitError: an exporter is not there, or the interval is no number.
+    InitError: an exporter is not installed, or the interval is not a number.
     """
     exporters = exporters_of("metrics")
     if not exporters:

@@ -60,7 +60,7 @@ _SHARED = ("op", "worker", "batch", *_SPAN_TIMES[1:])
 _OWN = ("data_id", "rows", "outcome", "ready_ns")
 _REQUEST_TIMES = ("start_ns", "admitted_ns", "dispatched_ns", "completed_ns", "end_ns")
 
-# What a server can have written: whoever adds it up need not think of anything else.
+# The values that a server can have written: code that sums them up need not expect others.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Time = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
@@ -71,7 +71,7 @@ Ending = Annotated[int, msgspec.Meta(ge=-1, le=int(max(Outcome)))]
 
 
 class _BatchLine(msgspec.Struct, tag_field="kind", tag="batch", omit_defaults=True):
-    """Fourth field: the requests of one batch, or those that ended together without one.
+    """Fourth field: the requests of one batch, or the requests that ended together without a batch.
 
     `stands_for` that many requests' spans, which were in batches like this; None: its own.
     """
@@ -292,7 +292,7 @@ def parse_profile(lines: Iterable[str]) -> Profile:
     return reader.profile()
 
 
-# Something may stand before the mark: text that another writer did not end with a line break.
+# The mark may follow a text that another writer did not end with a line break.
 _LINE = re.compile(r"PROFILE(?:-NONE)?\tpid:(\d{1,18})\t([^\t]*)(?:\t(.*))?\Z", re.DOTALL)
 _MARKS = re.compile(r"PROFILE(?:-NONE)?\tpid:")
 _STAGE = re.compile(r"(prep|midp|postp)#\[(.{1,255}?)\|(\d{1,9})\]_([01]):(\d{1,16})(?!\d)")
@@ -424,14 +424,14 @@ def _nanoseconds(microseconds: str) -> int:
 _LOGGER = logging.getLogger(__name__)
 
 _PIECE_CHARS = 4096  # what a pipe takes at once: lines of several processes are not mixed
-_PIECES_LIMIT = 64  # flushes that may wait for whoever reads stderr
+_PIECES_LIMIT = 64  # flushes that may wait for the reader of stderr
 
 
 class ProfileWriter:
     """A Sink that writes lines to stderr, or to `stream`: `dag.use_profile`.
 
-    Rows are chosen on the event loop, and forgotten unless they are to be written. Formatting and
-    writing are done by a thread: whoever reads stderr may be slow. `per_s` and `id_step` are the
+    The event loop chooses the rows that are written and drops the others. A thread formats and
+    writes them: the reader of stderr may be slow. `per_s` and `id_step` are the
     Sampler's; 0: all requests are written.
     """
 
@@ -464,7 +464,7 @@ class ProfileWriter:
         self._submit(chosen, self._streams.take(requests, chosen.requests, strides))
 
     def notify_parts(self, parts: Rows) -> None:
-        """Note parts of streams; they are told of when their requests are."""
+        """Note parts of streams; they are written with their requests."""
         self._streams.note(parts)
 
     def _submit(self, chosen: SampledRows, streams: Rows) -> None:

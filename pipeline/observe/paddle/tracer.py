@@ -58,8 +58,8 @@ def tracer_files(
 ) -> TracerFiles:
     """Return the files of a server that logs to `directory`.
 
-    Of the log's old files a quarter are kept, as ever. Each replica has files of its own: two
-    processes that rotate one file lose what they write. `FLAGS_profile_pipeline=1` asks for
+    A quarter of the log's old files are kept. Each replica has its own files: two processes that
+    rotate the same file lose lines. `FLAGS_profile_pipeline=1` asks for
     `benchmark.log` in the working folder.
     """
     suffix = "" if replica is None else f".copy{replica}"
@@ -158,7 +158,7 @@ class Interval:
 class TracerBlock:
     """One interval of `length_s` seconds.
 
-    `sizes`: how many requests wait at each Op at its end; `groups`: which Ops run in one go then.
+    `sizes`: how many requests wait at each Op at its end; `groups`: which Ops run in one trip then.
     """
 
     interval: Interval

@@ -1,12 +1,12 @@
 """RequestTraces: has requests traced whose turn it is, and what was seen of them written.
 
-Data walk: a door asks `begin_of` for what begins a request; of one that is traced the engine and
-the models that it asks find a TraceCollector in its target; the sink around its own sees the end.
-Then all that was seen is written by a thread.
+Data walk: a frontend asks `begin_of` how to begin a request; for a traced request the engine and
+the models that it asks find a TraceCollector in its target; the sink that wraps the frontend's sees
+the end. Then a thread writes the trace.
 
 What is traced, and the form of the file, are Triton's: its `docs/protocol/extension_trace.md`,
-`docs/user_guide/trace.md` and `src/tracer.cc`. What a model does not say is as for all models, what
-they do not say is as at the start.
+`docs/user_guide/trace.md` and `src/tracer.cc`. A setting that a model lacks is taken from the
+settings of all models, and otherwise from the start.
 """
 
 from __future__ import annotations
@@ -48,10 +48,9 @@ class TraceSampler:
     """Settings in force, with what was counted since they are.
 
     Attributes:
-        own: names of the settings that were said for it, and are not another's.
-        collected: traces that are complete.
-        unwritten: of these, those that wait for a file with a number.
-        is_over: other settings have taken its place; traces that began under it go on.
+        own: names of the settings that were set for it, not inherited. collected: traces that are
+        complete. unwritten: complete traces that wait for a file with a number. is_over: other
+        settings have replaced it; traces that began under it continue.
     """
 
     def __init__(self, settings: RequestTracesConfig, own: frozenset[str] = frozenset()) -> None:
@@ -98,7 +97,7 @@ class TraceSampler:
 
 
 class TraceRegister:
-    """The settings of all models, and those that single models have instead.
+    """The settings of all models, and the ones that single models have instead.
 
     Args:
         settings: for all, at the start.
@@ -115,7 +114,7 @@ class TraceRegister:
         return self._for_all.is_off and all(each.is_off for each in self._of_models.values())
 
     def sampler(self, model: str = "") -> TraceSampler:
-        """Return what is in force for a model; "": for those that have nothing of their own."""
+        """Return the settings in force for a model; "": for models without their own."""
         return self._of_models.get(model, self._for_all)
 
     def change(self, model: str, changes: Mapping[str, Any]) -> list[TraceSampler]:
@@ -193,7 +192,8 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> list[str] | None:
-        """Names of its Ops, see `Seen.parts`; of those that ask models, "": these have spans."""
+        """Names of its Ops, see `Seen.parts`; "" for Ops that ask models: these have their own
+        spans."""
         if (ops := self.entry.ops) is None:
             return None
         return [op.name if op.pipeline_step is None else "" for op in ops]
@@ -300,7 +300,7 @@ def traces_of(config: ServiceConfig, replica: int | None = None) -> RequestTrace
 
 
 class _Trace:
-    """Trace of one request, and of those that models of the server ask for it."""
+    """Trace of one request, and of the requests that it sends to models of the server."""
 
     def __init__(
         self, traces: RequestTraces, sampler: TraceSampler, asked: Asked, door: FrontendStages
@@ -498,11 +498,12 @@ class Seen(msgspec.Struct):
     """Record of one request at one model.
 
     Args:
-        number: of the trace; `parent` is that of the trace it is a part of, 0: of none.
+        number: of the trace; `parent` is the number of the trace that it is a part of, 0: it is not
+        a part.
         times: names and ns of `time.monotonic_ns`.
         spans: packed, see `pack_span`.
         parts: names of the Ops whose spans are parts of this one, by their index; "": their span
-            is nobody's. None: it is a single Op, and its span is its own.
+        belongs to no trace. None: it is a single Op with its own span.
         tensors: (activity, name, array).
     """
 
@@ -518,7 +519,7 @@ class Seen(msgspec.Struct):
 
 
 def written(all_seen: Sequence[Seen], level: Sequence[str], numbers: Iterator[int]) -> bytes:
-    """Return the entries of a request, at its model and at those that were asked for it.
+    """Return the entries of a request, at its model and at the models that were asked for it.
 
     `numbers` are for its parts.
     """

@@ -16,9 +16,9 @@ class ModelSource(msgspec.Struct, frozen=True):
     """One version of a model, as it lies in a repository.
 
     Args:
-        folder: of the model, which has the configuration, labels and what else belongs to it.
-        config: with all that has a default.
-        is_complete: the configuration counts as it is, see `Backend.complete`.
+        folder: of the model, which has the configuration, labels and the model's other files.
+        config: with its defaults filled in.
+        is_complete: the configuration needs no completion, see `Backend.complete`.
         key: what the server knows it by; "": its name.
     """
 
@@ -41,8 +41,8 @@ class ModelSource(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """A way to serve models; the registry has them as `backends`. What is derived from it has no
-    settings, is complete as it is configured, and has its Op checked as Triton does.
+    """A way to serve models; the registry has them as `backends`. By default a backend has no
+    settings, needs no completion, and its Op is checked as Triton does.
 
     There is one object for all models of a server, or a class, of which the server makes an object
     with its `ServedModels`.
@@ -69,7 +69,7 @@ class Backend(Protocol):
         return source.config
 
     def settings(self, source: ModelSource) -> Mapping[str, Any]:
-        """Return keys of `op.<name>` of config.yml beside those that any model has."""
+        """Return keys of `op.<name>` of config.yml besides the keys that every model has."""
         return {}
 
     def graph(self, source: ModelSource) -> Graph:

@@ -37,7 +37,7 @@ class IdentityOp(Op):
         self.batches: bool = config.max_batch_size > 0
         self.optional: dict[
             str, tuple[str, list[int]]
-        ] = {  # what stands for those that are left out
+        ] = {  # defaults for the inputs that are left out
             each.name: (
                 DataType.Name(each.data_type).removeprefix("TYPE_"),
                 list(each.reshape.shape if each.HasField("reshape") else each.dims),

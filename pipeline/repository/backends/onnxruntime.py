@@ -1,4 +1,4 @@
-"""The backend `onnxruntime`: ONNX files, by the predictor that Ops of a pipeline have, too."""
+"""The backend `onnxruntime`: ONNX files, run by the same predictor as for Ops of a pipeline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class ReshapingOp(Op):
         self.reshaping: Reshaping = reshaping_of(config)
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Run the model on arrays of its own shapes, and return those that callers expect."""
+        """Run the model on arrays of its own shapes, and return arrays of the shapes that callers
+        expect."""
         feed = self.reshaping.fed(feed_batch[0])
         return self.reshaping.answered(super().process([feed], typical_logid))
 
@@ -118,7 +119,7 @@ def completed(config: ModelConfig, note: ModelMetadata) -> ModelConfig:
 
 
 def _fill_in(model: str, there: Sequence[TensorMetadata], said: Any, skip: int) -> None:
-    """Add the tensors of a file to those that a configuration says, and what these do not say.
+    """Add the file's tensors, and their missing settings, to the tensors of a configuration.
 
     Raises ConfigError: the file does not say how many dimensions a tensor has.
     """
@@ -165,7 +166,7 @@ def _read(source: ModelSource) -> ModelMetadata:
     predictor = load_local_predictor(model)
     try:
         note = metadata_of(predictor)
-        assert note is not None  # it is one of ours
+        assert note is not None  # the error is already one of this library
         return note
     finally:
         predictor.close()

@@ -37,7 +37,7 @@ class PipelineBackend(Backend):
         self._graphs: dict[tuple[str, int], Graph] = {}
 
     async def complete(self, source: ModelSource) -> ModelConfig:
-        """Run the script, beside the loop, and return the configuration as it is.
+        """Run the script in a thread, and return the configuration unchanged.
 
         Raises:
             ConfigError: there is no script, or no graph in it, or it fails.

@@ -103,7 +103,7 @@ def test_no_request_fails_while_a_server_follows_its_files(developed, tmp_path):
         developed.write(SERVICE.format(release="two"))
         load.wait_for_only("two")
         developed.write("raise RuntimeError('not yet')")
-        developed.wait_for("the server could not start (status 1); the one before serves on")
+        developed.wait_for("the server could not start (status 1); the previous server continues")
         assert "RuntimeError: not yet" in developed.stderr
         load.wait_for_only("two")
         (developed.folder / "config.yml").write_text(f"{CONFIG}op: {{say: {{concurrency: 0}}}}")
@@ -116,7 +116,7 @@ def test_no_request_fails_while_a_server_follows_its_files(developed, tmp_path):
     elsewhere.mkdir()
     second = Developed(elsewhere, SERVICE.format(release="second"), developed.ports[1])
     assert second.process.wait(PATIENCE_S) == 1
-    assert f"port {developed.ports[1]} is another server's, too" in second.stderr
+    assert f"port {developed.ports[1]} is also another server's" in second.stderr
     developed.process.send_signal(signal.SIGINT)
     assert developed.process.wait(PATIENCE_S) == 0
     assert not family_of(developed.folder)

@@ -214,7 +214,7 @@ async def test_files_that_are_sent_are_a_model(tmp_path):
         )
         kind, text = await there.refused(there.load("mine", JSON, **{"../../out": b""}))
         assert kind is V2Status.INVALID
-        assert "file:../../out is no path below the folder of the model" in text
+        assert "file:../../out is not a path below the folder of the model" in text
         assert await there.refused(there.load("mine", None, **{"1/model.bin": b""})) == failed
         assert there.shown == ["mine:7"]
         folder = source.folder

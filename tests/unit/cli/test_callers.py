@@ -55,7 +55,7 @@ def test_who_is_removed_is_gone_and_what_else_the_file_says_stays(file: Path) ->
     [
         (["add", "anonymous"], "anonymous"),
         (["add", "two words"], "cannot be a name"),
-        (["add", "a", "--roles", "boss"], "'boss' is no role"),
+        (["add", "a", "--roles", "boss"], "'boss' is not a role"),
         (["remove", "nobody"], "there is no caller 'nobody'"),
     ],
 )

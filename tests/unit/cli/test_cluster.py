@@ -52,10 +52,10 @@ def test_down_does_not_end_a_fleet_that_somebody_brings_up_meanwhile(capsys):
     ):
         assert down(given, fleets) == 1
         assert not fleets.ended
-        assert "somebody else has changed what is wanted" in capsys.readouterr().err
+        assert "another command has changed the fleet meanwhile" in capsys.readouterr().err
 
 
 def test_who_scales_is_told_that_somebody_else_wants_another_number(capsys):
     fleets = PlayedFleets(Wanted(1, 3), Wanted(1, 5))
     assert scale(cluster_parser().parse_args(["scale", "3"]), fleets) == 1
-    assert "somebody else" in capsys.readouterr().err
+    assert "another command" in capsys.readouterr().err

@@ -101,16 +101,14 @@ def looping() -> Op:
 
 
 def test_loops_are_told():
-    text = "check may loop to draft, 3 times at most\ncheck may loop to check, 3 times at most\n"
+    text = "check may loop to draft, at most 3 times\ncheck may loop to check, at most 3 times\n"
     assert as_text(drawn(looping())).endswith(f"\n\n{text}")
-    assert '    n2 -.->|"again, 3 times at most"| n1' in as_mermaid(drawn(looping()))
-    assert 'n2 -> n2 [style=dashed, label="again, 3 times at most"];' in as_dot(drawn(looping()))
+    assert '    n2 -.->|"again, at most 3 times"| n1' in as_mermaid(drawn(looping()))
+    assert 'n2 -> n2 [style=dashed, label="again, at most 3 times"];' in as_dot(drawn(looping()))
 
 
 def test_jumps_are_told():
-    assert as_text(drawn(jumping())).endswith(
-        "\n\ncache may jump to answer, in the place of model\n"
-    )
+    assert as_text(drawn(jumping())).endswith("\n\ncache may jump to answer, instead of model\n")
 
 
 @st.composite

@@ -74,7 +74,7 @@ def test_what_is_against_an_op_is_told_in_the_engine_s_words():
     ops = chain("a", "b", "c", "d", "e")
     ops[1].set_jump_to_ops(ops[3])
     jumps = "it jumps, or is jumped to"
-    alone = "nothing next to it goes along with it"
+    alone = "no neighbour can run in one pass with it"
     assert told(ops[-1]) == ([], {"a": alone, "b": jumps, "c": alone, "d": jumps, "e": alone})
 
 
@@ -83,8 +83,8 @@ def test_a_join_whose_parts_come_from_different_groups_waits():
     ops[1].held = threading.local()
     groups, apart = told(Works("c", ops))
     assert groups == []
-    assert apart["b"] == "it holds what only the thread may use that made it"
-    assert apart["c"] == "it waits for Ops that do not go together"
+    assert apart["b"] == "only the thread that made its state may use it"
+    assert apart["c"] == "it waits for Ops that do not run in one pass"
 
 
 def test_off_is_said_of_each():
@@ -102,15 +102,15 @@ def test_bounded_channels_are_thought_of():
 @pytest.mark.parametrize(
     ("form", "group", "apart"),
     [
-        ("text", "in one go while quick: a, b\n", "by itself: c: fuse is false\n"),
+        ("text", "in one pass while quick: a, b\n", "by itself: c: fuse is false\n"),
         (
             "mermaid",
-            '    subgraph g0["in one go while quick"]\n        n1\n        n2\n    end\n',
+            '    subgraph g0["in one pass while quick"]\n        n1\n        n2\n    end\n',
             "<br>by itself: fuse is false",
         ),
         (
             "dot",
-            '    subgraph cluster_0 { label="in one go while quick"; style=dashed; n1; n2; }\n',
+            '    subgraph cluster_0 { label="in one pass while quick"; style=dashed; n1; n2; }\n',
             "\\nby itself: fuse is false",
         ),
     ],

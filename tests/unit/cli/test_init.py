@@ -114,7 +114,7 @@ def test_requirements_that_are_there_stay(capsys, force):
     assert main(["dockerize", *force]) == 0
     assert Path("requirements.txt").read_text() == "pipeline-serving[onnx]\n"
     said = capsys.readouterr().out
-    assert f"requirements.txt is to have this line for the library:\n  {LINE}\n" in said
+    assert f"requirements.txt needs this line for the library:\n  {LINE}\n" in said
     Path("requirements.txt").write_text(f"{LINE}\nnumpy\n")
     assert main(["dockerize", "--force"]) == 0
     assert "requirements.txt is to have" not in capsys.readouterr().out.replace("\n", "")
@@ -148,8 +148,8 @@ def test_files_are_replaced_by_force_only(capsys):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ("rpc_port: 18070\n", "config.yml: http_port: the image's healthcheck needs a port"),
-        ("http_port: 0\n", "config.yml:1: http_port: the image's healthcheck needs a port"),
+        ("rpc_port: 18070\n", "config.yml: http_port: the image's healthcheck needs a fixed port"),
+        ("http_port: 0\n", "config.yml:1: http_port: the image's healthcheck needs a fixed port"),
         ("http_port: [\n", "not valid YAML"),
     ],
 )

@@ -85,9 +85,9 @@ def test_inputs_of_v2_are_tensors():
         ("a", None, "expected KEY=VALUE"),
         ("=x", None, "expected KEY=VALUE"),
         (":=x", None, "expected KEY=VALUE"),
-        ("a:=x", None, "no JSON behind :="),
+        ("a:=x", None, "expected JSON after :="),
         ("a=@/absent", None, "No such file"),
-        ("a:=[[1], [1, 2]]", "v2", "a: its lists are not of the same lengths"),
+        ("a:=[[1], [1, 2]]", "v2", "a: its lists differ in length"),
         ('a:={"b": 1}', "v2", "a: expected text, a number"),
     ],
 )

@@ -76,7 +76,7 @@ def test_one_that_cannot_start_changes_nothing():
     desk.releases[1].ended = 1
     desk.tick()
     assert desk.releases[0].left == 0
-    assert desk.said[-1] == "the server could not start (status 1); the one before serves on"
+    assert desk.said[-1] == "the server could not start (status 1); the previous server continues"
     desk.tick("a.py")
     desk.ready(2)
     assert [release.left for release in desk.releases] == [1, 0, 0]
@@ -132,7 +132,7 @@ def test_a_port_that_is_another_servers_is_told_at_the_first_start_only():
     desk = Desk()
     desk.releases[0].shared = "7"
     desk.ready(0)
-    assert desk.said == ["port 7 is another server's, too: stop that one, or use --port"]
+    assert desk.said == ["port 7 is also another server's: stop that server, or use --port"]
     assert desk.reloader.is_unwanted
     desk = Desk()
     desk.ready(0)

@@ -36,7 +36,7 @@ _LONG = "a/" * 1500 + "b"
 )
 def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
     text = refusal_of_sent("m", Overrides("{}", {path: b"x"}))
-    assert "is no path below the folder of the model" in text
+    assert "is not a path below the folder of the model" in text
 
 
 def test_a_file_below_another_is_refused() -> None:

@@ -53,7 +53,8 @@ class TimeProfiler:
                 self._pairs += (begin, event)
 
     def gen_profile_str(self) -> str | None:
-        """Return a line of all that has ended since the last one; None if it is not enabled."""
+        """Return a line of everything that has ended since the last one; None if it is not
+        enabled."""
         if not self._is_enabled:
             return None
         with self._lock:

@@ -11,7 +11,7 @@ _FUNCTION = "auto-complete-config function for model"
 
 
 class CompletedConfig:
-    """A configuration that a model may add to. What contradicts it raises ValueError.
+    """A configuration that a model may add to. A contradiction to it raises ValueError.
 
     Args:
         model_config: as JSON.

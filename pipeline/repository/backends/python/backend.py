@@ -184,7 +184,7 @@ _PARSING = threading.Lock()  # CPython 3.11 counts the depth of all trees that a
 def _has_hook(file: Path) -> bool:
     """Return whether a model has the hook, or may have it since its class comes from elsewhere.
 
-    What is no Python fails when it is loaded.
+    A file that is not Python fails when it is loaded.
     """
     try:
         with _PARSING:

@@ -253,7 +253,7 @@ class InferenceRequest:
 
 
 class _Responses:
-    """The responses to a request, one by one; whoever drops it has the rest cancelled.
+    """The responses to a request, one by one; dropping the iterator cancels the rest.
 
     As in Triton's backend, behind the last of several comes one without outputs, and `len` says
     how many have come; who iterates over them once more gets the same ones.
@@ -302,7 +302,7 @@ class _Responses:
         return self._seen[self._at - 1]
 
     def cancel(self) -> None:
-        """Have the model drop the request; an error stands behind the responses that have come."""
+        """Have the model drop the request; an error follows the responses that have come."""
         if self._asked is None or self._is_over or self._is_cancelled:
             return
         self._is_cancelled = True
@@ -330,7 +330,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Return whether a model can be asked. TritonModelException: that is no version."""
+    """Return whether a model can be asked. TritonModelException: the version is not valid."""
     try:
         version = int(model_version or -1)
     except ValueError:
@@ -356,7 +356,7 @@ def _change(change: ModelChange) -> ModelPart:
 
 
 def _text(name: str | bytes) -> str:
-    """Return a name, which may come right out of a text tensor. TypeError: it is no text."""
+    """Return a name, which may come right out of a text tensor. TypeError: it is not a text."""
     if not isinstance(name, str | bytes):
         raise TypeError(f"expected a text, found {type(name).__name__}")
     return name.decode() if isinstance(name, bytes) else name
@@ -385,7 +385,7 @@ _DELETED = (
 class Metric:
     """One series of a family, which is there as long as the family.
 
-    A value is told to the server without waiting for it, in the order of the calls.
+    A value is sent to the server without waiting, in the order of the calls.
     """
 
     def __init__(self, caller: ModelCaller, number: int, kind: str, labels: dict[str, str]) -> None:
@@ -405,11 +405,11 @@ class Metric:
         self._tell("increment", value)
 
     def set(self, value: float) -> None:
-        """Set the value of a gauge. TritonModelException: it is none."""
+        """Set the value of a gauge. TritonModelException: it is not a gauge."""
         self._tell("set", value)
 
     def observe(self, value: float) -> None:
-        """Take note of one value of a histogram. TritonModelException: it is none."""
+        """Record one value of a histogram. TritonModelException: it is not a histogram."""
         self._tell("observe", value)
 
     def value(self) -> float:
@@ -465,7 +465,7 @@ class MetricFamily:
         caller = ServerAccess.get()
         use = MetricUse(self._number, "family", name=name, text=description, kind=self._kind)
         _asked(caller, use, about)
-        self._caller: ModelCaller = caller  # from here on it is the server's, too
+        self._caller: ModelCaller = caller  # from here on the server also owns it
 
     def Metric(
         self, labels: Mapping[str, str] | None = None, buckets: list[float] | None = None

@@ -14,7 +14,7 @@ from pipeline.repository.backends.python.loading import load_alone
 def main(file: str, name: str, version: str) -> int:
     """Print what the model makes of the configuration on stdin. Returns the exit code."""
     answer = os.dup(1)
-    os.dup2(2, 1)  # what the model prints is no answer
+    os.dup2(2, 1)  # the model's own output is not the answer
     config = CompletedConfig(sys.stdin.read())
     try:
         model = load_alone(Path(file), name, int(version))

@@ -59,9 +59,9 @@ def load_alone(file: Path, name: str, version: int) -> Any:
 class LoadBesideOthers:
     """A LoadClass of a model that shares its process: its modules are those of a package.
 
-    What its code imports by the name of a module beside it is that module, whatever others have
-    imported by this name, and whenever it does. Instances share the modules, but for the model's.
-    The modules are there for as long as this object is.
+    When its code imports a module that lies in its folder, it gets that module, at any time and
+    whatever others have imported by this name. Instances share the modules except the model's own.
+    The modules live as long as this object.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class _Space:
     def _has(self, name: str) -> bool:
         if name not in self._is_own:
             spec = PathFinder.find_spec(f"{self._package}.{name}", self.folders)
-            # A folder without __init__.py comes behind all others of its name, as ever.
+            # A folder without __init__.py comes after all others of its name, as Python does it.
             is_package = spec is not None and spec.loader is not None
             self._is_own[name] = is_package or (spec is not None and not _is_elsewhere(name))
         return self._is_own[name]

@@ -91,7 +91,7 @@ class PythonModelOp(Op):
     """A model whose `execute` gets all requests of a batch, and returns a response to each."""
 
     pipeline_merges = False
-    pipeline_patience_s: float = 60.0  # Triton lets `execute` go on for as long as it likes
+    pipeline_patience_s: float = 60.0  # Triton sets no time limit for `execute`
     own_loop: LoopThread | None = None
     sends_one: bool = True
 
@@ -156,7 +156,7 @@ class PythonModelOp(Op):
         return None if step is None else self.controls.refusal(step.id)
 
     def _answers(self, requests: Sequence[IncomingRequest]) -> list[Any]:
-        """Return what `execute` has for each request; of those that come again, in the end."""
+        """Return what `execute` has for each request; of rescheduled requests, in the end."""
         answers = self._answers_of_one(requests)
         if True not in map(_IS_RESCHEDULED, requests):  # as nearly always
             return answers
@@ -201,7 +201,7 @@ class PythonModelOp(Op):
         except UserCodeError as error:
             if not any(request.has_sent for request in requests):
                 raise
-            responses = [error] * len(requests)  # of those that have none yet
+            responses = [error] * len(requests)  # of the requests without a response so far
         if responses is None:
             return [None] * len(requests)
         if not isinstance(responses, list):
@@ -350,7 +350,7 @@ class DecoupledModelOp(PythonModelOp):
     def _execute(self, requests: Sequence[IncomingRequest]) -> None:
         """Have the model take requests, and those again that it wants to.
 
-        A coroutine goes on beside those that come next.
+        A coroutine runs concurrently with the next ones.
         """
         try:
             while requests:
@@ -389,7 +389,7 @@ def _fail(requests: Sequence[IncomingRequest], error: UserCodeError) -> None:
 
 
 def made_op(argument: bytes) -> PythonModelOp:
-    """Return the Op of a ModelSpec, which a worker is told; its code sees no arguments."""
+    """Return the Op of a ModelSpec, which a worker receives; its code sees no arguments."""
     del sys.argv[1:]  # those of the server: Triton's stub has none
     return model_op(msgspec.msgpack.decode(argument, type=ModelSpec), load_alone)
 

@@ -91,7 +91,7 @@ def error_of(error: Any) -> PipelineError:
 
 
 def checked(parameters: Any) -> dict[str, bool | int | str]:
-    """Return parameters of a request or response. TritonModelException: they are none."""
+    """Return parameters of a request or response. TritonModelException: they are not valid."""
     if isinstance(parameters, str):
         parameters = json.loads(parameters or "{}")
     if parameters is None:
@@ -269,10 +269,9 @@ class IncomingRequest:
 
     Args:
         feed: arrays by input.
-        context: what its caller says beside them.
-        model_name: of the model.
-        outputs: names of all that the model has.
-        put: gets what its sender sends; see `ResponseSender`, as for `sends_one`.
+        context: what its caller sends besides them. model_name: of the model. outputs: names of all
+        outputs of the model. put: gets what its sender sends; see `ResponseSender`, as for
+        `sends_one`.
 
     Attributes:
         has_sender: whether the model has asked for its sender.

@@ -44,8 +44,8 @@ class NamedTensor:
     """A tensor of a request or a response, called `name`.
 
     Raises:
-        TypeError: `name` is no text, or `array` no ndarray.
-        TritonModelException: `name` is empty, or no data type is that of `array`.
+        TypeError: `name` is not a text, or `array` not an ndarray. TritonModelException: `name` is
+        empty, or no data type fits `array`.
     """
 
     def __init__(self, name: str, array: Any) -> None:
@@ -84,7 +84,7 @@ class NamedTensor:
     def from_dlpack(name: str, tensor: Any) -> NamedTensor:
         """Return a tensor of what has `__dlpack__`, on the host.
 
-        TritonModelException: it has not, and is no capsule.
+        TritonModelException: it has not, and is not a capsule.
         """
         if not name:
             raise TritonModelException(_NO_NAME)

@@ -37,7 +37,7 @@ ALONE = ""
 
 
 class Logger:
-    """The server's log. What is neither text nor level raises TypeError."""
+    """The server's log. Raises TypeError for anything but a text and a level."""
 
     class LogLevel(enum.Enum):
         """A level of Triton's log, as Python's."""
@@ -140,7 +140,7 @@ def get_model_dir() -> str:
     package = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
     found = FOLDERS.get(package) or FOLDERS.get(ALONE)
     if found is None:
-        raise tensors.TritonModelException("get_model_dir: it is no code of a model that asks")
+        raise tensors.TritonModelException("get_model_dir: expected a call from a model's code")
     return found
 
 

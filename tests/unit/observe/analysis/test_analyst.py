@@ -134,7 +134,7 @@ def test_a_wrong_file_of_cards_is_refused_with_its_line(old, tmp_path, text, mat
 
 def test_cards_of_steps_that_take_no_time_tell_nothing(played, tmp_path):
     (tmp_path / "cards.yml").write_text("bow: {postp: 0}")
-    with pytest.raises(ConfigError, match="takes any time"):
+    with pytest.raises(ConfigError, match="a step that takes time"):
         Analyst(played).get_op_analyst().concurrency_analysis(tmp_path / "cards.yml")
 
 
@@ -194,4 +194,4 @@ def test_requests_whose_callers_went_away_are_told_from_failed_ones(tmp_path):
     requests = requests_of(*(request(number, outcome=int(how)) for number, how in enumerate(ended)))
     analyst = Analyst(written(tmp_path, turns_of(turn()), requests, ["bow"]))
     text = report_text("p", analyst.figures, advise(analyst.figures))
-    assert "1 failed, 1 given up by their callers, 2 refused as they were" in text.splitlines()[0]
+    assert "1 failed, 1 given up by their callers, 2 refused as invalid" in text.splitlines()[0]

@@ -109,8 +109,8 @@ def test_ops_that_ran_in_one_go_are_a_slice_of_their_request():
     rows = turns_of(turn(0, 7, **first), turn(1, 7, **later), turn(0, 8, result_received_ns=9 * MS))
     found = events(rows, requests_of(request(7), request(8)), NAMES)
     in_rows = [(name, *rest) for name, (pid, _), *rest in slices(found) if pid == 1]
-    assert ("in one go: words, bow", 2000.0, 5000.0, 2) in in_rows
-    assert sum(name.startswith("in one go") for name, *_ in in_rows) == 1
+    assert ("in one trip: words, bow", 2000.0, 5000.0, 2) in in_rows
+    assert sum(name.startswith("in one trip") for name, *_ in in_rows) == 1
     marks = {
         tuple(event["args"]["requests"]): event["args"].get("in_one_go")
         for event in of_kind(found, "B")
@@ -123,7 +123,7 @@ def test_walks_side_by_side_are_drawn_as_far_as_they_do_not_overlap():
     late = {"result_received_ns": 7 * MS}
     rows = turns_of(*(turn(op, 7) for op in (0, 1)), *(turn(op, 7, **late) for op in (2, 3)))
     found = events(rows, requests_of(request(7)), [*NAMES, "cnn", "join"])
-    assert [name for name, *_ in slices(found) if "go" in name] == ["in one go: words, bow"]
+    assert [name for name, *_ in slices(found) if "trip" in name] == ["in one trip: words, bow"]
     marks = [
         event.get("args", {}).get("in_one_go") for event in of_kind(found, "B") if event["pid"] > 1
     ]

@@ -326,6 +326,7 @@ def test_a_report_says_that_it_is_of_a_sample():
     found = figures(played_on(turns, requests, 200))
     text = report_text("p", found, advise(found))
     assert text.startswith("p: 16,")
-    assert f"a sample of 1 in {found.requests / found.told:.3g}: {found.told} requests" in text
+    share = found.requests / found.told
+    assert f"a sample of 1 in {share:.3g}: the record has {found.told} requests" in text
     whole = figures(played_on(turns, requests, 0))
     assert "sample" not in report_text("p", whole, advise(whole))
