@@ -51,13 +51,8 @@ def _setting(plan: Plan) -> str:
     versions = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     return (
         f"{machine()}; {versions}.\n\n"
-        f"Closed loop, wrk for HTTP and h2load for gRPC (a connection for each client). Medians "
-        f"of {plan.repeats} rounds of {plan.seconds:g} s; all services of a group run in turns, "
-        "and a ratio is the median of the rounds' ratios. The load generator shares the cores "
-        "with the service, for every service alike: its own CPU time is in the last column. RSS is "
-        "the sum over a service's processes, with what they share counted in each. Ready: from the "
-        "start of the process until the first answer. Instructions: of a request in the service's "
-        "first process, without its children, counted by valgrind with one client."
+        f"Medians of {plan.repeats} rounds of {plan.seconds:g} s in turns; `a / b`: by the number of "
+        "clients. The load generator shares the cores."
     )
 
 
@@ -76,35 +71,35 @@ def _interpreter() -> str:
 
 
 def _figures(results: Results) -> str:
+    """One row for each service, its figures by the number of clients."""
     header = (
-        "service",
-        "clients",
-        "requests/s",
-        "p50 ms",
-        "p99 ms",
-        "server CPU s / 1000",
-        "RSS MiB",
-        "ready s",
-        "instructions",
-        "client CPU s / 1000",
+        *("service", "clients", "requests/s", "p50 ms", "p99 ms", "CPU ms", "RSS MiB"),
+        *(("instructions",) if results.instructions else ()),
     )
-    rows: list[tuple[str, ...]] = [
-        (
-            name,
-            str(clients),
-            f"{_median(rounds, 'per_s'):,.0f}",
-            f"{_median(rounds, 'p50_ms'):.3f}",
-            f"{_median(rounds, 'p99_ms'):.3f}",
-            f"{_median(rounds, 'server_ms'):.4f}",
-            f"{_median(rounds, 'rss_mib'):.0f}",
-            _number(results.ready_s.get(name, math.nan), ".1f"),
-            _number(results.instructions.get(name, math.nan), ",.0f"),
-            f"{_median(rounds, 'client_ms'):.4f}",
+    by_service: dict[str, list[int]] = {}
+    for name, clients in results.rounds:
+        by_service.setdefault(name, []).append(clients)
+    rows: list[tuple[str, ...]] = []
+    for name, counts in by_service.items():
+        measured = [results.rounds[name, clients] for clients in counts]
+        rows.append(
+            (
+                name,
+                " / ".join(map(str, counts)),
+                _by_clients(measured, "per_s", ",.0f"),
+                _by_clients(measured, "p50_ms", ".2f"),
+                _by_clients(measured, "p99_ms", ".2f"),
+                _by_clients(measured, "server_ms", ".3f"),
+                f"{max(_median(rounds, 'rss_mib') for rounds in measured):.0f}",
+                *([_number(results.instructions.get(name, math.nan), ",.0f")] * (len(header) - 7)),
+            )
         )
-        for (name, clients), rounds in results.rounds.items()
-    ]
     rows += [(name, "", "not measured: " + why) for name, why in results.not_measured.items()]
     return table(header, rows)
+
+
+def _by_clients(measured: Iterable[Sequence[Measurement]], figure: str, form: str) -> str:
+    return " / ".join(format(_median(rounds, figure), form) for rounds in measured)
 
 
 def _number(value: float | str, form: str) -> str:
