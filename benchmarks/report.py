@@ -51,8 +51,8 @@ def _setting(plan: Plan) -> str:
     versions = ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)
     return (
         f"{machine()}; {versions}.\n\n"
-        f"Medians of {plan.repeats} rounds of {plan.seconds:g} s in turns; `a / b`: by the number of "
-        "clients. The load generator shares the cores."
+        f"Medians of {plan.repeats} rounds of {plan.seconds:g} s in turns; `a / b`: by the number "
+        "of clients. The load generator shares the cores."
     )
 
 
