@@ -84,7 +84,7 @@ def test_each_decision_has_its_form():
     )
 
 
-MOST_WORDS = 104_918
+MOST_WORDS = 102_931
 """In docs/, without the archive; 75,000 is the goal. It only becomes smaller."""
 
 
