@@ -16,7 +16,7 @@ ENTRY_BYTES = 240
 class LocalOptions(Struct, frozen=True, kw_only=True):
     """`cache.local`."""
 
-    size: Annotated[int, Meta(ge=1), "Most bytes of all answers together."]
+    size: Annotated[int, Meta(ge=1), "Maximum size of all answers together, bytes."]
 
 
 class LocalCache:

@@ -26,21 +26,21 @@ _CODES = {"invalid username": "WRONGPASS ", "Authentication required": "NOAUTH "
 class RedisOptions(Struct, frozen=True, kw_only=True):
     """`cache.redis`."""
 
-    host: Annotated[str, "The server's name or address."]
-    port: Annotated[int, Meta(ge=0, le=65535), "The server's port."]
+    host: Annotated[str, "Name or address of the Redis server."]
+    port: Annotated[int, Meta(ge=0, le=65535), "Port of the Redis server."]
     user: Annotated[
-        str | None, "Who logs in; absent: TRITONCACHE_REDIS_USERNAME, or nobody by name."
+        str | None, "User name; absent: TRITONCACHE_REDIS_USERNAME, otherwise none."
     ] = None
     password: Annotated[
         str | None,
         Masked(),
-        "Better in TRITONCACHE_REDIS_PASSWORD, which counts where this is absent.",
+        "Password; absent: TRITONCACHE_REDIS_PASSWORD, which is the better place.",
     ] = None
     db: Annotated[int, Meta(ge=0), "Number of the database."] = 0
     timeout_ms: Annotated[
-        int, Meta(ge=1), "Limit of a question; what is late is not found, ms."
+        int, Meta(ge=1), "Timeout of a look-up, ms; a late answer counts as not found."
     ] = 250
-    ttl_s: Annotated[int, Meta(ge=0), "Time that an answer is kept, s; 0: any."] = 0
+    ttl_s: Annotated[int, Meta(ge=0), "Lifetime of an answer, s; 0: no limit."] = 0
 
 
 class RedisCache:

@@ -24,18 +24,26 @@ class CallerLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`access.limits`: how much one caller may ask."""
 
     requests_per_s: Annotated[
-        float, Meta(ge=0), "Requests a second of one caller; more are refused; 0: any number."
+        float,
+        Meta(ge=0),
+        "Maximum requests per second of one caller; more are refused; 0: no limit.",
     ] = 0.0
-    burst: Annotated[int, Meta(ge=0), "Of these, how many may come at once; 0: a second's."] = 0
+    burst: Annotated[
+        int, Meta(ge=0), "Maximum number of those requests at once; 0: those of one second."
+    ] = 0
     in_flight: Annotated[
-        int, Meta(ge=0), "Requests of one caller that are worked on at once; 0: any number."
+        int, Meta(ge=0), "Maximum number of running requests of one caller; 0: no limit."
     ] = 0
     bytes_per_s: Annotated[
-        float, Meta(ge=0), "Bytes a second of bodies, in and out; 0: any number."
+        float, Meta(ge=0), "Maximum bytes per second of bodies, in and out; 0: no limit."
     ] = 0.0
-    bytes_burst: Annotated[int, Meta(ge=0), "Of these, how many at once; 0: a second's."] = 0
+    bytes_burst: Annotated[
+        int, Meta(ge=0), "Maximum number of those bytes at once; 0: those of one second."
+    ] = 0
     buffered_bytes: Annotated[
-        int, Meta(ge=0), "Bytes that one caller's requests and answers may hold; 0: any number."
+        int,
+        Meta(ge=0),
+        "Maximum memory for requests and answers of one caller, bytes; 0: no limit.",
     ] = 0
 
 
@@ -43,12 +51,14 @@ class FairShareConfig(Struct, frozen=True, kw_only=True):
     """`access.fair_share`: places that callers share."""
 
     in_flight: Annotated[
-        int, Meta(ge=0), "Requests of all callers that go on to the server at once; 0: any number."
+        int, Meta(ge=0), "Maximum number of running requests of all callers together; 0: no limit."
     ] = 0
     queue: Annotated[
-        int, Meta(ge=0), "Those that wait; more are refused to the caller with most of them."
+        int,
+        Meta(ge=0),
+        "Maximum number of waiting requests; beyond it the caller with most of them is refused.",
     ] = 1000
-    max_wait_s: Annotated[float, Meta(ge=0), "Seconds for which one waits, at most."] = 10.0
+    max_wait_s: Annotated[float, Meta(ge=0), "Maximum wait of a request, s."] = 10.0
 
 
 _OF_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
@@ -59,24 +69,25 @@ SIGNATURES = (*_OF_RSA, "ES256", "ES384", "ES512", "EdDSA")
 class JwtConfig(Struct, frozen=True, kw_only=True):
     """`access.jwt`: tokens that somebody else signs."""
 
-    jwks_file: Annotated[
-        str, 'JSON Web Key Set with the keys of an issuer; "": signed tokens are not taken.'
-    ] = ""
-    issuer: Annotated[str, "What their claim `iss` has to be."] = ""
-    audience: Annotated[str, "What their claim `aud` has to be, or one of its values."] = ""
+    jwks_file: Annotated[str, 'JSON Web Key Set with the issuer\'s keys; "": no signed tokens.'] = (
+        ""
+    )
+    issuer: Annotated[str, "Required value of the claim iss."] = ""
+    audience: Annotated[str, "Required value of the claim aud."] = ""
     algorithms: Annotated[
-        tuple[str, ...], f"Those that are taken, of {' '.join(SIGNATURES)}; none: all of them."
+        tuple[str, ...], f"Accepted algorithms, of {' '.join(SIGNATURES)}; empty: all."
     ] = ()
-    name_claim: Annotated[str, "Claim that is the caller's name."] = "sub"
+    name_claim: Annotated[str, "Claim with the caller's name."] = "sub"
     roles_claim: Annotated[
-        str, 'Claim with roles, a list or words; with dots one that lies deeper; "": none has any.'
+        str,
+        'Claim with the roles, as a list or as words; a dot leads into an object; "": no roles.',
     ] = "roles"
     roles: Annotated[
         dict[str, tuple[Role, ...]],
-        "Roles by a value of that claim; empty: the values are infer, observe, admin themselves.",
+        "Roles for each value of that claim; empty: the values are the roles themselves.",
     ] = {}
     leeway_s: Annotated[
-        float, Meta(ge=0, le=3600), "Seconds by which clocks may differ for `exp` and `nbf`."
+        float, Meta(ge=0, le=3600), "Allowed clock difference for exp and nbf, s."
     ] = 30.0
 
 
@@ -84,41 +95,45 @@ class AccessConfig(Struct, frozen=True, kw_only=True):
     """`access`: who may do what."""
 
     callers_file: Annotated[
-        str, 'JSON file of callers, as `python -m pipeline callers` writes it; "": none.'
+        str, 'JSON file of callers, written by `python -m pipeline callers`; "": none.'
     ] = ""
     anonymous: Annotated[
-        tuple[Role, ...], "What who shows no credential may do: infer, observe, admin."
+        tuple[Role, ...], "Roles of a caller without credentials: infer, observe, admin."
     ] = ROLES
-    limits: Annotated[CallerLimits, "Limits of callers that have none of their own."] = (
+    limits: Annotated[CallerLimits, "Limits of each caller that has none of its own."] = (
         CallerLimits()
     )
-    fair_share: Annotated[FairShareConfig, "Places that callers share: who has fewest is next."] = (
-        FairShareConfig()
-    )
+    fair_share: Annotated[
+        FairShareConfig, "Places that all callers share; the caller with the fewest goes next."
+    ] = FairShareConfig()
     connections_per_address: Annotated[
-        int, Meta(ge=0), "Connections of one address, of IPv6 of a /64, at once; 0: any number."
+        int,
+        Meta(ge=0),
+        "Maximum number of connections from one address (IPv6: one /64 network); 0: no limit.",
     ] = 0
-    jwt: Annotated[JwtConfig, "Tokens that somebody else signs."] = JwtConfig()
+    jwt: Annotated[JwtConfig, "Tokens that an identity provider signs."] = JwtConfig()
     trusted_proxies: Annotated[
         tuple[str, ...],
-        "Addresses or networks of proxies whose X-Forwarded-* say who asks.",
+        "Addresses or networks of proxies whose X-Forwarded-* headers are trusted.",
     ] = ()
     metadata: Annotated[
         tuple[str, ...],
-        "Headers and metadata that callers may set, beside those of the protocols; empty: any.",
+        "Headers and metadata that callers may set besides those of the protocols; empty: any.",
     ] = ()
     audit_file: Annotated[
-        str, 'File that refusals, and what admins do, are written to as JSON lines; "": none.'
+        str, 'File for refusals and administrative actions, as JSON lines; "": none.'
     ] = ""
 
 
 class TlsConfig(Struct, frozen=True, kw_only=True):
     """`tls`: certificates of the ports."""
 
-    certificate: Annotated[str, 'PEM file of the certificate; "": the ports speak no TLS.'] = ""
-    key: Annotated[str, "PEM file of its key."] = ""
+    certificate: Annotated[str, 'PEM file with the certificate; "": no TLS.'] = ""
+    key: Annotated[str, "PEM file with the key."] = ""
     client_ca: Annotated[
-        str, 'PEM file: callers need a certificate of this authority; "": they need none.'
+        str,
+        'PEM file with the authority of client certificates, which are then required; "": not '
+        "required.",
     ] = ""
 
 

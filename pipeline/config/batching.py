@@ -20,42 +20,47 @@ class QueuePolicyConfig(Struct, frozen=True, kw_only=True):
 
     timeout_action: Annotated[
         Literal["reject", "delay"],
-        "Who has waited too long is: reject: refused; delay: behind all who have not.",
+        "What happens to a request that waits too long: reject: it is refused; delay: it moves "
+        "behind all others.",
     ] = "reject"
-    default_timeout_microseconds: Annotated[Size, "Longest wait in the queue, us; 0: any."] = 0
+    default_timeout_microseconds: Annotated[Size, "Maximum wait in the queue, us; 0: no limit."] = 0
     allow_timeout_override: Annotated[
-        bool, "True: the timeout of a request counts, if it is shorter than the default."
+        bool, "True: a request's own timeout counts if it is shorter."
     ] = False
-    max_queue_size: Annotated[Size, "Requests that wait; more are refused; 0: any number."] = 0
+    max_queue_size: Annotated[
+        Size, "Maximum number of waiting requests; more are refused; 0: no limit."
+    ] = 0
 
 
 class LevelPolicyConfig(QueuePolicyConfig, frozen=True, kw_only=True):
     """The queue of one priority level."""
 
-    level: Annotated[Positive, "The level that it is for."]
+    level: Annotated[Positive, "The level that these limits are for."]
 
 
 class DynamicBatchingConfig(Struct, frozen=True, kw_only=True):
     """`op.<name>.dynamic_batching`: read with `batching: dynamic`. Sizes are in samples."""
 
     preferred_batch_size: Annotated[
-        tuple[Positive, ...], "Batches of these sizes do not wait to grow; none: batch_size."
+        tuple[Positive, ...], "A batch of one of these sizes runs at once; empty: batch_size."
     ] = ()
     max_queue_delay_microseconds: Annotated[
-        Size, "Longest wait for a preferred size, us; 0: what is there goes."
+        Size, "Maximum wait for a preferred size, us; 0: take what is ready."
     ] = 0
     preserve_ordering: Annotated[
-        bool, "True: answers leave the Op in the order in which its requests came."
+        bool, "True: answers leave the Op in the order of the requests."
     ] = False
-    priority_levels: Annotated[Size, "Levels, 1 goes first; 0: requests have no priority."] = 0
+    priority_levels: Annotated[
+        Size, "Number of priority levels, of which 1 goes first; 0: no priorities."
+    ] = 0
     default_priority_level: Annotated[
-        Size, "Level of a request that has none, or none of these; 1 to priority_levels."
+        Size, "Level of a request without a valid priority; 1 to priority_levels."
     ] = 0
     default_queue_policy: Annotated[
-        QueuePolicyConfig, "Limits of the queue, of each level's its own."
+        QueuePolicyConfig, "Limits of the queue; each priority level has its own queue."
     ] = QueuePolicyConfig()
     priority_queue_policy: Annotated[
-        tuple[LevelPolicyConfig, ...], "Limits of single levels, in place of the default ones."
+        tuple[LevelPolicyConfig, ...], "Limits for single levels, which replace the default ones."
     ] = ()
 
     def policy_of(self, level: int) -> QueuePolicyConfig:

@@ -79,36 +79,45 @@ class ClientSharedMemory(Struct, frozen=True, kw_only=True):
 
     allow: Annotated[
         bool | None,
-        "Callers may register it, and have tensors there; absent: if host is a loopback address.",
+        "Clients may register shared memory and keep tensors there; absent: True if host is a "
+        "loopback address.",
     ] = None
-    prefix: Annotated[str, "What the keys begin with that may be registered; absent: any."] = ""
+    prefix: Annotated[str, 'Required prefix of the keys that clients register; "": none.'] = ""
 
 
 class MetricsConfig(Struct, frozen=True, kw_only=True):
     """`metrics`: families of /metrics that are there or not, as Triton's --metrics-config says."""
 
-    counter_latencies: Annotated[bool, "Triton's counters of times, and those of caches."] = True
-    histogram_latencies: Annotated[bool, "Triton's histogram of first responses."] = True
-    summary_latencies: Annotated[bool, "Triton's summaries of times in the last minute."] = False
+    counter_latencies: Annotated[bool, "Triton's counters of durations, and those of caches."] = (
+        True
+    )
+    histogram_latencies: Annotated[
+        bool, "Triton's histogram of the time to the first response."
+    ] = True
+    summary_latencies: Annotated[bool, "Triton's summaries of durations in the last minute."] = (
+        False
+    )
     summary_quantiles: Annotated[
-        tuple[Annotated[float, Meta(ge=0, le=1)], ...], "Quantiles that these have."
+        tuple[Annotated[float, Meta(ge=0, le=1)], ...], "Quantiles of the summaries."
     ] = (0.5, 0.9, 0.95, 0.99, 0.999)
     first_response_buckets_ms: Annotated[
-        tuple[Annotated[float, Meta(gt=0)], ...], "Bounds of the histogram of first responses."
+        tuple[Annotated[float, Meta(gt=0)], ...], "Upper bounds of the histogram's buckets, ms."
     ] = (100.0, 500.0, 2000.0, 5000.0)
 
 
 class RequestTracesConfig(Struct, frozen=True):
     """`request_traces`: traces of single requests by v2, in files of Triton's form."""
 
-    file: Annotated[str, 'File that they go to; "": none are made.'] = ""
+    file: Annotated[str, 'File for the traces; "": no traces.'] = ""
     level: Annotated[
-        tuple[Literal["TIMESTAMPS", "TENSORS"], ...], "What of a request is in them; none: off."
+        tuple[Literal["TIMESTAMPS", "TENSORS"], ...],
+        "What a trace contains: TIMESTAMPS, TENSORS or both; empty: tracing is off.",
     ] = ()
-    rate: Annotated[Size, "Every so many-th request is traced; 0: none."] = 1000
-    count: Annotated[int, Meta(ge=-1), "Traces that are made; -1: any number."] = -1
+    rate: Annotated[Size, "Trace one of this many requests; 0: none."] = 1000
+    count: Annotated[int, Meta(ge=-1), "Maximum number of traces; -1: any number."] = -1
     log_frequency: Annotated[
-        Size, "Traces in each of the files FILE.0, FILE.1; 0: all are in one."
+        Size,
+        "Number of traces in each of the files FILE.0, FILE.1 and so on; 0: all in one file.",
     ] = 0
 
     @property
@@ -125,20 +134,22 @@ class LogConfig(Struct, frozen=True, kw_only=True):
     """`log`: what is logged, and where to."""
 
     level: Annotated[
-        Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], "Least severe level that is kept."
+        Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], "Lowest level that is logged."
     ] = "INFO"
-    request_sample: Annotated[Size, "Log every n-th request at INFO; 0: log none."] = 0
+    request_sample: Annotated[Size, "Log every n-th request at INFO; 0: none."] = 0
     stderr: Annotated[
         Literal["always", "terminal", "never"],
-        "Show warnings and errors on stderr: always, never, or where that is a terminal.",
+        "Copy warnings and errors to stderr: always, never, or only to a terminal.",
     ] = "always"
     to: Annotated[
         Literal["files", "stdout"],
-        "files: PipelineServingLogs/; stdout: no files, and nothing on stderr, for containers.",
+        "files: the folder PipelineServingLogs/; stdout: stdout alone, for containers.",
     ] = "files"
-    format: Annotated[Literal["text", "json"], "Lines as text, or as JSON objects."] = "text"
-    max_bytes: Annotated[Size, "A log file of so many bytes is rotated; 0: never."] = 64_000_000
-    backup_count: Annotated[Size, "Rotated files that are kept."] = 9
+    format: Annotated[
+        Literal["text", "json"], "Format of a line: text, or json: one object per line."
+    ] = "text"
+    max_bytes: Annotated[Size, "Rotate a log file at this size, bytes; 0: never."] = 64_000_000
+    backup_count: Annotated[Size, "Number of rotated files that are kept."] = 9
 
 
 class ErrorsConfig(Struct, frozen=True, kw_only=True):
@@ -146,8 +157,8 @@ class ErrorsConfig(Struct, frozen=True, kw_only=True):
 
     details: Annotated[
         Literal["full", "safe"] | None,
-        "Of the server's own errors callers read type, text and place, or a sentence with the "
-        "data id; absent: safe behind the gateway, else full.",
+        "How much of the server's own errors callers see: full: type, text and place; safe: one "
+        "sentence with the data id; absent: safe with the gateway, otherwise full.",
     ] = None
 
 
@@ -155,74 +166,81 @@ class TracerConfig(Struct, frozen=True, kw_only=True):
     """`dag.tracer`."""
 
     interval_s: Annotated[
-        float | None, Duration("s"), "Figures go to pipeline.tracer this often, s; <= 0: never."
+        float | None,
+        Duration("s"),
+        "Interval between summaries in the log pipeline.tracer, s; <= 0: off.",
     ] = None
 
 
 class DagConfig(Struct, frozen=True, kw_only=True):
     """`dag`: what all Ops have in common."""
 
-    is_thread_op: Annotated[bool, "True: workers are threads; False: processes."] = True
+    is_thread_op: Annotated[bool, "True: workers are threads; False: workers are processes."] = True
     workers: Annotated[
-        str | None, OneOf("workers"), "Workers of the Ops that are slow; absent: as of the others."
+        str | None, OneOf("workers"), "Worker kind for slow Ops; absent: the same as for all Ops."
     ] = None
     slow_from_s: Annotated[
-        Millis, "An Op is slow if its usual_time is at least this, ms; dag.workers is for these."
+        Millis, "An Op whose usual_time is at least this is slow and gets dag.workers, ms."
     ] = 0.005
-    ray: Annotated[RayConfig, "The cluster of Ops with workers: ray."] = RayConfig()
+    ray: Annotated[RayConfig, "Ray cluster for Ops with workers: ray."] = RayConfig()
     start_method: Annotated[
         Literal["fork", "spawn"],
-        "How processes start: fork: as copies of the script; spawn: anew, for CUDA at import.",
+        "How processes start: fork: as copies of the script; spawn: from scratch, for scripts "
+        "that use CUDA at import.",
     ] = "fork"
     shared_memory_mib: Annotated[
         int,
         Meta(ge=1, le=2**20),
-        "Most shared memory that one process fills, MiB; what is beyond goes through sockets.",
+        "Maximum shared memory of one process, MiB; larger data goes through sockets.",
     ] = 1024
     trust_workers: Annotated[
-        bool, "True: the server opens answers of its processes whatever is in them, functions too."
+        bool, "True: the server unpickles any answer of its worker processes, functions included."
     ] = False
     retry: Annotated[
-        Count, "Attempts for a request that timed out, or was lost; 1: no second one."
+        Count, "Attempts for a request whose Op timed out or whose data was lost; 1: no retry."
     ] = 1
-    client_type: Annotated[str, "Read for the predecessor's sake; each Op has its own."] = "brpc"
+    client_type: Annotated[
+        str, "Accepted for compatibility, without effect; each Op has its own."
+    ] = "brpc"
     use_profile: Annotated[bool, "Write PROFILE lines to stderr, for Analyst."] = False
     profile_per_s: Annotated[
-        Size, "Requests a second that have PROFILE lines; of more, a fair sample; 0: all of them."
+        Size,
+        "Maximum number of requests per second with PROFILE lines; of more, a fair sample; 0: all.",
     ] = 200
     channel_size: Annotated[
-        Size, "Requests that wait at an Op before its producers are held back; 0: any."
+        Size, "Number of requests waiting at an Op at which the Ops before it pause; 0: no limit."
     ] = 0
     channel_recv_first_arrive: Annotated[
         bool,
         Alias("channel_recv_frist_arrive"),
-        "An Op with several inputs starts with the first that arrives.",
+        "An Op with several inputs starts when the first one arrives.",
     ] = False
     fuse: Annotated[
         Literal["auto", "off"],
-        "auto: quick Ops that follow each other run in one go; off: each on its own thread.",
+        "auto: consecutive fast Ops run in one go on one thread; off: each Op on its own thread.",
     ] = "auto"
     stream_window: Annotated[
-        Count, "Parts of a stream that a request may have under way before its generator waits."
+        Count, "Number of unread stream parts per request at which its generator pauses."
     ] = 16
     max_parts: Annotated[
         Count,
-        "Parts of a stream that are kept for who takes all at once:"
-        " an Op that gathers, a caller of one answer.",
+        "Maximum number of stream parts that are collected for an Op, or a caller, that needs the "
+        "whole stream.",
     ] = 100_000
     first_part_timeout_s: Annotated[
-        Millis | None, "Limit until the first part of a stream, ms; <= 0: none."
+        Millis | None, "Timeout for the first part of a stream, ms; <= 0: none."
     ] = None
     part_timeout_s: Annotated[
-        Millis | None, "Limit from one part of a stream to the next, ms; <= 0: none."
+        Millis | None, "Timeout between two parts of a stream, ms; <= 0: none."
     ] = None
-    tracer: Annotated[TracerConfig, "Statistics at an interval."] = TracerConfig()
+    tracer: Annotated[TracerConfig, "Periodic summaries."] = TracerConfig()
     forward_headers: Annotated[
-        Pattern, 'Names of headers that the context of a request has, as a pattern; "": none.'
+        Pattern,
+        'Regular expression for names of headers that Ops and filters can read; "": none.',
     ] = ""
     enable_prometheus: Annotated[bool, "Serve /metrics on prometheus_port."] = False
-    prometheus_port: Annotated[Port, "Port of the metrics; 0: any free one."] = 19393
-    prometheus_host: Annotated[str | None, "Address of prometheus_port; absent: host."] = None
+    prometheus_port: Annotated[Port, "Port for /metrics; 0: any free port."] = 19393
+    prometheus_host: Annotated[str | None, "Address for prometheus_port; absent: host."] = None
 
 
 class LocalServiceConfig(Struct, frozen=True, kw_only=True):
@@ -231,19 +249,24 @@ class LocalServiceConfig(Struct, frozen=True, kw_only=True):
     model_config: Annotated[str | None, "Model folder or file; absent: the Op has no model."] = None
     client_type: Annotated[
         Literal["local_predictor", "brpc", "grpc"],
-        "local_predictor: the workers run the model; brpc, grpc: a service of its own does.",
+        "local_predictor: the workers run the model; brpc or grpc: a separate service runs it.",
     ] = "local_predictor"
     engine: Annotated[
-        str | None, OneOf("engines"), "onnx or paddle; absent: by the model's file suffix."
+        str | None,
+        OneOf("engines"),
+        "Engine that runs the model: onnx or paddle; absent: by the suffix of the model file.",
     ] = None
-    workdir: Annotated[str, 'Working folder of a local server; "": a generated one.'] = ""
+    workdir: Annotated[str, 'Working folder of a separate service; "": a generated one.'] = ""
     thread_num: Annotated[Count, "CPU threads of one predictor."] = 2
     device_type: Annotated[
         int,
         Meta(ge=-1, le=6),
-        "-1 by devices, 0 CPU, 1 GPU, 2 TensorRT, 3 ARM, 4 XPU, 5 Ascend 310, 6 Ascend 910.",
+        "-1: CPU or GPU, by devices; 0 CPU, 1 GPU, 2 TensorRT, 3 ARM, 4 XPU, 5 Ascend 310, 6 "
+        "Ascend 910.",
     ] = -1
-    devices: Annotated[Cards, 'Card numbers in quotes, "0,1", workers take turns; "": CPU.'] = ""
+    devices: Annotated[
+        Cards, 'GPU numbers in quotes, such as "0,1"; workers take them in turn; "": CPU.'
+    ] = ""
     fetch_list: Annotated[Names | None, "Outputs that are fetched; absent: all."] = None
     engine_options: Annotated[Options, OptionsOf("engines", "engine", built_in=True)] = {}
 
@@ -254,98 +277,108 @@ class SequenceConfig(Struct, frozen=True, kw_only=True):
     strategy: Annotated[
         str | None,
         OneOf("strategies"),
-        "direct: each sequence has its place in a worker's batches; oldest: who has waited longest"
-        " goes; absent: the Op knows no sequences.",
+        "direct: each sequence has a fixed slot in a worker's batches; oldest: the request that "
+        "has waited longest goes first; absent: no sequences.",
     ] = None
     max_idle_ms: Annotated[
-        Count, "A sequence of which no request comes for so long loses its slot, ms."
+        Count, "A sequence without a request for this time loses its slot, ms."
     ] = 1000
     max_candidates: Annotated[
-        Size, "oldest: sequences that have a slot at a worker; 0: batch_size of them."
+        Size, "oldest: maximum number of sequences per worker; 0: batch_size."
     ] = 0
     min_slot_utilization: Annotated[
-        float, Meta(ge=0, le=1), "direct: share of a worker's slots that a batch waits for."
+        float,
+        Meta(ge=0, le=1),
+        "direct: share of a worker's slots that must be filled before a batch runs.",
     ] = 0.0
     max_queue_delay_ms: Annotated[
-        Size, "Longest wait for that share or, with oldest, for a full batch, ms; 0: none."
+        Size, "Maximum wait for that share or, with oldest, for a full batch, ms; 0: none."
     ] = 0
     preferred_batch_sizes: Annotated[
-        tuple[Count, ...], "oldest: batches of such a size do not wait to grow."
+        tuple[Count, ...], "oldest: a batch of one of these sizes runs at once."
     ] = ()
     state: Annotated[
-        tuple[StateConfig, ...], "Arrays that a worker keeps from step to step of a sequence."
+        tuple[StateConfig, ...], "Arrays that a worker keeps between the steps of a sequence."
     ] = ()
     checkpoint: Annotated[
-        bool, "True: the server has the states, too; sequences of a lost worker go on at others."
+        bool,
+        "True: the server also keeps the states, so that sequences of a lost worker continue on "
+        "another one.",
     ] = False
     controls: Annotated[
-        tuple[ControlConfig, ...], "Arrays that say what a request is in its sequence."
+        tuple[ControlConfig, ...],
+        "Input arrays that tell the model where a request is in its sequence.",
     ] = ()
     preserve_ordering: Annotated[
         bool,
-        "oldest: accepted, as Triton has it; the answers of a worker leave in order anyway.",
+        "oldest: accepted for compatibility with Triton; answers of a worker are always in order.",
     ] = False
 
 
 class OpConfig(Struct, frozen=True, kw_only=True):
     """`op.<name>`: one Op. `resolve_op` adds what the Op's constructor and `dag` say."""
 
-    concurrency: Annotated[Count, "Workers, each with one batch at a time."] = 1
+    concurrency: Annotated[Count, "Number of workers, each of which runs one batch at a time."] = 1
     min_workers: Annotated[
-        Size | None, "Fewest workers, where their number follows the load; 0: none while idle."
+        Size | None,
+        "Minimum number of workers, if their number follows the load; 0: none while idle.",
     ] = None
     max_workers: Annotated[
-        Count | None, "Most workers, where their number follows the load; absent: concurrency."
+        Count | None,
+        "Maximum number of workers, if their number follows the load; absent: concurrency.",
     ] = None
-    elastic: Annotated[ElasticConfig, "When workers are added and taken away."] = ElasticConfig()
-    timeout_s: Annotated[Millis | None, "Limit of one attempt of process(), ms; <= 0: none."] = None
-    retry: Annotated[Count, "Attempts of process(); 1: no second one."] = 1
-    batch_size: Annotated[Count, "Most requests in a batch."] = 1
+    elastic: Annotated[ElasticConfig, "When workers are added and removed."] = ElasticConfig()
+    timeout_s: Annotated[Millis | None, "Timeout of one call of process(), ms; <= 0: none."] = None
+    retry: Annotated[Count, "Attempts for a call of process(); 1: no retry."] = 1
+    batch_size: Annotated[Count, "Maximum number of requests in a batch."] = 1
     auto_batching_timeout_s: Annotated[
-        Millis | None, "Longest wait for a batch to grow, ms; <= 0: take what is ready."
+        Millis | None, "Maximum wait for a batch to fill, ms; <= 0: take what is ready."
     ] = None
     batching: Annotated[
         str,
         OneOf("schedulers"),
-        "full: wait for batch_size requests; adaptive: for what comes meanwhile; dynamic: as"
-        " dynamic_batching says; iterative: steps.",
+        "When a batch runs: full: with batch_size requests; adaptive: with what arrived during "
+        "the last batch; dynamic: by dynamic_batching; iterative: step by step.",
     ] = "full"
     dynamic_batching: Annotated[
-        DynamicBatchingConfig, "batching: dynamic, in the words of Triton's section of this name."
+        DynamicBatchingConfig, "Settings of batching: dynamic, with the names of Triton's section."
     ] = DynamicBatchingConfig()
     allow_ragged_batch: Annotated[
-        Names, "Inputs whose shapes may differ in a batch: they are fed flat."
+        Names, "Inputs whose shapes may differ within a batch; process() gets them flat."
     ] = ()
     batch_input: Annotated[
-        tuple[BatchInputConfig, ...], "Arrays that tell of the shapes of an input in a batch."
+        tuple[BatchInputConfig, ...],
+        "Additional input arrays that describe the shapes of an input in a batch.",
     ] = ()
     batch_output: Annotated[
-        tuple[BatchOutputConfig, ...], "Flat outputs that are cut by the shapes of an input."
+        tuple[BatchOutputConfig, ...], "Flat outputs that are split by the shapes of an input."
     ] = ()
     scheduler_options: Annotated[Options, OptionsOf("schedulers", "batching")] = {}
-    sequence: Annotated[SequenceConfig, "Requests that belong together."] = SequenceConfig()
+    sequence: Annotated[SequenceConfig, "Sequences: requests that belong together."] = (
+        SequenceConfig()
+    )
     response_cache: Annotated[
-        bool, "True: keep answers in the server's cache; equal requests come to no worker."
+        bool, "True: cache the Op's answers; a request with equal inputs reaches no worker."
     ] = False
     rate_limiter: Annotated[
-        tuple[NeedsConfig, ...], "Resources that its workers share with others, see rate_limit."
+        tuple[NeedsConfig, ...], "Resources that its workers share with other Ops, see rate_limit."
     ] = ()
     workers: Annotated[
-        str | None, OneOf("workers"), "thread, process or ray; absent: as dag says."
+        str | None, OneOf("workers"), "Worker kind: thread, process or ray; absent: as in dag."
     ] = None
     usual_time_s: Annotated[
-        Millis, "Time that a batch usually takes, ms, so that dag.workers knows who is slow."
+        Millis, "Usual duration of a batch, ms, by which dag.workers finds slow Ops."
     ] = 0.0
     ray: Annotated[RayOpConfig, "Actors of workers: ray."] = RayOpConfig()
     worker_options: Annotated[Options, OptionsOf("workers", "workers")] = {}
     fuse: Annotated[
-        bool, "False: the Op always runs on its own thread, as what is bound to a thread needs."
+        bool, "False: the Op always runs on its own thread, for code that is bound to a thread."
     ] = True
     channel_recv_first_arrive: Annotated[
-        bool | None, "Of several inputs take the first that arrives; absent: as under dag."
+        bool | None, "With several inputs, start when the first one arrives; absent: as in dag."
     ] = None
     server_endpoints: Annotated[
-        Names, "host:port of remote model servers; empty: local_service_conf."
+        Names, "host:port of remote model servers; empty: use local_service_conf."
     ] = ()
     client_type: Annotated[
         str | None,
@@ -357,19 +390,19 @@ class OpConfig(Struct, frozen=True, kw_only=True):
         None
     )
     model_name: Annotated[
-        str | None, "The model's name at a triton, kserve or openai server; absent: the Op's."
+        str | None, "Name of the model at a triton, kserve or openai server; absent: the Op's name."
     ] = None
     model_version: Annotated[
-        str, 'The model\'s version there, in quotes; "": the server chooses.'
+        str, 'Version of the model at that server, in quotes; "": the server chooses.'
     ] = ""
     fetch_list: Annotated[
-        Names | None, "Outputs that are fetched; absent: as local_service_conf says."
+        Names | None, "Outputs that are fetched; absent: as in local_service_conf."
     ] = None
     input_store: Annotated[
-        InputStoreConfig, "A store by which large inputs go, with client_type: pipeline_grpc."
+        InputStoreConfig, "Store for large inputs, with client_type: pipeline_grpc."
     ] = InputStoreConfig()
-    use_encryption_model: Annotated[bool, "Encrypted models are refused at the start."] = False
-    encryption_key: Annotated[str, Masked(), "Read for the predecessor's sake."] = ""
+    use_encryption_model: Annotated[bool, "Not supported: True is an error at the start."] = False
+    encryption_key: Annotated[str, Masked(), "Accepted for compatibility, without effect."] = ""
     local_service_conf: Annotated[LocalServiceConfig, "The Op's own model."] = LocalServiceConfig()
 
 
@@ -389,117 +422,133 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
 
     ignored_keys: ClassVar[Names] = ("grpc_gateway_port",)
 
-    rpc_port: Annotated[Port, "gRPC port; 0: any free one; absent: http_port + 1."]
-    http_port: Annotated[Port | None, "HTTP port; 0: any free one; absent: no HTTP."] = None
+    rpc_port: Annotated[Port, "Port for gRPC; 0: any free port; absent: http_port + 1."]
+    http_port: Annotated[Port | None, "Port for HTTP; 0: any free port; absent: no HTTP."] = None
     edge: Annotated[
         Edge,
-        "Who takes HTTP and gRPC: embedded: the server; gateway: pipeline-gateway; auto: that for "
-        "gRPC, if it is there, and the server for HTTP.",
+        "What takes HTTP and gRPC: embedded: the server itself; gateway: the Go gateway; auto: "
+        "the gateway for gRPC if it is installed, the server for HTTP.",
     ] = "embedded"
     http_server: Annotated[
         Literal["embedded", "gateway"] | None,
-        "Who takes HTTP, embedded or gateway; absent: as edge says.",
+        "What takes HTTP: embedded or gateway; absent: as edge.",
     ] = None
     host: Annotated[
-        str, 'Address that is listened on; "::": all, IPv6 and IPv4, for a network that is trusted.'
+        str, 'Address to listen on; "::": all addresses, IPv4 and IPv6, for a trusted network.'
     ] = LOOPBACK
-    rpc_host: Annotated[str | None, "Address of rpc_port; absent: host."] = None
-    http_host: Annotated[str | None, "Address of http_port; absent: host."] = None
+    rpc_host: Annotated[str | None, "Address for rpc_port; absent: host."] = None
+    http_host: Annotated[str | None, "Address for http_port; absent: host."] = None
     admin_port: Annotated[
         Port | None,
-        "Port of the page, /metrics and administration, which the others do not know then, with "
-        "edge: gateway; absent: they are on the others.",
+        "Separate port for the status page, /metrics and administration, with edge: gateway; "
+        "absent: the other ports serve them.",
     ] = None
-    admin_host: Annotated[str, "Address of admin_port."] = LOOPBACK
+    admin_host: Annotated[str, "Address for admin_port."] = LOOPBACK
     worker_num: Annotated[
-        Count | None, "Most requests worked on at once; absent: the server chooses."
+        Count | None,
+        "Maximum number of requests in the graph at once; with build_dag_each_worker, number of "
+        "server processes; absent: the server chooses.",
     ] = None
     build_dag_each_worker: Annotated[
-        bool, "True: worker_num processes, each with doors, graph and workers of its own."
+        bool,
+        "True: run worker_num server processes, each with its own frontends, graph and workers.",
     ] = False
     timeout_s: Annotated[Millis | None, "Deadline of a request, ms; <= 0: none."] = None
-    queue_size: Annotated[Size, "Requests that may wait to be worked on; more are refused."] = 4096
-    max_message_bytes: Annotated[Limit, "Largest message, in and out, bytes."] = 256 * 2**20
+    queue_size: Annotated[
+        Size, "Maximum number of requests that wait to enter the graph; more are refused."
+    ] = 4096
+    max_message_bytes: Annotated[Limit, "Maximum size of a message, in and out, bytes."] = (
+        256 * 2**20
+    )
     max_json_bytes: Annotated[
-        Limit, "Largest JSON of a request or answer, and text of an answer's array, bytes."
+        Limit,
+        "Maximum size of the JSON of a request or answer, and of an array sent as text, bytes.",
     ] = Limits().json_bytes
     max_text_elements: Annotated[
-        Limit, "Most strings, and elements of BYTES, in one request or answer."
+        Limit, "Maximum number of strings and BYTES elements in one request or answer."
     ] = Limits().text_elements
     max_json_objects: Annotated[
         Limit,
-        "Most lists and objects in one request of plain JSON, or to OpenAI's API.",
+        "Maximum number of lists and objects in one request of plain JSON or of OpenAI's API.",
     ] = Limits().json_objects
     statistics: Annotated[
-        bool, "Count what happens: for v2 statistics, /metrics and the page; False: nothing."
+        bool,
+        "Collect statistics for the v2 protocol, /metrics and the status page; False: collect "
+        "nothing.",
     ] = True
-    status_page: Annotated[bool, "Show how the server stands at GET /, to whoever asks."] = True
+    status_page: Annotated[bool, "Serve the status page at GET / to every caller."] = True
     cache: Annotated[
         Mapping[str, object],
         Chosen("caches"),
-        "Where answers are kept of what has response_cache: local or redis, and its options.",
+        "Cache for the answers of Ops and pipelines with response_cache: local or redis, with its "
+        "options.",
     ] = {}
     response_cache: Annotated[
-        bool, "True: keep answers of the whole pipeline; equal requests come to no Op."
+        bool,
+        "True: cache answers of the whole pipeline; a request with equal inputs reaches no Op.",
     ] = False
     payload_store: Annotated[
         str | None,
-        "Where callers may leave large inputs and send references: redis://host:6379/0.",
+        "Redis server where clients may leave large inputs and send references: redis://host:6379/0.",
     ] = None
     rate_limit: Annotated[RateLimitConfig, "Resources that workers share."] = RateLimitConfig()
     filters: Annotated[
         Mapping[str, object],
         Chosen("filters"),
-        "Filters around each request, the outermost first: the name of each, and its options.",
+        "Filters around each request, the outermost first: the name of each, with its options.",
     ] = {}
     sinks: Annotated[
         Mapping[str, object],
         Chosen("sinks"),
-        "Sinks of what happened, beside our own: the name of each, and its options.",
+        "Additional sinks for what happened to requests: the name of each, with its options.",
     ] = {}
     frontends: Annotated[
         Mapping[str, object],
         Chosen("frontends"),
-        "Frontends beside gRPC and HTTP: the name of each, and its options.",
+        "Frontends in addition to gRPC and HTTP: the name of each, with its options.",
     ] = {}
-    cors: Annotated[CorsConfig, "Web pages from elsewhere."] = CorsConfig()
+    cors: Annotated[CorsConfig, "Access for web pages of other origins."] = CorsConfig()
     allowed_hosts: Annotated[
-        Names, "Names of this server for browsers, beside the machine's own; .a.b: all below a.b."
+        Names,
+        "Host names that browsers may use for this server, in addition to the machine's own; "
+        ".a.b: all names below a.b.",
     ] = ()
     opentelemetry: Annotated[
         bool | tuple[Signal, ...],
         Rule("true (traces), false, or a list of traces, logs and metrics", lambda signals: True),
-        "Send traces, or a list of traces, logs, metrics, as the OTEL_* environment says; needs the"
-        " extra otel.",
+        "Export traces, or a list of traces, logs and metrics, configured by the OTEL_* "
+        "environment variables; needs the extra otel.",
     ] = False
     stop_grace_period_s: Annotated[
-        Millis, "Time that a stopping server gives its requests, ms."
+        Millis, "Time that a stopping server gives to running requests, ms."
     ] = 30.0
     drain_delay_s: Annotated[
-        Millis, "Time for which a stopping server says not ready and goes on serving, ms."
+        Millis, 'Time for which a stopping server reports "not ready" and still serves, ms.'
     ] = 0.0
     reuse_port: Annotated[
-        bool, "True: a second server may listen on the same ports, as the next release does."
+        bool, "True: a second server, such as the next release, may listen on the same ports."
     ] = False
     switch_interval_s: Annotated[
         float | None,
         Duration("us"),
-        "sys.setswitchinterval, microseconds: less is fairer to I/O; <= 0: leave it alone.",
+        "Python's thread switch interval, microseconds: a smaller one favours I/O; <= 0: leave it "
+        "unchanged.",
     ] = 0.001
-    log: Annotated[LogConfig, "What is logged, and where to."] = LogConfig()
-    errors: Annotated[ErrorsConfig, "What callers are told of errors."] = ErrorsConfig()
-    dag: Annotated[DagConfig, "What all Ops have in common."] = DagConfig()
+    log: Annotated[LogConfig, "What is logged, and where."] = LogConfig()
+    errors: Annotated[ErrorsConfig, "What callers see of errors."] = ErrorsConfig()
+    dag: Annotated[DagConfig, "Settings for all Ops."] = DagConfig()
     client_shared_memory: Annotated[
-        ClientSharedMemory, "Shared memory of callers on this machine."
+        ClientSharedMemory, "Shared memory of clients on this machine."
     ] = ClientSharedMemory()
     restricted_apis: Annotated[
-        RestrictionsConfig, "Parts of the v2 protocol for those who know a header's value."
+        RestrictionsConfig, "Parts of the v2 protocol that need a secret header."
     ] = RestrictionsConfig()
     access: Annotated[AccessConfig, "Who may do what, with edge: gateway."] = AccessConfig()
     tls: Annotated[TlsConfig, "Certificates of the ports, with edge: gateway."] = TlsConfig()
-    metrics: Annotated[MetricsConfig, "Families of /metrics."] = MetricsConfig()
+    metrics: Annotated[MetricsConfig, "Metric families in /metrics."] = MetricsConfig()
     request_traces: Annotated[
-        RequestTracesConfig, "Traces of single requests by v2, in files of Triton's form."
+        RequestTracesConfig,
+        "Traces of single requests by the v2 protocol, in files of Triton's format.",
     ] = RequestTracesConfig()
     op: Annotated[Mapping[str, OpConfig], "One mapping for each Op, by its name."] = {}
 

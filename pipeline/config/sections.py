@@ -38,27 +38,29 @@ class NeedConfig(Struct, frozen=True, kw_only=True):
     """One resource that a worker needs while it runs a batch."""
 
     name: Annotated[str, "Name of the resource."]
-    count: Annotated[Count, "How much of it."]
+    count: Annotated[Count, "Amount that is needed."]
     is_global: Annotated[
-        bool, Alias("global"), "True: all devices have it together; False: each has its own."
+        bool,
+        Alias("global"),
+        "True: all devices share the resource; False: each device has its own.",
     ] = False
 
 
 class NeedsConfig(Struct, frozen=True, kw_only=True):
     """Needs of some of an Op's workers."""
 
-    resources: Annotated[tuple[NeedConfig, ...], "All that one of them needs."] = ()
-    priority: Annotated[Count, "Gets 1/priority as many chances; 0: 1."] = 1
-    workers: Annotated[Count, "How many workers it is for; 0: all that are left."] = 0
-    device: Annotated[Count, "Number of the device that they are on."] = 0
+    resources: Annotated[tuple[NeedConfig, ...], "Resources that one worker needs."] = ()
+    priority: Annotated[Count, "Weight: a worker gets 1/priority of the chances; 0: 1."] = 1
+    workers: Annotated[Count, "Number of workers with these needs; 0: all remaining ones."] = 0
+    device: Annotated[Count, "Number of the device that they use."] = 0
 
 
 class ResourceConfig(Struct, frozen=True, kw_only=True):
     """One resource of the server."""
 
     name: Annotated[str, "Name of the resource."]
-    count: Annotated[Count, "How much there is of it."]
-    device: Annotated[int, Meta(ge=-1), "On the device of this number; -1: on each."] = -1
+    count: Annotated[Count, "Amount that exists."]
+    device: Annotated[int, Meta(ge=-1), "Number of the device that has it; -1: each device."] = -1
 
 
 class RateLimitConfig(Struct, frozen=True, kw_only=True):
@@ -66,11 +68,12 @@ class RateLimitConfig(Struct, frozen=True, kw_only=True):
 
     mode: Annotated[
         Literal["off", "execution_count"],
-        "off: none waits; execution_count: who has run least, by its priority, goes first.",
+        "off: no waiting; execution_count: the worker with the fewest runs, weighted by priority, "
+        "goes first.",
     ] = "off"
     resources: Annotated[
         tuple[ResourceConfig, ...],
-        "How much there is; none: of each as much as the worker needs that needs most.",
+        "Amount of each resource; empty: as much as the most demanding worker needs.",
     ] = ()
 
 
@@ -83,10 +86,10 @@ class InputStoreConfig(Struct, frozen=True, kw_only=True):
     url: Annotated[
         str | None, "The payload_store of that pipeline; absent: inputs are in the requests."
     ] = None
-    from_bytes: Annotated[int, Meta(ge=1), "Arrays of so many bytes go by the store."] = 2**20
-    ttl_s: Annotated[
-        int, Meta(ge=1), "Time after which the store forgets what nobody has fetched, s."
-    ] = 60
+    from_bytes: Annotated[
+        int, Meta(ge=1), "Minimum size of an array that goes through the store, bytes."
+    ] = 2**20
+    ttl_s: Annotated[int, Meta(ge=1), "Lifetime of an input in the store, s."] = 60
 
 
 # Pages from elsewhere ---------------------------------------------------------------------------
@@ -100,13 +103,17 @@ class CorsConfig(Struct, frozen=True, kw_only=True):
     """`cors`: web pages from elsewhere."""
 
     origins: Annotated[
-        tuple[str, ...], "Pages that may ask, such as https://app.example.com; *: any; empty: none."
+        tuple[str, ...], "Allowed origins, such as https://app.example.com; *: any; empty: none."
     ] = ()
-    headers: Annotated[tuple[str, ...], "Headers that they may send, beside the usual ones."] = ()
-    credentials: Annotated[bool, "They may send cookies and certificates; not with *."] = False
-    max_age_s: Annotated[
-        int, Meta(ge=0), "Seconds for which browsers remember that they may ask."
-    ] = 600
+    headers: Annotated[
+        tuple[str, ...], "Allowed request headers in addition to the usual ones."
+    ] = ()
+    credentials: Annotated[bool, "Allow cookies and client certificates; not with origin *."] = (
+        False
+    )
+    max_age_s: Annotated[int, Meta(ge=0), "Time for which browsers remember the permission, s."] = (
+        600
+    )
 
 
 def fault_of_cors(cors: CorsConfig) -> str:
@@ -139,9 +146,9 @@ Api = Literal[
 class RestrictionConfig(Struct, frozen=True, kw_only=True):
     """Some parts, and the header that opens them."""
 
-    apis: Annotated[tuple[Api, ...], "Parts of the v2 protocol, each in one entry at most."]
+    apis: Annotated[tuple[Api, ...], "Parts of the v2 protocol; each part is in at most one entry."]
     header: Annotated[str, "Name of the header."]
-    value: Annotated[str, Masked(), "What its callers know."]
+    value: Annotated[str, Masked(), "Secret value of the header."]
 
 
 class RestrictionsConfig(Struct, frozen=True, kw_only=True):
@@ -162,38 +169,42 @@ class RayConfig(Struct, frozen=True, kw_only=True):
 
     address: Annotated[
         str,
-        "auto: a cluster that runs here, else one of our own; local: one of our own; else where.",
+        "Address of the cluster; auto: a cluster on this machine, otherwise a new one; local: a "
+        "new one.",
     ] = "auto"
     num_cpus: Annotated[
-        int | None, Meta(ge=1), "CPUs of a cluster of our own; absent: those of the machine."
+        int | None, Meta(ge=1), "CPUs of a new cluster; absent: those of the machine."
     ] = None
     object_store_mib: Annotated[
-        int | None, Meta(ge=80), "Memory for its objects, MiB; absent: as Ray chooses."
+        int | None, Meta(ge=80), "Object store of a new cluster, MiB; absent: Ray chooses."
     ] = None
     working_dir: Annotated[
-        str | None, "Folder whose modules the nodes get; absent: they find them by themselves."
+        str | None,
+        "Folder with modules that is sent to the nodes; absent: the nodes have the modules.",
     ] = None
     start_timeout_s: Annotated[
-        float, Meta(gt=0), "Longest wait at the start for a node that has room for an actor, s."
+        float, Meta(gt=0), "Maximum wait at the start for a node with room for an actor, s."
     ] = 120.0
 
 
 class RayOpConfig(Struct, frozen=True, kw_only=True):
     """`op.<name>.ray`: what each of its actors needs, and where it is put."""
 
-    num_cpus: Annotated[Share, "CPUs that an actor takes of its node's, maybe a fraction."] = 1.0
-    num_gpus: Annotated[Share, "The same of its cards."] = 0.0
-    resources: Annotated[Mapping[str, float], "The same of a node's own, by their names."] = {}
+    num_cpus: Annotated[Share, "CPUs that one actor reserves; fractions are allowed."] = 1.0
+    num_gpus: Annotated[Share, "GPUs that one actor reserves; fractions are allowed."] = 0.0
+    resources: Annotated[
+        Mapping[str, float], "Custom Ray resources that one actor reserves, by name."
+    ] = {}
     placement: Annotated[
         Literal["any", "spread", "pack"],
-        "spread: on as many nodes as there are; pack: on as few; any: as Ray likes.",
+        "spread: on as many nodes as possible; pack: on as few as possible; any: Ray chooses.",
     ] = "any"
     near: Annotated[
-        str | None, "Op on whose nodes they are put where there is room, for large answers."
+        str | None, "Op whose nodes are preferred, for large data between the two Ops."
     ] = None
     model_from: Annotated[
         Literal["path", "store"],
-        "path: each node has the model where this one has it; store: the server sends it.",
+        "path: each node has the model at the same path; store: the server sends the model.",
     ] = "path"
 
 
@@ -204,13 +215,15 @@ class ElasticConfig(Struct, frozen=True, kw_only=True):
     """`op.<name>.elastic`: when workers are added and taken away."""
 
     utilization: Annotated[
-        float, Meta(gt=0, le=1), "Share of the workers that is to be busy: more add workers."
+        float, Meta(gt=0, le=1), "Target share of busy workers; a higher share adds workers."
     ] = 0.8
     max_wait_ms: Annotated[
-        int, Meta(ge=1), "What waits is to be begun within that time, ms: longer adds workers."
+        int,
+        Meta(ge=1),
+        "Target for the time a request waits for a worker, ms; a longer wait adds workers.",
     ] = 100
     idle_s: Annotated[
-        float, Meta(gt=0), "Workers that were not needed for so long are taken away, s."
+        float, Meta(gt=0), "A worker that was not needed for this time is removed, s."
     ] = 60.0
 
 
@@ -257,20 +270,23 @@ BatchInputKind = Literal[
 class BatchInputConfig(Struct, frozen=True, kw_only=True):
     """`op.<name>.batch_input`: an array that says how an input of a batch is made up."""
 
-    kind: Annotated[BatchInputKind, "What it says of the requests' arrays: sizes, or shapes."]
-    target_name: Annotated[Names, "Names by which `process` is fed it."]
+    kind: Annotated[
+        BatchInputKind, "What the array describes: sizes or shapes of the requests' arrays."
+    ]
+    target_name: Annotated[Names, "Names of the array in the input of process()."]
     data_type: Annotated[Literal["TYPE_INT32", "TYPE_FP32"], "Type of its numbers."]
-    source_input: Annotated[Source, "The input that it is about."]
+    source_input: Annotated[Source, "The input that it describes."]
 
 
 class BatchOutputConfig(Struct, frozen=True, kw_only=True):
     """`op.<name>.batch_output`: a flat output that is cut by the shapes of an input."""
 
     kind: Annotated[
-        Literal["BATCH_SCATTER_WITH_INPUT_SHAPE"], "Each request gets the shape of its input."
+        Literal["BATCH_SCATTER_WITH_INPUT_SHAPE"],
+        "Each request gets a part with the shape of its input.",
     ] = "BATCH_SCATTER_WITH_INPUT_SHAPE"
-    target_name: Annotated[Names, "Names by which `process` returns it."]
-    source_input: Annotated[Source, "The input whose shapes it has."]
+    target_name: Annotated[Names, "Names of the outputs of process() that are split."]
+    source_input: Annotated[Source, "The input whose shapes are used."]
 
 
 def fault_of_ragged(

@@ -17,33 +17,40 @@ Dims = tuple[Annotated[int, Meta(ge=-1)], ...]
 class InitialStateConfig(Struct, frozen=True, kw_only=True):
     """`initial_state` of a state: what it is before the first step of a sequence."""
 
-    name: Annotated[str | None, "What it is called; only looked at where it is given."] = None
-    data_type: Annotated[str | None, "That of the state; absent: the same."] = None
-    dims: Annotated[Dims | None, "As those of the state, each with a size; absent: those."] = None
-    zero_data: Annotated[bool | None, "Given: it is zeros, of text empty strings."] = None
+    name: Annotated[str | None, "Name of the initial state; only checked."] = None
+    data_type: Annotated[str | None, "Type of the initial state; absent: that of the state."] = None
+    dims: Annotated[
+        Dims | None, "Shape of the initial state, without -1; absent: that of the state."
+    ] = None
+    zero_data: Annotated[bool | None, "The state begins with zeros, or empty strings."] = None
     data_file: Annotated[
         str | None,
-        "File with its bytes: in initial_state/ here or beside the model, or elsewhere.",
+        "File with the bytes of the state, in initial_state/ of the current folder or beside the "
+        "model, or a path.",
     ] = None
 
 
 class StateConfig(Struct, frozen=True, kw_only=True):
     """`op.<name>.sequence.state`: an array that a worker keeps from step to step of a sequence."""
 
-    input_name: Annotated[str, "Name by which `process` is fed it."]
-    output_name: Annotated[str, "Name by which `process` returns it."]
-    data_type: Annotated[str, "FP32, INT64, BOOL and so on, STRING; TYPE_ may stand before."]
-    dims: Annotated[Dims, "Its shape for one request; -1: of any size, at first 1."]
+    input_name: Annotated[str, "Name of the array in the input of process()."]
+    output_name: Annotated[str, "Name of the array in the output of process()."]
+    data_type: Annotated[
+        str, "Type: FP32, INT64, BOOL and so on, or STRING; the prefix TYPE_ is allowed."
+    ]
+    dims: Annotated[Dims, "Shape for one request; -1: any size, 1 at the start."]
     batch_axis: Annotated[
-        int, Meta(ge=-1), "Axis of its array along which requests are; -1: none, each runs alone."
+        int,
+        Meta(ge=-1),
+        "Axis of the array along which requests are stacked; -1: none, each request runs alone.",
     ] = 0
     initial_state: Annotated[
-        tuple[InitialStateConfig, ...], "What it is at first; absent: zeros."
+        tuple[InitialStateConfig, ...], "Value before the first step; absent: zeros."
     ] = ()
     use_same_buffer_for_input_output: Annotated[
-        bool, "What `process` writes into the array that it is fed is kept."
+        bool, "Keep what process() writes into its input array."
     ] = False
-    use_growable_memory: Annotated[bool, "Refused: that is memory of a card."] = False
+    use_growable_memory: Annotated[bool, "Not supported: True is an error at the start."] = False
 
 
 ControlKind = Literal[
@@ -62,20 +69,21 @@ class ControlValuesConfig(Struct, frozen=True, kw_only=True):
     """Words of a control; of the pairs one, which has what stands for False and for True."""
 
     kind: Annotated[
-        ControlKind | None, "start, end, ready: yes or no; corrid: the id of the sequence."
+        ControlKind | None,
+        "What the control says: start, end, ready: yes or no; corrid: the id of the sequence.",
     ] = None
-    int32_false_true: Annotated[tuple[int, ...], "As INT32."] = ()
-    fp32_false_true: Annotated[tuple[float, ...], "As FP32."] = ()
-    bool_false_true: Annotated[tuple[bool, ...], "As BOOL."] = ()
-    data_type: Annotated[str, "Of a corrid: UINT64, INT64, UINT32, INT32 or STRING."] = ""
+    int32_false_true: Annotated[tuple[int, ...], "INT32 values for no and yes."] = ()
+    fp32_false_true: Annotated[tuple[float, ...], "FP32 values for no and yes."] = ()
+    bool_false_true: Annotated[tuple[bool, ...], "BOOL values for no and yes."] = ()
+    data_type: Annotated[str, "Type of a corrid: UINT64, INT64, UINT32, INT32 or STRING."] = ""
 
 
 class ControlConfig(ControlValuesConfig, frozen=True, kw_only=True):
     """`op.<name>.sequence.controls`: what `process` is told of a sequence in an array."""
 
-    name: Annotated[str, "Name by which `process` is fed it."] = ""
+    name: Annotated[str, "Name of the array in the input of process()."] = ""
     control: Annotated[
-        tuple[ControlValuesConfig, ...], "The same in Triton's form, in a list."
+        tuple[ControlValuesConfig, ...], "The same settings in Triton's form, as a list."
     ] = ()
 
 

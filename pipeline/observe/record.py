@@ -22,10 +22,10 @@ _MOST_WAITING = 1000  # requests that are not written yet; more are left out
 class RecordOptions(msgspec.Struct, frozen=True):
     """Keys below `filters.record`."""
 
-    file: Annotated[str, "File that lines are added to, each a request."] = "load.jsonl"
-    most: Annotated[int, "Requests that each process writes; others are left out."] = 10_000
+    file: Annotated[str, "File to which one line per request is appended."] = "load.jsonl"
+    most: Annotated[int, "Maximum number of requests that each process writes."] = 10_000
     service: Annotated[
-        str, "Name of the service, for requests that do not say it, as over gRPC."
+        str, "Name of the service, for requests that do not contain it, such as those by gRPC."
     ] = ""
 
 

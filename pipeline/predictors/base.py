@@ -178,26 +178,27 @@ class AcceleratedModel(LocalModel, frozen=True):
 
     mem_optim: Annotated[bool, "Let the engine reuse memory."] = True
     takes_empty: Annotated[
-        bool, "Run the model on arrays without elements, too; some models end the process on one."
+        bool, "Run the model on arrays without elements too; some models crash on them."
     ] = False
-    precision: Annotated[Literal["fp32", "fp16", "int8", "bf16"], "fp32, fp16, int8 or bf16."] = (
-        "fp32"
-    )
+    precision: Annotated[
+        Literal["fp32", "fp16", "int8", "bf16"], "Precision of the model: fp32, fp16, int8 or bf16."
+    ] = "fp32"
     use_calib: Annotated[bool, "Calibrate TensorRT's int8."] = False
     use_mkldnn: Annotated[
-        bool | None, "Paddle: oneDNN on the CPU; absent: as it does by itself: on. ONNX: OpenVINO."
+        bool | None,
+        "Paddle: use oneDNN on the CPU; absent: Paddle's default, on. ONNX: use OpenVINO.",
     ] = None
     mkldnn_cache_capacity: Annotated[
-        int, Meta(ge=0), "Shapes that oneDNN caches; 0: its own default."
+        int, Meta(ge=0), "Number of shapes that oneDNN caches; 0: its default."
     ] = 0
     mkldnn_op_list: Annotated[
-        tuple[str, ...] | None, "Operators that oneDNN takes; absent: all."
+        tuple[str, ...] | None, "Operators that oneDNN runs; absent: all."
     ] = None
     mkldnn_bf16_op_list: Annotated[
         tuple[str, ...] | None, "Operators that oneDNN runs in bf16; absent: all."
     ] = None
     min_subgraph_size: Annotated[
-        int, Meta(ge=1), "Operators that make a TensorRT subgraph worthwhile."
+        int, Meta(ge=1), "Minimum number of operators in a TensorRT subgraph."
     ] = 3
 
 

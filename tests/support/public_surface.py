@@ -223,7 +223,7 @@ def _config_keys() -> Iterator[str]:
     for path, setting in known_keys(_module("pipeline.config.schema").ServiceConfig):
         other = f" (also {setting.alias})" if setting.alias else ""
         expected = "section" if setting.section else setting.expected
-        yield f"{path}{other}: {expected} = {setting.default!r}. {setting.doc}"
+        yield f"{path}{other}: {expected} = {setting.default!r}"
 
 
 def _metrics() -> Iterator[str]:

@@ -10,8 +10,6 @@ import public_surface
 import pytest
 from paths import TESTS
 
-from pipeline.config.json_schema import FILE, config_schema, encoded
-
 GOLDEN = public_surface.from_text(
     (TESTS / "support" / "golden" / "public_surface.txt").read_text(encoding="utf-8")
 )
@@ -33,9 +31,3 @@ def test_nothing_of_the_public_surface_has_changed(section):
 @pytest.mark.parametrize("module", public_surface.PUBLIC_MODULES)
 def test_a_public_module_can_be_imported(module):
     assert importlib.import_module(module).__name__ == module
-
-
-def test_the_committed_schema_of_the_configuration_is_the_one_that_is_generated():
-    assert FILE.read_bytes() == encoded(config_schema()), (
-        "run: python -m pipeline config schema > pipeline/config/config.schema.json"
-    )

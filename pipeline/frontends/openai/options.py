@@ -12,20 +12,21 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
     """`frontends.openai.models.<id>`: one model, and the pipeline that answers for it."""
 
     pipeline: Annotated[
-        str | None, "Name of the pipeline; absent: the id's, or the only one that is there."
+        str | None, "Name of the pipeline; absent: the one named like the id, or the only one."
     ] = None
     kind: Annotated[
         Literal["text", "chat", "completion", "embedding", "transcription", "image"],
-        "What it answers: text (chats and completions), chat, completion, embedding, transcription "
-        "(text of a sound) or image.",
+        "What the model answers: text (chats and completions), chat, completion, embedding, "
+        "transcription or image.",
     ] = "text"
-    prompt: Annotated[str, "Key of the request that gets the prompt, or a chat as text."] = "prompt"
+    prompt: Annotated[str, "Request key for the prompt, or for a chat as text."] = "prompt"
     messages: Annotated[
-        str | None, "Key that gets the messages of a chat as a list; absent: they become a prompt."
+        str | None,
+        "Request key for the messages of a chat as a list; absent: they become a prompt.",
     ] = None
-    input: Annotated[str, "Key of the request that gets a text to embed."] = "input"
-    text: Annotated[str, "Key of the answer, or of each part, that has the text."] = "text"
-    embedding: Annotated[str, "Key of the answer that has the embedding."] = "embedding"
+    input: Annotated[str, "Request key for a text to embed."] = "input"
+    text: Annotated[str, "Answer key, also of each stream part, with the text."] = "text"
+    embedding: Annotated[str, "Answer key with the embedding."] = "embedding"
     supports: Annotated[
         Sequence[
             Literal[
@@ -43,14 +44,12 @@ class ModelOptions(Struct, frozen=True, kw_only=True):
             ]
         ]
         | None,
-        "What its Op heeds, of arguments that are refused elsewhere; absent: all reach the Op.",
+        "Optional arguments that the Op uses; others are refused; absent: the Op gets all.",
     ] = None
-    audio: Annotated[str, "Key of the request that gets a file of sound, as bytes."] = "audio"
-    image: Annotated[str, "Key of the answer that has a picture: a file's bytes, or a URL."] = (
-        "image"
-    )
+    audio: Annotated[str, "Request key for an audio file, as bytes."] = "audio"
+    image: Annotated[str, "Answer key with an image: the bytes of a file, or a URL."] = "image"
     keys: Annotated[
-        Mapping[str, str], "Keys of the pipeline for arguments of OpenAI's: {max_tokens: most}."
+        Mapping[str, str], "Request keys for OpenAI's arguments: {max_tokens: most}."
     ] = {}
 
     @property
@@ -64,10 +63,10 @@ class OpenAIOptions(Struct, frozen=True, kw_only=True):
 
     models: Annotated[
         Mapping[str, ModelOptions],
-        "One mapping for each model, by its id; none: each pipeline is a model of kind text.",
+        "One mapping for each model, by its id; empty: each pipeline is a model of kind text.",
     ] = {}
     stored_responses: Annotated[
         int,
-        "Responses that are kept for `previous_response_id`, the newest of all; 0: none.",
+        "Maximum number of responses kept for `previous_response_id`, the newest ones; 0: none.",
         Meta(ge=0, le=1_000_000),
     ] = 0

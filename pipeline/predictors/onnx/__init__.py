@@ -15,8 +15,8 @@ class OnnxModel(AcceleratedModel, frozen=True):
     pad_rows: Annotated[
         int,
         Meta(ge=0),
-        "ONNX: fill each run up to so many rows with zeros, for cards, which are slow where sizes"
-        " change; 0: no.",
+        "ONNX: pad each batch with zeros to this number of rows, for GPUs, which are slow with "
+        "changing sizes; 0: off.",
     ] = 0
 
 

@@ -9,7 +9,7 @@ class PaddleModel(AcceleratedModel, frozen=True):
     """A model of Paddle; `ir_optim` is Paddle's own choice where it is None."""
 
     ir_optim: Annotated[
-        bool | None, "Let Paddle optimise the graph; absent: as it does by itself, which is on."
+        bool | None, "Let Paddle optimise the graph; absent: Paddle's default, on."
     ] = None
 
 

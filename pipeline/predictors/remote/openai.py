@@ -44,10 +44,12 @@ class OpenAIModel(RemoteModel, frozen=True, kw_only=True):
     """A model behind OpenAI's API: the keys of `op.<name>`."""
 
     api_key: Annotated[
-        str | None, Masked(), "Key for the servers, best as ${file:...}; absent: none is sent."
+        str | None, Masked(), "API key for the servers, best as ${file:...}; absent: none is sent."
     ] = None
     retries: Annotated[
-        int, Meta(ge=0, le=10), "More attempts where a server is not there, or says 429 or 503."
+        int,
+        Meta(ge=0, le=10),
+        "Additional attempts if a server cannot be reached or answers 429 or 503.",
     ] = 2
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import logging
 import re
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +26,7 @@ from pipeline.config.schema import (
     load_config,
     unknown_ops,
 )
-from pipeline.config.yaml import MAX_DEPTH, read_yaml
+from pipeline.config.yaml import MAX_DEPTH, flow
 from pipeline.errors import ConfigError
 from pipeline.predictors.base import LocalModel, as_own_struct
 from pipeline.predictors.onnx import OnnxModel
@@ -551,12 +552,6 @@ def _uncommented(text: str) -> str:
     return re.sub(r"(?m)^(\s*)#(\w+:)", r"\1\2", text)
 
 
-def _lookup(tree: Any, path: list[str]) -> Any:
-    for key in path:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree
-
-
 def test_the_reference_is_read_without_a_warning(write: Write) -> None:
     assert load_config(REFERENCE).warnings == ()
     assert load_config(write(_uncommented(REFERENCE.read_text()))).warnings == ()
@@ -574,20 +569,24 @@ def test_the_reference_holds_nothing_but_defaults() -> None:
         assert getattr(config, field) == getattr(bare, field), field
 
 
-@pytest.mark.parametrize(("key", "setting"), list(known_keys(ServiceConfig)))
-def test_the_reference_explains_every_key(write: Write, key: str, setting: Any) -> None:
-    path = key.replace("<name>", "example").split(".")
-    lines = REFERENCE.read_text().splitlines()
-    every_key = read_yaml(write(_uncommented("\n".join(lines))))
-    assert tuple(path) in every_key.lines, f"config.yml lacks {key}"
-    line = every_key.lines[tuple(path)] - 1
-    assert lines[line - 1].strip() == f"# {setting.doc}"
+GENERATED = runpy.run_path(str(ROOT / "scripts" / "generate_reference.py"))
 
-    value = _lookup(yaml.safe_load("\n".join(lines)), path)
-    if setting.default is not None:
-        assert (value, type(value)) == (setting.default, type(setting.default))
-    elif setting.section is None and not key.endswith("_port"):
-        assert lines[line].strip().startswith(f"#{setting.key}:")
+
+def test_what_is_generated_of_the_structs_is_what_is_there() -> None:
+    files = GENERATED["generated"]()
+    assert {Path("config.yml"), Path(GENERATED["REFERENCE"])} <= set(files)
+    for path, text in files.items():
+        assert (ROOT / path).read_text() == text, f"{path}: run scripts/generate_reference.py"
+
+
+@pytest.mark.parametrize(("key", "setting"), list(known_keys(ServiceConfig)))
+def test_the_reference_explains_every_key(key: str, setting: Any) -> None:
+    section, _, name = key.rpartition(".")
+    page = (ROOT / GENERATED["REFERENCE"]).read_text()
+    table = page.partition(f"## `{section or 'config.yml'}`\n")[2].partition("\n## ")[0]
+    (row,) = re.findall(rf"^\| `{name}`.*", table, re.MULTILINE)
+    assert setting.doc.replace("*", r"\*").replace("<", "&lt;") in row
+    assert setting.default is None or f"`{flow(setting.default)}`" in row
 
 
 # Anything at all -------------------------------------------------------------------------

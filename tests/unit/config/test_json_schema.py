@@ -94,4 +94,4 @@ def test_an_expression_may_stand_for_any_value(value, validator):
 def test_every_key_has_its_sentence_and_default():
     queue_size = config_schema()["properties"]["queue_size"]
     assert queue_size["default"] == 4096
-    assert queue_size["description"].startswith("Requests that may wait")
+    assert queue_size["description"].startswith("Maximum number of requests")
