@@ -217,7 +217,7 @@ class DagConfig(Struct, frozen=True, kw_only=True):
     ] = False
     fuse: Annotated[
         Literal["auto", "off"],
-        "auto: consecutive fast Ops run in one go on one thread; off: each Op on its own thread.",
+        "auto: consecutive fast Ops share one thread; off: each Op has its own threads.",
     ] = "auto"
     stream_window: Annotated[
         Count, "Number of unread stream parts per request at which its generator pauses."

@@ -85,11 +85,12 @@ def test_each_decision_has_its_form():
 
 
 MOST_WORDS = 102_931
-"""In docs/, without the archive; 75,000 is the goal. It only becomes smaller."""
+"""In docs/, without the archive and the generated reference; 75,000 is the goal. Only lowered."""
 
 
 def test_the_documents_do_not_grow():
-    pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name != "decisions-archive.md"]
+    others = ("decisions-archive.md", "configuration-reference.md")
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name not in others]
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= MOST_WORDS
 
 
