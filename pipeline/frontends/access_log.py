@@ -84,7 +84,7 @@ def access_log(every: int) -> AccessLog | None:
 
 
 def path_of(target: str) -> str:
-    """Return the path as it came, cut: a query may hold what is nobody's to read."""
+    """Return the path without its query, which may hold secrets."""
     path = target.partition("?")[0]
     return path if len(path) <= _MAX_PATH else path[:_MAX_PATH] + "..."
 

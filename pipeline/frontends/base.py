@@ -48,7 +48,7 @@ class Frontend(Protocol):
         """Listen. InitError names an address that is in use."""
 
     async def set_ready(self, ready: bool) -> None:
-        """Answer so from now on to those who ask whether the server is ready."""
+        """Give this answer from now on to requests for the server's readiness."""
 
     async def drain(self) -> None:
         """Say that the server is not ready, serve on, and send callers away with their answers."""
@@ -132,8 +132,8 @@ class HeaderForwarding:
     """Chooses the headers of a request that its context has.
 
     Args:
-        pattern: regular expression of whole names, in any case. It lets headers of connections,
-            and those with credentials, through only if their names stand in it, as they are.
+        pattern: regular expression of whole names, in any case. Headers of connections and headers
+        with credentials match only if the pattern has their names literally.
     """
 
     def __init__(self, pattern: str) -> None:

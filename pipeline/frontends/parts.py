@@ -16,11 +16,10 @@ class PartsReader(StreamSink):
     """Sink of a request whose answer a coroutine reads, on the event loop.
 
     Attributes:
-        parts: those that came and were not read; at most as many as the window of the stream.
-        has_ended: `last` is known, and comes behind `parts`.
-        last: None, an error, or the one answer of a pipeline that makes no parts.
-        head: what user code says of the head of `last`; None: nothing.
-        failure: the error that `last` tells; None: none.
+        parts: the ones that came and were not read; at most as many as the window of the stream.
+        has_ended: `last` is known, and follows `parts`. last: None, an error, or the only answer of
+        a pipeline without parts. head: what user code sets in the head of `last`; None: nothing.
+        failure: the error in `last`; None: no error.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""The frontends of a pipeline's server: those of ours that its configuration asks for, and others.
+"""The frontends of a pipeline's server: the built-in ones that its configuration asks for, and
+others.
 
 Each is an entry of the registry's kind `frontends`. Ours have keys of their own in the
 configuration; another one, of a plug-in or of a script, is named under `frontends`.
@@ -63,7 +64,7 @@ def pipeline_frontends(
     asks frontends on Unix sockets in this folder: the link, and HTTP for what is not for that.
 
     Raises:
-        ConfigError: `frontends` names one of ours, or one that nobody knows.
+        ConfigError: `frontends` names a built-in one, or an unknown one.
     """
     others = context.config.frontends
     if ours := others.keys() & {*_PARTS, *_LISTENERS, *_LISTENERS.values()}:
@@ -142,7 +143,7 @@ def dashboard(context: FrontendContext, options: None) -> None:
 
 
 def _restricted(routes: Routes, config: ServiceConfig) -> Routes:
-    """Return routes that tell what parts of v2 do for those who may ask these."""
+    """Return routes that repeat parts of v2, for callers that may use these parts."""
     secrets = secrets_of(config.restricted_apis.http)
     return RestrictedRoutes(routes, secrets) if secrets else routes
 
@@ -267,8 +268,7 @@ class InternalFrontends:
     Their ingress may still have requests that it has to bring in: it is gone before `stop`.
 
     Args:
-        frontends: those that it asks.
-        paths: their sockets, which are for this user alone.
+        frontends: the ones that it asks. paths: their sockets, which only this user can open.
     """
 
     port = 0

@@ -53,8 +53,9 @@ AnyTensor = Tensor | BlockMessage
 class ElemType(IntEnum):
     """Values of `Tensor.elem_type`.
 
-    Paddle Serving calls 6 BF16, but its clients say so of arrays of uint16, and its servers make
-    such arrays of it: numpy has no bfloat16. Ours travel as 14, which is no number of Paddle's.
+    Paddle Serving calls 6 BF16, but its clients use it for arrays of uint16, and its servers make
+    such arrays of it: numpy has no bfloat16. Our bfloat16 travels as 14, a number that Paddle does
+    not use.
     """
 
     INT64 = 0
@@ -156,7 +157,7 @@ def tensor_to_numpy(tensor: AnyTensor) -> Any:
 
 
 def _elements(tensor: AnyTensor, field: str, dtype: np.dtype[Any]) -> Array:
-    """Return the elements as a 1-D array. Raises ValueError: they are none of `dtype`."""
+    """Return the elements as a 1-D array. Raises ValueError: they are not of `dtype`."""
     if field in PACKED_DTYPES:
         return read_numbers(tensor, field, dtype)
     if dtype == _BFLOAT16:
@@ -227,7 +228,7 @@ def numpy_to_tensor(
     """Return the tensor `name` of one value; `tensor_to_numpy` gives the value back.
 
     `value` is an array, a numpy scalar or Python number (0-d), `str` or a list of them (STRING),
-    bytes (BYTES as they are) or a nested list of numbers. uint32 and, where it fits, uint64 travel
+    bytes (BYTES, unchanged) or a nested list of numbers. uint32 and, where it fits, uint64 travel
     as int64. `lod` holds level-of-detail offsets. `as_bytes` sends an array of numbers as a .npy
     file: the quickest form for integers, and it keeps every dtype but bfloat16 (which is sent
     typed). Bytes that begin like a .npy file come out as its array.

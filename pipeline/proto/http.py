@@ -20,7 +20,7 @@ _FIELD_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 def header_line(name: str, value: str) -> bytes:
     """Return a line of a head. Raises ValueError: a field cannot be called, or hold, that."""
     if not _FIELD_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a header field")
+        raise ValueError(f"{name!r} is not the name of a header field")
     if not _FIELD_VALUE.fullmatch(value):
         raise ValueError(
             f"{name!r} is {value!r}: no header field holds control characters, nor others "
@@ -136,7 +136,8 @@ class HttpReader:
         self.body += data
 
     def on_message_complete(self) -> None:
-        """Take the end of the body; of 100 and the like, behind which the answer comes."""
+        """Take the end of the body; of 100 and similar answers, after which the final answer
+        comes."""
         if self.status < 200:
             self.headers, self.is_behind_head = {}, False
         else:

@@ -47,5 +47,5 @@ def emptied(pieces: list[Any]) -> bytes:
 
 
 def whole(pieces: list[Piece]) -> Piece:
-    """Return the only piece as it is, or join them all; the list is empty then."""
+    """Return the only piece without a copy, or join all pieces; the list is empty afterwards."""
     return pieces.pop() if len(pieces) == 1 else emptied(pieces)

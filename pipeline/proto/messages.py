@@ -135,7 +135,7 @@ def _json(value: dict[Any, Any]) -> str:
 
 
 def _numpy_in_json(value: Any) -> orjson.Fragment:
-    """Return the JSON of an array of whatever layout, or of a number of numpy's."""
+    """Return the JSON of an array of any layout, or of a numpy number."""
     known = json_elements(value) if isinstance(value, np.ndarray) else value
     return orjson.Fragment(orjson.dumps(known, option=orjson.OPT_SERIALIZE_NUMPY))
 
@@ -169,7 +169,7 @@ class PipelineResponse:
     """An answer: the message's fields as attributes, the results by name.
 
     `response["price"]` is the result `price` as a value: a tensor as its array, the text of an
-    array, list or number parsed (never evaluated), any other text as it is. `ecode` and `err_no`,
+    array, list or number parsed (never evaluated), any other text unchanged. `ecode` and `err_no`,
     `error_info` and `err_msg` are the error's code and text, also where a result has that name.
     `keys()` are the results' names alone; a tensor with a LoD adds `"<name>.lod"`.
     """
@@ -218,15 +218,15 @@ class PipelineResponse:
     def as_numpy(self, name: str) -> npt.NDArray[Any]:
         """Return the result as an array; text as objects.
 
-        Raises KeyError when there is none of that name, PayloadTypeError when it is no array.
+        Raises KeyError for an unknown name, PayloadTypeError when it is not an array.
         """
         value = self._result(name)
         if isinstance(value, str | bytes):
-            raise PayloadTypeError(f"result {name!r} is no array, but {value[:40]!r}")
+            raise PayloadTypeError(f"result {name!r} is not an array, but {value[:40]!r}")
         try:
             return as_array(value)
         except ValueError as error:
-            raise PayloadTypeError(f"result {name!r} is no array: {error}") from None
+            raise PayloadTypeError(f"result {name!r} is not an array: {error}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Return all results by name, with `err_no` and `err_msg`."""

@@ -26,7 +26,7 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NOT_SHAPE = bytes(set(range(256)) - set(b"[]{}:"))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _MAX_EXPLAINED_BYTES = 2**20  # of a body that is read again to say where it is wrong
-_PIECE_BYTES = 128 * 1024  # of JSON that is read in one go
+_PIECE_BYTES = 128 * 1024  # of JSON that is read without a pause
 _EXAMPLE = '{"x": [0.1, 0.2]}'
 
 _decode = msgspec.json.Decoder().decode
@@ -38,7 +38,8 @@ def read_object(body: bytes, what: str = "the request") -> dict[str, Any]:
     """Return the fields of a JSON object of up to SHORT_BYTES; `what` it is.
 
     Raises:
-        PackageError: it is no JSON or no object, a key stands there twice, it is nested too deeply,
+        PackageError: it is not valid JSON or not an object, a key occurs twice, it is nested too
+        deeply,
             or has a number that nothing can hold; where, and what to do.
     """
     if len(body) <= MAX_DEPTH:  # too short to be too deep, as most are
@@ -110,7 +111,7 @@ def _object(value: Any, what: str) -> dict[str, Any]:
 
 
 def _read(view: memoryview) -> Any:
-    """Return the value of a text, of which no more than a piece is read in one go."""
+    """Return the value of a text, which is read in pieces, with a pause after each."""
     kind = bytes(view[:1])
     if len(view) <= _PIECE_BYTES or kind not in (b"{", b"["):
         return _decode(view)
@@ -140,7 +141,7 @@ def _breathing(raw: Iterable[Any]) -> Iterator[memoryview]:
 def _flat(view: memoryview) -> Any:
     """Return a list or object in which there are neither lists nor objects.
 
-    Raises msgspec.DecodeError: there are, or it is no JSON.
+    Raises msgspec.DecodeError: there are, or it is not valid JSON.
     """
     is_list = bytes(view[:1]) == b"["
     if bytes(view[-1:]) != (b"]" if is_list else b"}"):
@@ -168,7 +169,7 @@ def _large_shape(view: memoryview) -> bytes:
 def check_members(body: bytes) -> None:
     """Raise TooLargeError for more members of objects than a request may have.
 
-    They are counted, and not made. What is no JSON is for its reader to refuse.
+    They are counted, not created. The reader refuses invalid JSON.
     """
     if body.count(b":") <= MAX_TENSORS:  # as nearly all have
         return
@@ -183,7 +184,7 @@ def _is_too_deep(shape: bytes) -> bool:
     for _ in range(MAX_DEPTH):
         breathe()
         fewer = brackets.replace(b"[]", b"")  # a level less
-        if len(fewer) == len(brackets):  # none is left; or it is no JSON, as the parser says
+        if len(fewer) == len(brackets):  # none is left; or it is not valid JSON, as the parser says
             return fewer.count(b"[") > MAX_DEPTH
         brackets = fewer
     return bool(brackets)

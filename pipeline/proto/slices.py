@@ -16,7 +16,7 @@ SHORT_BYTES = 64 * 1024
 """Up to here data are read and written where they are, on the event loop too (0.1 ms)."""
 
 SLICE = 8192
-"""Elements that are worked on in one go, by code that keeps others from running."""
+"""Elements that are processed without a pause, by code that keeps others from running."""
 
 SLICE_BYTES = 128 * 1024
 

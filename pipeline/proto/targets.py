@@ -59,8 +59,7 @@ def host_and_port(endpoint: object) -> tuple[str, int]:
     A name with other letters than ASCII's is returned as it is looked up: `xn--...`.
 
     Raises:
-        TypeError: `endpoint` is no text.
-        ConfigError: it is written otherwise.
+        TypeError: `endpoint` is not a text. ConfigError: it has another form.
     """
     if not isinstance(endpoint, str):
         raise TypeError(f"an endpoint must be 'host:port', but get {endpoint!r}")
@@ -74,7 +73,8 @@ def host_and_port(endpoint: object) -> tuple[str, int]:
 
 
 def _host(written: str) -> str:
-    """Return the host as the system takes it; "": it is none, nor is an IPv6 address bare."""
+    """Return the host as the system takes it; "" for an invalid host or an IPv6 address without
+    brackets."""
     if written.startswith("[") and written.endswith("]"):
         return written[1:-1] if _literal(written[1:-1]) else ""
     try:

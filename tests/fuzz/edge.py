@@ -43,7 +43,7 @@ from pipeline.proto.pipeline_service_pb2 import Response
 _AT_ONCE = 16
 _PATIENCE_S = 1.5  # for one who waits for more of a wounded request
 _LONG_S = 15.0  # to make sure
-_NO_HTTP = "this is no valid HTTP"
+_NO_HTTP = "this is not a valid HTTP"
 _NUMBERS = re.compile(r"\d+")
 _BY_HOP = ("connection", "host", "te", "expect", "upgrade")
 

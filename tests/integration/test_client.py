@@ -319,7 +319,7 @@ def test_an_array_is_had_from_any_result_that_is_one():
     assert response.as_numpy("number").shape == ()
     assert response.as_numpy("array").tolist() == [1, 2]
     for name in ("text", "ragged", "raw"):
-        with pytest.raises(errors.PayloadTypeError, match=f"'{name}' is no array"):
+        with pytest.raises(errors.PayloadTypeError, match=f"'{name}' is not an array"):
             response.as_numpy(name)
     with pytest.raises(KeyError):
         response.as_numpy("err_no")

@@ -269,8 +269,8 @@ _SITES = (
     _site("v2 with a slash in a name", ask(path="/v2/models/a%2Fb/infer"),
           _unknown("a/b")),
     _site("v2 is told no JSON", ask("{", path=_INFER), Expected(400, {
-        "error": "failed to parse the request JSON buffer: the request is no JSON: unexpected end "
-                 "of data: line 1 column 2 (char 1)"})),
+        "error": "failed to parse the request JSON buffer: the request is not valid JSON: "
+                 "unexpected end of data: line 1 column 2 (char 1)"})),
     _site("the page", ask(path="/", method="GET"),
           Expected(200, Holding("<!doctype html>"), content_type="text/html; charset=utf-8")),
     _site("HEAD of the page", ask(path="/", method="HEAD"),

@@ -18,7 +18,7 @@ from conformance_talk import (
 )
 from raw_http import chunked
 
-_BAD_HTTP = refused("this is no valid HTTP/1.1 request", connection="close")
+_BAD_HTTP = refused("this is not a valid HTTP/1.1 request", connection="close")
 _HEAD_TOO_LONG = told(
     8000, "the request's header fields are longer than 65536 bytes", 431, connection="close"
 )
@@ -117,7 +117,7 @@ HTTP_EDGE_CASES = (
         "CONNECT",
         (
             b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n",
-            told(8000, "method CONNECT: this is no proxy", 405, connection="close"),
+            told(8000, "method CONNECT: this is not a proxy", 405, connection="close"),
             END,
         ),
     ),
@@ -177,7 +177,7 @@ HTTP_DIFFERENT = (
 
 # The door's parser hangs up on these; a gateway's connection to its caller is another one.
 
-_ODD = refused("this is no valid HTTP/1.1 request", connection=None)
+_ODD = refused("this is not a valid HTTP/1.1 request", connection=None)
 _ODD_METHODS = tuple((f"the method {method}", ask(ECHO, method=method), not_allowed(method))
                      for method in ("FOO", "post"))  # fmt: skip
 _ODD_TARGETS = tuple((f"{path!r} unencoded", ask(ECHO, path=path), refused("", connection=None))

@@ -362,7 +362,7 @@ def _from_json(answer: bytes) -> Any:
     try:
         return orjson.loads(answer)
     except orjson.JSONDecodeError as error:
-        raise PredictorError(f"the answer is no JSON: {error}") from error
+        raise PredictorError(f"the answer is not valid JSON: {error}") from error
 
 
 def _texts(array: np.ndarray) -> np.ndarray:

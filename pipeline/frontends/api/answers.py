@@ -1,4 +1,4 @@
-"""Answers of engines as what `/api` writes: a JSON object, or a picture as it is."""
+"""Answers of engines as what `/api` writes: a JSON object, or the bytes of a picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.proto.plain_answer import write_large_object, write_object
 from pipeline.proto.slices import SHORT_BYTES, Limits, is_short
 
 CONTENT_TYPE: Final = "content_type"
-"""The key beside bytes that are answered as they are, with this type."""
+"""The key next to bytes that are sent unchanged, with this type."""
 
 _FEW = 64  # values of a list that are not looked at one by one
 _SCALARS = frozenset({int, float, bool, type(None)})
@@ -36,7 +36,7 @@ def payload_of(answer: Any, failure: PipelineError | None = None) -> Payload:
     `failure` is the error that the ResponseOp was given, where the answer is what it made of it.
 
     Raises:
-        PipelineError: the error in its place, or it is no answer.
+        PipelineError: the answer is an error, or has another form.
     """
     if isinstance(answer, ChannelData):
         if answer.error is not None:

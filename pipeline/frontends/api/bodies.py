@@ -76,7 +76,8 @@ def fields_of(
 
 
 def object_of(body: bytes, content_type: bytes, limits: Limits) -> dict[str, Any]:
-    """Return the fields of a body that is read as JSON. Raises PackageError: it is none."""
+    """Return the fields of a body that is read as JSON. Raises PackageError: it is not valid
+    JSON."""
     try:
         return read_large_object(body, limits) if is_large(body) else read_object(body)
     except PackageError as error:

@@ -65,7 +65,7 @@ def fields_of_form(body: Piece, content_type: bytes, limits: Limits) -> dict[str
 
 
 def without_views(value: Any) -> Any:
-    """Return a file of a form, or the files of one name, as bytes; any other value as it is."""
+    """Return a file of a form, or the files of one name, as bytes; any other value unchanged."""
     if isinstance(value, list):
         return [without_views(each) for each in value]
     return joined((value,)) if isinstance(value, memoryview) else value
@@ -81,7 +81,7 @@ def _by_name(found: list[tuple[str, Any]]) -> dict[str, Any]:
 def _ordinary_parts(body: Piece, boundary: bytes) -> list[tuple[bytes, bytes, bool, Piece]] | None:
     """Return name, content type, whether it is a file, and content of each part of a form.
 
-    None: it is not to the letter as clients write it, and the parser has to say what it is, which
+    None: it differs from the usual form of clients, and the general parser has to read it, which
     takes ten times as long.
     """
     delimiter = b"\r\n--" + boundary
@@ -181,7 +181,7 @@ def _field(
     encoding = headers.get(b"content-transfer-encoding", b"").decode("latin-1").strip().lower()
     if encoding not in _PLAIN:
         what = f"the form's {_text_of(named)} has the transfer encoding {encoding!r}"
-        raise PackageError(f"{what}: send its bytes as they are")
+        raise PackageError(f"{what}: send its bytes unchanged")
     content_type, _ = parse_options_header(headers.get(b"content-type"))
     return _value(named, content_type, b"filename" in options, content, limits)
 
@@ -189,7 +189,7 @@ def _field(
 def _value(
     named: bytes, content_type: bytes, is_file: bool, content: Piece, limits: Limits
 ) -> tuple[str, Any]:
-    """Return the name and the value of a part, by what it is said to be."""
+    """Return the name and the value of a part, by its declared type."""
     name = _text_of(named)
     if isinstance(content, memoryview):  # a file
         return name, content

@@ -24,7 +24,7 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _ANYTHING = {"type": "object", "additionalProperties": True}
 _FILE = {"type": "string", "format": "binary"}
 _PROBLEMS = {
-    "400": "What was sent does not fit, or an Op refuses it.",
+    "400": "The request does not fit the schema, or an Op refuses it.",
     "404": "There is no such pipeline.",
     "413": "The request is larger than this server takes.",
     "415": "The content type is not taken.",
@@ -83,7 +83,7 @@ class Typed(Protocol):
         """Return what it is called in the log."""
 
     def json_schema(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return its JSON schema, and those that this refers to, by name."""
+        """Return its JSON schema, and by name the schemas that it refers to."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -189,7 +189,7 @@ def _schema_of(
         return dict(_ANYTHING), ""
     try:
         schema, more = bound.json_schema()
-    except Exception:  # of the user's types: the rest of the document is as good as ever
+    except Exception:  # of the user's types: the rest of the document is still valid
         _LOGGER.exception("schema %s cannot be described", bound.name)
         return dict(_ANYTHING), ""
     names = _names(components, more, pipeline)
@@ -200,7 +200,7 @@ def _schema_of(
 
 
 def _names(components: Mapping[str, Any], more: Mapping[str, Any], pipeline: str) -> dict[str, str]:
-    """Return names for more components; those that stand for something else already are changed."""
+    """Return names for more components; names that already mean another component are changed."""
     names = {name: _NO_NAME.sub("_", name) for name in more}
     before, number = _NO_NAME.sub("_", pipeline), 1
     for name, new in list(names.items()):

@@ -18,7 +18,7 @@ from pipeline.proto.lists import as_array
 from pipeline.proto.pipeline_service_pb2 import Request
 
 RESERVED = {"api": "those of plain JSON (POST /api/<name>)", "v1": "those of OpenAI's API"}
-"""First parts of paths that are no pipeline's name, and whose they are."""
+"""First parts of paths that no pipeline can have as its name, with their owners."""
 
 EMPTY = Request()
 """Request that is seen in the place of one that has not come as such."""
@@ -35,7 +35,7 @@ class Pipelines:
     Args:
         registry: has them.
         forwarding: the headers that hooks and filters get; None: none.
-        takes_trace: the engine is told the caller's traceparent.
+        takes_trace: the engine receives the caller's traceparent.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Pipelines:
         return served_by(self.entry(name))
 
     def is_plain(self, served: Served) -> bool:
-        """Return whether an engine is told nothing but fields, and answers with such."""
+        """Return whether an engine takes and returns only fields."""
         methods = _own_methods(served)
         return not (methods.unpacks or methods.packs or self._takes_trace or self._forwarding)
 
@@ -155,7 +155,8 @@ def request_of(fields: Mapping[str, Any]) -> Request:
 
 
 def _array(value: Any) -> Any:
-    """Return a value that may be a tensor. Raises ValueError, TypeError: it is none."""
+    """Return a value that may be a tensor. Raises ValueError, TypeError: it is not a valid
+    tensor."""
     if isinstance(value, bytes):
         return value
     if not isinstance(value, _NUMERIC):

@@ -50,7 +50,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class Arrows(msgspec.Struct, frozen=True):
-    """All Ops of a graph, each behind those that it reads, and what leads from one to another.
+    """All Ops of a graph, each after the Ops that it reads, and the edges between them.
 
     All are places in `ops`: `edges` (from, to), `jumps` (from, to, the name of the Op in whose
     place the first answers), `loops` (from, to, how often a request may take it).
@@ -105,10 +105,10 @@ def layout_of(graph: Graph) -> Layout:
 def lay_out(
     names: Sequence[str], edges: Sequence[Edge], jumps: Sequence[Edge] = ()
 ) -> tuple[dict[str, Place], dict[Edge, list[Place]]]:
-    """Return (column, row) of each node, and those that each edge and jump passes on its way.
+    """Return (column, row) of each node, and the nodes that each edge and jump passes.
 
     Args:
-        names: of the nodes, each after all that it is reached from.
+        names: of the nodes, each after its predecessors.
         edges: pairs of names.
         jumps: pairs of names; they may lead back, and then pass nothing.
     """

@@ -113,7 +113,8 @@ class SlowRequestLog:
         self._keep_slow(requests)
         self._keep_failed(requests)
         self._pending.end(requests["data_id"])
-        if self._pending.is_full:  # most requests are outdone by then, and not looked up at all
+        # most requests have been overtaken before, and are never looked up
+        if self._pending.is_full:
             kept = itertools.chain.from_iterable(self._slots.values())
             self._look_up([*kept, *self._failures, *self._callers])
             self._pending.compact()
@@ -154,7 +155,7 @@ class SlowRequestLog:
             del self._slots[slot]
 
     def _with_text(self, request: RecentRequest) -> RecentRequest:
-        """Add the text of an error that `failed` was told of after the row had been flushed."""
+        """Add the text of an error that `failed` received after the row had been flushed."""
         if request.error or request.data_id not in self._errors:
             return request
         log_id, text = self._errors[request.data_id]
@@ -205,7 +206,8 @@ def _dicts(requests: Rows) -> Iterator[dict[str, int]]:
 
 
 def _slow(requests: Rows, kept: list[_Kept]) -> Positions:
-    """Return the places of those that belong among the slowest, beside those in `kept`."""
+    """Return the places of the rows that are among the slowest, together with the ones in
+    `kept`."""
     took_ns = requests["end_ns"] - requests["start_ns"]
     floor_ns = kept[-1].took_ns if len(kept) >= MAX_SLOW else -1
     slow: Positions = np.flatnonzero(took_ns > floor_ns)
@@ -447,7 +449,7 @@ class PendingSpans:
         return larger > self._limit or len(self._pieces) > _MAX_PIECES
 
     def compact(self) -> None:
-        """Drop the spans of requests that have ended, and those that are very old."""
+        """Drop the spans of requests that have ended, and very old spans."""
         if self._pieces:
             self._drop_ended()
         self._ended, self._ended_count = [], 0

@@ -153,7 +153,7 @@ class Dashboard(LivePage):
         if len(self._recordings) >= _MAX_RECORDINGS:
             busy = OverloadedError(f"{_MAX_RECORDINGS} recordings are being made: try again later")
             raise HttpError(503, busy, (b"retry-after", b"%d" % (seconds + 1)))
-        # It counts to its end, whether or not its caller waits: the other copies go on with it.
+        # It counts to its end, whether or not its caller waits: the other copies continue it.
         recording = asyncio.ensure_future(self._recorded(self._record(seconds)))
         self._recordings.add(recording)
         recording.add_done_callback(self._recordings.discard)
@@ -281,7 +281,7 @@ class ModelsDashboard(LivePage):
 def models_of(index: Iterable[IndexedModel], snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
     """Return each version of each model, in the order of the index.
 
-    What is not ready has no figures.
+    A server that is not ready has no figures.
     """
     found = {(snapshot.model, snapshot.version): snapshot for snapshot in snapshots}
     return [

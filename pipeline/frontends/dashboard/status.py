@@ -34,7 +34,7 @@ class Title(msgspec.Struct, frozen=True):
 
 
 def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> dict[str, Any]:
-    """Return all that the dashboard shows, from a snapshot of each replica that answered.
+    """Return the dashboard's data, from a snapshot of each replica that answered.
 
     `time_ms` is since the epoch. `copies` is the number of replicas that answered; 1 if there are
     none. The totals `accepted` and `rejected` are of these, `pipeline` and `ops` also have the

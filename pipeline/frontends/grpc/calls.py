@@ -1,4 +1,4 @@
-"""The active calls of a GrpcFrontend, how they end, and what watchers of its health are told."""
+"""The active calls of a GrpcFrontend, how they end, and the answers to watchers of its health."""
 
 from __future__ import annotations
 
@@ -141,7 +141,8 @@ class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it ha
         self._tell()
 
     def close(self) -> None:
-        """Answer NOT_SERVING for good; watchers are told, and sent away with UNAVAILABLE."""
+        """Answer NOT_SERVING permanently; watchers receive it, then their calls end with
+        UNAVAILABLE."""
         self._is_ready, self._is_closed = False, True
         self._tell()
 

@@ -43,7 +43,7 @@ def pipeline_service(
 ) -> GrpcService:
     """Return `PipelineService`, for an engine that answers a Request with Responses.
 
-    With `takes_trace` it is told the caller's traceparent, with `forwarding` these headers. `wire`
+    With `takes_trace` it receives the caller's traceparent, with `forwarding` these headers. `wire`
     reads and writes the messages.
     """
     calls = _Calls(begin, takes_trace, wire or PipelineWire(), forwarding)
@@ -111,7 +111,7 @@ class _Calls:
     async def _read(
         self, message: bytes, call: GrpcCall
     ) -> tuple[Any, float | None, RequestTarget | None]:
-        """Return the request, the seconds that it has, and what the engine is told besides."""
+        """Return the request, its time in seconds, and what else the engine receives."""
         told = call.header("traceparent") if self._takes_trace else ""
         info = None if self._forwarding is None else self._forwarding.info(call.headers())
         left_s = _time_given(call)

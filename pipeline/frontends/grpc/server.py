@@ -42,20 +42,22 @@ _LOGGER = logging.getLogger(__name__)
 _GRPC_LOGGER = logging.getLogger("grpc._cython.cygrpc")
 
 ERR_NO = "pipeline-err-no"
-"""Trailing metadata of a status that is an error of ours: its code, as in `Response.err_no`."""
+"""Trailing metadata of a status that stands for a PipelineError: its code, as in
+`Response.err_no`."""
 
 STATUS = "pipeline-status"
 """Trailing metadata of an answer whose head user code has said: its status over HTTP."""
 
-# gRPC's thread wakes the loop with a byte for each event, of which the loop reads one a round. Were
-# the loop closed before it has read them, the thread might block in its next write, and whoever
-# drops the last of gRPC's objects would wait for it for ever: as a rule the process, at its end.
+# gRPC's thread wakes the loop with a byte for each event, of which the loop reads one a round. If
+# the loop closed before it has read them, the thread could block in its next write, and the code
+# that drops gRPC's last object would wait for it forever: usually the process, at its end.
 _WAKE_UPS = 1000  # more than the socket between them has room for
 _DRAIN_TIMEOUT_S = 0.2  # for callers that were sent away to close their connections
 RETRY_AFTER = "grpc-retry-pushback-ms"
 """Trailing metadata of a status that may be another one later: when, as gRPC's retries read it."""
 
-_CRASHING = (1, 84)  # and later: with a path that is no UTF-8 any peer closes the port for good
+# and later: a peer that sends a path that is not UTF-8 closes the port permanently
+_CRASHING = (1, 84)
 _GRPCS_ERROR = "ExecuteBatchError"  # of a module that is gRPC's own
 _MAX_METADATA = 65536  # bytes, as the HTTP frontend has it: tokens are long
 _MAX_DETAILS = 2000  # bytes of a status' text: callers take 8 KiB of headers in all
@@ -66,8 +68,8 @@ _Failure = tuple[grpc.StatusCode, str, tuple[Any, ...]]
 class GrpcError(Exception):
     """The error of a call that is answered with a status of gRPC's own.
 
-    `err_no` if it is an error of ours, `retry_after_s` if it may be answered later, `head` if user
-    code has said one.
+    `err_no` if it is a PipelineError, `retry_after_s` if a later try may succeed, `head` if user
+    code has set one.
     """
 
     def __init__(
@@ -154,7 +156,7 @@ class DirectMethod(Protocol):
 class GrpcService:
     """A service of a GrpcFrontend: its full name, with the package, and its methods by theirs.
 
-    `direct`: of the methods some, as they are for those who have a sink.
+    `direct`: some of the methods, in the form for callers that have a sink.
     """
 
     name: str
@@ -164,7 +166,7 @@ class GrpcService:
 
 
 def grpc_error(error: PipelineError) -> GrpcError:
-    """Return `error` for a service whose answers have no place for one of ours."""
+    """Return `error` for a service whose answers have no field for a PipelineError."""
     status: grpc.StatusCode = grpc.StatusCode[grpc_status_of(error)]
     retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else None
     return GrpcError(status, str(error), error.code, retry_after_s, error.head)
@@ -174,8 +176,8 @@ class GrpcFrontend:
     """A gRPC server for `services` at `host:port`.
 
     Args:
-        services: those that it serves.
-        host, port, is_shared, key: see `listen.bind`; after `start`, `port` is the real one.
+        services: the services that it serves. host, port, is_shared, key: see `listen.bind`; after
+        `start`, `port` is the real one.
         max_message_bytes: limit of a message, both ways.
     """
 
@@ -296,8 +298,8 @@ def _check_version(version: str) -> None:
 def _outlive_python() -> None:
     """Have gRPC's asyncio part stay as it is when the process ends.
 
-    What is left of its objects then is freed after Python has stopped all other threads. With the
-    last one gRPC waits for a thread of its own, and now and then for ever.
+    Its remaining objects are freed after Python has stopped all other threads. When the last one is
+    freed, gRPC waits for one of its own threads, and sometimes forever.
     """
     atexit.unregister(_use_grpc_for_ever)
     atexit.register(_use_grpc_for_ever)
@@ -369,7 +371,7 @@ def _failure(name: str, error: Exception) -> _Failure:
     """Return the answer to an error of a method: status, text, trailing metadata."""
     if isinstance(error, GrpcError):
         return error.status, _short(str(error)), error.trailers
-    _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours
+    _LOGGER.exception("%s failed", name, exc_info=error)  # a bug in this library
     text = "internal error of the server"
     return grpc.StatusCode.INTERNAL, text, trailing(UserCodeError.code)
 
@@ -402,10 +404,10 @@ def _short(text: str) -> str:
 
 
 class _DepartedPeers(logging.Filter):
-    """A filter that drops gRPC's report that a peer left before it could be told of an error.
+    """A filter that drops gRPC's report that a peer left before it received an error.
 
-    The error itself, a path that is no text for instance, was reported in the line before. That
-    the one who caused it did not wait for the answer is nothing that anybody can act on.
+    The line before has reported the error itself, for example a path that is not text. Nobody can
+    act on the fact that its cause did not wait for the answer.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -27,7 +27,8 @@ _POLL_INTERVAL_S = 0.01
 _FOLDER = "/proc/self/fd"
 # HTTP/2: 8 bytes, of kind 7, no flags, on stream 0; whatever came before is worked on; no error.
 _GOAWAY = bytes((0, 0, 8, 7, 0, 0, 0, 0, 0)) + b"\x7f\xff\xff\xff" + bytes(4)
-# Python leaves the flags of a socket alone that is said not to block: they are its twin's, too.
+# Python does not touch the flags of a socket that is declared non-blocking: its duplicate shares
+# them.
 _AS_IT_IS = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 _INET = (socket.AF_INET, socket.AF_INET6)
 _open_at: Counter[object] = Counter()  # servers of this process, by where they listen
@@ -73,7 +74,8 @@ class GrpcSockets:
                     _make_unreachable(found)
 
     def connections(self) -> list[tuple[Peer, FoundSocket]]:
-        """Return the open ones; none if they cannot be told from those of another server."""
+        """Return the open ones; an empty list if they cannot be told apart from another
+        server's."""
         if not self._listeners or _open_at[self._place] > 1:
             return []
         return [(_peer_of(sock), found) for found, sock in _sockets() if _is_at(sock, self._place)]

@@ -21,7 +21,7 @@ _WINDOW_BITS = {
     b"deflate": zlib.MAX_WBITS,
 }
 JSON = "application/json"
-_FORM = "application/x-www-form-urlencoded"  # what curl says of all that it is given
+_FORM = "application/x-www-form-urlencoded"  # curl's default type for every body
 _BINARY = b"inference-header-content-length"  # behind so much JSON, in v2
 
 
@@ -45,8 +45,8 @@ class BodyReader:
     """A reader of bodies.
 
     Args:
-        offload: where the large ones are joined and unpacked.
-        memory: where those that say their length are received.
+        offload: where large bodies are joined and unpacked. memory: where bodies of a declared
+        length are received.
     """
 
     def __init__(self, offload: Offload, memory: MemoryDomain = LOCAL) -> None:

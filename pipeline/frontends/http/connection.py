@@ -88,7 +88,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
     # What the event loop calls ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]  # uvloop's are no subclasses
+        self.transport = transport  # type: ignore[assignment]  # uvloop's are not subclasses
         self._loop = asyncio.get_running_loop()
         self.listener.connections[self] = None
         self._wait(self.listener.read_timeout_s)
@@ -193,7 +193,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         try:
             assert endpoint is not None, "a request ends once"
             reply = endpoint.reply(answer, self._failure)
-        except Exception as error:  # a bug of ours: that caller is told
+        except Exception as error:  # a bug in this library: that caller receives it
             reply = failed_reply(error)
         if self._head is not None:
             reply = _headed(reply, self._head)

@@ -1,4 +1,5 @@
-"""Cors: what browsers are told of web pages from elsewhere, as by the gateway's edge/cors.go."""
+"""Cors: the headers that let browsers use the server from other origins, as in the gateway's
+edge/cors.go."""
 
 from __future__ import annotations
 

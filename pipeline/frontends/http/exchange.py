@@ -51,14 +51,11 @@ class Exchange:
         connection: the connection that it came on.
         method, path, raw_path, query: of its first line; `path` is decoded.
         fields: its headers, by lower-case names.
-        said: the last value of each.
-        body: what has come of it, and was not taken.
-        placed: all of it, where it was received before anybody asked; None: it was not.
-        has_more: the rest of the body has not come.
-        body_error: says why the rest is not going to come.
-        keeps_alive: the connection goes on behind the answer.
-        is_begun: the head of the answer is sent; there is no other answer any more.
-        given: the answer, if the lane has begun it.
+        said: the last value of each. body: the part of it that has come and was not taken. placed:
+        the whole body, if it was received before it was asked for; otherwise None. has_more: more
+        of the body is to come. body_error: why the rest is not going to come. keeps_alive: the
+        connection continues after the answer. is_begun: the head of the answer is sent, so that no
+        other answer is possible. given: the answer, if the lane has begun it.
         more_headers: of the answer.
         status: of the answer; 0: there is none yet.
         sent_bytes: of its body.
@@ -76,7 +73,7 @@ class Exchange:
     body_error: HttpError | None = None
     keeps_alive: bool = True
     is_old: bool = False  # HTTP/1.0, which has no chunks
-    is_expected: bool = False  # the caller waits to be told to send the body
+    is_expected: bool = False  # the caller waits for "100 Continue"
     is_begun: bool = False
     placed: memoryview | None = None
     given: Awaitable[WebResponse] | None = None

@@ -27,13 +27,13 @@ from pipeline.proto.slices import SHORT_BYTES
 _MAX_KNOWN = 512  # heads
 _MAX_KNOWN_BYTES = 2048  # of each
 _MAX_BYTES = 8192  # of one that is read at all
-# Each line ends in CRLF, and none goes on with the one before; nothing in the path is encoded.
+# Each line ends in CRLF, and no line continues the one before; nothing in the path is encoded.
 _SOUND = re.compile(
     rb"POST ((?:/[A-Za-z0-9_.~-]++)++) HTTP/1\.1\r\n(?:[!-9;-~]++:[^\r\n]*+\r\n)*+\r\n"
 )
 _MAX_DIGITS = 9
-_JSON_LENGTH = b"inference-header-content-length"  # what is binary stands behind the JSON, in v2
-# Headers that say how the connection goes on or what the body is, and those that browsers send.
+_JSON_LENGTH = b"inference-header-content-length"  # in v2, binary data follow the JSON
+# Headers about the connection or the body, and the headers that browsers send.
 _UNUSUAL = frozenset(
     (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"http2-settings", b"te",
      b"trailer", b"keep-alive", b"proxy-connection", b"origin")

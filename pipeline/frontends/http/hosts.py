@@ -66,7 +66,7 @@ class Hosts:
         Args:
             origin: the page's; programs send none, and are not refused.
             host: as in the request.
-            content_type: "" for none. With JSON, browsers ask first, and are told no.
+            content_type: "" for none. With JSON, browsers ask first, and the server refuses.
 
         Raises:
             HttpError: 403; it says what to configure.
@@ -102,7 +102,8 @@ class Hosts:
 
 
 def _foreign(text: str) -> HttpError:
-    """Return the error for a web page from elsewhere, and for a name that is nobody's here."""
+    """Return the error for a web page from elsewhere, and for a host name that this server does not
+    have."""
     return HttpError(403, NoServiceError(text))
 
 

@@ -38,11 +38,9 @@ class HttpListener:
         memory: where large bodies are received.
 
     Attributes:
-        is_draining: each connection is closed with the answer that it is given next.
-        lost: set when a connection is closed.
-        connections: those that there are, in the order in which they came.
-        tasks: those that answer requests.
-        keep_alive_s: for a caller between two requests.
+        is_draining: each connection is closed with its next answer. lost: set when a connection is
+        closed. connections: the open ones, in the order in which they came. tasks: the tasks that
+        answer requests. keep_alive_s: for a caller between two requests.
         ok_head: the head of an answer in JSON up to its length.
     """
 
@@ -88,9 +86,8 @@ class HttpListener:
     def meet(self) -> asyncio.Protocol:
         """Return the protocol of a new connection.
 
-        Half of the open files are for connections. Who is one too many takes the place of the
-        first on which nothing is asked, and is refused if there is none: without a file left it
-        would be cut off.
+        Half of the open files are for connections. One more connection replaces the oldest idle
+        one, and is refused if none is idle: without a free file it would be cut off.
         """
         if len(self.connections) >= self._most:
             idle = next((each for each in self.connections if each.is_idle), None)
@@ -116,7 +113,7 @@ class HttpListener:
         return b"%b%d\r\n\r\n%b" % (self.head(reply, is_last), reply.size, reply.body)
 
     async def close(self) -> None:
-        """Accept no more; those that there are end as when draining, idle ones soon.
+        """Accept no more; open connections end as when draining, idle ones soon.
 
         Not at once: what is asked on one may be on its way.
         """
@@ -170,13 +167,14 @@ class HttpListener:
 
 
 class _Refusal(asyncio.Protocol):
-    """A connection that is told that there are too many, and closed."""
+    """A connection that is refused because there are too many."""
 
     def __init__(self, listener: HttpListener) -> None:
         self._listener = listener
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        ours: asyncio.Transport = transport  # type: ignore[assignment]  # uvloop's are no subclasses
+        # uvloop's are not subclasses
+        ours: asyncio.Transport = transport  # type: ignore[assignment]
         ours.write(self._listener.answer(_too_many(), is_last=True))
         ours.close()
 

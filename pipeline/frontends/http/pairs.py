@@ -29,7 +29,8 @@ from pipeline.proto.pipeline.response import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
 from pipeline.proto.slices import SHORT_BYTES
 
-_OF_OTHERS = ("", "v2", "api", "v1", "health")  # first parts of paths that are no service's
+# first parts of paths that are not names of services
+_OF_OTHERS = ("", "v2", "api", "v1", "health")
 
 
 class Pairs:
@@ -39,8 +40,8 @@ class Pairs:
         begin: has a request of `wire` answered with a Response.
         wire: reads and writes JSON.
         limit: of a body.
-        takes_trace: `begin` is told the caller's traceparent.
-        forwarding: the headers that it is told; None: none.
+        takes_trace: `begin` receives the caller's traceparent. forwarding: the headers that it
+        receives; None: no headers.
     """
 
     heartbeat_s: ClassVar[float] = 15.0
@@ -105,7 +106,7 @@ class PairsEndpoint:
         return self._begin(request, self._timeout_s, target, sink)
 
     def _told(self, is_large: bool) -> RequestTarget | None:
-        """Return what is told of each request anew, since who is told may change it."""
+        """Return a new copy for each request, since its receiver may change it."""
         info = None
         if self._headers is not None and self._pairs.forwarding is not None:
             info = self._pairs.forwarding.info(self._headers.items())
@@ -127,7 +128,7 @@ class PairsEndpoint:
         return self._beside(answer)
 
     async def _beside(self, answer: Any) -> WebResponse:
-        """Write a large answer beside the event loop. Raises HttpError for what is none of ours."""
+        """Write a large answer in a thread. Raises HttpError for an unexpected error."""
         if not isinstance(answer, LargeResponse):
             raise HttpError(500, no_response(answer))
         return WebResponse(body=await self._pairs.wire.write_large(answer))

@@ -30,8 +30,8 @@ class Paths:
 
     Args:
         below: such as "/api".
-        endpoints: (method, answer) by the pattern of a path; a group `name` of the pattern is what
-            the answer is given. Where GET is taken HEAD is, too.
+        endpoints: (method, answer) by the pattern of a path; the answer gets the pattern's group
+        `name`. A path that takes GET also takes HEAD.
         refuse: answers where no pattern fits.
         reply_to: makes the answer to a request that ended in an error.
     """

@@ -1,4 +1,4 @@
-"""RequestReader: requests as httptools reads them, one at a time; what is no request is refused."""
+"""RequestReader: requests as httptools reads them, one at a time; it refuses anything else."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PIECES_AT_ONCE = 1000  # of a body in chunks, which takes 3 ms
 
 
 def _not_http(why: str) -> HttpError:
-    return HttpError(400, PackageError(f"this is no valid HTTP/1.1 request: {why}"))
+    return HttpError(400, PackageError(f"this is not a valid HTTP/1.1 request: {why}"))
 
 
 def _check_codings(fields: list[Header]) -> None:
-    """Raise HttpError for a body in a coding that the parser would hand on as it is."""
+    """Raise HttpError for a body in a coding that the parser would pass on unchanged."""
     codings = [value for name, value in fields if name == b"transfer-encoding"]
     if [coding.lower() for coding in codings] not in ([], [b"chunked"]):
         told = b", ".join(codings).decode("latin-1")
@@ -71,7 +71,7 @@ class RequestReader:
 
         Half of an END is left there, and pieces are left that would take too long.
 
-        Raises HttpError: this is no request that can be answered.
+        Raises HttpError: the request cannot be answered.
         """
         if self._exchange is None and data.startswith((b"\r", b"\n"), at):  # blank lines
             start = len(data) - len(data[at:].lstrip(b"\r\n"))
@@ -135,12 +135,12 @@ class RequestReader:
     def _decline_upgrade(self, rest: bytes) -> None:
         """Go on in HTTP/1.1 behind an offer of another protocol, as Java's clients make it.
 
-        The parser takes what follows for the other protocol's: another one is told the head again
+        The parser takes what follows for the other protocol's: a second parser gets the head again
         without the offer.
         """
         exchange, method = self._exchange, self._parser.get_method()
         if method == b"CONNECT" or exchange is None:
-            raise HttpError(405, PackageError("method CONNECT: this is no proxy"))
+            raise HttpError(405, PackageError("method CONNECT: this is not a proxy"))
         lines = [b"%b %b HTTP/1.1" % (method, self._target)]
         lines += [b"%b: %b" % field for field in exchange.fields if field[0] != b"upgrade"]
         self._parser, self._exchange = httptools.HttpRequestParser(self), None

@@ -23,8 +23,9 @@ _PIECE_BYTES = 128 * 1024
 class BodyReceiver(asyncio.BufferedProtocol):
     """The protocol of a connection while a large body comes, which is read into its place.
 
-    Who has sent a large body sends another one as a rule: behind it little is read at once, so that
-    the next body does not begin there. Behind anything else the connection is its own protocol.
+    A client that has sent a large body usually sends another one: after it only little is read at
+    once, so that the next body does not begin there. After anything else the connection is its own
+    protocol.
     """
 
     def __init__(self, connection: HttpConnection) -> None:

@@ -114,7 +114,7 @@ class WebResponse(msgspec.Struct, frozen=True):
 def with_head(reply: bytes | WebResponse, head: AnswerHead | None) -> WebResponse:
     """Return an answer, `bytes` are JSON, with the status and the headers that user code says.
 
-    One with the status of an error has what is said of that, and is no answer any more.
+    An answer with the status of an error gets an error's body.
     """
     if isinstance(reply, bytes):
         reply = WebResponse(body=reply)
@@ -133,8 +133,8 @@ class WebStream(msgspec.Struct, frozen=True):
     Endpoint had raised it. The next piece is asked for when the transport has let the one before
     it through. `pieces` is closed in any case, when the caller leaves too.
 
-    `begun` is told, once the head is out, what sends a short piece at once while no other one is on
-    its way; that returns whether there is room for more.
+    After the head, `begun` receives a function that sends a short piece at once while no other one
+    is on its way; it returns whether there is room for more.
     """
 
     pieces: AsyncGenerator[bytes, None]
@@ -176,8 +176,8 @@ class HandOverError(Exception):
 LaneReply = bytes | WebResponse | Awaitable[WebResponse]
 """The answer to a request in the lane: `bytes` are JSON with status 200.
 
-What is awaited is too large to be made on the event loop: the connection leaves the lane, and it
-may raise what an Endpoint may.
+The awaited answer is too large to be made on the event loop: the connection leaves the lane, and
+the answer may raise what an Endpoint may.
 """
 
 
@@ -247,7 +247,7 @@ def error_body(error: PipelineError) -> bytes:
 
 
 def failed_reply(error: Exception, what: str = "a request") -> WebResponse:
-    """Return the answer to a request that ended in an error; a bug of ours is logged."""
+    """Return the answer to a request that ended in an error; an unexpected error is logged."""
     if isinstance(error, HttpError):
         return WebResponse(error.status, error_body(error.error), headers=error.headers)
     _LOGGER.exception("%s failed", what, exc_info=error)

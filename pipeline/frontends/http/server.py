@@ -60,8 +60,8 @@ class HttpFrontend:
         max_message_bytes: limit of a request's body, unpacked.
         read_timeout_s: for a request to arrive, from its first byte to its last.
         routes: asked in turn for every path but `/<name>/<method>`.
-        takes_trace: `begin` is told the caller's traceparent.
-        forwarding: the headers that it is told; None: none.
+        takes_trace: `begin` receives the caller's traceparent. forwarding: the headers that it
+        receives; None: no headers.
         offload: where large bodies are read and written; its owner stops it.
         limits: of JSON.
         hosts: the names that the server goes by.
@@ -71,7 +71,7 @@ class HttpFrontend:
         memory: where large bodies are received.
 
     Attributes:
-        heads: those whose requests need no task.
+        heads: the ones whose requests need no task.
     """
 
     pipeline_has_lane: ClassVar[bool] = True  # tests hold both ways to the same answers
@@ -137,7 +137,7 @@ class HttpFrontend:
         self._listener.is_draining = True
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Stop accepting connections; those that there are end as when draining, idle ones soon.
+        """Stop accepting connections; open ones end as when draining, idle ones soon.
 
         Not at once: what is asked on one may be on its way.
         """
@@ -166,7 +166,8 @@ class HttpFrontend:
                 return
             exchange.keeps_alive = False  # there is no more time for it
             reply = WebResponse(503, error_body(ClosedError("the server has stopped")))
-        except Exception as error:  # also a bug of ours, or of a double's: that caller is told
+        # also a bug in this library or in a test double: that caller receives it
+        except Exception as error:
             reply = failed_reply(error, f"{exchange.method} {exchange.path}")
         finally:
             exchange.task = None
@@ -174,7 +175,7 @@ class HttpFrontend:
             if not exchange.is_begun:
                 await exchange.answer(reply)
                 return
-        except Exception as error:  # a bug of ours
+        except Exception as error:  # a bug in this library
             _LOGGER.exception("%s %s failed", exchange.method, exchange.path, exc_info=error)
         exchange.connection.hang_up()  # its caller sees that there is no whole answer
 
@@ -202,7 +203,7 @@ class HttpFrontend:
         said = exchange.said
         encoding = said.get(b"content-encoding", b"").strip(b" \t").lower()  # the parser keeps them
         encoding = b"" if encoding == b"identity" else encoding
-        # What is packed is not unpacked beyond what its reader would take.
+        # A packed body is not unpacked beyond the size that its reader would take.
         usual = self._json_limit if encoding and is_all_json(said) else self._limit
 
         async def read(limit: SizeLimit | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""Static files: pages of ours, read once, and the headers that keep them to themselves."""
+"""Static files: our pages, read once, and the headers that isolate them from other sites."""
 
 from __future__ import annotations
 

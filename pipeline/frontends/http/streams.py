@@ -94,7 +94,7 @@ def stream_form(accepted: Iterable[bytes]) -> StreamForm | None:
 
 
 def _quality(parameters: Iterable[str]) -> float:
-    """Return the q of a media range; 1 where it says none that could be read."""
+    """Return the q of a media range; 1 if it has no valid one."""
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name.strip() == "q" and _Q.fullmatch(value.strip()):
@@ -182,7 +182,7 @@ class StreamedAnswer(PartsReader):
                 if body is None:
                     return b""
                 piece += form.part_head + body + form.tail
-        except PipelineError:  # `write` raises it, too
+        except PipelineError:  # `write` also raises it
             return b""
         return piece
 

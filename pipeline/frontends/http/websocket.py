@@ -1,4 +1,4 @@
-"""WebSockets (RFC 6455) on a connection of ours: frames to messages and back, pings, closing."""
+"""WebSockets (RFC 6455) on an HttpConnection: frames to messages and back, pings, closing."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ class WebSocketReader:
         self._frame: _Frame | None = None
 
     def take(self, data: bytes) -> Iterator[WebMessage]:
-        """Yield what each frame has made whole; who stops early goes on with no data.
+        """Yield the messages that each frame completes; a caller that stops early continues with no
+        data.
 
         Raises WebSocketError, behind which nothing more is read.
         """
@@ -222,7 +223,7 @@ class WebSocket(asyncio.Protocol):
         self._frames = WebSocketReader(most_bytes)
         self._messages: deque[WebMessage] = deque()
         self._news = asyncio.Event()  # for who receives
-        self._room = asyncio.Event()  # for those who send
+        self._room = asyncio.Event()  # for the senders
         self._room.set()
         self._sending = asyncio.Lock()
         self._has_left = False  # the caller has closed, or is not listened to any more
@@ -255,12 +256,12 @@ class WebSocket(asyncio.Protocol):
         self._room.set()
         self._connection.connection_lost(exc)
 
-    # Who talks ----------------------------------------------------------------------------
+    # Messages ----------------------------------------------------------------------------
 
     async def receive(self, is_stopping: bool = False) -> WebMessage | None:
         """Return the next message; None: there is no other one, or the server stops.
 
-        `is_stopping`: go on although it does.
+        `is_stopping`: continue although it does.
         """
         while not (self._has_left or (self.is_last and not is_stopping)):
             if self._messages:

@@ -1,4 +1,4 @@
-"""Calls of a gateway: what goes on for one, from its first frame to its END."""
+"""Calls of a gateway, each from its first frame to its END."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LOGGER = logging.getLogger(__name__)
 
 _NS_PER_S = 1e9
 _BINARY = "-bin"
-_AHEAD_BYTES = FRAME_BYTES  # of a stream's answers that wait; then the stream waits, too
+_AHEAD_BYTES = FRAME_BYTES  # of a stream's answers that wait; then the stream also waits
 _INTERNAL = "internal error of the server"
 
 
@@ -98,7 +98,7 @@ with the body.
 
 
 def end_of_error(error: PipelineError, grpc_status: int | None = None) -> bytes:
-    """Return an END for an error of ours, with the HTTP port's status and the gRPC port's.
+    """Return an END for a PipelineError, with the HTTP port's status and the gRPC port's.
 
     With `grpc_status` these are others than its kind has.
     """
@@ -115,7 +115,7 @@ def end_of_exception(error: Exception, name: str) -> bytes:
     if isinstance(error, PipelineError):
         error = grpc_error(error)
     if not isinstance(error, GrpcError):
-        _LOGGER.exception("%s failed", name, exc_info=error)  # a bug of ours
+        _LOGGER.exception("%s failed", name, exc_info=error)  # a bug in this library
         return end_of_error(UserCodeError(_INTERNAL))
     code: int = error.status.value[0]
     status = http_status_for(error.status.name)
@@ -185,7 +185,7 @@ class LinkCall(GrpcCall):
             self._peer.reset(self._number, OVERRUN, "more DATA than there is credit for")
 
     def cancel(self) -> None:
-        """Stop what goes on for it: there is nobody to answer."""
+        """Stop its work: there is no caller to answer."""
         raise NotImplementedError
 
     def end_messages(self) -> None:
@@ -291,7 +291,7 @@ class UnaryCall(_TaskCall):
 
 
 class DirectCall(UnarySink, UnaryCall):
-    """A call of a method that is a DirectMethod, too: the sink of its own answer."""
+    """A call of a method that is also a DirectMethod: the sink of its own answer."""
 
     __slots__ = ("_work",)
 
@@ -330,7 +330,7 @@ class DirectCall(UnarySink, UnaryCall):
             self._fail(error)
 
     def cancel(self) -> None:
-        """Stop what goes on for it."""
+        """Stop its work."""
         super().cancel()
         work, self._work = self._work, OVER
         if work is not None:

@@ -24,7 +24,7 @@ HELLO, OPEN, HEADERS, DATA, END, RESET, CREDIT, PING, PONG, STATE, GOAWAY, FREED
 """Kinds."""
 
 MORE, LAST, MESSAGE, PLACED = 1, 2, 4, 8
-"""Flags: the message goes on; this side sends no more; there are data of a message, maybe none;
+"""Flags: the message continues; this side sends no more; there are data of a message, maybe empty;
 the data are PLACES, which say where the message lies in the server's memory."""
 
 CANCELED, REFUSED, TOO_LARGE, OVERRUN, BROKEN, NO_METHOD, LEFT = range(1, 8)
@@ -67,7 +67,7 @@ _MAX = 0xFFFF
 
 
 class BrokenError(Exception):
-    """A peer sent something that is no frame, or that it may not send."""
+    """A peer sent something that is not a frame, or that it may not send."""
 
 
 class LinkLimits(msgspec.Struct, frozen=True):

@@ -51,7 +51,7 @@ def no_names(metadata: bytes) -> tuple[str, ...]:
 
 
 class InferenceService(NamedTuple):
-    """The engine, how its messages are written, and what it is told of its callers.
+    """The engine, how its messages are written, and what it receives about its callers.
 
     `names`: finds in the metadata of a call what its message does not say itself. `is_grpc`: for
     callers of gRPC: the metadata may say when to answer, and statuses are its own.
@@ -83,7 +83,7 @@ class InferenceCall(UnarySink, LinkCall):
         self._timeout_ns = timeout_ns
         self._metadata = metadata
         self._service = service
-        self._work: RequestHandle | None = None  # what goes on for it now
+        self._work: RequestHandle | None = None  # its present work
         self._end = SUCCESS
         self._head: AnswerHead | None = None  # as user code says it
 
@@ -111,7 +111,7 @@ class InferenceCall(UnarySink, LinkCall):
     def _told(
         self, timeout_s: float | None, is_large: bool = False
     ) -> tuple[float | None, RequestTarget | None]:
-        """Return the time that its caller gives, and what the engine is told of it."""
+        """Return the caller's time limit, and what the engine receives about the caller."""
         service, metadata = self._service, self._metadata
         if service.is_grpc and _TIMEOUT in metadata and (told := self.header(TIMEOUT)):
             given = seconds_of(told, TIMEOUT)
@@ -170,12 +170,12 @@ class InferenceCall(UnarySink, LinkCall):
             self._peer.answer(self._number, self._service.wire.write_error(error))
             return
         if not isinstance(error, PipelineError):
-            _LOGGER.exception("inference failed", exc_info=error)  # a bug of ours
+            _LOGGER.exception("inference failed", exc_info=error)  # a bug in this library
             error = UserCodeError("internal error of the server")
         self._peer.fail(self._number, end_of_error(error))
 
     def cancel(self) -> None:
-        """Stop what goes on for it."""
+        """Stop its work."""
         work, self._work = self._work, OVER
         if work is not None:
             work.cancel()

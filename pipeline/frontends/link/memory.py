@@ -44,10 +44,10 @@ class InReach(NamedTuple):
 class GatewayMemory:
     """One gateway's region of the server's memory, and the answers that the gateway reads.
 
-    The gateway is given one end of a pipe, which it closes when it has unmapped all of it, and
-    which the system closes when its process ends. Then the region is taken back, and not when the
-    connection ends: until then the gateway may write to what it was given, and read what it was
-    told of.
+    The gateway gets one end of a pipe, which it closes when it has unmapped the whole region, and
+    which the system closes when the gateway's process ends. Only then is the region taken back, not
+    when the connection ends: before that the gateway may write to its places, and read the answers
+    in them.
 
     Args:
         memory: of the server.
@@ -164,7 +164,8 @@ class GatewayMemory:
         return self._memory.arena.find(address_of(array), array.nbytes)
 
     def keep(self, number: int, answer: InReach) -> list[bytes | PlacedBytes]:
-        """Keep the answer to a call until the gateway has read it; return what it is told."""
+        """Keep the answer to a call until the gateway has read it; return the message to the
+        gateway."""
         self._read_by_gateway[number] = answer.pieces
         return answer.parts
 

@@ -15,7 +15,7 @@ from pipeline.frontends.link.inference import InferenceCall, InferenceService, n
 from pipeline.frontends.wire import JsonWire, PipelineWire, Wire
 
 INFERENCE, JSON = "inference", "json"
-"""Methods of the HTTP edge: a Request in protobuf, and the body of a POST as it is."""
+"""Methods of the HTTP edge: a Request in protobuf, and the body of a POST unchanged."""
 
 GRPC_INFERENCE = f"/{SERVICE}/inference"
 """Method of the gRPC edge."""
@@ -43,7 +43,7 @@ def inference_methods(
 ) -> list[LinkMethod]:
     """Return the methods of an engine that answers a Request with a Response.
 
-    With `takes_trace` it is told the caller's traceparent, with `forwarding` these headers. The
+    With `takes_trace` it receives the caller's traceparent, with `forwarding` these headers. The
     wires read and write protobuf, and JSON.
     """
 

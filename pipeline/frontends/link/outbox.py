@@ -39,8 +39,8 @@ class Sending:
         credit: bytes of DATA that the peer takes.
         size: bytes that wait.
         room: done when few of them do.
-        waiting: pieces of messages, of the first what is left; and whether its message goes on.
-        end: what ends the call behind them; None: nothing so far.
+        waiting: pieces of messages (the rest of the first one), and whether the message continues.
+        end: the END that follows them; None: not yet.
         is_queued: whether it waits for its turn.
     """
 
@@ -101,7 +101,7 @@ class Outbox:
         """True while pieces of long messages wait."""
         return bool(self._turns)
 
-    # What is sent ---------------------------------------------------------------------------
+    # Sending ---------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
         """Send a frame, together with the others that get ready in this round of the loop."""
@@ -141,7 +141,7 @@ class Outbox:
         return sending
 
     def add(self, sending: Sending, message: bytes) -> None:
-        """Send a message behind those that wait."""
+        """Send a message after the waiting ones."""
         self._add(sending, (message,))
 
     def _add(self, sending: Sending, pieces: Sequence[Piece]) -> None:
@@ -171,7 +171,8 @@ class Outbox:
             sending.credit += size
             self._queue(sending)
 
-    # What lies in memory -----------------------------------------------------------------------
+    # Messages in shared memory
+    # -----------------------------------------------------------------------
 
     def message_at(self, places: bytes) -> memoryview:
         """Return the message of the peer that lies there. Raises BrokenError."""
@@ -202,7 +203,7 @@ class Outbox:
             self._write(b"".join(packet) if len(packet) > 1 else packet[0])
 
     def empty(self) -> None:
-        """Write all that there is credit for, whether the peer takes it or not."""
+        """Write everything that has credit, whether the peer takes it or not."""
         packet, self._short = self._short, []
         while self._turns:
             self._add_pieces(packet, _FLUSH_BYTES)
@@ -210,7 +211,7 @@ class Outbox:
             self._write(b"".join(packet))
 
     def clear(self) -> None:
-        """Forget all that is not written."""
+        """Drop everything that is not written."""
         self._short.clear()
         for number in list(self._sendings):
             self.drop(number)

@@ -36,8 +36,8 @@ def socket_paths(folder: Path, replica: int) -> SocketPaths:
 def make_secret(folder: Path) -> None:
     """Write a secret for the links of this folder, where gateways look it up beside a socket.
 
-    Who reaches the sockets can read it, too: it keeps links apart of servers that follow each
-    other, and what else may listen at such a path.
+    A process that reaches the sockets can also read it: it only tells links of successive servers
+    apart, and from other programs that listen at such a path.
     """
     path = folder / _SECRET
     path.touch(_ONLY_OURS)

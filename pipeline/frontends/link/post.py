@@ -38,7 +38,8 @@ class PostService(NamedTuple):
 
 
 class PostCall(UnarySink, LinkCall):
-    """One POST, and the sink of its answer. What is not for the lane is left to the HTTP port."""
+    """One POST, and the sink of its answer. Requests that the lane cannot take are left to the HTTP
+    port."""
 
     __slots__ = ("_endpoint", "_failure", "_head", "_service", "_work")
 
@@ -122,7 +123,7 @@ class PostCall(UnarySink, LinkCall):
             self._peer.answer(self._number, reply.body, end)
 
     def cancel(self) -> None:
-        """Stop what goes on for it."""
+        """Stop its work."""
         work, self._work = self._work, OVER
         if work is not None:
             work.cancel()

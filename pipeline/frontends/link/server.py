@@ -51,13 +51,12 @@ class LinkFrontend:
     """A Unix socket at which gateways call methods of a server.
 
     Args:
-        methods: those that it has.
-        path: of the socket, which takes the place of what is there.
+        methods: its methods. path: of the socket; an existing one is replaced.
         takes_trace: gateways send the caller's traceparent.
         takes_headers: gateways send all headers of their callers.
         max_message_bytes: limit of a message.
         max_calls: limit of the calls in flight on a connection.
-        secret: that a gateway has to know; "": none.
+        secret: that a gateway has to know; "": no secret.
         memory: of the workers, which gateways share if it is mapped.
         own_memory_bytes: of each region of memory for the gateways alone, if it is not; 0: none.
     """
@@ -154,7 +153,7 @@ class LinkFrontend:
         await self.set_ready(False)
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Stop accepting connections; those that there are go on."""
+        """Stop accepting connections; open ones continue."""
         if self._server is not None:
             self._server.close()
         if self._socket is not None:
@@ -219,7 +218,7 @@ class Connection(asyncio.Protocol):
     # What the event loop calls --------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
         self.loop = asyncio.get_running_loop()
         self._outbox = Outbox(self.loop, self.transport.write)
         self.lost = self.loop.create_future()
@@ -350,7 +349,7 @@ class Connection(asyncio.Protocol):
         elif number > self._last:
             raise BrokenError(f"DATA of {number}, which was not opened")
 
-    # What calls do (see `calls.Peer`) ---------------------------------------------------------
+    # For calls (see `calls.Peer`) ---------------------------------------------------------
 
     def answer(self, number: int, message: Message | InReach, end: bytes = frames.SUCCESS) -> None:
         """Answer a unary call, and end it as `end` says."""
@@ -420,7 +419,7 @@ class Connection(asyncio.Protocol):
         self._check_idle()
         return self._idle
 
-    # What the gateway is told -----------------------------------------------------------------
+    # Messages to the gateway -----------------------------------------------------------------
 
     def tell_state(self) -> None:
         """Send a STATE."""

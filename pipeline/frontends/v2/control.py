@@ -94,7 +94,7 @@ def overrides_of_json(body: bytes, limits: Limits) -> Overrides:
             try:
                 files[name.removeprefix(_FILE)] = bytes_of(value, long)
             except binascii.Error as error:
-                raise internal(f"{name} is no base64: {error}") from error
+                raise internal(f"{name} is not valid base64: {error}") from error
         else:
             raise internal("unexpected error on creating Triton parameter")
     return Overrides(config, files)
@@ -147,7 +147,7 @@ def _parameters(body: bytes, what: str, most_bytes: int = SHORT_BYTES) -> Mappin
 
 _LONG_BYTES = 2**20  # of a text that is left where it is
 _MOST_TEXTS = 2**16
-_WINDOW_BYTES = 2**22  # that are looked through in one go
+_WINDOW_BYTES = 2**22  # that are searched without a pause
 _BACKSLASH = ord("\\")
 
 Long = dict[str, memoryview]
@@ -185,7 +185,7 @@ def text_of(value: str, long: Long) -> str:
 
 
 def bytes_of(value: str, long: Long) -> bytes:
-    """Return the bytes of a base64 among these texts. Raises binascii.Error: it is none."""
+    """Return the bytes of a base64 among these texts. Raises binascii.Error: it is not valid."""
     found: bytes | memoryview | None = long.get(value)
     if found is None:
         found = value.encode()

@@ -93,7 +93,8 @@ def _log_id(request_id: str) -> int:
 def payload_of(answer: object, interface: ModelInterface, ensemble: str = "") -> Mapping[str, Any]:
     """Return the values in an engine's answer: a ChannelData, or what a ResponseOp made of it.
 
-    Raises V2Error for the error in its place, and for what is no answer. The error of a request
+    Raises V2Error for an error instead of the answer, and for an invalid answer. The error of a
+    request
     to an `ensemble` says so, unless it is one of the server and not of a step.
     """
     if isinstance(answer, ChannelData):
@@ -126,7 +127,7 @@ def _in_ensemble(error: PipelineError, ensemble: str) -> V2Error:
 
 
 def _number(text: str) -> Any:
-    """Return the number or array that `text` stands for; the text itself if it is none."""
+    """Return the number or array that `text` stands for; the text itself if it is neither."""
     try:
         return text_to_numpy(text)
     except PackageError:
@@ -140,7 +141,7 @@ def arrays_of(
     wanted: Sequence[str],
     may_lack: bool = False,
 ) -> dict[str, Array]:
-    """Return the outputs: those that are `wanted`, or all; some `may_lack`.
+    """Return the `wanted` outputs, or all; some `may_lack`.
 
     Raises V2Error: one is not there, is of no type that the protocol has, or not what its Op
     declares.
@@ -198,7 +199,7 @@ def classes_wanted(outputs: Iterable[RequestedOutput]) -> dict[str, int]:
     """Return how many classes a request wants of each output that it wants so.
 
     Raises:
-        V2Error: it is no number of classes.
+        V2Error: it is not a number of classes.
     """
     wanted = {}
     for output in outputs:
@@ -225,7 +226,7 @@ def classes_of(array: Array, count: int, labels: Sequence[bytes], batches: bool)
         An array of the shape (rows, classes), or (classes,).
 
     Raises:
-        V2Error: it is no output of numbers, or of too many.
+        V2Error: the output is not of numbers, or has too many.
     """
     datatype = datatype_of(array.dtype)
     if datatype not in _NUMBERS:

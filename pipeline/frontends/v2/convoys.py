@@ -1,4 +1,4 @@
-"""Muster: requests of one form that come in the same round of the loop go on as a Convoy."""
+"""Muster: requests of one form that come in the same round of the loop continue as a Convoy."""
 
 from __future__ import annotations
 
@@ -25,15 +25,12 @@ _OBJECTS = "OSUV"  # kinds of arrays whose elements are not of one size
 
 
 class Mustered(msgspec.Struct, eq=False):
-    """One request that waits for others, and may go on with them.
+    """One request that waits for others, and may continue with them.
 
     Attributes:
-        sink: gets what an engine gives.
-        inputs: its arrays, or what is made arrays of when all are there.
-        rows: samples that it brings.
-        info: what its caller says.
-        handle: what has begun of it, or of all.
-        place: among those that it goes with; -1: it goes alone.
+        sink: gets the engine's answer. inputs: its arrays, or the data that are made arrays when
+        all are there. rows: its number of samples. info: about its caller. handle: of the begun
+        request, or of the convoy. place: in its convoy; -1: it goes alone.
         is_over: whether it was answered, or its caller has left.
     """
 
@@ -63,16 +60,16 @@ class Mustered(msgspec.Struct, eq=False):
         self.is_over, self.handle = True, None
         try:
             self.sink.end(answer)
-        except Exception:  # a bug of ours: other requests go on
+        except Exception:  # a bug in this library: other requests continue
             _LOGGER.exception("an answer could not be handed over")
 
 
 class Muster:
     """Requests of one form for one model.
 
-    A request that comes while the model has none goes on at once, unless those of the last round
-    went together: they may come together again. What would have to wait before it is admitted goes
-    by itself.
+    A request that comes while the model has none continues at once, unless the requests of the last
+    round went together: they may come together again. A request that would have to wait for
+    admission goes alone.
 
     Args:
         engine: of the model.
@@ -241,7 +238,7 @@ class _Together(UnarySink):
         try:
             answers = self._muster.answers(answer, self._convoy.rows, self._requests)
         except Exception as failure:  # ours, on a model's data
-            _LOGGER.exception("the answers to a batch could not be told apart")
+            _LOGGER.exception("the answers to a batch could not be split")
             failed = UserCodeError(described(failure))
             answers = [ChannelData(answer.data_id, error=failed)] * len(self._requests)
         for request, each in zip(self._requests, answers, strict=True):

@@ -71,7 +71,7 @@ _LATER = (503, 504)  # Triton knows no deadline that passed: to it, too late is 
 def v2_error(error: PipelineError | V2Error) -> V2Error:
     """Return `error` for a caller of the v2 protocol, if it is not yet one.
 
-    A product's own code, which has no other place here, stands before its text.
+    A product's own code, which has no other place here, precedes its text.
     """
     if isinstance(error, V2Error):
         return error

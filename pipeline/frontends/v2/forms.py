@@ -37,7 +37,7 @@ class Written(msgspec.Struct):
 
 
 class RequestForm:
-    """Requests of one form, with all that was found out about them.
+    """Requests of one form, with everything known about them.
 
     Args:
         fitted: what the model is asked.
@@ -46,8 +46,8 @@ class RequestForm:
         codec: of their protocol.
 
     Attributes:
-        muster: where requests wait for others to go on with; None: each goes by itself.
-        info: of those that have no id, and no headers that are forwarded.
+        muster: where requests wait for others to form a convoy; None: each goes alone. info: of
+        requests without an id and without forwarded headers.
     """
 
     def __init__(

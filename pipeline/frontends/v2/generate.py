@@ -109,7 +109,7 @@ def _members(body: bytes) -> Members:
     except msgspec.ValidationError:
         raise PackageError("the request must be a JSON object") from None
     except (ValueError, RecursionError, msgspec.DecodeError, NotJsonError) as error:
-        raise PackageError(f"the request is no JSON: {error}") from None
+        raise PackageError(f"the request is not valid JSON: {error}") from None
 
 
 class _Object(list[tuple[str, Any]]):

@@ -51,7 +51,7 @@ from pipeline.proto.v2.codec import (
 from pipeline.proto.v2.forms import UnknownFormError
 from pipeline.proto.v2.message_forms import message_codec, raw_place
 
-_CLOCKS_DIFFER_S = 0.01  # gRPC's own and the engine's, at most
+_CLOCKS_DIFFER_S = 0.01  # at most gRPC's own and the engine's
 _FINAL = "triton_final_response"
 _WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
 _ERRORS_END = "triton_grpc_error"  # among a stream's metadata
@@ -72,7 +72,7 @@ def inference_service(
 ) -> GrpcService:
     """Return the service for a GrpcFrontend; `offload` reads and writes the large messages.
 
-    With `takes_trace` the engine is told the caller's traceparent. Large messages are kept in
+    With `takes_trace` the engine receives the caller's traceparent. Large messages are kept in
     `memory`.
     """
     how = (offload or Offload(threads=0), limits or Limits(), takes_trace, memory)

@@ -50,7 +50,7 @@ _Answer = Callable[[ModelRequest], Awaitable[WebResponse | WebStream]]
 
 
 class InferenceRoutes:
-    """`/v2` and all that is below it.
+    """`/v2` and every path below it.
 
     Args:
         models: who is asked.
@@ -58,7 +58,7 @@ class InferenceRoutes:
         limits: of JSON.
 
     Attributes:
-        inference: the part of it that has a lane, too.
+        inference: the part of it that also has a lane.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ BINARY = b"application/octet-stream"
 EVENTS = b"text/event-stream; charset=utf-8"
 """The type of the answers to generate_stream."""
 
-# A version is written in one way in the lane, lest forms are kept for each way to write it.
+# The lane takes one spelling of a version, so that there are no forms for each other spelling.
 _INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([1-9][0-9]{0,17}))?/infer")
 _LENGTH = re.compile(rb"[1-9][0-9]{0,8}")
 _MOST_MODELS = 1024  # whose forms are known
@@ -285,7 +285,7 @@ async def _one(body: bytes) -> AsyncGenerator[bytes, None]:
 async def _events(
     first: bytes | None, found: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield an event for each answer; an error behind some is one, too, and the last."""
+    """Yield an event for each answer; an error after some of them is the last event."""
     async with aclosing(found):
         if first is not None:
             yield b"data: %b\n\n" % first
@@ -324,7 +324,7 @@ def _header_length(web: WebRequest, body_length: int) -> int | None:
         return None
     text = header.decode("latin-1").strip()
     if not re.fullmatch("-?[0-9]{1,18}", text):
-        raise PackageError(f"Inference-Header-Content-Length {text!r} is no number of bytes")
+        raise PackageError(f"Inference-Header-Content-Length {text!r} is not a number of bytes")
     if not 0 <= int(text) <= body_length:
         raise PackageError(
             f"inference header size should be in range (0, {body_length}), got: {text}"
@@ -333,7 +333,7 @@ def _header_length(web: WebRequest, body_length: int) -> int | None:
 
 
 def accepted(header: str) -> str:
-    """Return the encoding that a caller takes its answer in; "": as it is."""
+    """Return the encoding that a caller takes its answer in; "": unencoded."""
     weights: dict[str, float] = {}
     for entry in header.lower().split(","):
         name, _, weight = entry.partition(";")

@@ -43,8 +43,7 @@ class Told(NamedTuple):
         timeout_s: the caller's deadline, from now; where the server has one, too, a `timeout`
             among the request's parameters, in microseconds, applies as well.
         traceparent: the caller's, see `tracing`; "" for none.
-        headers: gives the caller's, if they are asked for.
-        door: where it came in, for its trace.
+        headers: returns the caller's, if they are needed. door: the frontend's name, for its trace.
     """
 
     timeout_s: float | None = None
@@ -65,11 +64,10 @@ class FittedRequest(msgspec.Struct, frozen=True):
     """A request that fits its model.
 
     Args:
-        wanted: the outputs that it asks for; empty: all.
-        rows: samples that it brings.
-        limit_s: the `timeout` among its parameters, where it counts.
-        changes: those of the registry when it was found to fit.
-        classes: how many are wanted of an output, of those that are wanted as classes.
+        wanted: the outputs that it asks for; empty: all. rows: its number of samples. limit_s: the
+        `timeout` among its parameters, where it counts. changes: the registry's count of changes
+        when the request was checked. classes: the number of classes, by output that is wanted as
+        classes.
     """
 
     entry: ModelEntry
@@ -124,9 +122,8 @@ class Inference:
     """The way to ask the models of a server.
 
     Args:
-        views: those that are asked.
-        offload: where large requests and answers are looked into; its owner stops it.
-        forwarding: the headers that hooks and filters get; None: none.
+        views: the models that are asked. offload: where large requests and answers are examined;
+        its owner stops it. forwarding: the headers that hooks and filters get; None: no headers.
         regions: shared memory of callers.
         limits: of text in it.
         traces: of requests whose turn it is.
@@ -156,7 +153,7 @@ class Inference:
         told: Told = Told(),  # noqa: B008 - it cannot be changed
         learn: Callable[[InferRequest, FittedRequest], object] | None = None,
     ) -> InferResponse:
-        """Run the pipeline, or one Op alone; `learn` is told what the request was found to ask.
+        """Run the pipeline, or one Op alone; `learn` receives the checked request.
 
         Raises V2Error: with Triton's texts, for what does not fit the model; and for whatever the
         request ended in.
@@ -331,7 +328,7 @@ class Inference:
 
     @property
     def lets_muster(self) -> bool:
-        """Return whether requests may go on together: none is traced by itself."""
+        """Return whether requests may form a convoy: none of them is traced."""
         return self._traces.is_off
 
     def muster(

@@ -48,11 +48,10 @@ class ModelInterface(msgspec.Struct, frozen=True):
     """A model's side that callers see.
 
     Args:
-        inputs: None: whatever a caller sends.
-        outputs: None: whatever the model answers.
-        max_batch_size: 0: what comes is one sample; else the first dimension of every input and
+        inputs: None: any inputs. outputs: None: any outputs. max_batch_size: 0: a request is one
+        sample; otherwise the first dimension of every input and
             output is the batch.
-        checks_shapes: of outputs; False: they go out in those that the model gives them.
+        checks_shapes: of outputs; False: they keep the model's shapes.
     """
 
     inputs: tuple[Slot, ...] | None = None

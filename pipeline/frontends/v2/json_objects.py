@@ -1,4 +1,4 @@
-"""JSON objects in the bodies of v2's requests that are no inference."""
+"""JSON objects in the bodies of v2's requests other than inference."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class LogSettings:
         return {_FILE: "", **switches, **said}
 
     def change(self, said: Mapping[str, Any]) -> None:
-        """Change settings; None leaves one as it is, and unknown ones are passed over.
+        """Change settings; None leaves one unchanged, and unknown ones are ignored.
 
         Raises V2Error, in Triton's words; nothing is changed then.
         """

@@ -182,7 +182,7 @@ class OpModel:
 class ConfiguredModel:
     """A model of a repository, which its configuration describes.
 
-    Its inputs come to `process` of the Op as they are; without an `op` it is the whole graph.
+    `process` of the Op gets its inputs unchanged; without an `op` it is the whole graph.
     `labels` are names of classes, by output.
     """
 
@@ -242,8 +242,8 @@ def _check_sources(op: Op, inputs: Sequence[Tensor], producers: Sequence[str]) -
 class ModelViews:
     """The models of a server as callers of v2 see them.
 
-    The methods that take a model's name, and a version that may be "", raise V2Error for those
-    that are not there.
+    The methods that take a model's name, and a version that may be "", raise V2Error for an unknown
+    model or version.
 
     Args:
         registry: has them.
@@ -288,7 +288,7 @@ class ModelViews:
         """Return whether there is a model of this name, in any version."""
         try:
             return bool(self.registry.versions(name))
-        except InputError:  # which whoever asks for it is told
+        except InputError:  # which is the answer to every request for it
             return False
 
     def interface(self, name: str, version: str = "") -> ModelInterface:
@@ -339,7 +339,7 @@ class ModelViews:
 
 
 def number_of(version: str) -> int | None:
-    """Return the version that a caller asks for; None: any. Raises V2Error: it is no number."""
+    """Return the version that a caller asks for; None: any. Raises V2Error: it is not a number."""
     try:
         return version_number(version)
     except StatisticsError as error:

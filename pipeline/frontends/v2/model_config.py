@@ -15,7 +15,7 @@ from pipeline.engine.graph import Graph
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.op import Op
 
-# There are clients that look them up: what is not set is there in Triton's answers, too.
+# Some clients look them up: Triton's answers also contain settings that are not set.
 _INPUT_DEFAULTS = {
     "format": "FORMAT_NONE",
     "is_shape_tensor": False,

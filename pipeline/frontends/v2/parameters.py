@@ -1,4 +1,4 @@
-"""Parameters of a request: the protocol's own names, and what hooks are told of all."""
+"""Parameters of a request: the protocol's own names, and the parameters that hooks receive."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def info_of(
 ) -> RequestInfo:
     """Return what a request says beside its data, whose parameters `timeout_of` has checked.
 
-    `outputs`: those that it asks for; none: all.
+    `outputs`: the outputs that it asks for; empty: all.
     """
     said = {name: parameters[name] for name in _OF_INFO if name in parameters}
     id = said.get("sequence_id")

@@ -39,8 +39,8 @@ _SERVER = "pipeline-serving"
 class ModelRepository:
     """The models of a server as the v2 protocol sees them; `inference` asks them.
 
-    The methods that take a model's name, and a version that may be "", raise V2Error for those
-    that are not there.
+    The methods that take a model's name, and a version that may be "", raise V2Error for an unknown
+    model or version.
 
     Args:
         registry: has the models.
@@ -213,7 +213,7 @@ class ModelRepository:
 
 def _indexed(entry: ModelEntry, is_ready: bool) -> dict[str, str]:
     state = "READY" if is_ready else "UNAVAILABLE"
-    # There are clients that want a reason, be it none.
+    # Some clients need the key `reason`, even if it is empty.
     reason = "" if is_ready else "the server, or a copy of it, takes no requests for it"
     if entry.is_unloaded:
         state, reason = entry.state.value, entry.reason

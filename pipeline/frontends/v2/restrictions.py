@@ -1,6 +1,6 @@
-"""Restrictions: parts of the v2 protocol that are for those who know a header's value.
+"""Restrictions: parts of the v2 protocol that need a secret header value.
 
-They stand before the routes, the lane and the service, which know nothing of them.
+They wrap the routes, the lane and the service, which do not know of them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _PATHS: tuple[tuple[str, str], ...] = (  # the first that matches
     ("model-repository", "/v2/repository.*"),
     ("metadata", rf"/v2|{_MODEL}"),
 )
-# What tells the same elsewhere on the HTTP port: a caller has to know all that it is a part of.
+# Pages with the same data elsewhere on the HTTP port: a caller needs the secrets of all these
+# parts.
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "/models.json": ("model-repository", "statistics"),
     "/status.json": ("statistics",),
@@ -109,7 +110,7 @@ def secrets_of(restrictions: Iterable[RestrictionConfig]) -> Secrets:
 
 
 class RestrictedRoutes:
-    """Routes of which some are for those who know their secrets: of v2, or those beside it."""
+    """Routes of which some need a secret: of v2, or next to it."""
 
     def __init__(self, routes: Routes, secrets: Secrets) -> None:
         self._routes = routes
@@ -133,7 +134,7 @@ class RestrictedRoutes:
 
 
 class RestrictedLane:
-    """A lane for those who know the secret; the routes tell the others."""
+    """A lane for callers that know the secret; the routes answer the others."""
 
     def __init__(self, lane: LaneService, secrets: Secrets) -> None:
         self._lane = lane
@@ -147,7 +148,7 @@ class RestrictedLane:
 
 
 def restricted_service(service: GrpcService, secrets: Secrets) -> GrpcService:
-    """Return a service of which some methods are for those who know their secret."""
+    """Return a service of which some methods need a secret."""
     closed = {method: secrets[api] for method, api in _API_OF.items() if api in secrets}
 
     def guarded(found: Mapping[str, _Method], guard: Callable[[_Method, Secret], Any]) -> Any:

@@ -52,9 +52,9 @@ class _Open:
 class SharedRegions:
     """Regions by their names; any thread may ask.
 
-    They are read and written through descriptors and never mapped: whoever made a region can cut
-    it short at any time, and a page that is gone would end the process that looks at it. A region
-    whose maker has died stays as it was, until it is unregistered.
+    They are read and written through descriptors and never mapped: the maker of a region can
+    truncate it at any time, and access to a missing page would end this process. A region whose
+    maker has died stays until it is unregistered.
 
     Args:
         prefix: with which a key has to begin, behind its slashes; None: nothing can be registered.
@@ -85,7 +85,7 @@ class SharedRegions:
     def unregister(self, name: str = "") -> None:
         """Let go of a region, or ("") of all; one that is not there is none to let go of.
 
-        Requests that need it keep it until they end; as in Triton, it is there for others, too.
+        Requests that need it keep it until they end; as in Triton, others can also use it.
         """
         self._check_enabled()
         with self._lock:
@@ -289,9 +289,9 @@ def opened(request: InferRequest, regions: SharedRegions, limits: Limits) -> Inf
 
     Raises:
         V2Error: it is not there, or the places for outputs are not.
-        PackageError: it is not what it is said to be.
-        TooLargeError: all inputs that are there are larger than a message may be. A file takes no
-            memory for bytes that nobody has written, their copy does.
+        PackageError: its content does not fit its declaration. TooLargeError: the inputs together
+        are larger than a message may be. A file takes no memory for bytes that were never written,
+        but their copy does.
     """
     inputs, size = dict(request.inputs), 0
     for name, shared in request.shared.items():

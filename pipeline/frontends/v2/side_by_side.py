@@ -15,8 +15,8 @@ AHEAD = 64
 one of them may wait for what ends another sequence, and comes far behind it."""
 
 WAITING_BYTES = 4 * 2**20
-"""What may wait of one stream; then no more of it is read. A caller who writes all of its requests
-before it reads an answer would wait for ever behind fewer."""
+"""Limit of one stream's waiting messages; then no more of it is read. With a lower one a caller
+that writes all of its requests before it reads an answer would wait forever."""
 
 STEPS_BYTES = 64 * 2**20
 """What the steps of sequences may take that are worked on; then no more of the stream is read."""
@@ -104,10 +104,10 @@ async def side_by_side(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the answers to all messages, each as it comes.
 
-    `answers` yields those to one message, and waits for its place itself. It goes on when the last
-    one is taken, so a caller who does not read makes all requests wait. What it raises ends the
-    stream, in its place; an error of the messages does behind the answers to those before. Closed
-    early, all that goes on is closed.
+    `answers` yields the answers to one message, and waits for its turn itself. It continues when
+    the last one is taken, so a caller that does not read makes all requests wait. An error that it
+    raises ends the stream at its place; an error of the messages ends it after the earlier answers.
+    Closing early closes everything under way.
     """
     stream = _Stream(answers)
     reader = asyncio.ensure_future(stream.read(messages))

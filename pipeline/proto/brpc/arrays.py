@@ -1,9 +1,9 @@
 """Arrays in requests and answers of the general model service, by their bytes.
 
-What stands around a tensor's numbers, which is its type, shape and names, is the same for all
-arrays of a shape: protobuf writes and reads it once for each, and the numbers are put in between
-and cut out. The bytes are those that protobuf writes. Of an answer that differs from one before in
-its numbers alone, nothing is read but those.
+The type, shape and names around a tensor's numbers are the same for all arrays of a shape: protobuf
+writes and reads them once per shape, and the numbers are inserted and cut out. The bytes are the
+same as protobuf's. Of an answer that differs from an earlier one in its numbers alone, only the
+numbers are read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ArrayWriter:
 
     def __init__(self, name: str, alias: str, elem_type: int) -> None:
         if elem_type == BrpcElemType.STRING:
-            raise ValueError("text is no array of numbers")
+            raise ValueError("text is not an array of numbers")
         self._tensor = Tensor(name=name, alias_name=alias, elem_type=elem_type)
         self._field = LAYOUTS[elem_type][1]
         self._number = _NUMBERS[self._field]
@@ -72,7 +72,7 @@ class ArrayWriter:
         return before, content, after
 
     def _write_around(self, shape: tuple[int, ...], content_bytes: int) -> tuple[bytes, bytes]:
-        """Return what stands before the numbers of a field `tensor`, and behind them."""
+        """Return the bytes before and after the numbers of a field `tensor`."""
         rest = self._rest(shape)
         inner = field_head(self._number, content_bytes) if content_bytes else b""
         size = len(inner) + content_bytes + len(rest)
@@ -100,7 +100,7 @@ def request_bytes(tensors: Iterable[Pieces], fetch: Sequence[str], log_id: int) 
         pieces += (_LOG_ID_TAG, varint(log_id))
     message = b"".join(pieces)
     if len(message) > _MAX_BYTES:
-        raise ValueError(f"{len(message)} bytes; 2 GiB and more are no message of protobuf")
+        raise ValueError(f"{len(message)} bytes; a protobuf message must be smaller than 2 GiB")
     return message
 
 
@@ -173,7 +173,7 @@ class AnswerReader:
         self._layouts: dict[int, _Layout] = {}  # by the length of an answer
 
     def __call__(self, data: bytes | memoryview) -> Answer:
-        """Return what a Response says. Raises DecodeError: `data` are none."""
+        """Return the content of a Response. Raises DecodeError: `data` are not a valid one."""
         size = len(data)
         layout = self._layouts.get(size)
         if layout is not None and (arrays := layout.read(data)) is not None:

@@ -1,6 +1,6 @@
 """Frames of brpc's baidu_std protocol: their writer, their reader, and its error codes.
 
-A frame is a header of 12 bytes ("PRPC", then the size of all that follows and that of the meta,
+A frame is a header of 12 bytes ("PRPC", then the size of the rest and the size of the meta,
 both uint32 big-endian), an `RpcMeta`, the body and, at the end, the attachment. Many requests are
 in flight on one connection; answers come in any order and are matched by `correlation_id`.
 Nothing here opens a socket, and nothing allocates by a size that a peer states.
@@ -175,7 +175,7 @@ def pack(meta: RpcMeta, body: bytes, attachment: bytes = b"") -> bytes:
 
 
 def pack_head(meta: RpcMeta, body_bytes: int, attachment: bytes = b"") -> bytes:
-    """Return the header and the meta, which stand before the body."""
+    """Return the header and the meta, which precede the body."""
     if attachment:
         if len(attachment) >= 2**31:
             raise FrameError(
@@ -211,8 +211,8 @@ class FrameReader:
         """Return the frames that a copy of `data` completes, in the order of their arrival.
 
         Raises:
-            FrameError: the peer does not speak baidu_std, or sends a frame that is too large. What
-                follows on the connection cannot be read: every later call raises the same.
+            FrameError: the peer does not speak baidu_std, or sends a frame that is too large. The
+            rest of the connection cannot be read: every later call raises the same.
         """
         if self._error is not None:
             raise self._error
@@ -279,7 +279,7 @@ class FrameReader:
         return frames
 
     def _read_header(self, data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
-        """Return (size of all that follows, size of the meta)."""
+        """Return (size of the rest, size of the meta)."""
         magic, size, meta_size = _HEADER.unpack_from(data, at)
         if magic != MAGIC:
             raise _not_baidu_std(bytes(data[at : at + HEADER_BYTES]))

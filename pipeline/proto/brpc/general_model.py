@@ -48,7 +48,7 @@ class BrpcElemType(IntEnum):
     """Values of `Tensor.elem_type`, and of feed_type and fetch_type in a model's configuration.
 
     The numbers are Paddle Serving's. Its C++ server takes INT64, FP32, INT32, FP16, UINT8, INT8
-    and STRING; the others are understood between servers and clients of ours.
+    and STRING; only our own servers and clients understand the others.
     """
 
     INT64 = 0
@@ -102,7 +102,7 @@ def dtype_of(elem_type: int) -> np.dtype[Any]:
 
 
 def elem_type_of(dtype: np.dtype[Any]) -> BrpcElemType:
-    """Return the elem_type of arrays of `dtype`. Raises ValueError: it has none of its own."""
+    """Return the elem_type of arrays of `dtype`. Raises ValueError: there is no such elem_type."""
     try:
         return BrpcElemType(_ELEM_TYPES[dtype])
     except KeyError:
@@ -247,7 +247,7 @@ def _elements(tensor: Tensor | BlockMessage, dtype: np.dtype[Any], field: str) -
         content = last_bytes(tensor, field)
         if len(content) % dtype.itemsize:
             size = len(content)
-            raise ValueError(f"{field} holds {size} bytes, which are no whole {dtype} numbers")
+            raise ValueError(f"{field} holds {size} bytes, not a whole number of {dtype} elements")
         return np.frombuffer(content, dtype).copy()
     if isinstance(tensor, BlockMessage) and (parts := tensor.varints(field, dtype)) is not None:
         return np.concatenate(list(parts))

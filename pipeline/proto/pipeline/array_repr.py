@@ -49,7 +49,7 @@ _DTYPE_NAMES = {  # empty where the text implies the dtype
 
 
 def quick_repr(array: Array, limits: Limits | None = None) -> str | None:
-    """Return `repr(array)` with all elements; None where numpy has to say it.
+    """Return `repr(array)` with all elements; None where numpy has to make it.
 
     Raises TooLargeError for more text than `limits` lets pass.
 
@@ -84,7 +84,7 @@ def quick_repr(array: Array, limits: Limits | None = None) -> str | None:
 
 
 def _lone_number(array: Array, name: str) -> str:
-    """Return the text of an array of one usual number, as scores are; "": it is none.
+    """Return the text of an array of one usual number, as scores are; "": it is not such a number.
 
     It is what `_plain_row` makes of it, in a third of the time.
     """
@@ -107,7 +107,8 @@ def _lone_number(array: Array, name: str) -> str:
 
 
 def _plain_row(array: Array) -> str | None:
-    """Return few usual numbers in a row, or one alone, with their brackets; None: it is none.
+    """Return few usual numbers in a row, or one alone, with their brackets; None: they are not
+    usual.
 
     It is what `_Points` and `_layout` make of them, in a fraction of their calls.
     """
@@ -189,7 +190,7 @@ class _Points(_Form):
 
 
 def _sides(texts: list[str]) -> tuple[int, int]:
-    """Return the most that stands before a point, and from a point on."""
+    """Return the maximum lengths before a decimal point, and from it on."""
     left, width = texts[0].find("."), max(map(len, texts))
     lefts = [text.find(".") for text in texts]
     if lefts.count(left) == len(lefts):  # as probabilities
@@ -206,8 +207,8 @@ def _padded(texts: list[str], left: int, right: int) -> list[str]:
 
 
 def _at_points(part: Array, numbers: list[float]) -> list[str]:
-    """Return the texts of numbers that suit points: no zeros at the end, nor anything beyond the
-    eighth digit behind the point. What is rounded is the number, not its digits."""
+    """Return the texts of numbers that suit points: no zeros at the end, and at most eight digits
+    after the point. The number is rounded, not its digits."""
     if part.itemsize > 4:  # so many digits are exact: the shorter ones only get zeros
         return [text.rstrip("0") for text in ("%.8f " * len(numbers) % (*numbers,)).split()]
     texts = _shortest(part)

@@ -262,7 +262,7 @@ class _TextReader:
                     break
             size = self._number()
             if not isinstance(size, int) or size < 0:
-                raise ValueError(f"{size} is no dimension")
+                raise ValueError(f"{size} is not a dimension")
             sizes.append(size)
         return tuple(sizes)
 

@@ -1,8 +1,8 @@
 """Large messages of protobuf without a copy of them: their long fields are left where they are.
 
 protobuf's parser keeps every other thread waiting while it copies 256 MiB, for 0.2 s, and while it
-writes them for 0.8 s. Here the fields are found without it: the long ones become views of the
-message, and all that is left is so small that protobuf parses it at once.
+writes them for 0.8 s. Here the fields are located without it: the long ones become views of the
+message, and the rest is so small that protobuf parses it quickly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _BYTES = tuple(bytes((byte,)) for byte in range(0x80))
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a message: the numbers of its fields that may be long, and those that are messages."""
+    """Of a message: the numbers of its fields that may be long, and of the ones that are
+    messages."""
 
     long: frozenset[int]
     nested: dict[int, Shape] = field(default_factory=dict)
@@ -55,7 +56,7 @@ def hollow(data: Piece, kind: type[Message], shape: Shape, limits: Limits) -> Bl
     """Return the message, its long fields left in `data`.
 
     Raises:
-        DecodeError: `data` are no such message.
+        DecodeError: `data` are not such a message.
         TooLargeError: it has more fields than text elements are allowed.
     """
     view = memoryview(data)
@@ -132,7 +133,7 @@ class _BlockWalk:
 def wire_fields(view: View) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield (number, wire type, start, start and end of the content) of each field of a message.
 
-    Raises DecodeError: it is none; _OddError: it has groups.
+    Raises DecodeError: it is not valid; _OddError: it has groups.
     """
     at, size = 0, len(view)
     while at < size:
@@ -356,7 +357,7 @@ def varint(number: int) -> bytes:
 
 
 def field_head(number: int, length: int) -> bytes:
-    """Return tag and length of a field, which stand before its content."""
+    """Return tag and length of a field, which precede its content."""
     return varint(number << 3 | _PREFIXED) + varint(length)
 
 
@@ -472,7 +473,7 @@ def _block_start(wire: bytes, wanted: int, size: int) -> int | None:
     """Return the position of the `size` bytes behind the tag `wanted` in a serialised Tensor.
 
     A serialiser writes fields in the order of their numbers, and a Tensor's fields 1 to 8 are all
-    packed: so only such blocks stand before the one we look for. None when that does not hold.
+    packed: so only such blocks precede the one we look for. None when that does not hold.
     """
     at = 0
     while at < len(wire) and wire[at] <= wanted and wire[at] & 7 == _LENGTH_DELIMITED:

@@ -59,10 +59,10 @@ class FieldKind:
     """A type of fields.
 
     Attributes:
-        expected: what stands in JSON for it, to tell who sent something else.
-        plain: the types of values that protobuf takes as they are, but for their range.
-        read: what protobuf takes for a value of JSON; ValueError: the value is none of this kind.
-        is_checked: protobuf itself refuses all other types, with TypeError.
+        expected: its form in JSON, for errors. plain: the types of values that protobuf takes
+        unchanged, apart from their range. read: converts a value of JSON to one for protobuf;
+        ValueError: the value is not of this kind. is_checked: protobuf itself refuses all other
+        types, with TypeError.
     """
 
     expected: str
@@ -81,7 +81,7 @@ class FieldKind:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JsonField:
-    """A field of a message that is no message itself; `name` is the original one."""
+    """A field of a message that is not a message itself; `name` is the original one."""
 
     name: str
     kind: FieldKind
@@ -110,7 +110,8 @@ def shown(value: Any) -> str:
 
 
 def no_data_error(spelling: str) -> PackageError:
-    """Return what is told who sent fields of their own; gateways say the same (nodata.go)."""
+    """Return the error for a caller that sent unknown fields; gateways send the same
+    (nodata.go)."""
     is_shown = len(spelling) <= _MAX_SHOWN and not _NOT_SHOWN.search(spelling)
     found = f'the field "{spelling}"' if is_shown else "other fields"
     return PackageError(
@@ -232,10 +233,11 @@ def request_from_json(body: bytes, name: str, method: str) -> Request:
     the lowerCamelCase ones; of a field that is there twice the last one counts.
 
     Raises:
-        PackageError: the body is no JSON, or a value is not of its field's type: with the field's
-            path and what is expected there. Or all that could be data is in fields that are
-            unknown, as in plain JSON. A number that no double can hold, like 1e999, is no
-            JSON wherever it stands, also in a field that is unknown.
+        PackageError: the body is not valid JSON, or a value is not of its field's type: with the
+        field's
+            path and what is expected there. Or all of the data is in unknown fields, as in plain
+            JSON. A number that no double can hold, like 1e999, is not valid anywhere, also in an
+            unknown field.
     """
     if not body:
         return Request(name=name, method=method)
@@ -255,7 +257,7 @@ def request_from_json(body: bytes, name: str, method: str) -> Request:
 
 
 def response_from_json(body: bytes) -> Response:
-    """Return the response that a server wrote. Raises PackageError: the answer is none."""
+    """Return the response that a server wrote. Raises PackageError: the answer is not valid."""
     try:
         return _response_of(object_of(body))
     except PackageError as error:
@@ -272,7 +274,7 @@ def _response_of(fields: dict[str, Any]) -> Response:
 
 
 def object_of(body: bytes) -> dict[str, Any]:
-    """Return the JSON object that a request is. Raises PackageError: it is none."""
+    """Return the JSON object of a request. Raises PackageError: it is not an object."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -35,7 +35,7 @@ class NotJsonError(PackageError):
 
 
 class UnevenError(PackageError):
-    """There are lists or objects among the elements, or nested lists that are no block."""
+    """There are lists or objects among the elements, or nested lists of uneven lengths."""
 
 
 class LongArray:
@@ -71,7 +71,8 @@ class LongArray:
         return self._numbered(_loaded(self.text))
 
     def flat_pieces(self) -> Iterator[list[Any]]:
-        """Yield the innermost elements of nested lists. Raises UnevenError: they are no block."""
+        """Yield the innermost elements of nested lists. Raises UnevenError: their lengths are
+        uneven."""
         if not bytes(self.text[1:SHORT_BYTES]).lstrip().startswith(b"["):
             yield from self.pieces()
             return
@@ -157,7 +158,8 @@ def struct_of(names: list[str], forbids_others: bool = False) -> type[msgspec.St
 
 
 def first_other(text: bytes, kind: type[msgspec.Struct]) -> str | None:
-    """Return the first name in a JSON object that is none of a Struct which forbids others."""
+    """Return the first name in a JSON object that a Struct, which forbids unknown names, does not
+    have."""
     try:
         msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
@@ -173,7 +175,7 @@ def members_of(
     All others are only looked through: a number there may be too large for a double.
 
     Raises:
-        NotJsonError: it is no JSON.
+        NotJsonError: it is not valid JSON.
         TypeError: it is JSON, and no object.
     """
     try:
@@ -205,7 +207,7 @@ def elements_of(
     Raises:
         TooLargeError: there are too many objects in it, those within its elements as well; `what`
             these are.
-        TypeError: it is no list of objects; the text says where.
+        TypeError: it is not a list of objects; the text says where.
     """
     count = sum(
         (_STRING.sub(b"", window) if b'"' in window else window).count(b"{")

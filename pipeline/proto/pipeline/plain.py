@@ -137,7 +137,7 @@ def plain_request_from_message(message: bytes) -> PlainRequest | None:
 
 
 def pack_short(payload: Any) -> PlainResponse | None:
-    """Return an answer of a few short texts; None: it is none."""
+    """Return an answer of a few short texts; None: it is another one."""
     if type(payload) is not dict or len(payload) > _FEW:
         return None
     keys, values = [*payload], [*payload.values()]

@@ -134,7 +134,7 @@ def large_tensor(name: str, value: Any, lod: Any) -> Tensor | LargeTensor:
 
 
 class LargeResponse:
-    """Stands for a Response, so that whoever writes it knows that it takes a while.
+    """Stands for a Response, so that its writer knows that the work is long.
 
     Args:
         head: the Response, without the `tensors` if there are any here.

@@ -145,7 +145,8 @@ def check_shape(tensor: ShapedTensor, count: int, field: str) -> None:
         if not count:
             refuse_misplaced(tensor, field)
         raise ValueError(
-            f"shape {list(shape)} leaves one dimension to be told from the elements, but {field} "
+            f"shape {list(shape)} leaves one dimension to be derived from the elements, but "
+            f"{field} "
             f"holds {count}"
         )
     if needed == count:
@@ -158,7 +159,8 @@ def check_shape(tensor: ShapedTensor, count: int, field: str) -> None:
 
 
 def block_dims(skeleton: bytes) -> tuple[int, ...] | None:
-    """Return the shape of nested lists from their brackets and commas; None: they are no block."""
+    """Return the shape of nested lists from their brackets and commas; None: their lengths are
+    uneven."""
     depth = len(skeleton) - len(skeleton.lstrip(b"["))
     if not 0 < depth <= MAX_DIMENSIONS:
         return None

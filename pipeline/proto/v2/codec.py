@@ -174,7 +174,7 @@ def request_from_message(
 ) -> InferRequest:
     """Return the request that came as a message; its arrays can be written to.
 
-    If they may, those that are aligned stay where they came.
+    If they may, aligned ones are not copied.
 
     Raises PackageError, with the name of the tensor or parameter, for a request that breaks the
     protocol and for one that needs an extension which is not served; TooLargeError for more text
@@ -231,7 +231,7 @@ def _inputs_of(
 
 
 def read_message(message: bytes, limits: Limits) -> InferRequest:
-    """Return the request in a message. Raises PackageError, also for what is none."""
+    """Return the request in a message. Raises PackageError, also for an invalid message."""
     try:
         found = ModelInferRequest.FromString(message)
     except DecodeError as error:
@@ -478,7 +478,7 @@ def _wrong_contents(
 ) -> UnfilledError:
     """Return the error of contents whose `field`, that of the datatype, does not fill the shape.
 
-    Or others are `filled`, too.
+    Or others are also `filled`.
     """
     size = size_of(shape)
     what = f"{datatype} of shape {shape}"

@@ -1,8 +1,8 @@
-"""Forms of v2 bodies: what is the same in all that differ in nothing but their ids and data.
+"""Forms of v2 bodies: the common part of bodies that differ only in their ids and data.
 
-A client asks for the same again and again. What was found out about the JSON of one request, by the
-codec of `proto.v2.json`, is true of all whose JSON is the same byte for byte but for the id and the
-lists of data, of which none is looked at twice.
+A client often repeats the same request. The codec of `proto.v2.json` parses the JSON of one
+request; the result holds for all requests whose JSON is the same byte for byte except the id and
+the lists of data, so their JSON is not parsed again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def cut_json(body: bytes, length: int | None) -> Cut | None:
     """Cut a request whose JSON has this length, None: all of it.
 
     None: its id is not plain, or a list is not. The cut is a guess that `InputsForm.of` proves,
-    once for each key. Where all of it is JSON it is cut at the data, too.
+    once for each key. A body of only JSON is also cut at the data.
     """
     name, text = None, body if length is None else body[:length]
     end = len(text)
@@ -95,7 +95,7 @@ def cut_json(body: bytes, length: int | None) -> Cut | None:
 def _cut_lists(text: bytes) -> tuple[bytes, Sequence[bytes]] | None:
     """Return the rest, and the texts of the lists of data.
 
-    None for data that are no list without lists and text in it.
+    None for data that are not a flat list without text.
     """
     pieces: list[bytes] = []
     lists: list[bytes] = []
@@ -132,7 +132,7 @@ class InputForm(NamedTuple):
     def read(self, body: bytes, start: int, end: int, limits: Limits) -> Array:
         """Return the array of the bytes from `start` to `end`; it can be written to.
 
-        Raises ValueError or PackageError for bytes that are no such array.
+        Raises ValueError or PackageError for bytes that are not such an array.
         """
         dtype, size, shape = self.dtype, self.size, self.shape
         if dtype is BYTES or dtype is _BOOL:
@@ -172,7 +172,7 @@ def joined(tensors: Sequence[InputForm], parts: Sequence[Parts]) -> dict[str, Ar
 class InputsForm(msgspec.Struct, frozen=True):
     """Inputs of requests of one form.
 
-    `ends`: where those of each end that stand behind the JSON; () for data that are lists in it.
+    `ends`: where the bytes of each end, after the JSON; () for data that are lists in it.
     """
 
     tensors: tuple[InputForm, ...]
@@ -211,7 +211,7 @@ class InputsForm(msgspec.Struct, frozen=True):
         )
 
     def on(self, view: memoryview) -> dict[str, Array] | None:
-        """Return arrays on the memory of all that stands behind the JSON; None: it is not so much.
+        """Return arrays on the memory of the bytes after the JSON; None: there are fewer.
 
         The form's data can `stay`.
         """
@@ -306,7 +306,7 @@ and are where the answer's arrays are)"""
 class OutputsForm(msgspec.Struct, frozen=True):
     """Outputs of answers of one form: numbers of these dtypes and shapes, with the same parameters.
 
-    `pieces`: the JSON around the lists of those that are not in `binary`, by their places.
+    `pieces`: the JSON around the lists of the outputs that are not in `binary`, by their places.
     """
 
     pieces: tuple[bytes, ...]
@@ -465,8 +465,7 @@ class AnswerForms:
     """The answers to requests of one form, by the dtypes and shapes of their arrays.
 
     Args:
-        names: of the outputs; (): all that there are.
-        form_of: `outputs_of` of a FormCodec.
+        names: of the outputs; (): all. form_of: `outputs_of` of a FormCodec.
     """
 
     def __init__(

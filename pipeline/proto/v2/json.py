@@ -1,9 +1,9 @@
 """The v2 inference protocol over HTTP: JSON, with tensors in it or as bytes that follow it.
 
-A body is JSON, then the bytes of those tensors whose parameter `binary_data_size` says that they
-stand there, in their order; the header Inference-Header-Content-Length is the JSON's length.
-Without that header the body is JSON only; where it is 0 the body is the model's one input. What
-is wrong is said in Triton's words, which its suites look for, and then in more of our own.
+A body is JSON, then the bytes of the tensors with a parameter `binary_data_size`, in their order;
+the header Inference-Header-Content-Length is the JSON's length.
+Without that header the body is JSON only; where it is 0 the body is the model's one input. Errors
+begin with Triton's words, which its suites look for; our own follow.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from pipeline.proto.v2.raw import (
 
 _REQUEST = struct_of(["id", "parameters", "inputs", "outputs"])
 _INPUT = struct_of(["name", "datatype", "shape", "parameters", "data"])
-_NO_JSON = "failed to parse the request JSON buffer: the request is no JSON"
+_NO_JSON = "failed to parse the request JSON buffer: the request is not valid JSON"
 _JSON_KINDS = {"a list": "array", "a string": "string"}
 _SIZE = "binary_data_size"
 _NO_SIZES = (
@@ -65,7 +65,7 @@ _ONE_SOURCE = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
     "'shared_memory_region' in 'parameters'. But "
 )
-_BINARY = "binary_data_output"  # a parameter of this form alone: no model is told of it
+_BINARY = "binary_data_output"  # a parameter of this form alone: no model receives it
 
 
 class RawInput(msgspec.Struct, frozen=True):
@@ -160,7 +160,7 @@ def _raw_request(
         )
     (raw_input,) = raw_inputs
     array = _raw_array(body, raw_input, name)
-    # Who sends no JSON wants none.
+    # A caller that sends no JSON wants no JSON.
     return InferRequest(
         model_name=name,
         model_version=version,
@@ -434,7 +434,7 @@ def _large_inputs(text: memoryview, is_marked: bool) -> Any:
 
 
 def _short(name: str, value: Any) -> Any:
-    """Return a member that is no data: all of it at once, as far as it may be that large."""
+    """Return a member other than data, read at once within the limit of its size."""
     return value.whole(repr(name)) if isinstance(value, LongArray) else value
 
 

@@ -121,7 +121,7 @@ def _long(datatype: str, shape: Sequence[int], size: int, data: LongArray) -> Ar
             f"{_UNEVEN}: 'data' has lists of different lengths, or lists and elements, side by side"
         ) from None
     except NotJsonError as error:
-        raise PackageError(f"'data' is no JSON: {error}") from None
+        raise PackageError(f"'data' is not valid JSON: {error}") from None
     if count != size:
         raise _miscounted(datatype, shape, size, count)
     return np.concatenate(parts)

@@ -66,7 +66,7 @@ def cut_message(data: bytes, is_head: bool = False) -> MessageCut | None:
 def raw_place(data: Piece) -> tuple[int, int]:
     """Return where in a long request the raw contents begin, and the first one's data.
 
-    (0, 0): there are none, or more stands before them than can be looked at at once.
+    (0, 0): there are no data, or too many bytes precede them to be searched at once.
     """
     at = 0
     try:
@@ -200,7 +200,7 @@ class MessageOutputs(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, response: InferResponse, binary: Collection[str] = ()) -> MessageOutputs | None:
-        """Return the form of an answer; None if it has none that is known. All are raw."""
+        """Return the form of an answer; None if its form is unknown. All are raw."""
         if not response.outputs:
             return None
         message, heads = ModelInferResponse(), []
@@ -250,7 +250,7 @@ class MessageOutputs(msgspec.Struct, frozen=True):
 
 
 def message_codec(limits: Limits) -> FormCodec:
-    """Return the codec of ModelInferRequests; forms are for those whose tensors are raw."""
+    """Return the codec of ModelInferRequests; forms are for messages with raw tensors."""
 
     def cut(body: bytes, length: int | None) -> MessageCut:
         found = cut_message(body, is_head=length is not None)

@@ -232,10 +232,10 @@ def _text(element: bytes) -> str | bytes:
 
 
 def known_dtype(datatype: str) -> np.dtype[Any]:
-    """Return the dtype of a datatype's arrays. Raises PackageError for a name that is none."""
+    """Return the dtype of a datatype's arrays. Raises PackageError for an unknown name."""
     dtype = DATATYPES.get(datatype)
     if dtype is None:
-        raise PackageError(f"datatype {datatype!r} is none of {', '.join(DATATYPES)}")
+        raise PackageError(f"datatype {datatype!r} is not one of {', '.join(DATATYPES)}")
     return dtype
 
 

@@ -5,7 +5,7 @@ import { Form } from "./docs_form.js";
 
 const byId = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
-const NUMBERS = /\[[-+.,\deE\s]*\]/g; // lists of numbers alone go on one line
+const NUMBERS = /\[[-+.,\deE\s]*\]/g; // lists of only numbers are printed on one line
 const LONGEST = 400; // characters of a text in an answer that are shown
 
 let api = null;

@@ -1,4 +1,4 @@
-// A form of a JSON schema: a field for each key. What a server is told is set as text, never as HTML.
+// A form of a JSON schema: a field for each key. Values from a server are set as text, never as HTML.
 
 const PREFIX = "#/components/schemas/";
 

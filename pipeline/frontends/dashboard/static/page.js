@@ -180,7 +180,7 @@ function table(now, pipeline, ops) {
     const group = op.group ?? [];
     say(row.workers, workers(op.workers) + (group.length ? ", fused" : ""));
     row.workers.title = `${op.workers.wanted} configured, ${op.workers.up} up, ${op.workers.stuck} stuck`
-      + (group.length ? `; in one go: ${group.join(", ")}` : "");
+      + (group.length ? `; in one trip: ${group.join(", ")}` : "");
   }
 }
 

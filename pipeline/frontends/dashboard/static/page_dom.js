@@ -1,5 +1,4 @@
-// Elements are made and filled here and nowhere else: whatever a server is told, an Op's name or
-// an error's text, is set as text and never read as HTML.
+// Elements are made and filled here and nowhere else: names of Ops, texts of errors and other values from callers are set as text and never read as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 

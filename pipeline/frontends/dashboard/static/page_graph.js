@@ -131,10 +131,10 @@ function planned(graph, width, more) {
 /** How many columns a band has. */
 const inBand = (width) => Math.floor((width - 2 * TURN + GAP.least) / (OP.least + GAP.least));
 
-/** Boxes in bands, as lines of text are: of a graph that is too long for one line, and for a column of its own. */
+/** Boxes in bands, like lines of text, for a graph that is too long for one line or one column. */
 function folded(graph, columns, { first, rows, last, width, more }) {
   const gap = GAP.least;
-  const inner = width - 2 * TURN; // turns stand beside the bands
+  const inner = width - 2 * TURN; // turns are at the ends of the bands
   const perBand = inBand(width);
   const op = { width: Math.floor((inner + gap) / perBand) - gap, height: OP.height + more };
   const margin = graph.wires.some((wire) => columns.get(wire.target) <= columns.get(wire.source)) ? 44 : 0;

@@ -51,7 +51,7 @@ export class RequestsView {
 
 const keyOf = (request) => `${request.copy} ${request.data_id} ${request.ended_ms}`;
 
-/** The names of those that an Op reads, by its own. */
+/** The names of the Ops that each Op reads, by its name. */
 function inputsOf(graph) {
   const inputs = new Map();
   for (const { source, target, is_jump: isJump } of graph.wires) {

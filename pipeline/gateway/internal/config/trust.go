@@ -47,7 +47,7 @@ func (l *nameList) String() string { return "" }
 
 func (l *nameList) Set(text string) error {
 	if text == "" || strings.Trim(strings.ToLower(text), "abcdefghijklmnopqrstuvwxyz0123456789-_.") != "" {
-		return fmt.Errorf("%q is no name of a header", text)
+		return fmt.Errorf("%q is not the name of a header", text)
 	}
 	if *l == nil {
 		*l = nameList{}

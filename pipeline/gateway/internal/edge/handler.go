@@ -167,7 +167,7 @@ func (g *Handler) answered(x *exchange) {
 
 func (g *Handler) refuseNowhere(x *exchange) {
 	if x.request.Method == http.MethodConnect {
-		text := "method CONNECT: this is no proxy"
+		text := "method CONNECT: this is not a proxy"
 		x.refuse(&failure.Error{Status: http.StatusMethodNotAllowed, ErrNo: failure.CodePackage, Text: text, MustClose: true})
 		return
 	}
@@ -176,7 +176,7 @@ func (g *Handler) refuseNowhere(x *exchange) {
 		return
 	}
 	if reason := whyNoHTTP2(x.request); reason != "" {
-		x.refuse(badRequest("this is no valid HTTP/2 request: %s", reason))
+		x.refuse(badRequest("this is not a valid HTTP/2 request: %s", reason))
 		return
 	}
 	x.refuse(notHTTP("HTTP/2 is not spoken here"))

@@ -15,7 +15,7 @@ func notAllowed(method, allowed string) *failure.Error {
 }
 
 func notHTTP(reason string) *failure.Error {
-	text := "this is no valid HTTP/1.1 request: " + reason
+	text := "this is not a valid HTTP/1.1 request: " + reason
 	return &failure.Error{Status: http.StatusBadRequest, ErrNo: failure.CodePackage, Text: text, MustClose: true}
 }
 

@@ -94,7 +94,7 @@ func TestTheTimeForABodyIsNotTheTimeForTheAnswer(t *testing.T) {
 func TestABodyThatIsNoHTTPIsRefused(t *testing.T) {
 	g, _ := startEcho(t, nil)
 	head := "POST /svc/p HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
-	gatewaytest.WantIn(t, g.raw(t, head+"2\r\n{}\r\nz\r\n"), "HTTP/1.1 400 ", "Connection: close", "this is no valid HTTP/1.1 request: ")
+	gatewaytest.WantIn(t, g.raw(t, head+"2\r\n{}\r\nz\r\n"), "HTTP/1.1 400 ", "Connection: close", "this is not a valid HTTP/1.1 request: ")
 	gatewaytest.WantIn(t, g.raw(t, head+"0\r\nA: "+strings.Repeat("x", 1<<17)), "HTTP/1.1 431 ", "header fields are longer")
 }
 
@@ -186,7 +186,7 @@ func TestHeadsThatServersReadInTwoWaysAreRefused(t *testing.T) {
 			if strings.Count(got, "HTTP/1.1 200 ") != 1 || strings.Count(got, "HTTP/1.1 400 ") != 1 {
 				t.Errorf("%s: %q", what, got)
 			}
-			gatewaytest.WantIn(t, got, "this is no valid HTTP/1.1 request: "+what, "Connection: close\r\n")
+			gatewaytest.WantIn(t, got, "this is not a valid HTTP/1.1 request: "+what, "Connection: close\r\n")
 		}
 	}
 	if calls := backend.Calls.Load(); calls != 4 {

@@ -113,8 +113,8 @@ func TestTensorsAndLongBodiesAreTranslated(t *testing.T) {
 func TestFailuresOfJSONAreTold(t *testing.T) {
 	var failed error
 	g, _ := startLocal(t, func(context.Context, *upstream.Call) ([]byte, error) { return nil, failed })
-	failed = &failure.Error{Status: 400, ErrNo: 8000, Text: "the request is no JSON"}
-	g.post(t, "{").isRefusal(t, 400, 8000, "the request is no JSON")
+	failed = &failure.Error{Status: 400, ErrNo: 8000, Text: "the request is not valid JSON"}
+	g.post(t, "{").isRefusal(t, 400, 8000, "the request is not valid JSON")
 	failed = &failure.Error{Status: 503, ErrNo: 3004, Text: "full", RetryAfter: 7}
 	got := g.post(t, gatewaytest.Pair)
 	got.isRefusal(t, 503, 3004, "full")

@@ -92,7 +92,7 @@ func TestOtherMethodsAreRefused(t *testing.T) {
 	if got.status != 405 || got.body != "" || got.header.Get("Content-Length") == "0" {
 		t.Errorf("HEAD: %+v", got)
 	}
-	gatewaytest.WantIn(t, g.raw(t, "CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n"), "405 Method Not Allowed", "this is no proxy", "Connection: close")
+	gatewaytest.WantIn(t, g.raw(t, "CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n"), "405 Method Not Allowed", "this is not a proxy", "Connection: close")
 }
 
 func TestHealthIsOurs(t *testing.T) {

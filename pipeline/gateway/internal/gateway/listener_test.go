@@ -28,7 +28,7 @@ func TestHTTP2WithoutTLSIsSpokenOnRequest(t *testing.T) {
 		t.Errorf("HTTP/1.1 beside it: %d", got.status)
 	}
 	without, _ := startEcho(t, nil)
-	gatewaytest.WantIn(t, without.raw(t, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), "HTTP/1.1 400 ", "this is no valid HTTP/1.1 request", "close")
+	gatewaytest.WantIn(t, without.raw(t, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), "HTTP/1.1 400 ", "this is not a valid HTTP/1.1 request", "close")
 }
 
 func TestAnOfferOfHTTP2IsDeclined(t *testing.T) {

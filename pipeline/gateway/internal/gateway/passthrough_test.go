@@ -304,7 +304,7 @@ func TestAnHTTPPortThatHangsUpIsSaid(t *testing.T) {
 func TestABodyThatBreaksOffOnItsWayThroughIsRefused(t *testing.T) {
 	g := startBoth(t, told, nil)
 	got := g.raw(t, "POST /v2 HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nz\r\n")
-	gatewaytest.WantIn(t, got, "HTTP/1.1 400 ", "Connection: close", "this is no valid HTTP/1.1 request")
+	gatewaytest.WantIn(t, got, "HTTP/1.1 400 ", "Connection: close", "this is not a valid HTTP/1.1 request")
 }
 
 func TestUnixSocketsServeBothPorts(t *testing.T) {

@@ -156,7 +156,7 @@ OTHER_BODIES = (
             form(('name="a"\r\nContent-Type: application/json', b'{"b": [NaN]}')),
             "the form's a's b[0] is NaN", headers=FORM),
     package("a part in base64", form(('name="a"\r\nContent-Transfer-Encoding: base64', b"YQ==")),
-            "the transfer encoding 'base64': send its bytes as they are", headers=FORM),
+            "the transfer encoding 'base64': send its bytes unchanged", headers=FORM),
     package("too many parts", form(*[('name="a"', b"")] * 1001), "more than 1000 parts", 413,
             headers=FORM),
 )  # fmt: skip

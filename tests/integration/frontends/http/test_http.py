@@ -605,7 +605,7 @@ def test_an_offer_of_http_2_is_declined(echo):
 
 
 def test_the_server_is_no_proxy(echo):
-    assert_refused(ask(echo, b"CONNECT a:1 HTTP/1.1\r\n\r\n", "GET"), 405, 8000, "no proxy")
+    assert_refused(ask(echo, b"CONNECT a:1 HTTP/1.1\r\n\r\n", "GET"), 405, 8000, "not a proxy")
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,7 @@ async def test_data_alone_are_enough_for_a_model_with_one_input(site):
         (b"[" * 100_000, {}, 400, "JSON"),
         ({"inputs": [X]}, {LENGTH: 10_000}, 400, "should be in range (0, 72), got: 10000"),
         ({"inputs": [X]}, {LENGTH: -1}, 400, "should be in range (0, 72), got: -1"),
-        ({"inputs": [X]}, {LENGTH: "9" * 30}, 400, "is no number of bytes"),
+        ({"inputs": [X]}, {LENGTH: "9" * 30}, 400, "is not a number of bytes"),
         ({"inputs": [{**X, "datatype": "INT32", "data": [1, 2]}]}, {}, 400, "data-type is 'INT32'"),
         ({"inputs": [{**X, "name": "z"}]}, {}, 400, "unexpected inference input 'z'"),
         ({"inputs": [X], "outputs": [{"name": "z"}]}, {}, 400, "unexpected inference output 'z'"),

@@ -58,7 +58,7 @@ def test_a_config_and_files():
             V2Status.INTERNAL,
             "unexpected error on creating Triton parameter",
         ),
-        (body(**{"file:1/m": "%"}), V2Status.INTERNAL, "file:1/m is no base64"),
+        (body(**{"file:1/m": "%"}), V2Status.INTERNAL, "file:1/m is not valid base64"),
         (b"{", V2Status.INVALID, "failed to parse the load model JSON buffer"),
         (b"[]", V2Status.INVALID, "must be a JSON object"),
         (b'{"parameters": []}', V2Status.INVALID, "must be a JSON object"),

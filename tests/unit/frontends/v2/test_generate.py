@@ -103,10 +103,10 @@ def test_what_is_no_input_is_a_parameter():
         (b'{"TEXT": "a", "TEXT": "b"}', "input 'TEXT' already exists in request"),
         (b'{"TEXT": "a", "parameters": {"TEXT": "b"}}', "input 'TEXT' already exists in request"),
         (b"[]", "the request must be a JSON object"),
-        (b"{", "the request is no JSON"),
-        (b"\xff", "the request is no JSON"),
-        (b"[" * 10_000, "the request is no JSON"),
-        (b'{"x": %s}' % (b"9" * 5000), "the request is no JSON"),
+        (b"{", "the request is not valid JSON"),
+        (b"\xff", "the request is not valid JSON"),
+        (b"[" * 10_000, "the request is not valid JSON"),
+        (b'{"x": %s}' % (b"9" * 5000), "the request is not valid JSON"),
     ],
 )
 def test_what_breaks_the_form_is_refused(value, text):
@@ -133,7 +133,7 @@ def test_large_bodies_are_refused_as_short_ones_are():
     assert refused({"FREE": [LONG]}) == NO_SHAPE.format("FREE")
     assert INVALID.format("other") in refused({"other": LONG})
     assert refused([LONG]) == "the request must be a JSON object"
-    assert refused(b'{"FREE": [' + b"1," * SHORT_BYTES).startswith("the request is no JSON")
+    assert refused(b'{"FREE": [' + b"1," * SHORT_BYTES).startswith("the request is not valid JSON")
     with pytest.raises(TooLargeError):
         read({"ANY": 1, "TEXTS": ["a"] * 100_000}, ModelInterface(), text_elements=10)
 

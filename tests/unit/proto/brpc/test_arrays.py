@@ -140,7 +140,7 @@ def test_the_arrays_of_many_shapes_and_lengths_are_kept_apart() -> None:
 
 
 def test_text_has_no_writer_but_a_field() -> None:
-    with pytest.raises(ValueError, match="no array of numbers"):
+    with pytest.raises(ValueError, match="not an array of numbers"):
         ArrayWriter("x", "y", BrpcElemType.STRING)
     text = np.array(["a", "失败"], object)
     expected = Request(tensor=[value_to_tensor("x", "y", text)]).SerializeToString()

@@ -175,7 +175,7 @@ def test_what_the_protocol_cannot_carry_is_refused_by_name(array: np.ndarray, to
         ("FP32", (0, 2**62, 2**62), b"", "no array has the shape"),
         ("FP32", (2**11, 2**10, 0), b"", "has 2097152 rows without elements"),
         ("FP32", (2**62, 2**62), b"", "takes"),
-        ("STRING", (1,), b"", "datatype 'STRING' is none of BOOL, "),
+        ("STRING", (1,), b"", "datatype 'STRING' is not one of BOOL, "),
         ("BYTES", (2,), b"\x01\x00\x00\x00a", "1 elements of BYTES came, but its shape has 2"),
         ("BYTES", (2**40,), b"", "0 elements of BYTES came"),
         ("BYTES", (2,), b"\x01\x00\x00\x00a\x01", "ends within the length of element 1 of 2"),

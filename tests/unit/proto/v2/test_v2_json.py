@@ -270,7 +270,7 @@ NO_ELEMENT = "For BYTE datatype raw input 'x', the model must have input shape [
         (RawInput("x", "INT16", (-1, 0)), "Expected 0, got 5: it is INT16 of shape [0, 0]"),
         (RawInput("x", "INT16", (-1, -1)), MANY_SIZES),
         (RawInput("x", "BYTES", (2,)), NO_ELEMENT),
-        (RawInput("x", "INT4", (2,)), "'INT4' is none of"),
+        (RawInput("x", "INT4", (2,)), "'INT4' is not one of"),
     ],
 )
 def test_data_alone_that_do_not_fit_are_refused(raw_input, text):
@@ -304,7 +304,7 @@ WRONG_TENSORS = [
         tensor(datatype=...),
         "input 'x': Unable to parse 'datatype': attempt to access non-existing object member",
     ),
-    (tensor(datatype="INT4"), "input 'x': datatype 'INT4' is none of BOOL"),
+    (tensor(datatype="INT4"), "input 'x': datatype 'INT4' is not one of BOOL"),
     (tensor(shape=...), "it has no 'shape'"),
     (tensor(shape=2), "'shape' of it must be a list, not 2"),
     (tensor(shape=[2.0]), "'shape' must have whole numbers"),
@@ -417,14 +417,14 @@ def test_an_output_that_is_asked_for_twice_is_one():
 
 
 WRONG_REQUESTS = [
-    (b"", "the request is no JSON"),
-    (b'{"inputs":[}', "the request is no JSON"),
-    (b'{"inputs":[NaN}', "the request is no JSON"),
-    (b'{"inputs":' + b"[" * 5000 + b"NaN", "the request is no JSON"),
-    (b'{"id":"\\ud800","inputs":[], "n":NaN}', "the request is no JSON"),
-    (b'{"inputs":[], "n":[NaN,1' + b"0" * 100 + b"]}", "the request is no JSON"),
-    (b"\xff", "the request is no JSON"),
-    (b"[" * 10**6, "the request is no JSON"),
+    (b"", "the request is not valid JSON"),
+    (b'{"inputs":[}', "the request is not valid JSON"),
+    (b'{"inputs":[NaN}', "the request is not valid JSON"),
+    (b'{"inputs":' + b"[" * 5000 + b"NaN", "the request is not valid JSON"),
+    (b'{"id":"\\ud800","inputs":[], "n":NaN}', "the request is not valid JSON"),
+    (b'{"inputs":[], "n":[NaN,1' + b"0" * 100 + b"]}", "the request is not valid JSON"),
+    (b"\xff", "the request is not valid JSON"),
+    (b"[" * 10**6, "the request is not valid JSON"),
     (b"[]", "the request must be a JSON object, not a list"),
     (b"{}", "the request has no 'inputs'"),
     (b'{"inputs":{}}', "'inputs' of the request must be a list, not an object"),
@@ -477,8 +477,8 @@ def test_no_size_that_a_caller_states_is_trusted():
     [
         (10**9, "inference header size should be in range (0, 102), got: 1000000000"),
         (-1, "inference header size should be in range (0, 102), got: -1"),
-        (5, "the request is no JSON"),
-        (None, "the request is no JSON"),
+        (5, "the request is not valid JSON"),
+        (None, "the request is not valid JSON"),
     ],
 )
 def test_a_wrong_header_length_is_refused(length, text):
