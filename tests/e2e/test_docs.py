@@ -43,6 +43,7 @@ from served import without_log
 from pipeline.config.schema import load_config
 from pipeline.errors import ErrorCode
 from pipeline.repository.backends.pipeline import graph_of_file
+from scripts.site.decisions import DECISIONS, drawn
 
 DROP_IN = ("-m", "pipeline", "run")
 
@@ -81,6 +82,21 @@ class Place:
             check=False,
         )
         assert (done.returncode, without_log(done.stderr)) == (0, "")
+        return done.stdout
+
+    def tested(self, *names: str) -> str:
+        """Return what pytest prints about the test files `names`, which pass."""
+        paths = [str(self.put(name)) for name in names]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *paths],
+            cwd=self.folder,
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
         return done.stdout
 
     @contextlib.contextmanager
@@ -180,6 +196,15 @@ def test_a_program_of_the_docs_prints_what_it_says(place, name):
     assert place.printed(name) == file_named(f"{name} prints", *RUN)
 
 
+@needs_curl
+def test_the_first_service_answers_as_printed_and_its_tests_pass(place):
+    place.put("reviews.yml")
+    with place.serving("reviews_server.py"):
+        expected = file_named("ask_reviews.sh prints", *RUN)
+        assert place.printed("ask_reviews.sh").rstrip("\n") == expected.rstrip("\n")
+    assert "3 passed" in place.tested("test_reviews.py")
+
+
 def test_the_web_service_of_the_guide_serves(place):
     body = b'{"key":["text"],"value":["abc"]}'
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -192,14 +217,9 @@ def test_the_web_service_of_the_guide_serves(place):
 def test_the_tests_of_the_docs_pass(place):
     """They are run as a user runs them: pytest, beside the service of the README."""
     names = ["test_shares.py", "test_label.py"]
-    for name in ("web_server.py", "config.yml", *names):
+    for name in ("web_server.py", "config.yml"):
         place.put(name)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *names]
-    done = subprocess.run(
-        command, cwd=place.folder, env=_environment(), capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stdout
-    assert "6 passed" in done.stdout
+    assert "6 passed" in place.tested(*names)
 
 
 @needs_curl
@@ -252,6 +272,7 @@ def test_every_named_file_is_run_by_a_test_here():
         "service.py",
         "crash.py",
     }
+    run |= {"reviews_server.py", "reviews.yml", "ask_reviews.sh", "test_reviews.py"}
     run |= {"paddle_service.py", "paddle_config.yml", "paddle_ask.sh", "paddle_client.py"}
     run |= {"between_models.py", "test_shares.py", "test_label.py"}
     run |= {"paddle_embedded.py", "tensors_server.py", "v2.sh", "look.sh", "graph.sh"}
@@ -291,6 +312,11 @@ def test_the_guide_has_every_code():
     table = GUIDE.read_text().partition("| err_no |")[2].partition("\n\n")[0]
     listed = re.findall(r"^\| (\d+) \| ", table, re.MULTILINE)
     assert {int(number) for number in listed} == {int(code) for code in ErrorCode}
+
+
+def test_the_decision_drawings_are_those_of_their_source():
+    for name, decision in DECISIONS.items():
+        assert (ROOT / "docs" / f"{name}.svg").read_text() == drawn(*decision)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from paths import ROOT
 
 README = ROOT / "README.md"
+FIRST_SERVICE = ROOT / "docs" / "first_service.md"
 GUIDE = ROOT / "docs" / "guide.md"
 PROCESSES = ROOT / "docs" / "processes.md"
 MIGRATION = ROOT / "docs" / "migration.md"
@@ -26,6 +27,7 @@ OF_THE_GUIDE = tuple(
 )
 RUN = (
     README,
+    FIRST_SERVICE,
     GUIDE,
     PROCESSES,
     MIGRATION,
@@ -34,7 +36,9 @@ RUN = (
     TESTING,
     *OF_THE_GUIDE,
 )  # the pages whose examples are run
-IN_CHINESE = {page: page.with_suffix(".zh-CN.md") for page in (README, GUIDE, MIGRATION)}
+IN_CHINESE = {
+    page: page.with_suffix(".zh-CN.md") for page in (README, FIRST_SERVICE, GUIDE, MIGRATION)
+}
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
 
 
