@@ -16,6 +16,7 @@ from pipeline.errors import DeadlineError, PredictorError, PredictorUnavailableE
 from pipeline.predictors.remote.base import RemoteModel
 from pipeline.predictors.remote.brpc_channel import BrpcChannel
 from pipeline.predictors.remote.general_model import GeneralModelPredictor, connect_brpc
+from pipeline.predictors.remote.pool import Waiting
 
 CONF = HERE / "serving_client_conf.prototxt"
 CHECKS: list[Callable[[Bench], None]] = []
@@ -162,8 +163,9 @@ def a_deadline_ends_the_call_and_the_late_answer_is_dropped(bench: Bench) -> Non
 def a_method_that_is_unknown_is_an_error(bench: Bench) -> None:
     host, port = bench.server.endpoint.split(":")
     channel = BrpcChannel("interop", [bench.server.endpoint], [(host, int(port))], "nothing")
+    waiting = Waiting(time.monotonic() + 20.0)
     try:
-        expect(PredictorError, "method=nothing", lambda: channel.ask(b"", 0, 20.0, bytes))
+        expect(PredictorError, "method=nothing", lambda: channel.ask(b"", 0, waiting, bytes))
     finally:
         channel.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,11 @@ from msgspec import Struct
 
 from pipeline.config import registry
 from pipeline.config.sections import InputStoreConfig
+from pipeline.data import RequestContext
+from pipeline.deadline import time_left
 from pipeline.errors import InitError, InputError
 from pipeline.predictors.base import Predictor, as_own_struct
+from pipeline.predictors.remote.pool import Waiting
 from pipeline.predictors.signature import refuse_unknown_arguments
 
 DEFAULT_TIMEOUT_S = 20.0
@@ -54,8 +58,16 @@ class RemoteModel(Struct, frozen=True):
     options: Mapping[str, object] = {}
 
 
-Ask = Callable[[bytes, int, float | None], Any]
-"""(an encoded request, its log id, `deadline_s` of the call) -> the answer, decoded."""
+Ask = Callable[[bytes, int, float | None, Sequence[RequestContext]], Any]
+"""(an encoded request, its log id, `deadline_s` and `context` of `predict`) -> the answer."""
+
+
+def waiting_of(
+    context: Sequence[RequestContext], deadline_s: float | None, default_s: float
+) -> Waiting:
+    """Return the limits of a call: `time_left`, and whether a request of `context` is wanted."""
+    ends = time.monotonic() + time_left(deadline_s, default_s)
+    return Waiting(ends, (lambda: all(one.is_cancelled() for one in context)) if context else None)
 
 
 class RemotePredictor(ABC):
@@ -64,7 +76,7 @@ class RemotePredictor(ABC):
     Args:
         name: of the model, for error texts.
         ask: makes a call; it raises PredictorUnavailableError if no server can be reached, or
-            none takes calls now, and DeadlineError.
+            none takes calls now, DeadlineError, and ClosedError if nobody waits any more.
         close: lets go of the connections; calls under way finish.
     """
 
@@ -90,18 +102,19 @@ class RemotePredictor(ABC):
         log_id: int = 0,
         *,
         deadline_s: float | None = None,
+        context: Sequence[RequestContext] = (),
         **legacy: Any,
     ) -> dict[str, Any]:
         """Have the model run once: see `Predictor.predict`.
 
         A request may reach a server twice, or two of them, when a connection breaks before the
-        answer.
+        answer. The call ends early when all requests of `context`, as `process` gets it, have.
         """
         if legacy:
             refuse_unknown_arguments(legacy)
             log_id = log_id or legacy.get("logid", 0)
         body = self.request(feed, fetch, batch, log_id)
-        return self.result(self._ask(body, log_id, deadline_s), fetch)
+        return self.result(self._ask(body, log_id, deadline_s, context), fetch)
 
     @abstractmethod
     def request(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> bytes:

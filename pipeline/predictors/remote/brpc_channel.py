@@ -30,6 +30,7 @@ from pipeline.predictors.remote.pool import (
     EndpointPolicy,
     OutOfTimeError,
     Pool,
+    Waiting,
 )
 from pipeline.proto.brpc.frames import (
     BrpcCode,
@@ -46,7 +47,7 @@ from pipeline.tracing.context import call_trace, child, parse_traceparent
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_SHOWN_CHARACTERS = 400
-_MAX_WAIT_S = 1e6  # what the system can wait for, and more than anybody does
+_MAX_WAIT_S = 1e6  # that a server is told; its field has no room for more than 2^31 ms
 _forks = 0  # between the first process and this one
 
 
@@ -90,7 +91,7 @@ class _ServerFailedError(Exception):
 class _Question(Struct, frozen=True, gc=False):
     body: bytes
     log_id: int
-    deadline: float
+    waiting: Waiting
     read: Read
 
 
@@ -125,18 +126,18 @@ class BrpcChannel:
         self._is_closed = False
         self._own = _Servers(addresses)
 
-    def ask(self, body: bytes, log_id: int, time_s: float, read: Read) -> Any:
+    def ask(self, body: bytes, log_id: int, waiting: Waiting, read: Read) -> Any:
         """Return the answer to a request, which may reach more than one server, or one twice.
 
         Raises:
             PredictorUnavailableError: no server could be reached, or none takes calls now, or
                 what they answer cannot be read.
             PredictorError: the server answered an error.
-            DeadlineError: no answer within `time_s`.
-            ClosedError: `close` was called.
+            DeadlineError: no answer in time.
+            ClosedError: `close` was called, or nobody waits for the answer any more.
         """
-        deadline = time.monotonic() + min(time_s, _MAX_WAIT_S)
-        question = _Question(body, log_id, deadline, read)
+        time_s = waiting.ends - time.monotonic()
+        question = _Question(body, log_id, waiting, read)
         servers = self._servers()
         if servers.policy.count_down:
             self._probe_those_due(servers)
@@ -228,13 +229,13 @@ class BrpcChannel:
         self, pool: Pool[BrpcConnection], question: _Question
     ) -> tuple[RpcMeta, bytes | memoryview]:
         try:
-            connection = pool.take(question.deadline)
+            connection = pool.take(question.waiting.ends)
         except CannotConnectError as error:
             raise _ServerFailedError(str(error), is_final=True) from error
         was_idle = connection.has_answered
         try:
             meta = self._meta(connection, question)
-            return connection.ask(meta, question.body, question.deadline)
+            return connection.ask(meta, question.body, question.waiting)
         except ConnectionLostError as error:
             raise _ServerFailedError(str(error), is_healthy=was_idle) from error
         except FrameError as error:
@@ -244,9 +245,8 @@ class BrpcChannel:
 
     def _meta(self, connection: BrpcConnection, question: _Question) -> RpcMeta:
         log_id = question.log_id
-        time_ms = int((question.deadline - time.monotonic()) * 1000)
-        if time_ms < 1:
-            time_ms = 1
+        time_s = min(question.waiting.ends - time.monotonic(), _MAX_WAIT_S)
+        time_ms = max(int(time_s * 1000), 1)
         trace = call_trace()
         if trace and (known := _trace_of_call(trace, self._name)) is not None:
             return request_meta(self._method, 0, log_id=log_id, timeout_ms=time_ms, trace=known)

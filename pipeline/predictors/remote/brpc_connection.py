@@ -12,11 +12,11 @@ import ctypes
 import select
 import socket
 import struct
-import time
 
 from pipeline.predictors.remote.pool import (
     ConnectionLostError,
     OutOfTimeError,
+    Waiting,
     has_ended,
     prepare,
 )
@@ -77,8 +77,8 @@ class BrpcConnection:
         """Return whether the server has closed an idle connection."""
         return has_ended(self._socket)  # a late answer is no end: it is dropped
 
-    def ask(self, meta: RpcMeta, body: bytes, deadline: float) -> _Answer:
-        """Ask, and return the answer's meta and body; wait until `time.monotonic()` is `deadline`.
+    def ask(self, meta: RpcMeta, body: bytes, waiting: Waiting) -> _Answer:
+        """Ask, and return the answer's meta and body.
 
         The correlation_id of `meta` is set here. A meta that says only that the call went well
         is WENT_WELL.
@@ -86,18 +86,19 @@ class BrpcConnection:
         Raises:
             OutOfTimeError: no answer in time; a late one is dropped.
             ConnectionLostError: the connection broke, or the peer does not speak baidu_std.
+            ClosedError: nobody waits any more; the connection cannot be used again.
             FrameError: the request is too large for the format.
         """
         self._last_id = meta.correlation_id = self._last_id + 1
         frame = pack(meta, body)
         self.is_usable = False  # unless it turns out that another request can follow
-        self._send(frame, deadline)
+        self._send(frame, waiting)
         while (answer := self._answer) is None:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            try:
+                wait_s = min(waiting.step_s(), _LONGEST_WAIT_S)
+            except OutOfTimeError:
                 self.is_usable = True
-                raise OutOfTimeError
-            wait_s = left_s if left_s < _LONGEST_WAIT_S else _LONGEST_WAIT_S
+                raise
             if wait_s != self._wait_s:
                 self._limit_wait(wait_s)
             self._receive()
@@ -115,7 +116,7 @@ class BrpcConnection:
         """Close the socket; in a forked child the parent's end of the line stays open."""
         self._socket.close()
 
-    def _send(self, frame: bytes, deadline: float) -> None:
+    def _send(self, frame: bytes, waiting: Waiting) -> None:
         try:
             sent = -1
             if len(frame) <= _SHORT_BYTES:
@@ -123,7 +124,7 @@ class BrpcConnection:
             if sent < 0:  # where that was an error, the socket says which
                 sent = self._send_some(frame)
             if sent < len(frame):
-                self._send_rest(memoryview(frame), sent, deadline)
+                self._send_rest(memoryview(frame), sent, waiting)
         except OSError as error:
             raise ConnectionLostError(_why_not_sent(error, len(frame))) from None
 
@@ -133,7 +134,7 @@ class BrpcConnection:
         except BlockingIOError:
             return 0
 
-    def _send_rest(self, frame: memoryview, sent: int, deadline: float) -> None:
+    def _send_rest(self, frame: memoryview, sent: int, waiting: Waiting) -> None:
         """Send what is left of a frame.
 
         It also reads: a peer may take nothing more until it gets rid of answers to calls that
@@ -142,9 +143,9 @@ class BrpcConnection:
         events = select.poll()
         events.register(self._socket, select.POLLOUT | select.POLLIN)
         while sent < len(frame):
-            ready = events.poll(_left(deadline) * 1000)
+            ready = events.poll(min(waiting.step_s(), _LONGEST_WAIT_S) * 1000)
             if not ready:
-                raise OutOfTimeError
+                continue
             if ready[0][1] & select.POLLIN:
                 self._receive(_DONT_WAIT)
             sent += self._send_some(frame[sent:])
@@ -181,10 +182,6 @@ class BrpcConnection:
         self.has_answered = True
         if number == self._last_id:
             self._answer = frame.meta, frame.body
-
-
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.0)
 
 
 def _answer_to_nobody(frame: BrpcFrame) -> FrameError:

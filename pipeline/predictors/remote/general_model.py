@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.deadline import time_left
+from pipeline.data import RequestContext
 from pipeline.errors import ConfigError, InitError, InputError, PayloadTypeError, PredictorError
 from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.model_conf import ModelConf, Var, read_model_conf
-from pipeline.predictors.remote.base import Ask, RemoteModel, RemotePredictor
+from pipeline.predictors.remote.base import Ask, RemoteModel, RemotePredictor, waiting_of
 from pipeline.predictors.signature import LOD, ModelSignature, are_offsets, only_feed
 from pipeline.proto.brpc.arrays import (
     Answer,
@@ -205,9 +205,10 @@ def connect_brpc(model: RemoteModel) -> GeneralModelPredictor:
     channel = BrpcChannel(model.name, model.endpoints, addresses)
     read = AnswerReader()
 
-    def ask(body: bytes, log_id: int, deadline_s: float | None) -> Any:
-        time_s = time_left(deadline_s, model.timeout_s)
-        return channel.ask(body, log_id, time_s, read)
+    def ask(
+        body: bytes, log_id: int, deadline_s: float | None, context: Sequence[RequestContext]
+    ) -> Any:
+        return channel.ask(body, log_id, waiting_of(context, deadline_s, model.timeout_s), read)
 
     predictor = GeneralModelPredictor(conf, model.name, model.fetch_list, ask, channel.close)
     for problem in channel.connect(_BRPC_STARTUP_PROBE_S):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from pipeline.deadline import time_left
+from pipeline.data import RequestContext
 from pipeline.errors import (
     ClosedError,
     ConfigError,
@@ -22,7 +24,8 @@ from pipeline.errors import (
     PredictorUnavailableError,
     one_line,
 )
-from pipeline.predictors.remote.base import Ask, RemoteModel
+from pipeline.predictors.remote.base import Ask, RemoteModel, waiting_of
+from pipeline.predictors.remote.pool import LOOK_S, Waiting
 from pipeline.proto.channels import channel_options, close_at_exit
 from pipeline.proto.proxies import proxy_hint
 from pipeline.proto.targets import Address, grpc_target
@@ -34,8 +37,8 @@ _STARTUP_PROBE_S = 2.0  # for servers to answer at start, before a warning says 
 _HEALTH_PATH = "/grpc.health.v1.Health/Check"
 _NOT_THERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
-Method = Callable[[bytes, float], bytes]
-"""A method of the peer: (request, seconds) -> response, both serialised."""
+Method = Callable[[bytes, float, Waiting], bytes]
+"""A method of the peer: (request, seconds, limits of the call) -> response, both serialised."""
 
 
 class GrpcCalls:
@@ -75,14 +78,19 @@ class GrpcCalls:
         """
         call: Any = self._channel.unary_unary(path)
         waits_for = True if waits else None  # None: as the channel does
-        return lambda request, time_s: call(
-            request, timeout=time_s, wait_for_ready=waits_for, metadata=call_metadata()
-        )
+
+        def ask(request: bytes, time_s: float, waiting: Waiting) -> Any:
+            given = {"wait_for_ready": waits_for, "metadata": call_metadata()}
+            if waiting.is_cancelled is None:
+                return call(request, timeout=time_s, **given)
+            return _watched(call.future(request, timeout=time_s, **given), waiting)
+
+        return ask
 
     def warn_if_down(self) -> None:
         """Connect now rather than at the first call, and log it when no server is there."""
         try:
-            self.method(_HEALTH_PATH)(b"", _STARTUP_PROBE_S)
+            self.method(_HEALTH_PATH)(b"", _STARTUP_PROBE_S, Waiting(math.inf))
         except grpc.RpcError as error:
             if _code(error) in _NOT_THERE:  # else it answered, if only that it has no such method
                 _LOGGER.warning(
@@ -99,8 +107,10 @@ class GrpcCalls:
         """
         method = self.method(path)
 
-        def ask(body: bytes, log_id: int, deadline_s: float | None) -> Any:
-            answer = self.run(method, body, deadline_s)
+        def ask(
+            body: bytes, log_id: int, deadline_s: float | None, context: Sequence[RequestContext]
+        ) -> Any:
+            answer = self.run(method, body, deadline_s, context)
             try:
                 return read(answer)
             except DecodeError as error:
@@ -108,8 +118,14 @@ class GrpcCalls:
 
         return ask
 
-    def run(self, method: Method, request: bytes, deadline_s: float | None = None) -> bytes:
-        """Return the answer of `method(request, seconds)`.
+    def run(
+        self,
+        method: Method,
+        request: bytes,
+        deadline_s: float | None = None,
+        context: Sequence[RequestContext] = (),
+    ) -> bytes:
+        """Return the answer of a method; see `RemotePredictor.predict`.
 
         Where the servers cannot be reached, or the connection is lost, it is made again at once:
         once for each endpoint and once more. gRPC gives it to another one that is connected, and
@@ -119,20 +135,20 @@ class GrpcCalls:
             PredictorUnavailableError: no server could be reached, or none takes calls now.
             PredictorError: the server answered an error.
             DeadlineError: the time is over.
-            ClosedError: `close` was called.
+            ClosedError: `close` was called, or nobody waits for the answer any more.
         """
         with self._lock:
             if self._is_closed:
                 raise ClosedError(f"[{self._name}] the predictor is closed")
             self._under_way += 1
         try:
-            ends = time.monotonic() + time_left(deadline_s, self._timeout_s)
+            waiting = waiting_of(context, deadline_s, self._timeout_s)
             for attempts_left in reversed(range(self._attempts)):
-                time_s = ends - time.monotonic()
+                time_s = waiting.ends - time.monotonic()
                 try:
-                    return method(request, time_s)
+                    return method(request, time_s, waiting)
                 except grpc.RpcError as error:
-                    is_final = not attempts_left or time.monotonic() >= ends
+                    is_final = not attempts_left or time.monotonic() >= waiting.ends
                     if is_final or _code(error) is not grpc.StatusCode.UNAVAILABLE:
                         raise self._named(error, time_s) from error
             raise AssertionError("the last attempt returns or raises")
@@ -179,6 +195,17 @@ class GrpcCalls:
 def brief(error: grpc.RpcError) -> str:
     """Return what the server or gRPC says about an error, in a line short enough for an answer."""
     return one_line(str(error.details()))
+
+
+def _watched(call: Any, waiting: Waiting) -> Any:
+    """Return the answer of a call; cancel the call when nobody waits for it any more."""
+    try:
+        while True:
+            waiting.check()
+            with contextlib.suppress(grpc.FutureTimeoutError):
+                return call.result(timeout=LOOK_S)
+    finally:
+        call.cancel()  # of one that has ended it is without effect
 
 
 def _code(error: grpc.RpcError) -> grpc.StatusCode:

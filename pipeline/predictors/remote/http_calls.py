@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pipeline.errors import (
-    ClosedError,
     ConfigError,
     DeadlineError,
     InputError,
@@ -28,11 +27,13 @@ from pipeline.errors import (
     one_line,
 )
 from pipeline.predictors.remote.pool import (
+    LOOK_S,
     CannotConnectError,
     ConnectionLostError,
     EndpointPolicy,
     OutOfTimeError,
     Pool,
+    Waiting,
     has_ended,
     prepare,
 )
@@ -44,7 +45,6 @@ MAX_ANSWER_BYTES = 256 * 2**20
 
 _LOGGER = logging.getLogger(__name__)
 _RECEIVED_BYTES = 65536
-_LOOK_S = 0.1  # between two looks whether anybody waits for the answer
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
 _MOST_SAID = 1000  # characters of an error that a server answers
 _LATER = (408, 429, 502, 503, 504)  # statuses of what may go well later
@@ -84,40 +84,6 @@ def target_of(endpoint: str, path: str) -> HttpTarget:
 
 def _port_of(is_tls: bool) -> int:
     return 443 if is_tls else 80
-
-
-class Waiting:
-    """Patience of a call: until `ends`, in `time.monotonic`, and as long as somebody wants it."""
-
-    def __init__(self, ends: float, is_cancelled: Callable[[], bool] | None = None) -> None:
-        self.ends: float = ends
-        self._is_cancelled = is_cancelled
-
-    def left_s(self) -> float:
-        """Return the time left. Raises OutOfTimeError; ClosedError: nobody waits any more."""
-        if self._is_cancelled is not None and self._is_cancelled():
-            raise ClosedError("nobody waits for the answer any more")
-        left = self.ends - time.monotonic()
-        if left <= 0:
-            raise OutOfTimeError("it does not answer")
-        return left
-
-    def until(self, connected: socket.socket, event: int) -> None:
-        """Wait for an event of a socket."""
-        events = select.poll()
-        events.register(connected, event)
-        while not events.poll(self._step_s() * 1000):
-            pass
-
-    def pause(self, time_s: float) -> None:
-        """Wait for so long."""
-        ends = time.monotonic() + time_s
-        while (left := ends - time.monotonic()) > 0:
-            time.sleep(min(left, self._step_s()))
-
-    def _step_s(self) -> float:
-        left = self.left_s()
-        return left if self._is_cancelled is None else min(left, _LOOK_S)
 
 
 class UpstreamConnection:
@@ -223,7 +189,7 @@ class UpstreamCall:
 
     def finish(self) -> None:
         """Read what is left behind the last part, if that is there: the connection is kept."""
-        waiting = Waiting(time.monotonic() + _LOOK_S)
+        waiting = Waiting(time.monotonic() + LOOK_S)
         with contextlib.suppress(PipelineError, ConnectionLostError, OutOfTimeError):
             while not self.reader.is_whole:
                 self._connection.receive(self.reader, waiting)

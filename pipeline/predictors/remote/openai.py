@@ -17,11 +17,11 @@ from msgspec import Meta
 
 from pipeline.config.fields import Masked
 from pipeline.data import RequestContext
-from pipeline.deadline import time_left
 from pipeline.errors import ConfigError, InitError, InputError, TooLargeError
 from pipeline.metrics import METRICS
-from pipeline.predictors.remote.base import RemoteModel
-from pipeline.predictors.remote.http_calls import HttpCalls, UpstreamCall, Waiting, target_of
+from pipeline.predictors.remote.base import RemoteModel, waiting_of
+from pipeline.predictors.remote.http_calls import HttpCalls, UpstreamCall, target_of
+from pipeline.predictors.remote.pool import Waiting
 from pipeline.predictors.signature import only_feed, refuse_unknown_arguments
 from pipeline.proto.http import EVENTS, header_line
 from pipeline.tracing.context import HEADER, call_trace
@@ -105,7 +105,7 @@ class OpenAIPredictor:
         refuse_unknown_arguments(legacy)
         asked = self._asked(feed)
         path = _path_of(self._name, asked)
-        waiting = _waiting(context, deadline_s)
+        waiting = waiting_of(context, deadline_s, _TIMEOUT_S)
         call = self._begin(path, _JSON, asked, waiting)
         try:
             answer = _object(call.body(waiting))
@@ -131,7 +131,7 @@ class OpenAIPredictor:
         path = _path_of(self._name, asked)
         if path == "/embeddings":
             raise InputError(f"[{self._name}] embeddings do not come in parts")
-        call = self._begin(path, EVENTS, asked, _waiting(context))
+        call = self._begin(path, EVENTS, asked, waiting_of(context, None, _TIMEOUT_S))
         try:
             yield from self._parts(call, context)
         except TooLargeError as error:
@@ -197,7 +197,7 @@ class OpenAIPredictor:
                 if not has_ended:
                     self._calls.refuse(call.index, "the stream was cut off")
                 return
-            call.receive(_waiting(context))
+            call.receive(waiting_of(context, None, _TIMEOUT_S))
 
     def _count(self, counts: Mapping[str, int]) -> None:
         """Count tokens for `/metrics`."""
@@ -209,13 +209,6 @@ class OpenAIPredictor:
                 model=self._model,
                 kind=name.removesuffix("_tokens"),
             ).inc(count)
-
-
-def _waiting(context: Sequence[RequestContext], deadline_s: float | None = None) -> Waiting:
-    ends = time.monotonic() + time_left(deadline_s, _TIMEOUT_S)
-    if not context:
-        return Waiting(ends)
-    return Waiting(ends, lambda: all(one.is_cancelled() for one in context))
 
 
 def _path_of(name: str, asked: Mapping[str, Any]) -> str:

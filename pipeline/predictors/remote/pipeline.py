@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.data import RequestContext
 from pipeline.errors import (
     PackageError,
     PayloadTypeError,
@@ -131,6 +132,8 @@ class StoringPredictor(PipelinePredictor):
         fetch: Sequence[str] | None = None,
         batch: bool = True,
         log_id: int = 0,
+        *,
+        context: Sequence[RequestContext] = (),
         **more: Any,
     ) -> dict[str, Any]:
         """Have it run once, see `PipelinePredictor`; what was stored for that is removed then."""
@@ -142,7 +145,7 @@ class StoringPredictor(PipelinePredictor):
                     array = value if batch else _with_batch_axis(name, value)
                     data[name] = stored(self._store, array, self._ttl_s)
                     references.append(data[name])
-            return super().predict(data, fetch, batch, log_id, **more)
+            return super().predict(data, fetch, batch, log_id, context=context, **more)
         finally:
             for reference in references:
                 with contextlib.suppress(PredictorUnavailableError):  # it is forgotten in time

@@ -12,11 +12,16 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from pipeline.errors import ClosedError
+
 MAX_IDLE = 32
 """Connections to one server that are kept while nobody uses them."""
 
 CONNECT_TIMEOUT_S = 3.0
 """Limit for a connection that a call needs."""
+
+LOOK_S = 0.1
+"""Time between two checks whether anybody still waits for the answer of a call."""
 
 _SPARE_CONNECT_S = 1.0  # limit for one beside others, which may be given back meanwhile
 _PROBE_TIMEOUT_S = 1.0
@@ -41,6 +46,45 @@ class ConnectionLostError(Exception):
 
 class OutOfTimeError(Exception):
     """The deadline passed. The connection may be used again, unless the request was not sent."""
+
+
+class Waiting:
+    """Limits of a call: it ends at `ends`, in `time.monotonic`, or once `is_cancelled` is true."""
+
+    def __init__(self, ends: float, is_cancelled: Callable[[], bool] | None = None) -> None:
+        self.ends: float = ends
+        self.is_cancelled: Callable[[], bool] | None = is_cancelled
+
+    def left_s(self) -> float:
+        """Return the time left. Raises OutOfTimeError; ClosedError: nobody waits any more."""
+        self.check()
+        left = self.ends - time.monotonic()
+        if left <= 0:
+            raise OutOfTimeError("it does not answer")
+        return left
+
+    def check(self) -> None:
+        """Raise ClosedError if nobody waits for the answer any more."""
+        if self.is_cancelled is not None and self.is_cancelled():
+            raise ClosedError("nobody waits for the answer any more")
+
+    def step_s(self) -> float:
+        """Return how long to wait before the next `step_s`; raises what `left_s` does."""
+        left = self.left_s()
+        return left if self.is_cancelled is None else min(left, LOOK_S)
+
+    def until(self, connected: socket.socket, event: int) -> None:
+        """Wait for an event of a socket."""
+        events = select.poll()
+        events.register(connected, event)
+        while not events.poll(self.step_s() * 1000):
+            pass
+
+    def pause(self, time_s: float) -> None:
+        """Wait for so long."""
+        ends = time.monotonic() + time_s
+        while (left := ends - time.monotonic()) > 0:
+            time.sleep(min(left, self.step_s()))
 
 
 class PooledConnection(Protocol):
@@ -199,7 +243,8 @@ class Pool(Generic[_Kind]):
                 if idle is not None:
                     return idle
                 self._waiting += 1
-                is_back = self._given_back.wait(max(deadline - time.monotonic(), 0.0))
+                left_s = min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+                is_back = self._given_back.wait(left_s)
                 self._waiting -= 1
                 if not is_back:
                     raise OutOfTimeError("it does not answer")

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,7 +27,7 @@ from pipeline.errors import (
     PredictorUnavailableError,
 )
 from pipeline.predictors.remote.brpc_channel import BrpcChannel
-from pipeline.predictors.remote.pool import MAX_TIMEOUTS
+from pipeline.predictors.remote.pool import MAX_TIMEOUTS, Waiting
 from pipeline.proto.brpc.frames import SERVICE, BrpcCode, BrpcFrame, pack, request_meta
 from pipeline.tracing.context import TraceContext, format_traceparent, set_call_trace
 
@@ -44,7 +45,7 @@ def channel_to(*servers: PlayedServer | tuple[str, int]) -> Iterator[BrpcChannel
 
 
 def ask(channel: BrpcChannel, body: bytes = b"", time_s: float = WAIT_S) -> bytes:
-    return channel.ask(body, 7, time_s, bytes)
+    return channel.ask(body, 7, Waiting(time.monotonic() + time_s), bytes)
 
 
 def close(peer: Peer, _: BrpcFrame) -> None:
@@ -65,7 +66,7 @@ def dead_address() -> tuple[str, int]:
 
 def test_a_request_says_what_is_asked_and_how_long_there_is_for_it() -> None:
     with PlayedServer() as server, channel_to(server) as channel:
-        assert channel.ask(b"body", 2**64 - 1, 20.0, bytes) == b"body"
+        assert channel.ask(b"body", 2**64 - 1, Waiting(time.monotonic() + 20.0), bytes) == b"body"
         asked = server.requests[0].meta.request
         assert (asked.service_name, asked.method_name) == (SERVICE, "inference")
         assert asked.log_id == -1
@@ -174,7 +175,7 @@ def test_an_answer_of_another_message_is_garbage() -> None:
         channel_to(server) as channel,
         pytest.raises(PredictorUnavailableError, match="garbage: wrong wire type"),
     ):
-        channel.ask(b"", 0, WAIT_S, refuse)
+        channel.ask(b"", 0, Waiting(time.monotonic() + WAIT_S), refuse)
 
 
 def test_a_peer_that_sends_requests_back_is_no_server() -> None:
@@ -410,12 +411,13 @@ def test_many_threads_get_their_own_answers_while_servers_break_connections() ->
 
 
 FORKS = """
-import os, sys, threading
+import os, sys, threading, time
 from pipeline.predictors.remote.brpc_channel import BrpcChannel
+from pipeline.predictors.remote.pool import Waiting
 port = int(sys.argv[1])
 channel = BrpcChannel("det", ["server"], [("127.0.0.1", port)])
 def ask(text):
-    assert channel.ask(text, 0, 30.0, bytes) == text
+    assert channel.ask(text, 0, Waiting(time.monotonic() + 30.0), bytes) == text
 ask(b"parent")
 before = len(os.listdir("/proc/self/fd"))
 child = os.fork()

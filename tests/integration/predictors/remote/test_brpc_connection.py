@@ -15,9 +15,10 @@ import pytest
 from doubles import wait_until
 from played_brpc import WAIT_S, Collecting, Peer, PlayedServer, answer_to
 
+from pipeline.errors import ClosedError
 from pipeline.predictors.remote import brpc_connection
 from pipeline.predictors.remote.brpc_connection import BrpcConnection
-from pipeline.predictors.remote.pool import ConnectionLostError, OutOfTimeError
+from pipeline.predictors.remote.pool import ConnectionLostError, OutOfTimeError, Waiting
 from pipeline.proto.brpc.frames import BrpcFrame, pack, request_meta, response_meta
 
 SOON_S = 0.05  # of calls that are meant to run out of time
@@ -40,8 +41,8 @@ def connected(server: PlayedServer, **arguments: Any) -> Iterator[BrpcConnection
 
 
 def ask(connection: BrpcConnection, body: bytes, time_s: float = WAIT_S) -> bytes:
-    deadline = time.monotonic() + time_s
-    return connection.ask(request_meta("inference", 0), body, deadline)[1]
+    waiting = Waiting(time.monotonic() + time_s)
+    return connection.ask(request_meta("inference", 0), body, waiting)[1]
 
 
 def test_a_request_is_answered() -> None:
@@ -236,3 +237,18 @@ def test_a_short_request_on_a_broken_connection_says_that_it_broke() -> None:
         connection._socket.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionLostError, match="broke while a request was sent: Broken"):
             ask(connection, b"short")
+
+
+def test_a_call_that_nobody_waits_for_any_more_closes_its_connection(
+    callers: ThreadPoolExecutor,
+) -> None:
+    left, held = threading.Event(), Collecting()
+    with PlayedServer(held) as server, connected(server) as connection:
+        waiting = Waiting(time.monotonic() + WAIT_S, left.is_set)
+        meta = request_meta("inference", 0)
+        answer = callers.submit(connection.ask, meta, b"x", waiting)
+        held.wait_for(1)
+        left.set()
+        with pytest.raises(ClosedError):
+            answer.result()
+        assert not connection.is_usable  # so a pool closes it, which the server sees

@@ -15,6 +15,7 @@ import pytest
 from doubles import wait_until
 from grpc_peers import Answer, Gate, peer
 
+from pipeline.data import RequestContext
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -24,6 +25,7 @@ from pipeline.errors import (
 )
 from pipeline.predictors.remote.base import RemoteModel
 from pipeline.predictors.remote.grpc_calls import GrpcCalls
+from pipeline.predictors.remote.pool import Waiting
 from pipeline.tracing.context import TraceContext, format_traceparent, set_call_trace
 
 SERVICE = "test.Service"
@@ -336,7 +338,7 @@ def test_after_close_no_call_begins_and_those_under_way_finish():
         gate.opened.set()
         assert answer.result() == b"kept"  # a channel that is closed ends its calls
         with pytest.raises(ValueError, match="closed channel"):
-            method(b"late", HOUR_S)
+            method(b"late", HOUR_S, Waiting(HOUR_S))
         calls.close()
 
 
@@ -348,3 +350,39 @@ def test_a_server_that_a_proxy_is_asked_for_is_not_there_and_the_error_names_it(
     with pytest.raises(PredictorUnavailableError, match="by the proxy that http_proxy names"):
         calls.run(calls.method("/a/b"), b"")
     calls.close()
+
+
+def test_a_call_that_nobody_waits_for_any_more_is_cancelled_at_the_server():
+    asked, left, cancelled = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(request: bytes, context: Any) -> bytes:
+        context.add_callback(cancelled.set)
+        asked.set()
+        cancelled.wait()
+        return request
+
+    with peer(SERVICE, {"ask": hang}) as server, ThreadPoolExecutor() as pool:
+        calls = GrpcCalls(RemoteModel("uci", "grpc", (server.endpoint,)))
+        context = (RequestContext(data_id=1, is_over=left.is_set),)
+        answer = pool.submit(calls.run, calls.method(PATH), b"x", HOUR_S, context)
+        asked.wait()
+        assert not cancelled.is_set()
+        left.set()
+        with pytest.raises(ClosedError, match="nobody waits"):
+            answer.result()
+        assert cancelled.wait(HOUR_S)
+        calls.close()
+
+
+@pytest.mark.parametrize("outcome", ["answer", "error"])
+def test_a_call_that_could_be_cancelled_ends_as_any(outcome):
+    fails = refusal(grpc.StatusCode.INTERNAL, "broken")
+    with peer(SERVICE, {"ask": echo if outcome == "answer" else fails}) as server:
+        calls = GrpcCalls(RemoteModel("uci", "grpc", (server.endpoint,)))
+        context = (RequestContext(data_id=1, is_over=bool),)
+        if outcome == "answer":
+            assert calls.run(calls.method(PATH), b"x", HOUR_S, context) == b"x"
+        else:
+            with pytest.raises(PredictorError, match="INTERNAL: broken"):
+                calls.run(calls.method(PATH), b"x", HOUR_S, context)
+        calls.close()

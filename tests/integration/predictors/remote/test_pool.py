@@ -19,6 +19,7 @@ from pipeline.predictors.remote.pool import (
     ConnectionLostError,
     OutOfTimeError,
     Pool,
+    Waiting,
     dial,
 )
 from pipeline.proto.brpc.frames import request_meta
@@ -38,9 +39,9 @@ def take(pool: Pool[BrpcConnection], time_s: float = WAIT_S) -> BrpcConnection:
 
 
 def ask(pool: Pool[BrpcConnection], connection: BrpcConnection, body: bytes = b"") -> bytes:
-    deadline = time.monotonic() + WAIT_S
+    waiting = Waiting(time.monotonic() + WAIT_S)
     try:
-        return connection.ask(request_meta("inference", 0), body, deadline)[1]
+        return connection.ask(request_meta("inference", 0), body, waiting)[1]
     finally:
         pool.give_back(connection)
 
@@ -109,7 +110,7 @@ def test_a_connection_whose_answer_is_late_is_used_again() -> None:
     with PlayedServer(held) as server, pool_to(server.address) as pool:
         connection = take(pool)
         with pytest.raises(OutOfTimeError):
-            connection.ask(request_meta("inference", 0), b"late", time.monotonic() + 0.05)
+            connection.ask(request_meta("inference", 0), b"late", Waiting(time.monotonic() + 0.05))
         pool.give_back(connection)
         assert take(pool) is connection
         pool.give_back(connection)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import queue
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from doubles import client_of, server_for, side_by_side
+from doubles import client_of, post, server_for, side_by_side
 from grpc_peers import Gate, peer
 
 from pipeline import Op, RequestOp
@@ -319,3 +322,31 @@ def test_many_threads_may_ask_at_once():
 
     with asking(Echo(concurrency=2)) as predictor:
         assert side_by_side(ask, 8) == [[number] for number in range(8)]
+
+
+def test_callers_who_leave_free_the_worker_of_a_silent_server():
+    asked, cancelled = queue.Queue[None](), queue.Queue[None]()
+    is_silent = threading.Event()
+    is_silent.set()
+
+    def answer(request: bytes, context: Any) -> bytes:
+        if is_silent.is_set():
+            over = threading.Event()
+            context.add_callback(over.set)
+            asked.put(None)
+            over.wait()
+            cancelled.put(None)
+        return Response(key=["y"], value=["1"]).SerializeToString()
+
+    body = b'{"x": 1}'
+    head = b"POST /api/svc HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with peer(SERVICE, {"inference": answer}) as far:
+        far_op = {"client_type": "pipeline_grpc", "server_endpoints": [far.endpoint]}
+        with server_for(Op("far", [RequestOp()]), op={"far": far_op}) as server:
+            for _ in range(3):  # the Op has one worker
+                with socket.create_connection(("127.0.0.1", server.http_port)) as caller:
+                    caller.sendall(head + body)
+                    asked.get(timeout=10)
+                cancelled.get(timeout=10)
+            is_silent.clear()
+            assert post(server, {"x": 1}, "/api/svc") == (200, {"y": "1"})
