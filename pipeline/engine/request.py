@@ -434,9 +434,10 @@ class AnswerFuture(UnarySink, asyncio.Future[Any]):
         self.failure, self.head = error, error.head
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the request, too."""
+        """Cancel the request, too, and let go of it."""
         was_pending = super().cancel(msg)
         if was_pending and (request := getattr(self, "request", None)) is not None:
+            self.request = None
             request.cancel()
         return was_pending
 

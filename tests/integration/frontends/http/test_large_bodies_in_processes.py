@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import os
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -20,12 +23,13 @@ from pipeline.data import Tensor
 from pipeline.frontends.api import routes
 
 SIZE = 150_528
-DIES, FAILS = 66, 67
+DIES, FAILS, WAITS = 66, 67, 68
 
 
 class Keeps(Op):
     """Adds up the first bytes of all that it has been given, writes into it and keeps it."""
 
+    gate: Path  # requests that ask for it wait as long as it is there
     input_tensors = (Tensor("x", "UINT8", (-1,)),)
     output_tensors = (Tensor("sum", "INT64", (1,)), Tensor("x", "UINT8", (-1,)))
 
@@ -38,6 +42,8 @@ class Keeps(Op):
             assert type(answer["image"]) is bytes
             return {"n": len(answer["image"]), "first": answer["image"][:1]}, False, None, ""
         x = answer["x"]
+        if x[0] == WAITS:
+            wait_until(lambda: not self.gate.exists())
         if x[0] == DIES:
             os.kill(os.getpid(), signal.SIGKILL)
         if x[0] == FAILS:
@@ -85,8 +91,13 @@ def server():
     op = Keeps("keeps", [RequestOp()], concurrency=1, retry=1)
     with server_for(op, dag={"is_thread_op": False}) as running:
         yield running
-        memory = running._service._memory
-        wait_until(lambda: memory.used == 0)
+        wait_until(lambda: used(running) == 0)
+
+
+def used(server):
+    """Return how many blocks are in use. `ServerMemory.used` is for its loop alone."""
+    memory = server._service._memory
+    return sum([*memory._used.values()]) - len(memory._released)
 
 
 class Caller:
@@ -137,7 +148,7 @@ def test_nothing_is_left_of_requests_whose_worker_dies_or_fails(server, caller):
     for first in (FAILS, DIES, FAILS):
         status, told = caller.ask(first)
         assert status >= 500, told
-        wait_until(lambda: server._service._memory.used == 0)
+        wait_until(lambda: used(server) == 0)
         assert caller.ask(1)[0] == 200
 
 
@@ -148,8 +159,8 @@ def test_nothing_is_left_of_a_caller_that_stops_in_the_midst(server, caller):
     said += b"Content-Length: 90000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.http_port)) as sock:
         sock.sendall(said + bytes(50_000))
-        wait_until(lambda: server._service._memory.used == 1)
-    wait_until(lambda: server._service._memory.used == 0)
+        wait_until(lambda: used(server) == 1)
+    wait_until(lambda: used(server) == 0)
     assert caller.ask(1)[0] == 200
 
 
@@ -161,7 +172,7 @@ def test_files_of_a_form_are_bytes_and_not_copied(server, caller):
         kind = {"Content-Type": "multipart/form-data; boundary=b"}
         status, told = caller.post("/api/svc", body, kind)
         assert (status, json.loads(told)) == (200, {"n": "200000", "first": "p"})
-    wait_until(lambda: server._service._memory.used == 0)
+    wait_until(lambda: used(server) == 0)
 
 
 @pytest.mark.parametrize("size", [1000, 100_000])
@@ -193,7 +204,7 @@ def test_a_picture_is_answered_from_where_it_lies(monkeypatch, is_thread_op):
         caller.close()
         assert {bytes(end) for end in copied} == {b"array", b"\xffjson"}
         if not is_thread_op:
-            wait_until(lambda: running._service._memory.used == 0)
+            wait_until(lambda: used(running) == 0)
 
 
 def test_a_filter_sees_bytes(monkeypatch):
@@ -206,3 +217,72 @@ def test_a_filter_sees_bytes(monkeypatch):
         assert caller.post("/api/svc", body, {"Content-Type": "image/png"}) == (200, body)
         caller.close()
     assert Looks.kinds == [bytes]
+
+
+EDGES = pytest.mark.parametrize("edge", ["embedded", "gateway"])
+
+
+@EDGES
+@pytest.mark.usefixtures("gateway_binary")
+def test_what_finds_no_room_in_shared_memory_goes_by_sockets(edge):
+    """A region has 1 MiB here, which no body and no answer fits."""
+    op = Keeps("keeps", [RequestOp()], concurrency=1)
+    dag = {"is_thread_op": False, "shared_memory_mib": 1}
+    with server_for(op, dag=dag, edge=edge) as running:
+        caller = Caller(running)
+        for number in range(1, 4):
+            status, data = caller.ask(1, 3 * 2**20, ("sum", "x"))
+            assert status == 200, data
+            assert np.frombuffer(data, np.int64, 1)[0] == number
+            assert data[8:] == b"\1" + bytes([7]) * (3 * 2**20 - 1)
+        caller.close()
+        wait_until(lambda: used(running) == 0)
+
+
+def gateways():
+    """Return the pids of the gateways that this process has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+            if parent == str(os.getpid()) and b"gateway" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+    return found
+
+
+@pytest.mark.usefixtures("gateway_binary")
+def test_a_gateway_that_is_killed_leaves_nothing_of_what_was_under_way(tmp_path):
+    op = Keeps("keeps", [RequestOp()], concurrency=1)
+    op.gate = tmp_path / "gate"
+    with (
+        server_for(op, dag={"is_thread_op": False}, edge="gateway") as running,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        before = set(Path("/dev/shm").iterdir())
+        for _ in range(2):
+            op.gate.touch()
+            callers = [Caller(running) for _ in range(4)]
+            asked = [pool.submit(caller.ask, WAITS, 2**20) for caller in callers]
+            wait_until(lambda: used(running) >= 4)
+            (pid,) = gateways()
+            os.kill(pid, signal.SIGKILL)
+            for call in asked:
+                with pytest.raises((OSError, http.client.HTTPException)):
+                    call.result(20)
+            for caller in callers:
+                caller.close()
+            op.gate.unlink()
+            wait_until(lambda: used(running) == 0)
+            wait_until(lambda: answers(running))
+        wait_until(lambda: used(running) == 0)
+        assert not {path for path in Path("/dev/shm").iterdir() if "pipeline" in path.name} - before
+
+
+def answers(server):
+    """Return whether a large request is answered."""
+    with (
+        contextlib.closing(Caller(server)) as caller,
+        contextlib.suppress(OSError, http.client.HTTPException),
+    ):
+        return caller.ask(1, 2**20)[0] == 200
+    return False
