@@ -241,7 +241,7 @@ def test_the_script_of_the_predecessor_serves_and_its_client_asks_it(place):
 
 def test_the_pipeline_between_models_is_a_graph(place):
     graph = graph_of_file(place.put("between_models.py"), "of_the_docs")
-    assert [op.name for op in graph.ops] == ["cheap", "unsure", "dear", "out"]
+    assert [op.name for op in graph.ops] == ["cheap", "unsure", "large", "out"]
 
 
 @pytest.mark.parametrize("page", IN_CHINESE, ids=lambda page: page.name)
