@@ -35,8 +35,8 @@ from pipeline.runtime.replicas import Replicas
 from pipeline.runtime.service import Service, gc_frozen
 from pipeline.system.event_loop import LoopThread, end_tasks, loop_factory, or_stopped
 from pipeline.system.processes import (
-    ChildrenSince,
     Handler,
+    StartedChildren,
     handlers_now,
     keep_signals_from_children,
 )
@@ -345,7 +345,7 @@ def _children_ended() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    children = ChildrenSince()
+    children = StartedChildren()
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from pipeline.config.json_schema import config_schema, encoded
 from pipeline.config.layers import layers_here, merged, read_layers, use, without
 from pipeline.config.rows import ConfigRow, rows_of, without_defaults
 from pipeline.config.schema import ServiceConfig, config_of
-from pipeline.config.yaml import KeyPath, Source, dotted, flow
+from pipeline.config.yaml import ConfigSource, KeyPath, dotted, flow
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.op import Op
 from pipeline.system.script import ScriptNotFoundError
@@ -105,7 +105,7 @@ def _json(rows: Iterable[ConfigRow]) -> str:
 # Arguments of a script's constructors -----------------------------------------------------------
 
 
-def constructors_of(script: str) -> tuple[str, Source]:
+def constructors_of(script: str) -> tuple[str, ConfigSource]:
     """Return the config.yml that a script names, and what the constructors of its Ops say.
 
     The script is executed up to where its server would start.
@@ -126,7 +126,7 @@ def constructors_of(script: str) -> tuple[str, Source]:
     origins: dict[KeyPath, str] = {
         ("op", name, key): f"constructor of Op {name!r}" for name in said for key in said[name]
     }
-    return config.source, Source(script, {"op": said}, origins=origins)
+    return config.source, ConfigSource(script, {"op": said}, origins=origins)
 
 
 def _said(op: Op) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from pipeline.config.schema import (
     config_of,
     unknown_ops,
 )
-from pipeline.config.yaml import KeyPath, Source
+from pipeline.config.yaml import ConfigSource, KeyPath
 from pipeline.dropin.import_hook import run_module, run_script
 from pipeline.errors import ConfigError, InitError, PipelineError
 from pipeline.runtime.predictor_loader import resolve_path
@@ -288,7 +288,7 @@ def _warnings_of_the_configuration() -> Iterator[list[str]]:
         logger.removeHandler(collector)
 
 
-def _warnings_about(config: ServiceConfig, source: Source, folder: Path) -> Iterator[str]:
+def _warnings_about(config: ServiceConfig, source: ConfigSource, folder: Path) -> Iterator[str]:
     """Yield what a server would find when it starts."""
     ops = {name: resolve_op(name, {}, config) for name in config.op if name != REQUEST_OP}
     yield from batch_fill_warnings(config, ops)

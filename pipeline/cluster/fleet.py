@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pipeline.cluster.bundle import ScriptBundle
-from pipeline.cluster.node_server import Look
+from pipeline.cluster.node_server import ReplicaReport
 from pipeline.cluster.plan import (
     MAX_FAILURES,
+    DesiredFleet,
     Failures,
     FleetReplica,
     ReplicaPhase,
-    Wanted,
     is_reached,
     plan,
 )
@@ -48,7 +48,7 @@ class FleetRelease(msgspec.Struct, frozen=True, eq=False, weakref=True):
         num_gpus: the same of its cards.
         resources: the same of a node's own.
         grace_s: time that a replica that is stopped gives its requests.
-        unavailable: see `plan.Wanted`.
+        unavailable: see `plan.DesiredFleet`.
     """
 
     bundle: ScriptBundle
@@ -71,7 +71,7 @@ class FleetView(msgspec.Struct, frozen=True):
     """
 
     name: str
-    wanted: Wanted
+    wanted: DesiredFleet
     is_reached: bool
     is_stuck: bool
     reason: str
@@ -95,7 +95,7 @@ class Fleet:
         self._nodes = nodes
         self._clock = clock
         self._releases: dict[int, FleetRelease] = {}
-        self._wanted = Wanted(0, 0)
+        self._wanted = DesiredFleet(0, 0)
         self._failures = Failures()
         self._handles: dict[FleetReplica, Any] = {}
         self._missed: dict[FleetReplica, int] = {}
@@ -119,7 +119,7 @@ class Fleet:
             self._failures = Failures()
         count = self._wanted.replicas if replicas is None else replicas
         unavailable = self._wanted.unavailable if release is None else release.unavailable
-        self._wanted = Wanted(number, count, unavailable)
+        self._wanted = DesiredFleet(number, count, unavailable)
 
     def roll_back(self) -> int:
         """Want the release again that serves beside the wanted one; return its number, or 0."""
@@ -208,7 +208,7 @@ class Fleet:
         if self._missed[replica] >= _MAX_MISSED:
             self._failed(replica, f"it answered nothing for {_MAX_MISSED * _LOOK_TIMEOUT_S:g} s")
 
-    def _seen(self, replica: FleetReplica, look: Look, node: str) -> None:
+    def _seen(self, replica: FleetReplica, look: ReplicaReport, node: str) -> None:
         now = self._clock()
         replica.node = node
         if look.phase is ReplicaPhase.FAILED:

@@ -31,7 +31,7 @@ _LAST_LINES = 20
 _OURS = {"PIPELINE__RPC_PORT": "0", "PIPELINE__HTTP_PORT": "0", "PIPELINE__REUSE_PORT": "false"}
 
 
-class Look(NamedTuple):
+class ReplicaReport(NamedTuple):
     """View of a replica, see `plan.FleetReplica`."""
 
     phase: ReplicaPhase
@@ -68,22 +68,22 @@ class NodeServer:
         """Start it; `look` says what becomes of it."""
         self._keeper.start()
 
-    def look(self) -> Look:
+    def look(self) -> ReplicaReport:
         """Return what it is now. Asks the server whether it is ready; from any thread."""
         if self._failure:
-            return Look(ReplicaPhase.FAILED, "", self._failure)
+            return ReplicaReport(ReplicaPhase.FAILED, "", self._failure)
         ports = self._ports
         if ports is None:
             phase = ReplicaPhase.UNREADY if self._was_ready else ReplicaPhase.STARTING
-            return Look(phase, "", self._lines[-1] if self._lines else "")
+            return ReplicaReport(phase, "", self._lines[-1] if self._lines else "")
         rpc_port, http_port = ports
         address = f"{address_of(self._host, int(rpc_port))}/{http_port}"
         url = f"http://{address_of(self._host, int(http_port))}/health/ready"
         try:
             with DIRECT.open(url, timeout=_PROBE_TIMEOUT_S):
-                return Look(ReplicaPhase.READY, address)
+                return ReplicaReport(ReplicaPhase.READY, address)
         except (OSError, http.client.HTTPException) as error:
-            return Look(ReplicaPhase.UNREADY, address, f"not ready: {error}")
+            return ReplicaReport(ReplicaPhase.UNREADY, address, f"not ready: {error}")
 
     def stop(self, grace_s: float) -> None:
         """Have it answer what it has, for so long, and end it."""

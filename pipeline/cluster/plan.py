@@ -63,7 +63,7 @@ class FleetReplica(msgspec.Struct, eq=False):
 Replicas = Sequence[FleetReplica]
 
 
-class Wanted(NamedTuple):
+class DesiredFleet(NamedTuple):
     """FleetRelease and number of replicas that a fleet shall have.
 
     `unavailable`: replicas that may be missing while a release is renewed, where the nodes have no
@@ -104,7 +104,7 @@ class Actions(NamedTuple):
     stop: Replicas
 
 
-def plan(wanted: Wanted, replicas: Replicas, failures: Failures, now: float) -> Actions:
+def plan(wanted: DesiredFleet, replicas: Replicas, failures: Failures, now: float) -> Actions:
     """Return what is to be done so that a fleet becomes what is wanted, and serves meanwhile.
 
     A new release comes one replica at a time beside the old one, which goes one at a time as the
@@ -124,7 +124,7 @@ def plan(wanted: Wanted, replicas: Replicas, failures: Failures, now: float) -> 
     return Actions(_to_start(wanted, new, old, failures, now), drain, stop)
 
 
-def is_reached(wanted: Wanted, replicas: Replicas) -> bool:
+def is_reached(wanted: DesiredFleet, replicas: Replicas) -> bool:
     """Return whether a fleet is what is wanted, and nothing else is left."""
     new = [replica for replica in replicas if replica.release == wanted.release]
     ready = [replica for replica in new if replica.phase is ReplicaPhase.READY]
@@ -136,7 +136,7 @@ def _goes_on(replica: FleetReplica) -> bool:
 
 
 def _to_start(
-    wanted: Wanted,
+    wanted: DesiredFleet,
     new: Replicas,
     old: Replicas,
     failures: Failures,
@@ -153,7 +153,7 @@ def _to_start(
     return max(0, 1 - coming)
 
 
-def _needless_starts(wanted: Wanted, new: Replicas, old: Replicas) -> list[FleetReplica]:
+def _needless_starts(wanted: DesiredFleet, new: Replicas, old: Replicas) -> list[FleetReplica]:
     """Return who starts and is not needed any more, the youngest first."""
     starting = [replica for replica in new if replica.phase is ReplicaPhase.STARTING]
     surplus = max(0, len(new) - wanted.replicas)
@@ -161,7 +161,7 @@ def _needless_starts(wanted: Wanted, new: Replicas, old: Replicas) -> list[Fleet
     return [*youngest, *(replica for replica in old if replica.phase is ReplicaPhase.STARTING)]
 
 
-def _surplus(wanted: Wanted, new: Replicas, old: Replicas, fails: bool) -> list[FleetReplica]:
+def _surplus(wanted: DesiredFleet, new: Replicas, old: Replicas, fails: bool) -> list[FleetReplica]:
     """Return who serves and is not needed: of the old release first, the youngest first."""
     listed = [replica for replica in (*new, *old) if replica.is_listed]
     ready = sum(replica.phase is ReplicaPhase.READY for replica in listed)

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from pipeline.cluster.fleet import Fleet, FleetRelease, ReplicaGoneError
-from pipeline.cluster.node_server import Look, NodeServer
+from pipeline.cluster.node_server import NodeServer, ReplicaReport
 from pipeline.errors import InitError, described
 
 NAMESPACE = "pipeline"
@@ -38,7 +38,7 @@ class ReplicaActor:
         self._server = NodeServer(wanted.bundle, host, {**environment, **settings})
         self._server.start()
 
-    def look(self) -> tuple[Look, str]:
+    def look(self) -> tuple[ReplicaReport, str]:
         """Return what the server is, and the node."""
         return self._server.look(), self._node
 
@@ -84,12 +84,12 @@ class RayNodes:
         arguments = (self._releases.of(release), library_version(), self._environment)
         return made.remote(*arguments)
 
-    async def look(self, handle: Any) -> tuple[Look, str]:
+    async def look(self, handle: Any) -> tuple[ReplicaReport, str]:
         """Return what a replica is, and the name of its node, waited for.
 
         Raises ReplicaGoneError: there is none any more.
         """
-        answer: tuple[Look, str] = await _answer(handle.look.remote())
+        answer: tuple[ReplicaReport, str] = await _answer(handle.look.remote())
         return answer
 
     async def stop(self, handle: Any, grace_s: float) -> None:

@@ -103,7 +103,7 @@ class OptionsOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class RegistryChoices:
     """The key holds a mapping of names from the registry to the options of each, in order.
 
     The field holds the Struct of the options by the name; None: there are none.
@@ -146,7 +146,7 @@ class Setting:
     duration: Duration | None = None
     off: bool = False
     rule: Rule | OneOf | None = None
-    chosen: Chosen | None = None
+    chosen: RegistryChoices | None = None
     alias: str | None = None
     kept_in: str | None = None
     is_required: bool = False
@@ -293,7 +293,7 @@ def _setting(
         duration=duration,
         off=optional and duration is not None,
         rule=_first((Rule, OneOf), notes),
-        chosen=_first(Chosen, notes),
+        chosen=_first(RegistryChoices, notes),
         is_required=field.required,
         is_secret=_first(Masked, notes) is not None,
         is_optional=optional,

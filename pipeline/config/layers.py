@@ -15,9 +15,9 @@ from pipeline.config import registry
 from pipeline.config.fields import Setting, found, settings_of
 from pipeline.config.yaml import (
     MAX_DEPTH,
+    ConfigSource,
     Expressions,
     KeyPath,
-    Source,
     Text,
     is_text,
     read_yaml,
@@ -81,7 +81,7 @@ def read_layers(
     yml_file: str | os.PathLike[str] | None,
     yml_dict: object,
     layers: Layers,
-) -> tuple[Source, tuple[KeyPath, ...]]:
+) -> tuple[ConfigSource, tuple[KeyPath, ...]]:
     """Return a configuration with its layers, and the keys that came from outside of files.
 
     Expressions and profiles are of files: a dict is the program's, which can read the environment
@@ -96,7 +96,7 @@ def read_layers(
         source = reduce(merged, _files(yml_file, profiles, named_by, layers.environ))
     else:
         unused = f"{named_by}: the configuration is no file, so it has no profiles"
-        source = Source("yml_dict", yml_dict, warnings=(unused,) if profiles else ())
+        source = ConfigSource("yml_dict", yml_dict, warnings=(unused,) if profiles else ())
     given: list[KeyPath] = []
     for setting in (*_in_environment(layers.environ), *map(_flag, layers.settings)):
         if not is_text(setting.text):
@@ -110,7 +110,7 @@ def read_layers(
     return source, tuple(given)
 
 
-def merged(base: Source, over: Source) -> Source:
+def merged(base: ConfigSource, over: ConfigSource) -> ConfigSource:
     """Return a Source with the values of both, mappings key by key; else those of `over`."""
     if not isinstance(over.data, Mapping | None):
         raise ConfigError(f"{over.name}: expected a mapping (key: value), found {found(over.data)}")
@@ -130,7 +130,7 @@ def merged(base: Source, over: Source) -> Source:
     )
 
 
-def without(source: Source, paths: Collection[KeyPath]) -> Source:
+def without(source: ConfigSource, paths: Collection[KeyPath]) -> ConfigSource:
     """Return a Source without the values at these paths."""
     return msgspec.structs.replace(source, data=_left(source.data, (), frozenset(paths)))
 
@@ -145,7 +145,7 @@ def _left(value: object, path: KeyPath, gone: frozenset[KeyPath]) -> object:
 class _Merging:
     """Two Sources becoming one: what is known of the values of the first, then of both."""
 
-    def __init__(self, base: Source, over: Source) -> None:
+    def __init__(self, base: ConfigSource, over: ConfigSource) -> None:
         self.origins = _origins(base)
         self.texts = dict(base.texts)
         self.secrets = set(base.secrets)
@@ -177,7 +177,7 @@ class _Merging:
         }
 
 
-def _origins(source: Source) -> dict[KeyPath, str]:
+def _origins(source: ConfigSource) -> dict[KeyPath, str]:
     return {path: source.origin(path) for path in (*source.lines, *source.origins)}
 
 
@@ -210,7 +210,7 @@ def _files(
     profiles: Sequence[str],
     named_by: str,
     environ: Mapping[str, str],
-) -> Iterator[Source]:
+) -> Iterator[ConfigSource]:
     """Yield the file itself, and those of the profiles beside it: config.prod.yml."""
     expressions = Expressions(environ, Path(file).parent)
     yield read_yaml(file, expressions)
@@ -254,13 +254,13 @@ def _flag(setting: str) -> _Setting:
 
 def _source_of(
     path: KeyPath, value: object, setting: _Setting, problems: tuple[str, ...]
-) -> Source:
+) -> ConfigSource:
     data: Any = value
     for key in reversed(path):
         data = {key: data}
     above = {path[:length]: setting.origin for length in range(1, len(path) + 1)}
     texts = {path: Text(setting.text)}
-    return Source(setting.origin, data, problems=problems, origins=above, texts=texts)
+    return ConfigSource(setting.origin, data, problems=problems, origins=above, texts=texts)
 
 
 def _leaves(path: KeyPath, value: object) -> Iterator[KeyPath]:

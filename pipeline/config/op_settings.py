@@ -20,7 +20,7 @@ from pipeline.config.schema import (
 )
 from pipeline.config.sections import fault_of_bounds, fault_of_ragged
 from pipeline.config.sequences import controls_of, fault_of_states
-from pipeline.config.yaml import Source
+from pipeline.config.yaml import ConfigSource
 from pipeline.errors import ConfigError
 
 Section = TypeVar("Section", bound=Struct)
@@ -107,7 +107,7 @@ def _local_service_of(name: str, handler: object) -> LocalServiceConfig:
     if as_settings is None:
         raise ConfigError(f"{where}: expected a LocalServiceHandler, found {found(handler)}")
     settings = as_settings()
-    reader = Reader(Source(where, settings), LocalServiceConfig)
+    reader = Reader(ConfigSource(where, settings), LocalServiceConfig)
     values = reader.fields(LocalServiceConfig, settings, ())
     if reader.problems:
         raise ConfigError("\n".join(reader.problems))
@@ -117,7 +117,7 @@ def _local_service_of(name: str, handler: object) -> LocalServiceConfig:
 def _section_of(name: str, argument: str, section: type[Section], data: object) -> Section:
     """Return the section that an Op's argument says, a mapping, checked as YAML is."""
     where = f"Op {name!r}, argument {argument}"
-    reader = Reader(Source(where, data), section)
+    reader = Reader(ConfigSource(where, data), section)
     values = reader.fields(section, data, ())
     if reader.problems or reader.warnings:
         raise ConfigError("\n".join([*reader.problems, *reader.warnings]))

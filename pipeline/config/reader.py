@@ -19,7 +19,7 @@ from pipeline.config.fields import (
     settings_of,
 )
 from pipeline.config.registry import did_you_mean
-from pipeline.config.yaml import KeyPath, Source
+from pipeline.config.yaml import ConfigSource, KeyPath
 from pipeline.errors import ConfigError
 
 _NOTHING = ("", "null", "~")
@@ -28,7 +28,7 @@ _NOTHING = ("", "null", "~")
 class Reader:
     """A reader of the sections of one source, with what is wrong or odd about them."""
 
-    def __init__(self, source: Source, root: type[msgspec.Struct]) -> None:
+    def __init__(self, source: ConfigSource, root: type[msgspec.Struct]) -> None:
         self.problems: list[str] = list(source.problems)
         self.warnings: list[str] = list(source.warnings)
         self._source = source
@@ -174,7 +174,7 @@ class Reader:
         self.warnings.append(f"{self._source.place(path)}: unknown key, ignored{hint}")
 
 
-def as_meant(source: Source, setting: Setting, value: object, path: KeyPath) -> object:
+def as_meant(source: ConfigSource, setting: Setting, value: object, path: KeyPath) -> object:
     """Return a value of `source`: the text that it was given as, where its key holds text.
 
     An empty text, and null, are none where the key may be absent.

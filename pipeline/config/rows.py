@@ -11,7 +11,7 @@ from pipeline.config import registry
 from pipeline.config.fields import Setting, settings_of
 from pipeline.config.reader import as_meant
 from pipeline.config.sections import default_host
-from pipeline.config.yaml import KeyPath, Source
+from pipeline.config.yaml import ConfigSource, KeyPath
 from pipeline.errors import ConfigError
 
 DEFAULT = "default"
@@ -32,7 +32,7 @@ class ConfigRow(msgspec.Struct, frozen=True):
         return self.origin == DEFAULT
 
 
-def rows_of(source: Source, root: type[msgspec.Struct]) -> Iterator[ConfigRow]:
+def rows_of(source: ConfigSource, root: type[msgspec.Struct]) -> Iterator[ConfigRow]:
     """Yield a row for each key of a configuration, those of the file and all others."""
     yield from _of_struct(source, root, source.data, ())
 
@@ -46,7 +46,7 @@ def without_defaults(rows: Iterator[ConfigRow]) -> list[ConfigRow]:
 
 
 def _of_struct(
-    source: Source, struct: type[msgspec.Struct], data: object, path: KeyPath
+    source: ConfigSource, struct: type[msgspec.Struct], data: object, path: KeyPath
 ) -> Iterator[ConfigRow]:
     given: Mapping[Any, Any] = data if isinstance(data, Mapping) else {}
     settings = settings_of(struct)
@@ -62,7 +62,7 @@ def _of_struct(
 
 
 def _of_setting(
-    source: Source, setting: Setting, value: object, path: KeyPath
+    source: ConfigSource, setting: Setting, value: object, path: KeyPath
 ) -> Iterator[ConfigRow]:
     if setting.listed or (setting.section is None and setting.chosen is None):
         yield _leaf(source, setting, value, path)
@@ -88,7 +88,7 @@ def _struct_of(setting: Setting, name: object) -> type[msgspec.Struct]:
         return msgspec.Struct
 
 
-def _leaf(source: Source, setting: Setting, value: object, path: KeyPath) -> ConfigRow:
+def _leaf(source: ConfigSource, setting: Setting, value: object, path: KeyPath) -> ConfigRow:
     meant = as_meant(source, setting, value, path)
     if meant is None:
         default = default_host() if path == ("host",) else setting.default
@@ -100,7 +100,7 @@ def _leaf(source: Source, setting: Setting, value: object, path: KeyPath) -> Con
     return ConfigRow(path, _masked(source, meant, path, secret), source.origin(path))
 
 
-def _masked(source: Source, value: object, path: KeyPath, secret: Set[str]) -> object:
+def _masked(source: ConfigSource, value: object, path: KeyPath, secret: Set[str]) -> object:
     """Return a value without what is secret in it, by where it came from or by its key."""
     if isinstance(value, Mapping):
         return {

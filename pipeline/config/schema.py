@@ -14,11 +14,11 @@ from pipeline.config.access import AccessConfig, TlsConfig
 from pipeline.config.batching import DynamicBatchingConfig
 from pipeline.config.fields import (
     Alias,
-    Chosen,
     Duration,
     Masked,
     OneOf,
     OptionsOf,
+    RegistryChoices,
     Rule,
     found,
     settings_of,
@@ -42,7 +42,7 @@ from pipeline.config.sections import (
     fault_of_cors,
 )
 from pipeline.config.sequences import ControlConfig, StateConfig
-from pipeline.config.yaml import KeyPath, Source, dotted
+from pipeline.config.yaml import ConfigSource, KeyPath, dotted
 from pipeline.errors import ConfigError
 from pipeline.proto.slices import Limits
 
@@ -479,7 +479,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     status_page: Annotated[bool, "Serve the status page at GET / to every caller."] = True
     cache: Annotated[
         Mapping[str, object],
-        Chosen("caches"),
+        RegistryChoices("caches"),
         "Cache for the answers of Ops and pipelines with response_cache: local or redis, with its "
         "options.",
     ] = {}
@@ -494,17 +494,17 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     rate_limit: Annotated[RateLimitConfig, "Resources that workers share."] = RateLimitConfig()
     filters: Annotated[
         Mapping[str, object],
-        Chosen("filters"),
+        RegistryChoices("filters"),
         "Filters around each request, the outermost first: the name of each, with its options.",
     ] = {}
     sinks: Annotated[
         Mapping[str, object],
-        Chosen("sinks"),
+        RegistryChoices("sinks"),
         "Additional sinks for what happened to requests: the name of each, with its options.",
     ] = {}
     frontends: Annotated[
         Mapping[str, object],
-        Chosen("frontends"),
+        RegistryChoices("frontends"),
         "Frontends in addition to gRPC and HTTP: the name of each, with its options.",
     ] = {}
     cors: Annotated[CorsConfig, "Access for web pages of other origins."] = CorsConfig()
@@ -620,7 +620,7 @@ def load_config(
     return config_of(*read_layers(ServiceConfig, yml_file, yml_dict, layers))
 
 
-def config_of(source: Source, overrides: Collection[KeyPath] = ()) -> ServiceConfig:
+def config_of(source: ConfigSource, overrides: Collection[KeyPath] = ()) -> ServiceConfig:
     """Check what `read_layers` returns, as `load_config` does."""
     reader = Reader(source, ServiceConfig)
     values = reader.fields(ServiceConfig, source.data, ())

@@ -139,7 +139,7 @@ class Text(NamedTuple):
     written: str = ""
 
 
-class Source(msgspec.Struct, frozen=True):
+class ConfigSource(msgspec.Struct, frozen=True):
     """Plain values, with the name and, when they come from a file, the lines of their keys.
 
     Attributes:
@@ -183,7 +183,7 @@ class Source(msgspec.Struct, frozen=True):
         return any(secret[: len(path)] == path for secret in self.secrets)
 
 
-def read_yaml(file: str | os.PathLike[str], expressions: Expressions | None = None) -> Source:
+def read_yaml(file: str | os.PathLike[str], expressions: Expressions | None = None) -> ConfigSource:
     """Read one YAML document; ConfigError when it cannot be read, or is not YAML.
 
     With `expressions` those in values are replaced by what they stand for.
@@ -231,7 +231,7 @@ def flow(value: object) -> str:
     return text.removesuffix("...\n").rstrip("\n")
 
 
-def parse_yaml(text: bytes, name: str, expressions: Expressions | None = None) -> Source:
+def parse_yaml(text: bytes, name: str, expressions: Expressions | None = None) -> ConfigSource:
     """Return one YAML document; raises yaml.YAMLError, and ConfigError if it is too large."""
     _check_size(text, name)
     loader = _Loader(text)
@@ -241,7 +241,7 @@ def parse_yaml(text: bytes, name: str, expressions: Expressions | None = None) -
         data = None if root is None else walk.value(root, (), 0)
     finally:
         loader.dispose()
-    return Source(
+    return ConfigSource(
         name,
         data,
         walk.lines,

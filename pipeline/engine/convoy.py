@@ -3,7 +3,7 @@
 What an engine does for a request is done once for all of them: at each model, and at each step of
 an ensemble. To the code of a model they are requests as ever: whoever works on them takes them
 apart and puts their answers together again, in the worker. Where these are not alike, as one of
-them is an error, they go on as `Each`.
+them is an error, they go on as `MemberOutcomes`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msgspec import field
 
 from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.journal.journal import Outcome, outcome_of, packed_request_of
-from pipeline.engine.request import LAST_ID, Follower, Members
+from pipeline.engine.request import LAST_ID, MemberRequests, Members
 from pipeline.engine.run.collate import slices
 from pipeline.engine.run.stage_errors import ids_of, stage_error
 from pipeline.engine.run.stages import BatchRun
@@ -43,7 +43,7 @@ _DTYPE_AND_NDIM, _SHAPE = attrgetter("dtype", "ndim"), attrgetter("shape")
 _OBJECTS = "OSUV"  # kinds of arrays whose elements are not of one size
 
 
-class Each(msgspec.Struct, eq=False):
+class MemberOutcomes(msgspec.Struct, eq=False):
     """Outcomes of the members of a convoy, where they cannot go on together.
 
     `outcomes`: of each its answer, or an error; None of one whose caller has left.
@@ -86,7 +86,7 @@ class Convoy(msgspec.Struct, eq=False):
     left: set[int] = field(default_factory=set)
     errors: dict[int, PipelineError] = field(default_factory=dict)
     forget: Callable[[int], None] = lambda data_id: None
-    followers: list[Follower] = field(default_factory=list)
+    followers: list[MemberRequests] = field(default_factory=list)
     well: list[bytes] = []
 
     def __len__(self) -> int:
@@ -117,14 +117,14 @@ class Convoy(msgspec.Struct, eq=False):
 
     def came(self, answer: Any, op: str) -> None:
         """Take down which of them have failed at the Op of this name, if they are apart."""
-        for place, outcome in enumerate(answer.outcomes if type(answer) is Each else ()):
+        for place, outcome in enumerate(answer.outcomes if type(answer) is MemberOutcomes else ()):
             if isinstance(outcome, PipelineError):
                 note_op(outcome, op)
                 self.errors[place] = outcome
 
     def codes(self, outcome: Any) -> list[int]:
         """Return how each ended, with this outcome of all or of each."""
-        if type(outcome) is Each:
+        if type(outcome) is MemberOutcomes:
             codes = [_code_of(member) for member in outcome.outcomes]
         else:
             codes = [_code_of(outcome)] * len(self)
@@ -148,7 +148,7 @@ class Convoy(msgspec.Struct, eq=False):
 
     def endings(self, outcome: Any) -> list[bytes]:
         """Return (data id, rows, how it ended) of each, packed; `outcome`: of all, or Each."""
-        if self.left or type(outcome) is Each or isinstance(outcome, PipelineError):
+        if self.left or type(outcome) is MemberOutcomes or isinstance(outcome, PipelineError):
             return list(map(_pack_three, self.ids, self.rows, self.codes(outcome)))
         if not self.well:
             self.well = list(map(_pack_three, self.ids, self.rows, [int(Outcome.OK)] * len(self)))
@@ -236,12 +236,12 @@ def parts_of(stack: Arrays, rows: Sequence[int]) -> list[Arrays]:
 def together(outcomes: list[Any], rows: Sequence[int]) -> Any:
     """Return what came of each member as one answer, or as Each."""
     stack = stacked(outcomes, rows)
-    return Each(outcomes) if stack is None else stack
+    return MemberOutcomes(outcomes) if stack is None else stack
 
 
 def each_of(answer: Any, rows: Sequence[int]) -> list[Any]:
     """Return what came of each member, by the answer to all; None for one that has left."""
-    if type(answer) is Each:
+    if type(answer) is MemberOutcomes:
         return answer.outcomes
     return parts_of(answer, rows)
 
@@ -266,7 +266,7 @@ class Member(msgspec.Struct, eq=False):
         return self.cancelled(self.data_id)
 
 
-class Ranks:
+class BatchMembers:
     """Requests of a batch with convoys in it, whose members are requests by themselves here.
 
     Attributes:
@@ -325,7 +325,7 @@ class ConvoyRun(BatchRun, eq=False):
     def run(self, op: BoundOp, watch: Any, clock_ns: Callable[[], int]) -> None:
         """Run the stages with all members, see `BatchRun.run`. Raises nothing."""
         try:
-            ranks = Ranks()
+            ranks = BatchMembers()
             for item in self.items:
                 ranks.add(item, item.convoy, partial(_has_left, item))
             inner = BatchRun(ranks.members, self.worker)

@@ -1,4 +1,4 @@
-"""ConvoyWay: which convoys an engine takes; see `engine.convoy`."""
+"""ConvoyPath: which convoys an engine takes; see `engine.convoy`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_SHARED = 32
 _WEIGHT, _MOST_WEIGHT = 1 / 16, 1 / 2  # of a request in the running mean, and of a message
 
 
-class ConvoyWay:
+class ConvoyPath:
     """The way of convoys through an engine, if there is one.
 
     There is none where somebody around the Ops has to see each request.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.engine.ports import OpNode, Receiver, Router, WayBack, alone
+from pipeline.engine.ports import LoopEdge, OpNode, Receiver, Router, alone
 from pipeline.engine.request import RequestState
 from pipeline.engine.run.payload import LOCAL, Absent
 from pipeline.errors import GraphError
@@ -74,7 +74,7 @@ class Detours:
         if others and request.generation == generation:
             self.pass_on(request, alone(others), source.name, Absent((source.name,)))
 
-    def _loop(self, source: OpNode, request: RequestState, loop: WayBack, answer: Any) -> None:
+    def _loop(self, source: OpNode, request: RequestState, loop: LoopEdge, answer: Any) -> None:
         """Have an Op that leads to `source`, and all behind it, run again."""
         detours = request.detoured()
         if detours.loops[source] >= source.op.pipeline_max_loops:
@@ -166,7 +166,7 @@ def _bound(nodes: list[OpNode]) -> None:
             other.room.held_back += (node,)
 
 
-def _loops_of(op: Op, nodes: Mapping[Op, OpNode]) -> dict[str, WayBack]:
+def _loops_of(op: Op, nodes: Mapping[Op, OpNode]) -> dict[str, LoopEdge]:
     """Return an Op's loops; what is joined in them is told whose parts it has to keep."""
     named = {node.name: node for node in nodes.values()}
     loops = {}
@@ -174,7 +174,7 @@ def _loops_of(op: Op, nodes: Mapping[Op, OpNode]) -> dict[str, WayBack]:
         target = named[name]
         below = tuple(node for node in nodes.values() if node in target.links.below)
         again = frozenset(node.name for node in (target, *below))
-        loops[name] = WayBack(target, below, again)
+        loops[name] = LoopEdge(target, below, again)
         target.links.is_in_loop = True
         for node in below:
             node.links.is_in_loop = True
@@ -205,7 +205,7 @@ def no_such_way(source: OpNode, to: tuple[str, ...]) -> GraphError:
     return GraphError(f"{text}. Those that read it: {readers}; loop_to: {_listed(links.loops)}.")
 
 
-def _too_many_loops(source: OpNode, loop: WayBack) -> GraphError:
+def _too_many_loops(source: OpNode, loop: LoopEdge) -> GraphError:
     """Return what is told a request that has been looped too often."""
     most = source.op.pipeline_max_loops
     return GraphError(

@@ -18,7 +18,7 @@ from pipeline.engine.admission import (
     without_places,
 )
 from pipeline.engine.answers import channel_data, refusal, withheld
-from pipeline.engine.convoy_way import ConvoyWay
+from pipeline.engine.convoy_way import ConvoyPath
 from pipeline.engine.executor import DispatchCycle, Executor
 from pipeline.engine.filters import (
     Deadline,
@@ -53,7 +53,7 @@ from pipeline.engine.schema_checks import completing, delivery_of, unpacker_of
 from pipeline.engine.sequences.filter import orders_of
 from pipeline.engine.state import EngineState
 from pipeline.engine.stored_inputs import StoredInputs
-from pipeline.engine.streams.delivery import Ways
+from pipeline.engine.streams.delivery import RequestEnds
 from pipeline.engine.streams.plan import plan_streams
 from pipeline.engine.trips.trips import Trips
 from pipeline.engine.worker_api import WorkersFactory
@@ -151,12 +151,12 @@ class Engine:
         self._packer = Packer(
             graph.response_op, factory, self._answer, config.limits, self._complete
         )
-        ways = Ways(complete, self._answer, self._end, self._end_now, lambda: self._filters)
+        ways = RequestEnds(complete, self._answer, self._end, self._end_now, lambda: self._filters)
         self.executor.delivery = delivery_of(
             graph.response_op, streams, config, self.executor, self._packer, loop, observers, ways
         )
         self._filters = chain = FilterChain(self._own_filters(config), filters)
-        self.executor.convoys = ConvoyWay(self.executor, self._admission, chain, config, stored)
+        self.executor.convoys = ConvoyPath(self.executor, self._admission, chain, config, stored)
         if complete == self._complete and streams is None:
             join_trips(self._unpacker, self._packer, self.executor.trips, chain, stored)
         self._on_readiness = on_readiness

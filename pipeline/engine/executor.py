@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.config.schema import DagConfig
 from pipeline.engine.admission import AdmissionController
-from pipeline.engine.convoy_way import ConvoyWay, convoy_filter
+from pipeline.engine.convoy_way import ConvoyPath, convoy_filter
 from pipeline.engine.detours import Detours, link
 from pipeline.engine.graph import Graph
 from pipeline.engine.journal.journal import EngineObservers
@@ -16,7 +16,7 @@ from pipeline.engine.op.cache import CachedGraph
 from pipeline.engine.op.channel import Item, own_dict
 from pipeline.engine.op.dispatcher import OpDispatcher
 from pipeline.engine.op.filter import surround
-from pipeline.engine.op.order import KeptOrder
+from pipeline.engine.op.order import OrderFilter
 from pipeline.engine.ports import OpNode, Receiver, alone
 from pipeline.engine.request import Recipient, RequestState
 from pipeline.engine.run.payload import LOCAL, Absent, MemoryDomain
@@ -127,7 +127,7 @@ class Executor:
         hides_errors: callers read a sentence of the server's own errors; given by the engine.
     """
 
-    convoys: ConvoyWay
+    convoys: ConvoyPath
     hides_errors: bool = False
 
     def __init__(
@@ -179,7 +179,7 @@ class Executor:
         if convoys is not None:
             surround(node, convoys)
         if config.dynamic_batching.preserve_ordering and config.concurrency > 1:
-            surround(node, KeptOrder())
+            surround(node, OrderFilter())
         return node
 
     def is_decoupled(self, op: Op | None = None) -> bool:

@@ -94,7 +94,7 @@ Tell = Callable[[ModelPart], None]
 """Takes each answer, in a thread of ours: it must not block."""
 
 
-class BegunCall(Protocol):
+class PendingCall(Protocol):
     """A call that has begun; all threads may call these."""
 
     def cancel(self) -> None:
@@ -107,7 +107,7 @@ class BegunCall(Protocol):
 class ModelCaller(Protocol):
     """The models of the server, for a worker of it: from any thread."""
 
-    def begin(self, call: PeerCall, feeds: Mapping[str, Any], tell: Tell) -> BegunCall:
+    def begin(self, call: PeerCall, feeds: Mapping[str, Any], tell: Tell) -> PendingCall:
         """Ask a model; `tell` gets each answer, the last of them final. Raises PipelineError."""
 
     def change(self, change: ModelChange, tell: Tell) -> None:

@@ -52,7 +52,7 @@ def key_of_model(names: ModelNames) -> str:
     return ops[0] or "" if name is None else name
 
 
-class Served(Protocol):
+class ServedGraph(Protocol):
     """A graph with the engine that serves it: what is loaded and unloaded as a whole."""
 
     @property
@@ -101,10 +101,10 @@ class ModelEntry:
 
     __slots__ = ("name", "op", "reason", "served", "state", "version")
 
-    def __init__(self, name: str, served: Served, op: Op | None = None) -> None:
+    def __init__(self, name: str, served: ServedGraph, op: Op | None = None) -> None:
         self.name: str = name
         self.version: str = served.version
-        self.served: Served = served
+        self.served: ServedGraph = served
         self.op: Op | None = op
         self.state: ModelState = ModelState.UNAVAILABLE
         self.reason: str = "not loaded"
@@ -131,7 +131,7 @@ class ModelEntry:
         self.state, self.reason = state, reason
 
 
-def entries_of(served: Served) -> list[ModelEntry]:
+def entries_of(served: ServedGraph) -> list[ModelEntry]:
     """Return the models that a graph is: itself, and its Ops in order, as far as they have names.
 
     They are entries anew, of nothing that is loaded.
@@ -157,11 +157,11 @@ class ModelRegistry:
         self.changes: int = 0
         """Times that a model came or went."""
         self._models: dict[str, dict[str, ModelEntry]] = {}  # by name and version
-        self._members: dict[Served, list[ModelEntry]] = {}  # without those that were unloaded
+        self._members: dict[ServedGraph, list[ModelEntry]] = {}  # without those that were unloaded
 
     # Entries --------------------------------------------------------------------------------
 
-    def add(self, served: Served) -> None:
+    def add(self, served: ServedGraph) -> None:
         """Add a graph and its Ops, to be loaded. Raises ConfigError for a name that is taken."""
         added = entries_of(served)
         for entry in added:
@@ -169,7 +169,7 @@ class ModelRegistry:
                 raise ConfigError(f"there is a model {entry.name!r} already: choose another name")
         self._put(served, added)
 
-    def put(self, served: Served) -> Served | None:
+    def put(self, served: ServedGraph) -> ServedGraph | None:
         """Put a graph that is loaded in the place of the one that has its name and version.
 
         Returns that one, which gets no more requests.
@@ -184,7 +184,7 @@ class ModelRegistry:
         self._put(served, added)
         return None if before is None else before.served
 
-    def take(self, served: Served) -> None:
+    def take(self, served: ServedGraph) -> None:
         """Take a graph away, if it is there: it gets no more requests, and nothing shows it."""
         for entry in self._members.pop(served, ()):
             versions = self._models[entry.name]
@@ -194,7 +194,7 @@ class ModelRegistry:
             if not versions:
                 del self._models[entry.name]
 
-    def _put(self, served: Served, added: list[ModelEntry]) -> None:
+    def _put(self, served: ServedGraph, added: list[ModelEntry]) -> None:
         self._members[served] = added
         self.changes += 1
         for entry in added:
@@ -233,11 +233,11 @@ class ModelRegistry:
         ]
         return max(ready, key=lambda entry: int(entry.version), default=None)
 
-    def members(self, served: Served) -> list[ModelEntry]:
+    def members(self, served: ServedGraph) -> list[ModelEntry]:
         """Return the models that a graph is: itself, and its Ops in order."""
         return [entry for entry in self.entries() if entry.served is served]
 
-    def graphs(self) -> list[Served]:
+    def graphs(self) -> list[ServedGraph]:
         """Return all graphs but those that are unloaded, or about to be."""
         return [served for served, (first, *_) in self._members.items() if not first.is_unloaded]
 
@@ -275,7 +275,7 @@ class ModelRegistry:
         """Let all graphs finish what they have, and end them, loaded or not."""
         await asyncio.gather(*(served.unload(grace_s) for served in self._members))
 
-    def _advance(self, served: Served, state: ModelState, reason: str = "") -> None:
+    def _advance(self, served: ServedGraph, state: ModelState, reason: str = "") -> None:
         self.changes += 1
         for entry in self.members(served):
             entry.advance(state, reason)

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import field
 
 from pipeline.engine.journal.spans import SpanRecorder
-from pipeline.engine.op.channel import Channel, Item, Room
-from pipeline.engine.op.filter import Surrounded
+from pipeline.engine.op.channel import Channel, ChannelBound, Item
+from pipeline.engine.op.filter import FilteredDispatcher
 from pipeline.engine.op.worker_watch import WorkerWatch
 from pipeline.engine.request import Recipient, RequestState, RequestTarget
 from pipeline.engine.run.stages import BatchRun
@@ -25,7 +25,7 @@ from pipeline.errors import PipelineError
 from pipeline.op import Op
 
 
-class Stop(Protocol):
+class TripStop(Protocol):
     """Something that a trip comes past: an Op, or the RequestOp or ResponseOp of a user."""
 
     op: Op
@@ -44,21 +44,21 @@ class Stop(Protocol):
         """Pass on what came of a request here, where the trip has ended with it."""
 
 
-class PackStop(Stop, Protocol):
+class PackStop(TripStop, Protocol):
     """A user's ResponseOp at the end of trips."""
 
     def step(self, items: Sequence[Item]) -> Any:
         """Return the job of the last answer of a trip, which is the only input of its item."""
 
 
-class OpNode(Recipient, Stop, Surrounded, Protocol):
+class OpNode(Recipient, TripStop, FilteredDispatcher, Protocol):
     """The dispatcher of one Op."""
 
     channel: Channel
     scheduler: Scheduler
     load: Load
     shedder: Shedder
-    room: Room
+    room: ChannelBound
     spans: SpanRecorder
     watch: WorkerWatch
     streams: bool
@@ -83,7 +83,7 @@ def alone(nodes: Iterable[OpNode]) -> tuple[Receiver, ...]:
     return tuple((node, ()) for node in nodes)
 
 
-class WayBack(msgspec.Struct, frozen=True, eq=False):
+class LoopEdge(msgspec.Struct, frozen=True, eq=False):
     """A way back from an Op to one that leads to it.
 
     Attributes:
@@ -124,7 +124,7 @@ class Links(msgspec.Struct, eq=False):
     runs_again: frozenset[OpNode] = frozenset()
     begins_laps: tuple[OpNode, ...] = ()
     is_target: bool = False
-    loops: dict[str, WayBack] = {}
+    loops: dict[str, LoopEdge] = {}
     is_in_loop: bool = False
     answered: int = 0
     withheld: Counter[OpNode] = field(default_factory=Counter)
@@ -145,7 +145,7 @@ class Links(msgspec.Struct, eq=False):
         return edges
 
 
-class Cycle(Protocol):
+class CycleTrigger(Protocol):
     """Trigger of the Ops; see `executor.DispatchCycle`."""
 
     def mark_dirty(self, node: Recipient) -> None: ...
@@ -157,7 +157,7 @@ class TripStarts(Protocol):
 
     def begin(self, leader: OpNode, runs: Sequence[BatchRun]) -> list[Any]: ...
     def begin_alone(self, leader: OpNode, run: Item) -> Trip | Item: ...
-    def begin_before(self, unpacker: Stop, job: Any, request: RequestState) -> Any: ...
+    def begin_before(self, unpacker: TripStop, job: Any, request: RequestState) -> Any: ...
     def done(self, worker: Worker | None, trip: Any) -> None: ...
     def lost(self, trip: Trip, error: PipelineError) -> None: ...
     def hung(self, node: OpNode) -> None: ...
@@ -174,7 +174,7 @@ class Router(Protocol):
     workers_changed: Callable[[], None]
 
     @property
-    def cycle(self) -> Cycle: ...
+    def cycle(self) -> CycleTrigger: ...
     @property
     def trips(self) -> TripStarts: ...
     @property

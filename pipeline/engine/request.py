@@ -23,7 +23,7 @@ from pipeline.errors import PipelineError
 from pipeline.op import Op
 
 if TYPE_CHECKING:
-    from pipeline.engine.journal.journal import EngineObservers, WayForm
+    from pipeline.engine.journal.journal import EngineObservers, TripRowForm
     from pipeline.engine.streams.flow import RequestStream
 
 _LOGGER = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Recipient(Protocol):
         """Take the answer of the producer `slot`; see `OpDispatcher.enqueue`."""
 
 
-class Follower(Protocol):
+class MemberRequests(Protocol):
     """Requests that were asked for the members of a convoy."""
 
     def leave(self, place: int) -> None:
@@ -96,7 +96,7 @@ class Members(Protocol):
     infos: list[RequestInfo]
     ids: list[int]
     left: set[int]
-    followers: list[Follower]
+    followers: list[MemberRequests]
 
     def __len__(self) -> int: ...
     def enter(
@@ -187,7 +187,7 @@ def report_illegal_step(request: RequestState, phase: Phase) -> None:
     )
 
 
-class Detoured(msgspec.Struct, eq=False):
+class RequestDetours(msgspec.Struct, eq=False):
     """Jumps and loops of one request.
 
     Attributes:
@@ -210,7 +210,7 @@ class RequestState(msgspec.Struct, eq=False):
     `asked_at`, which is known if there is a deadline, and `deadline` are in `time.monotonic`. The
     times are `time.monotonic_ns`, see `engine.journal.REQUEST`; the last three are sums over its
     spans. `spans` has these, packed, where somebody asked for them, its caller if it `is_profiled`;
-    `way` all of them, where it went through all Ops in one go: their WayRows, and what these want
+    `way` all of them, where it went through all Ops in one go: their TripRows, and what these want
     of it; the sums have none of them then, see `stages_ns`. `trace` is its own traceparent; "" if
     it is not traced. `detours`: what it has jumped and looped, if it has. `stream`: where the graph
     has streams, how far those of this request are. `judged_by`: of the Op that might have refused
@@ -248,9 +248,9 @@ class RequestState(msgspec.Struct, eq=False):
     output_ns: int = 0
     spans: list[bytes] | None = None
     is_profiled: bool = False
-    way: tuple[WayForm, tuple[int, ...]] | None = None
+    way: tuple[TripRowForm, tuple[int, ...]] | None = None
     trace: str = ""
-    detours: Detoured | None = None
+    detours: RequestDetours | None = None
     stream: RequestStream | None = None
     judged_by: object | None = None
     convoy: Members | None = None
@@ -258,9 +258,9 @@ class RequestState(msgspec.Struct, eq=False):
     info: RequestInfo = NO_INFO
     head: AnswerHead | None = None
 
-    def detoured(self) -> Detoured:
+    def detoured(self) -> RequestDetours:
         """Return its jumps and loops, which may be its first."""
-        self.detours = detoured = self.detours or Detoured()
+        self.detours = detoured = self.detours or RequestDetours()
         return detoured
 
     def lap(self, node: Recipient) -> int:

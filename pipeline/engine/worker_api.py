@@ -204,7 +204,7 @@ class WorkersBase:
 
 
 @runtime_checkable
-class Lasting(Protocol):
+class StableWorkers(Protocol):
     """Workers that can be told apart from those that they replace: sequences may stay with one."""
 
     def lives(self) -> Mapping[int, int]:
@@ -243,7 +243,7 @@ class Resizable(Protocol):
         """Wait, so long at most, until all that were dismissed have ended; return whether."""
 
 
-class Owner(Protocol):
+class WorkersOwner(Protocol):
     """Listener to the workers of an Op, on the event loop: its dispatcher."""
 
     def done(self, worker: Worker, job: Any) -> None:
@@ -256,14 +256,14 @@ class Owner(Protocol):
         """`count`, `is_ready` or `outage` is not what it was."""
 
 
-class StreamOwner(Owner, Protocol):
+class StreamOwner(WorkersOwner, Protocol):
     """Listener to the workers of an Op that is a generator."""
 
     def parts(self, run: Any, entries: Sequence[tuple[int, Any]]) -> None:
         """Take what a StreamRun makes, in order; see `engine.streams.run`."""
 
 
-WorkersFactory = Callable[[Op, Owner], Workers]
+WorkersFactory = Callable[[Op, WorkersOwner], Workers]
 """Makes the workers of an Op; the one place that knows of their kind."""
 
 
@@ -305,7 +305,7 @@ class WorkerKind(Protocol):
     def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
         """Take the running loop, and what to call there when results were taken in."""
 
-    def workers(self, op: Op, count: int, owner: Owner) -> Workers:
+    def workers(self, op: Op, count: int, owner: WorkersOwner) -> Workers:
         """Return `count` workers of an Op, which report to `owner`; not started."""
 
     async def close(self) -> None:

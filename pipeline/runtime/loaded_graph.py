@@ -20,12 +20,12 @@ from pipeline.engine.op.limiter import open_limits
 from pipeline.engine.sequences.filter import turnstiles_of
 from pipeline.engine.stored_inputs import StoredInputs, check_has_no_schema
 from pipeline.engine.worker_api import (
-    Owner,
     WorkerContext,
     WorkerKind,
     Workers,
     WorkersBase,
     WorkersFactory,
+    WorkersOwner,
 )
 from pipeline.errors import InitError
 from pipeline.observe.logs.remote import LogsHome, replay_bytes
@@ -78,7 +78,7 @@ class GraphPlace(NamedTuple):
 
 
 class LoadedGraph:
-    """A graph that a server serves under a name; see `engine.models.Served`.
+    """A graph that a server serves under a name; see `engine.models.ServedGraph`.
 
     Its Ops are configured. Without a name requests for any service are taken. With `model` it is
     one version of a model of a repository, whose workers may come from `processes`. `share` has
@@ -261,7 +261,7 @@ class _WorkerKinds:
         for kind in {edge_kind, *self._by_name.values()}:
             kind.attach(loop, pump)
 
-        def make(op: Op, owner: Owner) -> Workers:
+        def make(op: Op, owner: WorkersOwner) -> Workers:
             config = op.pipeline_config
             if op in (self._graph.request_op, self._graph.response_op):
                 return edge_kind.workers(op, max(config.concurrency, self._edge_workers), owner)

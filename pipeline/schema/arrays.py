@@ -273,7 +273,7 @@ _KINDS = {"b": "boolean", "i": "integer", "u": "integer", "f": "number"}
 
 def components_of(schema: Any, kind: inspect.Type) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the JSON schema of a type, and those that it refers to, by name."""
-    (found,), components = msgspec.json.schema_components(
+    (root,), components = msgspec.json.schema_components(
         [schema], schema_hook=_array_schema, ref_template=REFERENCE + "{name}"
     )
     components = _without_false(components)
@@ -281,7 +281,7 @@ def components_of(schema: Any, kind: inspect.Type) -> tuple[dict[str, Any], dict
         described = components.get(getattr(getattr(one, "cls", None), "__name__", ""))
         if described is not None and hasattr(one, "fields"):
             _say_tensors(one, described)
-    return _without_false(found), components
+    return _without_false(root), components
 
 
 def _without_false(value: Any) -> Any:

@@ -110,7 +110,7 @@ def keep_signals_from_children(before: Mapping[int, Handler], is_leashed: bool =
     _INHERITANCE[0].set(before, is_leashed)
 
 
-class ChildrenSince:
+class StartedChildren:
     """The children of this process that were started since this was made, and theirs in turn.
 
     Those that began a session of their own are meant to outlive it, and are not among them.

@@ -69,7 +69,7 @@ class RateLimit:
         return _IDS.generate_trace_id()
 
 
-class BySampler:
+class SamplerDecision:
     """The answer of a sampler of the SDK, such as that of OTEL_TRACES_SAMPLER."""
 
     def __init__(
@@ -152,7 +152,7 @@ def connect(pipeline_name: str) -> OtelRecorder | None:
     if setting(OTEL_TRACES_SAMPLER):
         # The SDK reads this variable, and the argument's, where it makes a provider.
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        choose = BySampler(provider.sampler, pipeline_name)
+        choose = SamplerDecision(provider.sampler, pipeline_name)
     return OtelRecorder(exporters, resource, choose)
 
 

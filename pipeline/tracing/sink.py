@@ -25,7 +25,7 @@ from pipeline.observe.sink import SinkContext
 from pipeline.observe.tables import Integers, Positions, batches, walks
 from pipeline.system.event_loop import DaemonThreads
 from pipeline.tracing.context import TraceContext, format_traceparent, parse_traceparent
-from pipeline.tracing.spans import PartTimes, RequestSpans, SpanRecord, Traced, TracedSpan
+from pipeline.tracing.spans import PartTimes, RequestSpans, SpanRecord, TracedRequest, TracedSpan
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Telemetry:
         self._spans = RequestSpans(pipeline_name, names)
         self._thread = thread or DaemonThreads(1, "pipeline-telemetry")
         self._wall_ns = wall_ns
-        self._traced: dict[int, Traced] = {}
+        self._traced: dict[int, TracedRequest] = {}
         self._ended: deque[int] = deque()
         self._handed = 0  # flushes; the loop counts these,
         self._made = 0  # and the thread those
@@ -113,7 +113,7 @@ class Telemetry:
         if context is None or is_behind or len(self._traced) >= _MAX_OPEN + len(self._ended):
             return format_traceparent(parent._replace(is_sampled=False)) if parent else ""
         text = format_traceparent(context)
-        self._traced[data_id] = Traced(context, text, parent, self._wall_ns())
+        self._traced[data_id] = TracedRequest(context, text, parent, self._wall_ns())
         return text
 
     def trace_of(self, data_id: int) -> str:
@@ -182,7 +182,7 @@ class Telemetry:
         ]
 
     def _make(
-        self, op_spans: list[TracedSpan], requests: list[tuple[Traced, RequestRecord]]
+        self, op_spans: list[TracedSpan], requests: list[tuple[TracedRequest, RequestRecord]]
     ) -> None:
         """Make the spans, on the thread."""
         try:

@@ -61,7 +61,7 @@ class PartTimes(msgspec.Struct, eq=False):
         return attributes
 
 
-class Traced(msgspec.Struct, eq=False):
+class TracedRequest(msgspec.Struct, eq=False):
     """A request that is recorded. `wall_ns`: what makes wall clock of its times.
 
     `parts` are those of its streams: by the Op that made them, PIPELINE for those of the answer.
@@ -99,7 +99,7 @@ class TracedSpan(NamedTuple):
     `walk` are the indexes of the Ops that it went through in one go, this one among them.
     """
 
-    traced: Traced
+    traced: TracedRequest
     run: int
     size: int
     row: OpSpan
@@ -170,7 +170,7 @@ class RequestSpans:
                 links=links if stage == "process" else (),
             )
 
-    def of_request(self, traced: Traced, row: RequestRecord) -> SpanRecord:
+    def of_request(self, traced: TracedRequest, row: RequestRecord) -> SpanRecord:
         """Return the request as a whole."""
         attributes: dict[str, Value] = {"pipeline.data_id": row.data_id, "pipeline.rows": row.rows}
         if row.code:

@@ -70,7 +70,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class OpMeasured:
+class OpMeasurement:
     """One Op in a trial.
 
     `visits` is how many of its spans a request takes, `busy` the mean number of its workers at
@@ -96,7 +96,7 @@ class Trial:
     p99_ms: float = 0.0
     memory_mb: float = 0.0
     cpu: float = 0.0
-    ops: Mapping[str, OpMeasured] = field(default_factory=dict)
+    ops: Mapping[str, OpMeasurement] = field(default_factory=dict)
     worker_mb: float = 0.0
     problem: str = ""
     took_s: float = 0.0

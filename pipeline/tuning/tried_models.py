@@ -22,7 +22,7 @@ from pipeline.repository.model_config import TEXT_FILE, parse_json, read_model_c
 from pipeline.repository.polled_model import find_models
 from pipeline.system.processes import Family, family_of
 from pipeline.tuning.load import LoadRequest, replay
-from pipeline.tuning.settings import OpMeasured, OpSettings, Settings, Trial
+from pipeline.tuning.settings import OpMeasurement, OpSettings, Settings, Trial
 from pipeline.tuning.tried_server import (
     TrialError,
     TriedOp,
@@ -189,7 +189,7 @@ class ModelsBench:
         load = asyncio.run(replay(server.port, self.requests, self.clients, self.seconds))
         after = server.family()
 
-        def ops() -> dict[str, OpMeasured]:
+        def ops() -> dict[str, OpMeasurement]:
             return {
                 name: measured(earlier, server.counted(name), len(load.times_s), load.seconds)
                 for name, earlier in zip(self.configs, counted, strict=True)
@@ -198,7 +198,7 @@ class ModelsBench:
         return trial_of(settings, load, before, after, ops)
 
 
-def measured(before: Counted, after: Counted, answered: int, seconds: float) -> OpMeasured:
+def measured(before: Counted, after: Counted, answered: int, seconds: float) -> OpMeasurement:
     """Return what a model did between two looks at its statistics."""
     earlier = dict(_batches(before))
     points, busy_ns, ran = [], 0, 0
@@ -210,7 +210,7 @@ def measured(before: Counted, after: Counted, answered: int, seconds: float) -> 
             busy_ns, ran = busy_ns + took_ns, ran + count
     asked = after["inference_stats"]["success"]["count"]
     asked -= before["inference_stats"]["success"]["count"]
-    return OpMeasured(asked / max(1, answered), busy_ns / 1e9 / seconds, tuple(points))
+    return OpMeasurement(asked / max(1, answered), busy_ns / 1e9 / seconds, tuple(points))
 
 
 def _batches(counted: Counted) -> Iterator[tuple[int, tuple[int, int]]]:

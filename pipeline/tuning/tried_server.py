@@ -23,7 +23,7 @@ from pipeline.observe.analysis.analyst import Analyst
 from pipeline.observe.tables import batches
 from pipeline.system.processes import Family, family_of
 from pipeline.tuning.load import LoadFigures, LoadRequest, replay
-from pipeline.tuning.settings import OpMeasured, OpSettings, Settings, Trial
+from pipeline.tuning.settings import OpMeasurement, OpSettings, Settings, Trial
 
 CHILD = "pipeline.cli.trial_main"
 _READY = re.compile(rb"is ready: .*HTTP on port (\d+)")
@@ -107,7 +107,7 @@ def trial_of(
     load: LoadFigures,
     before: Family,
     after: Family,
-    ops: Callable[[], Mapping[str, OpMeasured]],
+    ops: Callable[[], Mapping[str, OpMeasurement]],
 ) -> Trial:
     """Return what a load found between two looks at a server; `ops` is asked if all is well."""
     if load.failed or not load.times_s:
@@ -213,7 +213,7 @@ def stop(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def _ops_of(output: Path, begins_at: int) -> dict[str, OpMeasured]:
+def _ops_of(output: Path, begins_at: int) -> dict[str, OpMeasurement]:
     """Return what each Op did, from the PROFILE lines behind `begins_at`."""
     lines = output.with_name("profile")
     lines.write_bytes(output.read_bytes()[begins_at:])
@@ -234,7 +234,7 @@ def _ops_of(output: Path, begins_at: int) -> dict[str, OpMeasured]:
             those = is_well & (sizes == size)
             count = float(weights[first][those].sum())
             points.append((float(size), float(np.median(took_ms[those])), count))
-        ops[figures.name] = OpMeasured(
+        ops[figures.name] = OpMeasurement(
             figures.visits, figures.busy * figures.workers, tuple(points)
         )
     return ops

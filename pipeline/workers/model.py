@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.engine.convoy import Each
+from pipeline.engine.convoy import MemberOutcomes
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import Members
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
-from pipeline.engine.worker_api import Owner, Worker, WorkerContext, WorkersBase
+from pipeline.engine.worker_api import Worker, WorkerContext, WorkersBase, WorkersOwner
 from pipeline.errors import PipelineError
 from pipeline.op import Op
-from pipeline.workers.model_convoys import AskedEach
+from pipeline.workers.model_convoys import ConvoyCalls
 from pipeline.workers.model_runs import ModelRun, ModelStream
 from pipeline.workers.model_step import ModelStep, answer_of, ask, failure_of, step_of
 
@@ -40,7 +40,7 @@ class ModelKind:
     def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
         self._loop = loop
 
-    def workers(self, op: Op, count: int, owner: Owner) -> ModelWorkers:
+    def workers(self, op: Op, count: int, owner: WorkersOwner) -> ModelWorkers:
         return ModelWorkers(step_of(op), self._loop, owner)
 
     async def close(self) -> None:
@@ -65,7 +65,9 @@ class ModelWorkers(WorkersBase):
     visit_type: type[Item] | None = ModelRun
     stream_type: type[BatchRun] | None = ModelStream
 
-    def __init__(self, step: ModelStep, loop: asyncio.AbstractEventLoop, owner: Owner) -> None:
+    def __init__(
+        self, step: ModelStep, loop: asyncio.AbstractEventLoop, owner: WorkersOwner
+    ) -> None:
         self.count: int = 0
         self.step: ModelStep = step
         self.loop: asyncio.AbstractEventLoop = loop
@@ -157,7 +159,7 @@ class ModelWorkers(WorkersBase):
 
     def _goes_together(self, item: Item, convoy: Members) -> bool:
         """Return whether the model takes all members of a convoy at once, and may have them."""
-        if any(type(part) is Each for part in item.inputs.values()):
+        if any(type(part) is MemberOutcomes for part in item.inputs.values()):
             return False
         return len(convoy) <= self.convoy_size(max(convoy.rows))
 
@@ -169,7 +171,7 @@ class ModelWorkers(WorkersBase):
                 run.over(outcome)
 
         self._note(run)
-        asked: Any = AskedEach(self.step, run, convoy, tell, self.loop.call_soon)
+        asked: Any = ConvoyCalls(self.step, run, convoy, tell, self.loop.call_soon)
         run.handle = asked
         asked.ask(lost)
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from pipeline.data import ChannelData, RequestInfo
-from pipeline.engine.convoy import Each, MemberLostError, each_of, together
+from pipeline.engine.convoy import MemberLostError, MemberOutcomes, each_of, together
 from pipeline.engine.request import Members, RequestState, UnarySink
 from pipeline.engine.run.payload import opened
 from pipeline.errors import PipelineError
@@ -26,7 +26,7 @@ class _Asking(msgspec.Struct, eq=False):
         return self
 
 
-class AskedEach:
+class ConvoyCalls:
     """The members of a convoy, each asked for by itself; to the convoy's run they are one request.
 
     Args:
@@ -124,7 +124,7 @@ class _MemberSink(UnarySink):
 
     is_ours: ClassVar[bool] = True
 
-    def __init__(self, asked: AskedEach, place: int, item: Any) -> None:
+    def __init__(self, asked: ConvoyCalls, place: int, item: Any) -> None:
         self._asked = asked
         self._place = place
         self._item = item
@@ -133,9 +133,9 @@ class _MemberSink(UnarySink):
         self._asked.answered(self._place, self._item, answer)
 
 
-def mapped(step: ModelStep, item: Any, answers: Each) -> Each:
+def mapped(step: ModelStep, item: Any, answers: MemberOutcomes) -> MemberOutcomes:
     """Return what came of each member at the model, as the Op answers."""
-    return Each([_mapped(step, item, opened(outcome)) for outcome in answers.outcomes])
+    return MemberOutcomes([_mapped(step, item, opened(outcome)) for outcome in answers.outcomes])
 
 
 def _mapped(step: ModelStep, item: Any, outcome: Any) -> Any:

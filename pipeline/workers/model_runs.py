@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pipeline.data import ChannelData
-from pipeline.engine.convoy import Each
+from pipeline.engine.convoy import MemberOutcomes
 from pipeline.engine.model_calls import error_in
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState, StreamSink, UnarySink
@@ -40,7 +40,7 @@ class ModelRun(UnarySink, Item, eq=False):
         step, error, convoy = self.workers.step, answer.error, self.request.convoy
         if error is None:
             payload = answer.payload
-            make = mapped if type(payload) is Each else answer_of
+            make = mapped if type(payload) is MemberOutcomes else answer_of
             self.over(make(step, self, payload))
         elif convoy is not None and convoy.comes_again(error):
             self.workers.ask_each(self, convoy, error)

@@ -157,7 +157,7 @@ class LoopCaller:
 
 
 class _Begun:
-    """A call that has begun; see `BegunCall`."""
+    """A call that has begun; see `PendingCall`."""
 
     def __init__(self, caller: LoopCaller, sink: PeerSink) -> None:
         self.sink: PeerSink = sink

@@ -20,11 +20,11 @@ from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import (
     Job,
     Lender,
-    Owner,
     SetUp,
     Worker,
     WorkerContext,
     WorkersBase,
+    WorkersOwner,
 )
 from pipeline.errors import DeadlineError, InitError, PipelineError, WorkerDiedError, described
 from pipeline.op import Op, predictor_of
@@ -55,7 +55,7 @@ class ThreadKind:
         self._loop = loop
         self._inbox = LoopInbox(loop, after=schedule)
 
-    def workers(self, op: Op, count: int, owner: Owner) -> ThreadWorkers:
+    def workers(self, op: Op, count: int, owner: WorkersOwner) -> ThreadWorkers:
         if self._models is not None:
             op.pipeline_models = LoopCaller(self._loop, self._models)
         return ThreadWorkers(op, count, self._loop, self._inbox, self._set_up, owner)
@@ -84,7 +84,7 @@ class ThreadWorkers(WorkersBase):
         loop: asyncio.AbstractEventLoop,
         inbox: LoopInbox,
         set_up: SetUp,
-        owner: Owner,
+        owner: WorkersOwner,
     ) -> None:
         self.name: str = op.name
         self.pool: ThreadPool = ThreadPool(op.name, loop, inbox, owner, self)

@@ -23,7 +23,7 @@ from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.streams.flow import together
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.trips.trip import Trip
-from pipeline.engine.worker_api import Borrower, Job, Owner, StreamOwner
+from pipeline.engine.worker_api import Borrower, Job, StreamOwner, WorkersOwner
 from pipeline.workers.inbox import LoopInbox
 
 _QUICK_NS = 100_000  # a job that takes less costs less than waking another thread for it
@@ -66,7 +66,7 @@ class ThreadPool:
         name: str,
         loop: asyncio.AbstractEventLoop,
         inbox: LoopInbox,
-        owner: Owner,
+        owner: WorkersOwner,
         supervisor: Supervisor,
     ) -> None:
         self.name: str = name
@@ -78,7 +78,7 @@ class ThreadPool:
         self.backlog: deque[Job | Trip] = deque()
         self.context: contextvars.Context = contextvars.copy_context()
         self._loop = loop
-        self.owner: Owner = owner
+        self.owner: WorkersOwner = owner
         self._usual_ns = float(_QUICK_NS)
         self._rescue: asyncio.TimerHandle | None = None
 

@@ -28,7 +28,7 @@ from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
 from pipeline.engine.trips.trip import Trip
-from pipeline.engine.worker_api import Owner, WorkersBase
+from pipeline.engine.worker_api import WorkersBase, WorkersOwner
 from pipeline.errors import DeadlineError, OverloadedError, PipelineError
 from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
@@ -82,7 +82,7 @@ class VirtualWorkers(WorkersBase):
     `lent_items`: requests that were worked on by those that were lent.
     """
 
-    def __init__(self, engine: VirtualEngine, op: Op, owner: Owner, count: int) -> None:
+    def __init__(self, engine: VirtualEngine, op: Op, owner: WorkersOwner, count: int) -> None:
         self.op = op
         self.owner = owner
         self.loop = engine.loop
@@ -371,7 +371,7 @@ class VirtualEngine:
         return int(self.loop.time() * 1e9)
 
     def _factory(self, pump: Callable[[], None]) -> Any:
-        def make(op: Op, owner: Owner) -> VirtualWorkers:
+        def make(op: Op, owner: WorkersOwner) -> VirtualWorkers:
             count = op.pipeline_config.concurrency
             if op.name == REQUEST:
                 count = max(count, _EDGE_WORKERS)

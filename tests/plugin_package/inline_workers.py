@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.state import WorkersState
-from pipeline.engine.worker_api import Job, Owner, SetUp, Worker, WorkerContext, WorkersBase
+from pipeline.engine.worker_api import Job, SetUp, Worker, WorkerContext, WorkersBase, WorkersOwner
 from pipeline.op import Op
 
 
@@ -41,7 +41,7 @@ class InlineKind:
         """Take the loop, and what has Ops cut their next batches."""
         self._loop, self._schedule = loop, schedule
 
-    def workers(self, op: Op, count: int, owner: Owner) -> InlineWorkers:
+    def workers(self, op: Op, count: int, owner: WorkersOwner) -> InlineWorkers:
         """Return the only worker that an Op can have here."""
         return InlineWorkers(op, owner, self._loop, self._schedule, self._set_up)
 
@@ -62,7 +62,7 @@ class InlineWorkers(WorkersBase):
     def __init__(
         self,
         op: Op,
-        owner: Owner,
+        owner: WorkersOwner,
         loop: asyncio.AbstractEventLoop,
         schedule: Callable[[], None],
         set_up: SetUp,

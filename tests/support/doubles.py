@@ -31,7 +31,7 @@ from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.payload import LOCAL, MemoryDomain
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
-from pipeline.engine.worker_api import Job, Owner, Worker, WorkersBase
+from pipeline.engine.worker_api import Job, Worker, WorkersBase, WorkersOwner
 from pipeline.errors import DeadlineError, PipelineError
 from pipeline.observe.logs.setup import LogSession, open_logs
 from pipeline.op import configure_op
@@ -183,7 +183,7 @@ class ScriptedWorkers(WorkersBase):
     def __init__(
         self,
         op: Op,
-        owner: Owner,
+        owner: WorkersOwner,
         service_s: float | None = 0.0,
         memory_domain: MemoryDomain = LOCAL,
     ) -> None:
@@ -335,7 +335,7 @@ class Engine:
             elsewhere.serialize = serialize
 
         def make_workers(pump: Callable[[], None]) -> Any:
-            def make(op: Op, owner: Owner) -> ScriptedWorkers:
+            def make(op: Op, owner: WorkersOwner) -> ScriptedWorkers:
                 is_apart = serialize is not None and op.pipeline_config.workers == "process"
                 domain = elsewhere if is_apart else LOCAL
                 pool = ScriptedWorkers(op, owner, times.get(op.name, 0.0), domain)

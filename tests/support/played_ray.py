@@ -18,7 +18,7 @@ from pipeline.op import configure_op
 from pipeline.workers.inbox import LoopInbox
 from pipeline.workers.ray.actor import RayActor
 from pipeline.workers.ray.api import ActorGoneError, Demands, ObjectGoneError, Told
-from pipeline.workers.ray.cargo import Cargo, for_transport
+from pipeline.workers.ray.cargo import ActorSetup, for_transport
 from pipeline.workers.ray.link import RayContext, Sender
 from pipeline.workers.ray.objects import RayMemory
 from pipeline.workers.ray.pool import RayWorkers
@@ -60,7 +60,7 @@ class Ref:
 class PlayedActor:
     """An actor: its calls run when the test says so, those that Ray runs beside them at once."""
 
-    def __init__(self, cargo: Cargo, demands: Demands) -> None:
+    def __init__(self, cargo: ActorSetup, demands: Demands) -> None:
         self.demands = demands
         self.calls: deque[tuple[str, Sequence[Any], list[Ref]]] = deque()
         self.is_dead = False
@@ -201,8 +201,8 @@ class PlayedMaker:
     async def prepare(self, op: Op) -> Sequence[Any]:
         return []
 
-    def cargo(self, op: Op, number: int, look_s: float) -> Cargo:
-        return Cargo(
+    def cargo(self, op: Op, number: int, look_s: float) -> ActorSetup:
+        return ActorSetup(
             for_transport(op), number, lambda op, number: None, lambda send: None, "",
             self.api.where, look_s
         )  # fmt: skip

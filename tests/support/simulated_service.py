@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.tuning.settings import OpMeasured, OpSettings, OpSpace, Settings, Space, Trial
+from pipeline.tuning.settings import OpMeasurement, OpSettings, OpSpace, Settings, Space, Trial
 
 _WARM = 0.2  # of the requests, which do not count
 _NOISE = 0.03  # of a batch's time
@@ -117,7 +117,7 @@ class _Run:
         seconds = (counted[-1][0] - counted[0][0]) / 1e3 or 1e-3
         times = sorted(took for _, took in counted)
         ops = {
-            space.name: OpMeasured(
+            space.name: OpMeasurement(
                 visits=1.0,
                 busy=self.busy_ms[place] / self.now,
                 batches=tuple(

@@ -131,7 +131,12 @@ def test_a_class_name_stands_for_one_class():
 
 
 @pytest.mark.parametrize(
-    "word", ["Door", "Site", "Gate", "InFlight", "Copies", "Parcel", "Turn", "Companion", "Reel"]
+    "word",
+    [
+        *("Door", "Site", "Gate", "InFlight", "Copies", "Parcel", "Turn", "Companion", "Reel"),
+        *("Cargo", "Commons", "Ranks", "Turnstile", "Shipment", "Pullable", "Lasting", "Vacant"),
+        *("Surrounded", "Detoured", "Elsewhere", "Each"),
+    ],
 )
 def test_a_word_that_was_given_up_is_in_no_class_name(word):
     """The glossary has the field's word for each (frontend, routes, admission, span ...)."""

@@ -192,8 +192,8 @@ class FillerSink(Sink, Protocol):
         """Take note of how many rows of a batch nobody has sent."""
 
 
-class WayForm(Protocol):
-    """Rows of requests that went through the same Ops in one go; see `spans.WayRows`."""
+class TripRowForm(Protocol):
+    """Rows of requests that went through the same Ops in one go; see `spans.TripRows`."""
 
     def add(self, *fields: int) -> None: ...
     def add_spans(self, request: RequestState, spans: Sequence[int]) -> None: ...
@@ -217,7 +217,7 @@ class Journal:
         self.sinks: list[Sink] = list(sinks)
         self.spans: list[bytes] = []
         self.requests: list[bytes] = []
-        self.ways: list[WayForm] = []
+        self.ways: list[TripRowForm] = []
         self.spans_beside: int = 0
         self.parts: list[bytes] = []
         self.flushes: int = 0

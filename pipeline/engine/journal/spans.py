@@ -1,4 +1,4 @@
-"""SpanRecorder and WayRows: they take down, for the journal, what became of requests at Ops.
+"""SpanRecorder and TripRows: they take down, for the journal, what became of requests at Ops.
 
 A span is written by a recorder, as a row of SPAN; or it is one of all that a request has, where
 one thread ran the Ops in line: then the whole way is one row, which is taken apart when it is read.
@@ -254,7 +254,7 @@ _HEAD = (
 _NOT_TOLD = (0,) * 5  # of the request
 
 
-class WayRows:
+class TripRows:
     """Rows of requests that went through some Ops in one go, of which nothing else is to be told.
 
     Of a request that has no other spans, for the whole graph, that was answered well, the row is

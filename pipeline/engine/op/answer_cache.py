@@ -56,7 +56,7 @@ class CacheError(Exception):
     """A cache never does what it was asked for; the text says why."""
 
 
-class Found(msgspec.Struct, eq=False):
+class CacheLookup(msgspec.Struct, eq=False):
     """Result of a lookup, for a request.
 
     Args:
@@ -150,7 +150,7 @@ class ServerCache:
         task.add_done_callback(self._tasks.discard)
 
     @contextlib.contextmanager
-    def trying(self, verb: str, lookup: Found) -> Iterator[None]:
+    def trying(self, verb: str, lookup: CacheLookup) -> Iterator[None]:
         """Have the cache asked for something, and take note if it has failed.
 
         That is logged once, until it is well again. What it never does, as its CacheError says, is
@@ -212,17 +212,17 @@ class AnswerCache:
         self._teller = teller
         teller.caches(target)
 
-    def hit(self, data_id: int, lookup: Found) -> None:
+    def hit(self, data_id: int, lookup: CacheLookup) -> None:
         """Tell that a request is answered from the cache."""
         self._teller.hit(self._target, data_id, lookup.took_ns)
 
     # Looking up -----------------------------------------------------------------------------
 
     def find(
-        self, inputs: Mapping[str, Any], info: RequestInfo, take: Callable[[Found], None]
+        self, inputs: Mapping[str, Any], info: RequestInfo, take: Callable[[CacheLookup], None]
     ) -> None:
         """Look for the answer of a request; `take` is told what there is, at once or later."""
-        lookup = Found(None, self._teller.clock_ns())
+        lookup = CacheLookup(None, self._teller.clock_ns())
         parameters = own_parameters(info) if self._reads_parameters else {}
         make = functools.partial(key_of, self._model, inputs, info.outputs, parameters)
         if not _is_short(inputs):
@@ -238,7 +238,7 @@ class AnswerCache:
         self._tell(lookup, take)
 
     async def _find(
-        self, make: Callable[[], bytes], lookup: Found, take: Callable[[Found], None]
+        self, make: Callable[[], bytes], lookup: CacheLookup, take: Callable[[CacheLookup], None]
     ) -> None:
         result: Any = None
         with self._server.trying("look up", lookup):
@@ -247,7 +247,9 @@ class AnswerCache:
             result = self._server.cache.lookup(key)
         await self._end(lookup, result, take)
 
-    async def _end(self, lookup: Found, result: Any, take: Callable[[Found], None]) -> None:
+    async def _end(
+        self, lookup: CacheLookup, result: Any, take: Callable[[CacheLookup], None]
+    ) -> None:
         """Await what a lookup comes to."""
         with self._server.trying("look up", lookup):
             value = result if isinstance(result, bytes | None) else await result
@@ -260,18 +262,18 @@ class AnswerCache:
                 self._open(lookup, value)
         self._tell(lookup, take)
 
-    def _open(self, lookup: Found, value: bytes | None) -> None:
+    def _open(self, lookup: CacheLookup, value: bytes | None) -> None:
         if value is not None:
             lookup.answer = unpacked(value)
         self._server.is_well("look up")
 
-    def _tell(self, lookup: Found, take: Callable[[Found], None]) -> None:
+    def _tell(self, lookup: CacheLookup, take: Callable[[CacheLookup], None]) -> None:
         lookup.took_ns = self._teller.clock_ns() - lookup.start_ns
         take(lookup)
 
     # Keeping --------------------------------------------------------------------------------
 
-    def keep(self, lookup: Found, outcome: Any, go_on: Callable[[], None]) -> None:
+    def keep(self, lookup: CacheLookup, outcome: Any, go_on: Callable[[], None]) -> None:
         """Keep what came of a request that was not found, if it is an answer.
 
         `go_on` is called when it has been read, and may be changed again.
@@ -296,7 +298,7 @@ class AnswerCache:
         go_on()
 
     async def _keep(
-        self, lookup: Found, outcome: Any, go_on: Callable[[], None], start_ns: int
+        self, lookup: CacheLookup, outcome: Any, go_on: Callable[[], None], start_ns: int
     ) -> None:
         value: bytes | None = None
         with self._server.trying("insert", lookup):
@@ -308,7 +310,7 @@ class AnswerCache:
                 result = self._server.cache.insert(lookup.key, value)
         await self._kept(lookup, result, start_ns)
 
-    async def _kept(self, lookup: Found, result: Any, start_ns: int) -> None:
+    async def _kept(self, lookup: CacheLookup, result: Any, start_ns: int) -> None:
         """Await what an insertion comes to."""
         with self._server.trying("insert", lookup):
             if result is not None:
@@ -316,7 +318,7 @@ class AnswerCache:
                 self._server.is_well("insert")
         self._missed(lookup, start_ns)
 
-    def _missed(self, lookup: Found, start_ns: int) -> None:
+    def _missed(self, lookup: CacheLookup, start_ns: int) -> None:
         kept_ns = self._teller.clock_ns() - start_ns
         self._teller.missed(self._target, lookup.took_ns + kept_ns)
 

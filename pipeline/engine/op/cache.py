@@ -13,7 +13,7 @@ import msgspec
 
 from pipeline.engine.filters import Filter
 from pipeline.engine.journal.journal import NO_WORKER, EngineObservers, Outcome
-from pipeline.engine.op.answer_cache import AnswerCache, CacheTeller, Found, ServerCache
+from pipeline.engine.op.answer_cache import AnswerCache, CacheLookup, CacheTeller, ServerCache
 from pipeline.engine.op.channel import Item
 from pipeline.engine.op.filter import OpFilter, surround
 from pipeline.engine.ports import OpNode, Router
@@ -52,10 +52,10 @@ class ModelCache(msgspec.Struct, frozen=True):
                 of_op = b"%b %b" % (model, node.name.encode())
                 reads = bool(asking(node.op))
                 kept = AnswerCache(self.server, of_op, teller, node.spans.index, reads)
-                surround(node, KeptAnswers(node, kept))
+                surround(node, CacheFilter(node, kept))
 
 
-class KeptAnswers(OpFilter):
+class CacheFilter(OpFilter):
     """Has an Op's requests looked for, and its answers kept.
 
     What is found overtakes whoever waits here, also where answers leave in order.
@@ -71,7 +71,7 @@ class KeptAnswers(OpFilter):
     def add(self, go_on: Callable[[Item], None], item: Item) -> None:
         self._kept.find(item.inputs, item.info, functools.partial(self._found, go_on, item))
 
-    def _found(self, go_on: Callable[[Item], None], item: Item, lookup: Found) -> None:
+    def _found(self, go_on: Callable[[Item], None], item: Item, lookup: CacheLookup) -> None:
         """Answer a request, or have it wait for its turn, unless it is over meanwhile."""
         request, node = item.request, self._node
         if item.generation != request.generation:
@@ -87,7 +87,7 @@ class KeptAnswers(OpFilter):
             node.links.answered += 1
             node.pass_on(item, lookup.answer)
 
-    def _take_down(self, item: Item, lookup: Found) -> None:
+    def _take_down(self, item: Item, lookup: CacheLookup) -> None:
         """Take down the span of a request that came to no worker."""
         spans, request = self._node.spans, item.request
         if not spans.is_wanted:
@@ -124,7 +124,7 @@ class CachedGraph(Filter):
         self._complete = complete
         self._clock_ns = clock_ns
         self._answers: AnswerCache | None = None
-        self._found: dict[RequestState, Found] = {}  # of those that are in the graph
+        self._found: dict[RequestState, CacheLookup] = {}  # of those that are in the graph
 
     def open_cache(self, answers: AnswerCache) -> None:
         """Keep answers from now on."""
@@ -140,7 +140,9 @@ class CachedGraph(Filter):
         take = functools.partial(self._take, request, request.generation, payload)
         self._answers.find(payload, request.info, take)
 
-    def _take(self, request: RequestState, generation: int, payload: Any, lookup: Found) -> None:
+    def _take(
+        self, request: RequestState, generation: int, payload: Any, lookup: CacheLookup
+    ) -> None:
         if request.generation != generation:  # over, or started anew
             return
         if lookup.answer is None:

@@ -14,7 +14,7 @@ from pipeline.engine.run.payload import Absent, present
 from pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
-    from pipeline.engine.op.answer_cache import Found
+    from pipeline.engine.op.answer_cache import CacheLookup
     from pipeline.engine.run.bound_op import BoundOp
     from pipeline.engine.run.job import BatchJob
 
@@ -48,7 +48,7 @@ class Item(msgspec.Struct, eq=False):
     is_feed: bool = False
     lap: int = 0
     entered: tuple[Recipient, ...] = ()
-    found: Found | None = None
+    found: CacheLookup | None = None
     start_ns: int = 0
     preprocess_end_ns: int = 0
     process_end_ns: int = 0
@@ -204,7 +204,7 @@ class Channel:
         return next((part for part in held if isinstance(part, PipelineError)), None)
 
 
-class Room:
+class ChannelBound:
     """The bound of the channels that one Op fills.
 
     An Op begins only what has a place behind it: what runs has been promised one in each of

@@ -8,8 +8,8 @@ from typing import Any
 from pipeline.config.batching import traits_of
 from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.journal.journal import EngineObservers, Outcome, outcome_of
-from pipeline.engine.journal.spans import SpanRecorder, WayRows
-from pipeline.engine.op.channel import Channel, Item, Room, first_error
+from pipeline.engine.journal.spans import SpanRecorder, TripRows
+from pipeline.engine.op.channel import Channel, ChannelBound, Item, first_error
 from pipeline.engine.op.filter import OpFilter
 from pipeline.engine.op.worker_watch import WorkerWatch
 from pipeline.engine.ports import Links, Router
@@ -76,7 +76,7 @@ class OpDispatcher:
         self.shedder: Shedder = Shedder(op.name, self.scheduler, self.load, config.batch_size)
         self.pace: Pace = Pace()
         self.links: Links = Links()
-        self.room: Room = Room(channel_size, self.scheduler)
+        self.room: ChannelBound = ChannelBound(channel_size, self.scheduler)
         self.spans: SpanRecorder = SpanRecorder(index, observers)
         waits = config.timeout_s, op.pipeline_patience_s
         self.watch: WorkerWatch = WorkerWatch(
@@ -432,7 +432,7 @@ class Shortcut:
         self._router = router
         self._loop = loop
         self._takes_items = False  # as far as is known before the workers are there
-        self._rows: WayRows | None = None  # if it is the only Op of its graph
+        self._rows: TripRows | None = None  # if it is the only Op of its graph
         self._waiting: list[Any] = []
         self._is_rush = False  # several came in the last round
 
@@ -493,7 +493,7 @@ class Shortcut:
         spans = self._node.spans
         is_only = len(self._router.nodes) == 1 and not self._hands_on
         if is_only and spans.journal is not None:
-            self._rows = self._rows or WayRows(spans.journal, [spans], [-1])
+            self._rows = self._rows or TripRows(spans.journal, [spans], [-1])
 
     def done(self, worker: Worker, job: Item) -> None:
         """Take down what came of a request, and pass it on."""

@@ -78,7 +78,7 @@ class OpFilter:
         """Give back what is held."""
 
 
-class Surrounded(Protocol):
+class FilteredDispatcher(Protocol):
     """An Op's dispatcher, to its filters.
 
     Attributes:
@@ -92,7 +92,7 @@ class Surrounded(Protocol):
     shortcut: Any
 
 
-def surround(node: Surrounded, *filters: OpFilter, within: bool = False) -> None:
+def surround(node: FilteredDispatcher, *filters: OpFilter, within: bool = False) -> None:
     """Put filters around all that an Op has already; or within, around the Op itself.
 
     Each step that one of them overrides is bound in the place of the dispatcher's method.

@@ -1,4 +1,4 @@
-"""KeptOrder: answers leave an Op in the order in which its requests have come."""
+"""OrderFilter: answers leave an Op in the order in which its requests have come."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.engine.op.filter import OpFilter
 from pipeline.engine.run.stages import BatchRun
 
 
-class KeptOrder(OpFilter):
+class OrderFilter(OpFilter):
     """Holds what came of a batch until nothing comes, or will come, of those before it.
 
     Errors of batches that were lost do not wait.

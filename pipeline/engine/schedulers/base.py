@@ -223,7 +223,7 @@ def _fitting(items: Sequence[Item], max_rows: int) -> int:
 # Triton's hooks for tests --------------------------------------------------------------------
 
 
-class HeldStart(msgspec.Struct, frozen=True):
+class StartCondition(msgspec.Struct, frozen=True):
     """Requests that have to be there before the first batch of an Op with sequences.
 
     Attributes:
@@ -235,10 +235,10 @@ class HeldStart(msgspec.Struct, frozen=True):
     backlog: int = 0
 
 
-def held_start(environment: Mapping[str, str]) -> HeldStart | None:
+def held_start(environment: Mapping[str, str]) -> StartCondition | None:
     """Return what the hooks ask for; None: nothing, or they are not switched on."""
     if environment.get(SWITCH) != "1":
         return None
     texts = (environment.get(name, "") for name in (_QUEUED, _BACKLOG))
     queued, backlog = (int(text) if text.isdecimal() else 0 for text in texts)
-    return HeldStart(queued, backlog) if queued else None
+    return StartCondition(queued, backlog) if queued else None

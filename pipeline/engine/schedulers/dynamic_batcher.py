@@ -17,7 +17,7 @@ from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.run.collate import form_of
-from pipeline.engine.schedulers.base import Batch, HeldStart, Load, Refusal, held_start
+from pipeline.engine.schedulers.base import Batch, Load, Refusal, StartCondition, held_start
 from pipeline.engine.schedulers.dynamic import batches_ahead
 from pipeline.errors import QueueLimitError
 from pipeline.op import Op, overrides
@@ -241,7 +241,7 @@ class DynamicBatcher:
             for policy in batching.policies
         )
         self.form: Form | None = None
-        self.start: HeldStart | None = None
+        self.start: StartCondition | None = None
 
     def __len__(self) -> int:
         return len(self._at)

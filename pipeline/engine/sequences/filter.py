@@ -20,11 +20,11 @@ from pipeline.engine.request import RequestState
 from pipeline.engine.run.payload import Absent
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.sequences.feeds import has_fillers
-from pipeline.engine.sequences.order import SequenceOrder, Turnstile
+from pipeline.engine.sequences.order import ReorderBuffer, SequenceOrder
 from pipeline.engine.sequences.pairs import SequencePairs
 from pipeline.engine.sequences.scheduler import SequenceScheduler
 from pipeline.engine.state import OpState
-from pipeline.engine.worker_api import Lasting, Loop, Resizable
+from pipeline.engine.worker_api import Loop, Resizable, StableWorkers
 from pipeline.errors import DeadlineError, GraphError, PipelineError, RequestCancelledError
 from pipeline.op import Op
 
@@ -57,11 +57,11 @@ class SequenceFilter(OpFilter):
         loop: Loop,
         wake: Callable[[OpDispatcher], None],
     ) -> None:
-        if not isinstance(node.workers, Lasting):
+        if not isinstance(node.workers, StableWorkers):
             kind = node.op.pipeline_config.workers
             raise GraphError(f"Op {node.name!r} has sequence, which workers: {kind} cannot keep.")
         self._node = node
-        self._lasting: Lasting = node.workers
+        self._lasting: StableWorkers = node.workers
         self._scheduler = scheduler
         self._loop = loop
         self._wakes = wake
@@ -204,7 +204,7 @@ def orders_of(nodes: Mapping[Op, OpDispatcher], admission: AdmissionController) 
     return [SequencePairs(order.end), order]
 
 
-def turnstiles_of(nodes: Mapping[Op, OpDispatcher]) -> dict[Op, Turnstile]:
+def turnstiles_of(nodes: Mapping[Op, OpDispatcher]) -> dict[Op, ReorderBuffer]:
     """Return the turnstiles of the Ops that have sequences."""
     kept = ((op, node.scheduler) for op, node in nodes.items())
     return {

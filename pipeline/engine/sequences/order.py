@@ -1,7 +1,7 @@
 """The order of sequences: requests of one id come to each Op with sequences as they were asked.
 
 On the way they may overtake each other: at an Op with several workers, unpacked in a thread, in
-other batches. So each such Op has a Turnstile before its book, and the engine a SequenceOrder,
+other batches. So each such Op has a ReorderBuffer before its book, and the engine a SequenceOrder,
 which tells the turnstiles who will come and who will not. Of two requests the older one never waits
 for the younger: it is admitted first, and what is held takes nobody's place in a scheduler. Nothing
 of this is there in a graph without sequences.
@@ -35,7 +35,7 @@ _COMES, _MISSED, _ENDS = "comes", "missed", "ends"
 Enter = Callable[[Item, float], PipelineError | None]
 
 
-class Turnstile(Arrivals):
+class ReorderBuffer(Arrivals):
     """Holds what has overtaken others, in front of an Op's book of sequences.
 
     Args:
@@ -186,7 +186,7 @@ class Turnstile(Arrivals):
 class SequenceOrder(Filter):
     """Filter that tells the turnstiles of all requests with an id, in the order of arrival."""
 
-    def __init__(self, turnstiles: Mapping[Op, Turnstile]) -> None:
+    def __init__(self, turnstiles: Mapping[Op, ReorderBuffer]) -> None:
         super().__init__()
         self._turnstiles = turnstiles
 

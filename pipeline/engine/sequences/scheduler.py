@@ -13,12 +13,12 @@ from pipeline.config.schema import OpConfig
 from pipeline.data import max_batch_size_of
 from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
-from pipeline.engine.schedulers.base import Batch, HeldStart, Load, held_start
+from pipeline.engine.schedulers.base import Batch, Load, StartCondition, held_start
 from pipeline.engine.schedulers.dynamic import batches_ahead
 from pipeline.engine.sequences.book import LiveSequence, Ready, SequenceBook
 from pipeline.engine.sequences.controls import Controls
 from pipeline.engine.sequences.feeds import controls_at
-from pipeline.engine.sequences.order import Turnstile
+from pipeline.engine.sequences.order import ReorderBuffer
 from pipeline.errors import PipelineError
 from pipeline.op import Op
 
@@ -57,13 +57,13 @@ class SequenceScheduler:
         sequence = config.sequence
         max_idle_s = sequence.max_idle_ms / 1000
         self.book: SequenceBook = SequenceBook(op_name, slots, max_idle_s, sequence.checkpoint)
-        self.turnstile: Turnstile = Turnstile(self.book, self._enter)
+        self.turnstile: ReorderBuffer = ReorderBuffer(self.book, self._enter)
         self.controls: Controls = Controls(op_name, ())
         self._delay_s = sequence.max_queue_delay_ms / 1000
         self._batch_size = config.batch_size
         self._whole = min(config.batch_size, slots)
         self._at: dict[int, list[Item]] = {}  # the first of each batch that a worker has
-        self.start: HeldStart | None = None
+        self.start: StartCondition | None = None
         self.given: dict[Item, dict[int, Any]] = {}
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ class SequenceScheduler:
         """
         raise NotImplementedError
 
-    def _is_held(self, start: HeldStart) -> bool:
+    def _is_held(self, start: StartCondition) -> bool:
         """Return whether there is less than what the first batch waits for."""
         raise NotImplementedError
 
@@ -196,7 +196,7 @@ class DirectScheduler(SequenceScheduler):
     def _order(self, taken: list[LiveSequence]) -> list[LiveSequence]:
         return sorted(taken, key=lambda sequence: sequence.slot.number if sequence.slot else 0)
 
-    def _is_held(self, start: HeldStart) -> bool:
+    def _is_held(self, start: StartCondition) -> bool:
         backlog = self.book.in_backlog
         return self.book.queued - backlog < start.queued or backlog < start.backlog
 
@@ -222,5 +222,5 @@ class OldestScheduler(SequenceScheduler):
             return fitting[-1]
         return count if is_due or load.is_full or count >= self._whole else 0
 
-    def _is_held(self, start: HeldStart) -> bool:
+    def _is_held(self, start: StartCondition) -> bool:
         return all(len(ready) < start.queued for ready in self.book.ready.values())

@@ -76,7 +76,7 @@ class StateSpec(NamedTuple):
         return cast
 
 
-class Row(NamedTuple):
+class StateRow(NamedTuple):
     """One request's part of an array that may be that of several; `place` is along its axis."""
 
     array: np.ndarray
@@ -94,7 +94,7 @@ class SlotStates:
     def __init__(self, op_name: str, specs: Sequence[StateSpec]) -> None:
         self.specs: Sequence[StateSpec] = specs
         self._op_name = op_name
-        self._kept: dict[int, dict[str, Row]] = {}  # by slot and input name
+        self._kept: dict[int, dict[str, StateRow]] = {}  # by slot and input name
         self._ids: dict[int, int | str] = {}
         self._shared = 0  # rows of batches that were kept since `_cut_loose`
 
@@ -132,11 +132,11 @@ class SlotStates:
             arrays[spec.input_name] = array
         return arrays
 
-    def _row(self, spec: StateSpec, slot: int) -> Row:
+    def _row(self, spec: StateSpec, slot: int) -> StateRow:
         kept = self._kept.get(slot, {}).get(spec.input_name)
         if kept is not None:
             return kept
-        return Row(spec.initial.copy() if spec.is_one_buffer else spec.initial, 0)
+        return StateRow(spec.initial.copy() if spec.is_one_buffer else spec.initial, 0)
 
     def returned(self, result: Mapping[str, Any], requests: int) -> dict[str, np.ndarray]:
         """Return, by input name, what a result has for the next steps of so many requests.
@@ -154,7 +154,7 @@ class SlotStates:
         """Keep what is next for the sequences in these slots; the row of None is nobody's."""
         for place, slot in enumerate(slots):
             if slot is not None:
-                rows = {name: Row(array, place) for name, array in arrays.items()}
+                rows = {name: StateRow(array, place) for name, array in arrays.items()}
                 self._kept[slot] = {**self._kept.get(slot, {}), **rows}
         if len(slots) > 1:
             self._shared += len(slots)
@@ -175,7 +175,7 @@ class SlotStates:
                 row = kept.get(spec.input_name)
                 if row is not None and 2 * used[id(row.array)] < row.array.shape[spec.axis]:
                     own = _cut(row.array, spec.axis, row.place)
-                    self._kept[slot] = {**kept, spec.input_name: Row(own.copy(), 0)}
+                    self._kept[slot] = {**kept, spec.input_name: StateRow(own.copy(), 0)}
 
     def taken_over(self) -> SlotStates:
         """Return one with the same states: what is kept here from now on is not kept there."""
@@ -195,7 +195,7 @@ class SlotStates:
     def restore(self, slot: int, arrays: Mapping[str, np.ndarray]) -> None:
         """Have the sequence in this slot go on with what `copy` has returned elsewhere."""
         self._kept[slot] = {
-            spec.input_name: Row(
+            spec.input_name: StateRow(
                 arrays[spec.input_name].copy() if spec.is_one_buffer else arrays[spec.input_name], 0
             )
             for spec in self.specs
@@ -212,7 +212,7 @@ def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
     return shape if axis is None else shape[:axis] + shape[axis + 1 :]
 
 
-def _filled(spec: StateSpec, rows: Sequence[Row | None]) -> list[Row]:
+def _filled(spec: StateSpec, rows: Sequence[StateRow | None]) -> list[StateRow]:
     """Return the rows with one of zeros, as long as the others, for each that is nobody's."""
     known = [row for row in rows if row is not None]
     if len(known) == len(rows):
@@ -220,10 +220,10 @@ def _filled(spec: StateSpec, rows: Sequence[Row | None]) -> list[Row]:
     assert spec.axis is not None, "who has no such axis is alone in its call"
     like = _cut(known[0].array, spec.axis, known[0].place)
     empty = np.full(like.shape, "", object) if spec.dtype == _TEXT else np.zeros_like(like)
-    return [Row(empty, 0) if row is None else row for row in rows]
+    return [StateRow(empty, 0) if row is None else row for row in rows]
 
 
-def _joined(spec: StateSpec, rows: Sequence[Row]) -> np.ndarray:
+def _joined(spec: StateSpec, rows: Sequence[StateRow]) -> np.ndarray:
     """Return one array of the rows, without a copy where they are side by side in one already."""
     first, axis = rows[0], spec.axis
     if axis is None:
@@ -237,7 +237,7 @@ def _joined(spec: StateSpec, rows: Sequence[Row]) -> np.ndarray:
     return np.concatenate([_cut(row.array, axis, row.place) for row in rows], axis)
 
 
-def _one(spec: StateSpec, row: Row) -> np.ndarray:
+def _one(spec: StateSpec, row: StateRow) -> np.ndarray:
     """Return the array of one request alone."""
     array = row.array if spec.axis is None else _cut(row.array, spec.axis, row.place)
     return array.copy() if spec.is_one_buffer else np.ascontiguousarray(array)

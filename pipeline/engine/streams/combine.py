@@ -77,7 +77,7 @@ class StreamLimits(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Kept(msgspec.Struct):
+class PartCounter(msgspec.Struct):
     """Counts the parts that are kept, and their bytes."""
 
     parts: int = 0

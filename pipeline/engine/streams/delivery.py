@@ -51,7 +51,7 @@ _KINDS: dict[int, PartKind] = {Outcome.OK: PartKind.EMPTY, Outcome.CANCELED: Par
 _SMALL_BYTES = 64 * 1024  # put together on the event loop
 
 
-class Ways(NamedTuple):
+class RequestEnds(NamedTuple):
     """An engine's ways to end a request.
 
     Attributes:
@@ -83,7 +83,7 @@ class StreamDelivery(Filter):
         packer: Packer,
         loop: asyncio.AbstractEventLoop,
         observers: EngineObservers,
-        ways: Ways,
+        ways: RequestEnds,
     ) -> None:
         super().__init__()
         self._plan = plan

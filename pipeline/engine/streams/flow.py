@@ -13,7 +13,7 @@ import msgspec
 from msgspec import field
 
 from pipeline.engine.run.payload import Absent, opened
-from pipeline.engine.streams.combine import Kept
+from pipeline.engine.streams.combine import PartCounter
 from pipeline.errors import PipelineError
 from pipeline.routes import Routed
 
@@ -173,7 +173,7 @@ class RequestStream(msgspec.Struct, eq=False):
     is_plain: bool = False
     changes: Sequence[Callable[..., Any]] = ()
     collected: list[Any] = field(default_factory=list)
-    kept: Kept = field(default_factory=Kept)
+    kept: PartCounter = field(default_factory=PartCounter)
     absent: Absent | None = None
     given: int = 0
     given_ns: int = 0
@@ -193,5 +193,5 @@ class RequestStream(msgspec.Struct, eq=False):
         self.flows.clear()
         self.waiting.clear()
         self.collected.clear()
-        self.is_packing, self.kept = False, Kept()
+        self.is_packing, self.kept = False, PartCounter()
         return 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.op.channel import own_dict
 from pipeline.engine.run.payload import Absent, present
-from pipeline.engine.streams.combine import Kept, StreamLimits
+from pipeline.engine.streams.combine import PartCounter, StreamLimits
 from pipeline.engine.streams.flow import ENDED, Part
 from pipeline.errors import PipelineError, TooLargeError
 
@@ -104,7 +104,7 @@ class GatherInlet(Inlet):
         self, producers: Sequence[str], streaming: Iterable[str], limits: StreamLimits, op: str
     ) -> None:
         super().__init__(producers, streaming)
-        self._kept = Kept()
+        self._kept = PartCounter()
         self._limits = limits
         self._op = op
 

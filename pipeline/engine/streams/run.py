@@ -316,7 +316,7 @@ class StreamWatch(CallWatch, Protocol):
         """Have the owner of the workers told of parts, on the loop and in order."""
 
 
-class Pullable(Protocol):
+class PartSource(Protocol):
     """Maker of parts, where the Op runs: a generator, or the steps of all who are there.
 
     Attributes:
@@ -346,11 +346,11 @@ class Pullable(Protocol):
     def left(self, run: StreamRun) -> list[Entry]:
         """Take what it has made and not told, when its run was given up."""
 
-    def without(self, places: Sequence[int]) -> Pullable:
+    def without(self, places: Sequence[int]) -> PartSource:
         """Return what goes on in the run that follows, with all but those in these places."""
 
 
-class Vacant:
+class EmptyPlace:
     """Item of a place that nobody has."""
 
     request = None
@@ -363,7 +363,7 @@ class Vacant:
         return True
 
 
-VACANT = Vacant()
+VACANT = EmptyPlace()
 
 
 class StreamRun(BatchRun, eq=False):
@@ -403,7 +403,7 @@ class StreamRun(BatchRun, eq=False):
     ended: list[bool] = field(default_factory=list)
     groups: list[list[int]] | None = None
     is_finished: bool = False
-    pulls: list[Pullable] = field(default_factory=list)
+    pulls: list[PartSource] = field(default_factory=list)
     stepping: list[int] = field(default_factory=list)
     least: int = 1
     ran_at: int = 0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.batching import traits_of
 from pipeline.config.sections import bounds_of
-from pipeline.engine.journal.spans import WayRows
-from pipeline.engine.ports import OpNode, PackStop, Receiver, Router, Stop, alone
+from pipeline.engine.journal.spans import TripRows
+from pipeline.engine.ports import OpNode, PackStop, Receiver, Router, TripStop, alone
 from pipeline.engine.run.hooks import asking
 from pipeline.engine.run.op_facts import OpFacts
 from pipeline.engine.trips.trip import Step, TripPlan
@@ -38,13 +38,13 @@ class OpGroups:
         self._executor = executor
         self._nodes: tuple[OpNode, ...] = tuple(executor.nodes.values())
         self._plans: list[TripPlan] = []
-        self._of_leader: dict[Stop, TripPlan | None] = {}
+        self._of_leader: dict[TripStop, TripPlan | None] = {}
         self._is_on = is_on
-        self._unpacker: Stop | None = None
+        self._unpacker: TripStop | None = None
         self._packer: PackStop | None = None
         self.end_at(None, None)
 
-    def end_at(self, unpacker: Stop | None, packer: PackStop | None) -> None:
+    def end_at(self, unpacker: TripStop | None, packer: PackStop | None) -> None:
         """Have groups begin with the RequestOp, and end with the ResponseOp, where these may."""
         for end in (unpacker, packer):
             if end is not None and self._is_on:
@@ -57,7 +57,7 @@ class OpGroups:
             node.pace.is_fusable = node.pace.was_fusable = is_fusable
 
     @property
-    def _ends(self) -> list[Stop]:
+    def _ends(self) -> list[TripStop]:
         return [end for end in (self._unpacker, self._packer) if end is not None]
 
     def names(self) -> dict[str, tuple[str, ...]]:
@@ -94,7 +94,7 @@ class OpGroups:
             (node, entered if node is first else ()) for node in readers if node not in entered
         )
 
-    def plan(self, leader: Stop) -> TripPlan | None:
+    def plan(self, leader: TripStop) -> TripPlan | None:
         """Return how trips go that begin at `leader`; None: they do not."""
         try:
             return self._of_leader[leader]
@@ -102,7 +102,7 @@ class OpGroups:
             plan = self._of_leader[leader] = self.planned(leader)
             return plan
 
-    def planned(self, leader: Stop) -> TripPlan | None:
+    def planned(self, leader: TripStop) -> TripPlan | None:
         """Return the plan of a group that begins at `leader`, made anew; None: there is none."""
         receivers = self._executor.receivers
         opens = leader is self._unpacker
@@ -138,7 +138,7 @@ class OpGroups:
         )
         if (journal := first.spans.journal) is not None:
             last_read = [max(-1, steps[place].last_read - opens) for place in ops]
-            plan.rows = WayRows(journal, plan.recorders, last_read)
+            plan.rows = TripRows(journal, plan.recorders, last_read)
         self._plans.append(plan)
         return plan
 
@@ -198,7 +198,7 @@ def place_of(node: OpNode) -> int:
     return node.spans.index
 
 
-def goes(node: Stop) -> bool:
+def goes(node: TripStop) -> bool:
     """Return whether an Op, or an end of the graph, is in a group now."""
     return node.pace.is_quick and node.pace.is_fusable
 
@@ -213,21 +213,21 @@ def waits_for_nobody(node: OpNode) -> bool:
     return goes_along(node) or node.op.pipeline_config.auto_batching_timeout_s is None
 
 
-def _end(end: Stop, name: str, producers: tuple[str, ...] = (), **fields: Any) -> Step:
+def _end(end: TripStop, name: str, producers: tuple[str, ...] = (), **fields: Any) -> Step:
     """Return the step of a RequestOp or ResponseOp."""
     lender = end.workers.lender
     assert lender is not None, "the others are in no group"
     return Step(end, name, lender, producers, **{"is_plain": False, "only_reader": -1, **fields})
 
 
-def _opening(unpacker: Stop, readers: Sequence[int]) -> Step:
+def _opening(unpacker: TripStop, readers: Sequence[int]) -> Step:
     """Return the step of the RequestOp, which these read."""
     given = tuple((place, order > 0) for order, place in enumerate(readers))
     only_reader = readers[0] if len(readers) == 1 else 0
     return _end(unpacker, EXECUTOR_NAME, readers=given, only_reader=only_reader)
 
 
-def is_fusable_end(end: Stop) -> bool:
+def is_fusable_end(end: TripStop) -> bool:
     """Return whether a RequestOp or ResponseOp of a user's may be in a group."""
     config, op = end.op.pipeline_config, end.op
     is_other = end.workers.lender is None or bool(asking(op)) or bounds_of(config) is not None

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pipeline.engine.journal.spans import OF_STEP, SpanRecorder, WayRows
+from pipeline.engine.journal.spans import OF_STEP, SpanRecorder, TripRows
 from pipeline.engine.op.channel import Item, own_dict
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.worker_api import Lender
 
 if TYPE_CHECKING:
     from pipeline.engine.op.worker_watch import WorkerWatch
-    from pipeline.engine.ports import Links, OpNode, Receiver, Stop
+    from pipeline.engine.ports import Links, OpNode, Receiver, TripStop
     from pipeline.engine.trips.pace import Pace
 
 _LONGEST_NS = 2_000_000  # no step begins when a trip has lasted so long
@@ -43,7 +43,7 @@ class Step(msgspec.Struct, frozen=True, eq=False):
         make: makes the job that it is for its worker alone.
     """
 
-    node: Stop
+    node: TripStop
     name: str
     lender: Lender
     producers: tuple[str, ...]
@@ -92,14 +92,14 @@ class TripPlan(msgspec.Struct, eq=False):
     packs: bool = False
     ends: int = 0
     all_marks: int = 0
-    nodes: frozenset[Stop] = frozenset()
+    nodes: frozenset[TripStop] = frozenset()
     trips: int = 0
     ways: tuple[tuple[int, str, int, bool, list[Any], deque[Any]], ...] = ()
     blank: tuple[dict[str, Any], ...] = ()
     outlets: tuple[Step, ...] = ()
     books: tuple[tuple[Links, Pace], ...] = ()
     recorders: tuple[SpanRecorder, ...] = ()
-    rows: WayRows | None = None
+    rows: TripRows | None = None
     is_whole: bool = False
     watches: tuple[WorkerWatch, ...] = ()
 
@@ -299,7 +299,7 @@ class Trip:
 
     # What the loop asks, when nobody runs it any more ---------------------------------------------
 
-    def left(self) -> list[tuple[Stop, dict[str, Any]]]:
+    def left(self) -> list[tuple[TripStop, dict[str, Any]]]:
         """Return what came for steps that were not taken."""
         left = []
         for step, came in list(zip(self.plan.steps, self.came, strict=False))[self.done :]:

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.journal.spans import OF_STEP
 from pipeline.engine.op.channel import Item, own_dict
-from pipeline.engine.ports import OpNode, Router, Stop
+from pipeline.engine.ports import OpNode, Router, TripStop
 from pipeline.engine.request import RequestState
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.trips import pace
@@ -105,7 +105,7 @@ class Trips:
             self._enter_apart(run)
         return run
 
-    def begin_before(self, unpacker: Stop, job: Any, request: RequestState) -> Any:
+    def begin_before(self, unpacker: TripStop, job: Any, request: RequestState) -> Any:
         """Return the job for a request that is to be unpacked: a trip, or as it is."""
         plan, target = self.groups.plan(unpacker), request.target
         if plan is None or not (target is None or target.op is None):

@@ -11,7 +11,7 @@ import msgspec
 import orjson
 
 from pipeline.data import Tensor
-from pipeline.engine.models import Served
+from pipeline.engine.models import ServedGraph
 from pipeline.frontends.api.openapi import Described, Operation, document
 from pipeline.frontends.api.pipelines import Pipelines, takes_sequences
 from pipeline.frontends.http.paths import Answer
@@ -60,7 +60,7 @@ class Description:
         return WebResponse(body=self._body, headers=((b"cache-control", b"no-cache"),))
 
 
-def _operation(served: Served) -> Operation:
+def _operation(served: ServedGraph) -> Operation:
     graph = served.graph
     return Operation(
         str(served.names[0]),
@@ -108,7 +108,7 @@ class ModelTensors(msgspec.Struct, frozen=True):
         return tensor_schema(Tensor(slot.name, slot.datatype, shape))
 
 
-def request_of(served: Served) -> ModelTensors | None:
+def request_of(served: ServedGraph) -> ModelTensors | None:
     """Return the inputs of the model that a request's fields go to; None: not to one alone."""
     read = served.graph.request_op
     readers = served.graph.successors(read)
@@ -120,7 +120,7 @@ def request_of(served: Served) -> ModelTensors | None:
     return _tensors(readers[0], model.interface.inputs, model.interface.batches)
 
 
-def answer_of(served: Served) -> ModelTensors | None:
+def answer_of(served: ServedGraph) -> ModelTensors | None:
     """Return the outputs that are the answer; None: they are not those of one model alone."""
     last = served.graph.last_op
     if overrides(served.graph.response_op, "pack_response_package"):

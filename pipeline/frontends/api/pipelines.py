@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pipeline.config.batching import has_sequences
-from pipeline.engine.models import FIRST_VERSION, ModelEntry, ModelRegistry, Served
+from pipeline.engine.models import FIRST_VERSION, ModelEntry, ModelRegistry, ServedGraph
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import ClosedError, ConfigError, NoServiceError, PayloadTypeError
 from pipeline.frontends.base import HeaderForwarding
@@ -58,22 +58,22 @@ class Pipelines:
             raise NoServiceError(f"there is no pipeline {name!r} here: POST {there}")
         return entry
 
-    def find(self, name: str) -> Served:
+    def find(self, name: str) -> ServedGraph:
         """Return a pipeline. Raises NoServiceError, or ClosedError for one that is unloaded."""
         return served_by(self.entry(name))
 
-    def is_plain(self, served: Served) -> bool:
+    def is_plain(self, served: ServedGraph) -> bool:
         """Return whether an engine takes and returns only fields."""
         methods = _own_methods(served)
         return not (methods.unpacks or methods.packs or self._takes_trace or self._forwarding)
 
-    def is_own(self, served: Served) -> bool:
+    def is_own(self, served: ServedGraph) -> bool:
         """Return whether a pipeline reads requests by our own RequestOp."""
         return not _own_methods(served).unpacks
 
     def asked(
         self,
-        served: Served,
+        served: ServedGraph,
         fields: dict[str, Any],
         headers: Mapping[bytes, bytes],
         is_text: bool = False,
@@ -100,7 +100,7 @@ class Pipelines:
         )  # fmt: skip
 
 
-def takes_sequences(served: Served) -> bool:
+def takes_sequences(served: ServedGraph) -> bool:
     """Return whether an Op of a pipeline has `sequence`, so that requests say theirs."""
     return any(has_sequences(op.pipeline_config) for op in served.graph.ops)
 
@@ -112,7 +112,7 @@ class _OwnMethods(NamedTuple):
     packs: bool
 
 
-def _own_methods(served: Served) -> _OwnMethods:
+def _own_methods(served: ServedGraph) -> _OwnMethods:
     graph = served.graph
     return _OwnMethods(
         overrides(graph.request_op, "unpack_request_package"),
@@ -120,7 +120,7 @@ def _own_methods(served: Served) -> _OwnMethods:
     )
 
 
-def served_by(entry: ModelEntry) -> Served:
+def served_by(entry: ModelEntry) -> ServedGraph:
     """Return the pipeline of an entry. Raises ClosedError: it is unloaded."""
     if entry.is_unloaded:
         raise ClosedError(f"the pipeline {entry.name!r} is unloaded")

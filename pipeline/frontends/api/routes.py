@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from pipeline.engine.models import ModelEntry, ModelState, Served
+from pipeline.engine.models import ModelEntry, ModelState, ServedGraph
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestHandle, RequestTarget, ResponseSink, ask
 from pipeline.errors import NoServiceError, PipelineError
@@ -212,12 +212,12 @@ class ApiEndpoint:
             and served.engine.executor.reads_views
         )
 
-    def asked(self, fields: dict[str, Any], is_text: bool) -> tuple[Served, Asked]:
+    def asked(self, fields: dict[str, Any], is_text: bool) -> tuple[ServedGraph, Asked]:
         """Return whom fields ask, and what. Raises PipelineError."""
         served = self._api.pipelines.find(self._entry.name)
         return served, self._api.pipelines.asked(served, fields, self._headers, is_text)
 
-    def _read(self, body: Body, query: str) -> tuple[Served, Asked]:
+    def _read(self, body: Body, query: str) -> tuple[ServedGraph, Asked]:
         """Return whom a request asks, and what."""
         served = self._api.pipelines.find(self._entry.name)
         schema = served.graph.request_op.pipeline_schema
@@ -231,7 +231,7 @@ class ApiEndpoint:
             fields = {**sequence_in(query), **fields}
         return served, self._asked(served, fields, not is_json(self._type))
 
-    def _asked(self, served: Served, fields: dict[str, Any], is_text: bool) -> Asked:
+    def _asked(self, served: ServedGraph, fields: dict[str, Any], is_text: bool) -> Asked:
         """Return what the engine takes of a request whose answer `reply` writes."""
         asked = self._api.pipelines.asked
         return asked(served, fields, self._headers, is_text, takes_views=True)

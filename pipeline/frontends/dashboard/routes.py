@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from pipeline.engine.graph import Graph
-from pipeline.engine.models import Served
+from pipeline.engine.models import ServedGraph
 from pipeline.errors import NoServiceError, OverloadedError, PackageError
 from pipeline.frontends.dashboard.layout import layout_of
 from pipeline.frontends.dashboard.recent import read_recording
@@ -189,7 +189,7 @@ class Dashboards:
         return self._pages[name].endpoint(request)
 
 
-def dashboards(graphs: Sequence[Served], records: bool, hosts: Hosts) -> Routes:
+def dashboards(graphs: Sequence[ServedGraph], records: bool, hosts: Hosts) -> Routes:
     """Return the page of a server's pipelines; `records`: there are spans to record."""
     names = [str(each.names[0]) for each in graphs]
     shown = names if len(names) > 1 else ()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pipeline.engine.request import RequestTarget
-from pipeline.engine.streams.combine import Kept, StreamLimits
+from pipeline.engine.streams.combine import PartCounter, StreamLimits
 from pipeline.errors import PipelineError, TooLargeError
 from pipeline.frontends.api.answers import is_short_answer, payload_of, quick_payload
 from pipeline.frontends.api.pipelines import Asked
@@ -56,7 +56,7 @@ async def whole_of_parts(request: ChoiceRequest, call: TimedCall, limits: Stream
 
     Raises PipelineError; TooLargeError for more than `limits`.
     """
-    choice, kept = request.choice, Kept()
+    choice, kept = request.choice, PartCounter()
     deltas: list[Delta] = []
 
     def take(answer: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from pipeline.engine.models import Served
+from pipeline.engine.models import ServedGraph
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.frontends.api.pipelines import Asked, Pipelines
 from pipeline.frontends.http.routes import HttpError, WebResponse
@@ -36,7 +36,7 @@ class Understood(NamedTuple):
 
     model_id: str
     model: ModelOptions
-    served: Served
+    served: ServedGraph
     questions: Questions
     asked: Sequence[Asked]
 

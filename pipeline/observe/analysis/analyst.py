@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from pipeline.config.yaml import Source, read_yaml
+from pipeline.config.yaml import ConfigSource, read_yaml
 from pipeline.engine.journal.journal import NO_WORKER
 from pipeline.errors import ConfigError
 from pipeline.observe.analysis.chrome_trace import Event, events, first_time_ns, trace_json
@@ -171,7 +171,9 @@ def _steps(op: OpFigures) -> dict[str, float]:
     return {"prep": op.prep_ms, "midp": op.midp_ms, "postp": op.postp_ms}
 
 
-def _cards(source: Source, ops: Mapping[str, OpFigures]) -> Iterator[tuple[tuple[str, str], int]]:
+def _cards(
+    source: ConfigSource, ops: Mapping[str, OpFigures]
+) -> Iterator[tuple[tuple[str, str], int]]:
     """Yield ((Op, step), how many cards it has). Raises ConfigError."""
     taken: dict[int, str] = {}
     if not isinstance(source.data, Mapping) or not source.data:

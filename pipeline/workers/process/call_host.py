@@ -13,7 +13,7 @@ from pipeline.data import ChannelData
 from pipeline.engine.model_calls import MetricUse, ModelChange, ModelHost, PeerCall
 from pipeline.errors import PipelineError, error_to_fields
 from pipeline.workers.peer_calls import PeerSink, changed, used
-from pipeline.workers.process.calls import Answers, Calls, WireAnswer, WireRoom
+from pipeline.workers.process.calls import AnswersMessage, CallsMessage, WireAnswer, WirePartLimit
 from pipeline.workers.process.wire import ErrorFields, Link, WireParts, framed
 from pipeline.workers.shm.payload import SerializedPayload, SharedPayload
 from pipeline.workers.shm.server_memory import ServerMemory
@@ -52,7 +52,7 @@ class CallHost:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.theirs: socket.socket = theirs
         self.region: int = memory.open_region()
-        self._link = Link(ours, loop, Calls, self._take, lambda: None)
+        self._link = Link(ours, loop, CallsMessage, self._take, lambda: None)
 
     def send_init(self, sock: socket.socket, frame: bytes) -> None:
         """Send a worker's first frame, and with it its end of this."""
@@ -75,11 +75,11 @@ class CallHost:
 
     # Calls --------------------------------------------------------------------------------------
 
-    def tell_room(self, room: WireRoom) -> None:
+    def tell_room(self, room: WirePartLimit) -> None:
         """Tell the worker how many parts of a job are wanted."""
-        self._link.send(framed(Answers([], self._memory.take_freed(self.region), room)))
+        self._link.send(framed(AnswersMessage([], self._memory.take_freed(self.region), room)))
 
-    def _take(self, calls: Calls) -> None:
+    def _take(self, calls: CallsMessage) -> None:
         if calls.parts is not None:
             self._on_parts(calls.parts)
         for wire in calls.calls:
@@ -142,7 +142,7 @@ class CallHost:
         self._send(WireAnswer(number, outputs, _fields(error), is_final))
 
     def _send(self, answer: WireAnswer) -> None:
-        self._link.send(framed(Answers([answer], self._memory.take_freed(self.region))))
+        self._link.send(framed(AnswersMessage([answer], self._memory.take_freed(self.region))))
 
 
 class _Asked:

@@ -39,7 +39,7 @@ class WireCall(msgspec.Struct, array_like=True):
     metric: MetricUse | None = None
 
 
-class Calls(msgspec.Struct, array_like=True):
+class CallsMessage(msgspec.Struct, array_like=True):
     """From a worker. `cancelled` and `taken` are numbers of calls; one was taken once a part.
 
     `parts` are those of a job, see `sending`.
@@ -62,7 +62,7 @@ class WireAnswer(msgspec.Struct, array_like=True):
     value: float = 0.0
 
 
-class WireRoom(msgspec.Struct, array_like=True):
+class WirePartLimit(msgspec.Struct, array_like=True):
     """Number of parts that an item of a job may have got; `is_over`: no more are wanted."""
 
     number: int
@@ -71,12 +71,12 @@ class WireRoom(msgspec.Struct, array_like=True):
     place: int = 0
 
 
-class Answers(msgspec.Struct, array_like=True):
+class AnswersMessage(msgspec.Struct, array_like=True):
     """To a worker. `freed` are blocks of its region for calls that nobody reads any more."""
 
     answers: list[WireAnswer]
     freed: list[Block] = []
-    room: WireRoom | None = None
+    room: WirePartLimit | None = None
 
 
 class CallLink:
@@ -91,7 +91,7 @@ class CallLink:
     """
 
     def __init__(self, sock: socket.socket, arena: Arena, region: int) -> None:
-        self.on_room: Callable[[WireRoom], None] = lambda room: None
+        self.on_room: Callable[[WirePartLimit], None] = lambda room: None
         self._socket = sock
         self._arena = arena
         self._region = region
@@ -123,7 +123,7 @@ class CallLink:
             self._send_dropped()
             wire = WireCall(0, metric=_checked(use, MetricUse))
             if tell is None:
-                self._send(Calls([wire]))
+                self._send(CallsMessage([wire]))
             else:
                 self._ask(wire, tell)
 
@@ -147,7 +147,7 @@ class CallLink:
     def _send_dropped(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                self._send(Calls([WireCall(0, metric=self._dropped.get_nowait())]))
+                self._send(CallsMessage([WireCall(0, metric=self._dropped.get_nowait())]))
 
     def _begun(self) -> RegionAllocator:
         if os.getpid() != self._pid:
@@ -162,13 +162,13 @@ class CallLink:
         self._last_number = wire.number = self._last_number + 1
         self._waiting[wire.number] = tell
         try:
-            self._send(Calls([wire]))
+            self._send(CallsMessage([wire]))
         except PipelineError:
             del self._waiting[wire.number]
             raise
         return _Asked(self, wire.number)
 
-    def _send(self, calls: Calls) -> None:
+    def _send(self, calls: CallsMessage) -> None:
         if self._is_over:
             raise ClosedError("the server has gone")
         try:
@@ -185,23 +185,23 @@ class CallLink:
                 if outcome is not ENDED:
                     part_outcome = outcome_of(outcome, maker, memory, self._arena)
                 parts.entries.append((place, part_outcome))
-            self._send(Calls(parts=parts))
+            self._send(CallsMessage(parts=parts))
 
     def tell_taken(self, number: int) -> None:
         """Tell the server that an answer was taken."""
         with self._lock, contextlib.suppress(PipelineError):
-            self._send(Calls(taken=[number]))
+            self._send(CallsMessage(taken=[number]))
 
     def cancel(self, number: int) -> None:
         """Forget a call, and have the server do so."""
         with self._lock, contextlib.suppress(PipelineError):
             self._waiting.pop(number, None)
-            self._send(Calls(cancelled=[number]))
+            self._send(CallsMessage(cancelled=[number]))
 
     # Answers ------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        unframer, decode = Unframer(), msgspec.msgpack.Decoder(Answers).decode
+        unframer, decode = Unframer(), msgspec.msgpack.Decoder(AnswersMessage).decode
         with contextlib.suppress(OSError):
             while data := self._socket.recv(_RECEIVE_BYTES):
                 for body in unframer.feed(data):
@@ -212,7 +212,7 @@ class CallLink:
         for tell in left.values():
             tell(ModelPart(error=ClosedError("the server has gone")))
 
-    def _take(self, answers: Answers) -> None:
+    def _take(self, answers: AnswersMessage) -> None:
         with self._lock:
             assert self._memory is not None, "there is an answer"
             for block in answers.freed:
@@ -254,7 +254,7 @@ def _checked(message: _Said, kind: type[_Said]) -> _Said:
 
 
 class _Asked:
-    """A call that has begun; see `BegunCall`."""
+    """A call that has begun; see `PendingCall`."""
 
     def __init__(self, link: CallLink, number: int) -> None:
         self._link = link

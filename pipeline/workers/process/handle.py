@@ -22,12 +22,12 @@ from pipeline.metrics import LEDGER
 from pipeline.op import Op
 from pipeline.predictors.base import ModelMetadata
 from pipeline.workers.process.call_host import CallHost
-from pipeline.workers.process.calls import WireRoom
+from pipeline.workers.process.calls import WirePartLimit
 from pipeline.workers.process.outcomes import ItemCodec, PayloadStore
 from pipeline.workers.process.pages import StatusPage
 from pipeline.workers.process.sending import SentStream
 from pipeline.workers.process.sent import (
-    Sent,
+    SentRun,
     begin,
     entries_of,
     slice_of,
@@ -64,7 +64,7 @@ class ProcessContext:
     """Things that all process workers of a server share.
 
     `entry_points`: which one runs an Op; 0: one that has a WorkerSpec. `models` are for these.
-    `forgotten`: the region with the ForgottenRequests; of one engine, since the ids are.
+    `forgotten`: the region with the AbandonedRequests; of one engine, since the ids are.
     """
 
     zygotes: Zygotes
@@ -93,7 +93,7 @@ class Life(Protocol):
     def kill(self) -> None: ...
 
 
-class Commons(Protocol):
+class KindContext(Protocol):
     """Things that all workers of a kind share, as far as what one is sent needs them."""
 
     @property
@@ -126,13 +126,13 @@ class ProcessWorker:
     """
 
     def __init__(
-        self, workers: ProcessWorkers, slot: RestartSlot, commons: Commons, op: Op
+        self, workers: ProcessWorkers, slot: RestartSlot, commons: KindContext, op: Op
     ) -> None:
         self.number: int = slot.number
         self.life: int = next(_LIVES)  # its process may be ready before its pid is known
         self.slot = slot
-        self.sent: dict[int, Sent] = {}
-        self.streams: dict[BatchRun, Sent] = {}
+        self.sent: dict[int, SentRun] = {}
+        self.streams: dict[BatchRun, SentRun] = {}
         self.is_up: bool = False
         self.is_leaving: bool = False
         self.note: ModelMetadata | None = None
@@ -152,7 +152,7 @@ class ProcessWorker:
         self._calls: CallHost | None = None
         self._connect(commons, op)
 
-    def _connect(self, commons: Commons, op: Op) -> None:
+    def _connect(self, commons: KindContext, op: Op) -> None:
         """Have its process started, and tell that what it is to be."""
         processes = cast(ProcessContext, commons)
         loop, slot, self._shared = self._pool.loop, self.slot, processes.memory
@@ -243,7 +243,7 @@ class ProcessWorker:
             run.start_ns = run.preprocess_end_ns = run.process_end_ns = run.end_ns = now
             return False
         number = self._next_number()
-        sent = self.sent[number] = Sent(run, indexes, payloads, number)
+        sent = self.sent[number] = SentRun(run, indexes, payloads, number)
         sent.allowed = list(allowed or ())
         places = None if run.places is None else [run.places[index] for index in indexes]
         job = WireJob(number, items, allowed, places)
@@ -262,7 +262,7 @@ class ProcessWorker:
         self._last_number += 1
         return self._last_number
 
-    def _go_on(self, sent: Sent) -> None:
+    def _go_on(self, sent: SentRun) -> None:
         """Queue the next slice of a run."""
         number = self._next_number()
         self.sent[number] = sent
@@ -276,7 +276,7 @@ class ProcessWorker:
             self._slices.append(steps_of(number, sent, self._joining(sent, run)))
             return
         run.joining = deque(run.taken)  # a worker that was told of them has not begun
-        sent = self.sent[number] = Sent(run, [], [], number)
+        sent = self.sent[number] = SentRun(run, [], [], number)
         self._unsent.append(WireJob(number, [], []))
         self._slices.append(steps_of(0, sent, self._joining(sent, run)))
 
@@ -286,7 +286,7 @@ class ProcessWorker:
         if sent is not None:
             self._slices.append(steps_of(0, sent, self._joining(sent, run)))
 
-    def _joining(self, sent: Sent, run: StreamRun) -> list[tuple[int, WireItem]]:
+    def _joining(self, sent: SentRun, run: StreamRun) -> list[tuple[int, WireItem]]:
         """Take the requests that join; end those that cannot be sent, or are over."""
         items: list[tuple[int, WireItem]] = []
         ends: list[Entry] = []
@@ -400,7 +400,7 @@ class ProcessWorker:
             run.ended[index] = is_over
             if index in sent.indexes:
                 place = sent.indexes.index(index)
-                self._calls.tell_room(WireRoom(sent.number, run.told[index], is_over, place))
+                self._calls.tell_room(WirePartLimit(sent.number, run.told[index], is_over, place))
         if all(run.ended):
             self._end_sent(run)
 

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from pipeline.engine.worker_api import Owner, WorkerContext
+from pipeline.engine.worker_api import WorkerContext, WorkersOwner
 from pipeline.op import Op
 from pipeline.workers.process.handle import ProcessContext
 from pipeline.workers.process.main import WorkerMain
@@ -64,7 +64,7 @@ class ProcessKind:
             forgotten = self._processes.memory.open_region()
             self._processes = dataclasses.replace(self._processes, forgotten=forgotten)
 
-    def workers(self, op: Op, count: int, owner: Owner) -> ProcessWorkers:
+    def workers(self, op: Op, count: int, owner: WorkersOwner) -> ProcessWorkers:
         return ProcessWorkers(op, count, self._loop, self._processes, owner, self._schedule)
 
     async def close(self) -> None:

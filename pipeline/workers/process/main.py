@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pipeline.data import NO_INFO, RequestInfo
-from pipeline.engine.convoy import Convoy, Each, Ranks
+from pipeline.engine.convoy import BatchMembers, Convoy, MemberOutcomes
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.init_op import end_op, run_init_op
 from pipeline.engine.run.stages import BatchRun
@@ -34,7 +34,7 @@ from pipeline.predictors.base import metadata_of
 from pipeline.system.event_loop import LoopThread
 from pipeline.workers.process.calls import CallLink
 from pipeline.workers.process.outcomes import outcome_of
-from pipeline.workers.process.pages import ForgottenRequests, StatusPage
+from pipeline.workers.process.pages import AbandonedRequests, StatusPage
 from pipeline.workers.process.sending import SendingOp, SentStreams
 from pipeline.workers.process.slices import Slices, StreamedItem
 from pipeline.workers.process.wire import (
@@ -72,7 +72,7 @@ class OpenedItem(msgspec.Struct, eq=False):
     is_over: bool = False
     failure: PayloadTypeError | None = None
     info: RequestInfo = NO_INFO
-    forgotten: ForgottenRequests | None = None
+    forgotten: AbandonedRequests | None = None
     sequence: int = 0
 
     def is_cancelled(self) -> bool:
@@ -145,13 +145,13 @@ class WorkerPlace:
     blocks: BlockReader
     memory: PayloadMemory
     status: StatusPage
-    forgotten: ForgottenRequests
+    forgotten: AbandonedRequests
 
 
 def _place_of(init: Init, arena: Arena) -> WorkerPlace:
     """Return the place of a process that shares memory with its server."""
     view = arena.view(init.region)
-    forgotten = ForgottenRequests(arena.view(init.server_region))
+    forgotten = AbandonedRequests(arena.view(init.server_region))
     return WorkerPlace(arena, RegionAllocator(view, init.region), StatusPage(view), forgotten)
 
 
@@ -274,7 +274,7 @@ class ServedWorker:
             return self._slices.begin(job, opened)
         ranks = None
         if any(item.convoy is not None for item in job.items):
-            ranks = Ranks()
+            ranks = BatchMembers()
             for wire, item in zip(job.items, opened, strict=True):
                 convoy, members = None, wire.convoy
                 if members is not None and item.failure is None:
@@ -339,7 +339,7 @@ class ServedWorker:
         return self._outcome(outcome, self._op.name)
 
     def _outcome(self, outcome: Any, maker: str) -> ItemOutcome:
-        if type(outcome) is Each:
+        if type(outcome) is MemberOutcomes:
             return ItemOutcome(
                 each=[
                     ItemOutcome() if outcome is None else self._outcome(outcome, maker)

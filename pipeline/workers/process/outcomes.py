@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Protocol
 
-from pipeline.engine.convoy import Each
+from pipeline.engine.convoy import MemberOutcomes
 from pipeline.engine.op.channel import Item
 from pipeline.engine.run.hooks import asking
 from pipeline.engine.sequences.feeds import feeds_sequences
@@ -130,10 +130,12 @@ class ItemCodec:
         _LOGGER.warning("[%s] states of a sequence cannot be kept: %s", self._op_name, taken)
         return None
 
-    def outcome(self, outcome: ItemOutcome) -> SharedPayload | Routed | PipelineError | Each | None:
+    def outcome(
+        self, outcome: ItemOutcome
+    ) -> SharedPayload | Routed | PipelineError | MemberOutcomes | None:
         """Return what came of an item."""
         if outcome.each is not None:
-            return Each([self.outcome(member) for member in outcome.each])
+            return MemberOutcomes([self.outcome(member) for member in outcome.each])
         if outcome.payload is None:
             return error_of(outcome.error)
         payload = self._memory.payload(outcome.payload, self._op_name)

@@ -73,7 +73,7 @@ class StatusPage:
         self._cells[2] = 0.0
 
 
-class ForgottenRequests:
+class AbandonedRequests:
     """The requests that nobody waits for any more, of late: a page of shared memory.
 
     The server writes, its workers read, where a hook asks. Each request has its own cell, which

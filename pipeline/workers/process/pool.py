@@ -17,12 +17,12 @@ from pipeline.engine.run.payload import MemoryDomain
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.state import WorkersState
 from pipeline.engine.streams.run import Entry, StreamRun
-from pipeline.engine.worker_api import Owner, StreamOwner, Worker, WorkersBase
+from pipeline.engine.worker_api import StreamOwner, Worker, WorkersBase, WorkersOwner
 from pipeline.errors import InitError, PipelineError
 from pipeline.op import Op
 from pipeline.predictors.base import ModelMetadata
-from pipeline.workers.process.handle import Commons, ProcessContext, ProcessWorker
-from pipeline.workers.process.pages import ForgottenRequests
+from pipeline.workers.process.handle import KindContext, ProcessContext, ProcessWorker
+from pipeline.workers.process.pages import AbandonedRequests
 from pipeline.workers.process.sending import SendingOp, SentStream
 from pipeline.workers.process.sent import unsent_of
 from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, RestartSlot
@@ -52,7 +52,7 @@ class ProcessPool:
         self,
         name: str,
         loop: asyncio.AbstractEventLoop,
-        owner: Owner,
+        owner: WorkersOwner,
         schedule: Callable[[], None],
     ) -> None:
         self.loop = loop
@@ -245,7 +245,7 @@ class ProcessPool:
         return True
 
     def lives(self) -> Mapping[int, int]:
-        """See `Lasting`."""
+        """See `StableWorkers`."""
         there = self.alive - self.leaving
         return {worker.number: worker.life for worker in there if worker.keeps}
 
@@ -276,8 +276,8 @@ class ProcessWorkers(WorkersBase):
         op: Op,
         count: int,
         loop: asyncio.AbstractEventLoop,
-        processes: Commons,
-        owner: Owner,
+        processes: KindContext,
+        owner: WorkersOwner,
         schedule: Callable[[], None] = lambda: None,
     ) -> None:
         self.name: str = op.name
@@ -396,7 +396,7 @@ class ProcessWorkers(WorkersBase):
     def forget(self, data_id: int) -> None:
         processes = cast(ProcessContext, self._processes)
         arena = processes.memory.arena
-        ForgottenRequests(arena.view(processes.forgotten)).add(data_id)
+        AbandonedRequests(arena.view(processes.forgotten)).add(data_id)
 
     async def stop(self, timeout_s: float) -> int:
         self._is_stopped = True

@@ -21,8 +21,8 @@ from pipeline.engine.streams.run import StreamRun
 from pipeline.errors import PipelineError
 from pipeline.routes import Answer
 from pipeline.tracing.context import child, first_of, set_call_trace
-from pipeline.workers.process.calls import CallLink, WireRoom
-from pipeline.workers.process.pages import ForgottenRequests, StatusPage
+from pipeline.workers.process.calls import CallLink, WirePartLimit
+from pipeline.workers.process.pages import AbandonedRequests, StatusPage
 from pipeline.workers.process.wire import Result, SliceEnd, WireJob, WireParts
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ class SentStreams:
         link: CallLink,
         op: BoundOp,
         status: StatusPage,
-        forgotten: ForgottenRequests,
-        item: Callable[[OpenedItem, ForgottenRequests], StreamedItem],
+        forgotten: AbandonedRequests,
+        item: Callable[[OpenedItem, AbandonedRequests], StreamedItem],
     ) -> None:
         self._link = link
         self._op = op
@@ -143,7 +143,7 @@ class SentStreams:
         """Forget a request."""
         self._sending.pop(key, None)
 
-    def _room(self, room: WireRoom) -> None:
+    def _room(self, room: WirePartLimit) -> None:
         sending = self._sending.get((room.number, room.place))
         if sending is not None:
             sending.take_room(room)
@@ -183,7 +183,7 @@ class _Sending:
             self._waiting.append(outcome)
             self._send()
 
-    def take_room(self, room: WireRoom) -> None:
+    def take_room(self, room: WirePartLimit) -> None:
         """Take note of how many parts there may be, or that none is wanted any more."""
         with self._lock:
             self._allowed = room.allowed

@@ -25,7 +25,7 @@ from pipeline.workers.shm.payload import SharedPayload
 
 
 @dataclass(slots=True)
-class Sent:
+class SentRun:
     """A run that a worker has.
 
     Attributes:
@@ -59,7 +59,7 @@ def unsent_of(run: StreamRun) -> list[Entry]:
     return failed
 
 
-def slice_of(number: int, sent: Sent) -> WireSlice:
+def slice_of(number: int, sent: SentRun) -> WireSlice:
     """Return a further slice, as the job with this number."""
     run = cast(StreamRun, sent.run)
     allowed = [run.allowed[index] for index in sent.indexes]
@@ -67,14 +67,14 @@ def slice_of(number: int, sent: Sent) -> WireSlice:
     return WireSlice(number, sent.number, allowed, over)
 
 
-def steps_of(number: int, sent: Sent, joining: list[tuple[int, WireItem]]) -> WireSlice:
+def steps_of(number: int, sent: SentRun, joining: list[tuple[int, WireItem]]) -> WireSlice:
     """Return a slice of steps as the job with this number, 0: what their run is told meanwhile."""
     run = cast(StreamRun, sent.run)
     over = [place for place in run.taken if run.items[place].is_over]
     return WireSlice(number, sent.number, list(run.allowed), over, joining)
 
 
-def entries_of(sent: Sent, parts: WireParts, outcomes: Sequence[tuple[int, Any]]) -> list[Entry]:
+def entries_of(sent: SentRun, parts: WireParts, outcomes: Sequence[tuple[int, Any]]) -> list[Entry]:
     """Return parts as a StreamRun's owner takes them, and count them: its worker may die."""
     run = cast(StreamRun, sent.run)
     run.start_ns, run.preprocess_end_ns = parts.start_ns, parts.preprocess_end_ns
@@ -111,7 +111,7 @@ def _step(run: StreamRun, entries: list[Entry], parts: WireParts, times: StepTim
     )
 
 
-def take_slice(sent: Sent, result: Result, end: SliceEnd, worker: int) -> bool:
+def take_slice(sent: SentRun, result: Result, end: SliceEnd, worker: int) -> bool:
     """Take what a slice has come to; return whether its generators live on."""
     run = cast(StreamRun, sent.run)
     if run.tells_steps:  # its parts have said who has ended

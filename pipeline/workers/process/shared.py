@@ -49,7 +49,7 @@ class SharedProcesses:
         self._on_record = on_record
         self._preload = preload
         self._processes: ProcessContext | None = None
-        self._elsewhere: dict[Interpreter, _Elsewhere] = {}
+        self._elsewhere: dict[Interpreter, _BorrowedZygotes] = {}
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.models: ModelHost | None = None
@@ -95,7 +95,7 @@ class SharedProcesses:
                 main = WorkerMain(None, memory.arena, self._keep_logs, no_predictor)
                 zygotes = self._new_zygotes(main, "spawn", interpreter)
                 context = dataclasses.replace(self.processes, zygotes=zygotes)
-                self._elsewhere[interpreter] = _Elsewhere(context)
+                self._elsewhere[interpreter] = _BorrowedZygotes(context)
             borrowed = self._elsewhere[interpreter]
             borrowed.borrowers += 1
             return borrowed.context
@@ -155,7 +155,7 @@ class SharedProcesses:
 
 
 @dataclass(slots=True)
-class _Elsewhere:
+class _BorrowedZygotes:
     """Zygotes of another interpreter, and how many models have workers of them."""
 
     context: ProcessContext

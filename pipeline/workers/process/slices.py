@@ -13,7 +13,7 @@ from pipeline.engine.streams.flow import ENDED, apart
 from pipeline.engine.streams.plan import is_iterative
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.steps import stepped_run
-from pipeline.workers.process.pages import ForgottenRequests, StatusPage
+from pipeline.workers.process.pages import AbandonedRequests, StatusPage
 from pipeline.workers.process.wire import (
     ItemOutcome,
     Result,
@@ -38,7 +38,7 @@ class StreamedItem:
         is_left: whether the server has said so with a slice; its page forgets after a while.
     """
 
-    def __init__(self, item: OpenedItem, forgotten: ForgottenRequests) -> None:
+    def __init__(self, item: OpenedItem, forgotten: AbandonedRequests) -> None:
         self.data_id: int = item.data_id
         self.log_id: int = item.log_id
         self.inputs: dict[str, Any] = item.inputs
@@ -76,7 +76,7 @@ class Slices:
         self,
         op: BoundOp,
         status: StatusPage,
-        forgotten: ForgottenRequests,
+        forgotten: AbandonedRequests,
         outcome: Callable[[Any], ItemOutcome],
         report: Callable[[], None],
         look: Callable[[], None],
@@ -167,7 +167,7 @@ class Slices:
             self._report()
 
     def _keep(self, run: StreamRun, entries: Sequence[Entry]) -> None:
-        told = []
+        reported = []
         unsent = set()
         for place, outcome in apart(entries):
             if place in unsent:
@@ -176,11 +176,13 @@ class Slices:
             if sent.error is not None:  # perhaps only now, since it cannot be sent
                 run.ended[place] = True
                 unsent.add(place)
-            told.append((place, sent))
+            reported.append((place, sent))
         if not run.tells_steps:
-            self.parts.append(WireParts(self._number, told, run.start_ns, run.preprocess_end_ns))
+            self.parts.append(
+                WireParts(self._number, reported, run.start_ns, run.preprocess_end_ns)
+            )
             return
-        parts = WireParts(run.ran_at, told)
+        parts = WireParts(run.ran_at, reported)
         while run.steps:  # there is one at most
             step = run.steps.popleft()
             parts.start_ns, parts.preprocess_end_ns = step.start_ns, step.preprocess_end_ns

@@ -25,9 +25,9 @@ from pipeline.metrics import LEDGER, Ledger
 from pipeline.op import predictor_of
 from pipeline.predictors.base import metadata_of
 from pipeline.workers.process.main import ServedWorker, WorkerPlace, initialised
-from pipeline.workers.process.pages import ForgottenRequests, StatusPage
+from pipeline.workers.process.pages import AbandonedRequests, StatusPage
 from pipeline.workers.process.wire import Jobs, WorkerReport
-from pipeline.workers.ray.cargo import Cargo
+from pipeline.workers.ray.cargo import ActorSetup
 from pipeline.workers.ray.clock import ServerClock, boot_id
 from pipeline.workers.ray.cluster import beside
 from pipeline.workers.ray.models import unpack_model
@@ -132,12 +132,12 @@ class RayActor:
         ledger: of what users' code counts; None: that of this process.
     """
 
-    def __init__(self, cargo: Cargo, ledger: Ledger | None = None) -> None:
+    def __init__(self, cargo: ActorSetup, ledger: Ledger | None = None) -> None:
         self._cargo = cargo
         self._ledger = ledger or LEDGER  # no default: Ray pickles those
         self._memory = ActorMemory()
         self._status = StatusPage(memoryview(bytearray(_PAGE_BYTES)))
-        self._forgotten = ForgottenRequests(memoryview(bytearray(_PAGE_BYTES)))
+        self._forgotten = AbandonedRequests(memoryview(bytearray(_PAGE_BYTES)))
         self._clock = ServerClock(bool(cargo.boot_id) and cargo.boot_id == boot_id())
         self._box = ReportBox()
         self._link = ActorEnd(self._box, self._memory)

@@ -14,7 +14,7 @@ KeepLogs = Callable[[Callable[[bytes], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Cargo:
+class ActorSetup:
     """Things that an actor is made with.
 
     Args:

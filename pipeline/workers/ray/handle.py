@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.engine.run.stages import BatchRun
 from pipeline.op import Op
-from pipeline.workers.process.handle import Commons, ProcessWorker
+from pipeline.workers.process.handle import KindContext, ProcessWorker
 from pipeline.workers.process.pages import StatusPage
 from pipeline.workers.process.wire import ItemOutcome, Jobs, WireSlice, WorkerReport
 from pipeline.workers.ray.link import ActorLink, RayContext
@@ -65,7 +65,7 @@ class RayWorker(ProcessWorker):
         self._told: tuple[int, float, float | None] | None = None  # job, when, its call's begin
         super().__init__(workers, slot, commons, op)
 
-    def _connect(self, commons: Commons, op: Op) -> None:
+    def _connect(self, commons: KindContext, op: Op) -> None:
         context, pool = cast(RayContext, commons), self._actors
         self._head = HeadStatus()
         self.status: HeadStatus = self._head

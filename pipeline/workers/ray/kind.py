@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.sections import RayConfig, RayOpConfig
-from pipeline.engine.worker_api import Owner, WorkerContext
+from pipeline.engine.worker_api import WorkerContext, WorkersOwner
 from pipeline.errors import ConfigError
 from pipeline.op import Op
 from pipeline.workers.inbox import LoopInbox
 from pipeline.workers.ray.api import RayApi
-from pipeline.workers.ray.cargo import Cargo, for_transport
+from pipeline.workers.ray.cargo import ActorSetup, for_transport
 from pipeline.workers.ray.clock import boot_id
 from pipeline.workers.ray.cluster import RayCluster
 from pipeline.workers.ray.link import RayContext, Sender
@@ -60,7 +60,7 @@ class RayKind:
             self._api, memory, inbox, Sender("control"), self._context.on_record
         )
 
-    def workers(self, op: Op, count: int, owner: Owner) -> RayWorkers:
+    def workers(self, op: Op, count: int, owner: WorkersOwner) -> RayWorkers:
         readers = list(op.pipeline_consumers)
         passes_on = bool(readers) and set(self._ops).issuperset(readers)
         # A cache reads what is asked and what is answered, here.
@@ -112,9 +112,9 @@ class RayKind:
         self._models[op.name] = tuple(files)
         return [self._api.put(data) for data in files.values()]
 
-    def cargo(self, op: Op, number: int, look_s: float) -> Cargo:
+    def cargo(self, op: Op, number: int, look_s: float) -> ActorSetup:
         context = self._context
-        return Cargo(
+        return ActorSetup(
             for_transport(op),
             number,
             context.set_up,

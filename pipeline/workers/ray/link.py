@@ -26,7 +26,7 @@ from pipeline.workers.ray.api import (
     RayApi,
     UnreachableError,
 )
-from pipeline.workers.ray.cargo import Cargo
+from pipeline.workers.ray.cargo import ActorSetup
 from pipeline.workers.ray.objects import (
     ActorCall,
     ActorReply,
@@ -103,7 +103,7 @@ class LinkOwner(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Arrived:
+class _ArrivedReport:
     """A report in its place; it is passed on when nothing of it is on its way any more."""
 
     report: WorkerReport
@@ -120,7 +120,7 @@ class ReportsInOrder:
         self._inbox = inbox
         self._owner = owner
         self._next = 1  # the number of the report that is to be passed on next
-        self._arrived: dict[int, _Arrived] = {}
+        self._arrived: dict[int, _ArrivedReport] = {}
 
     def take(self, message: Any, objects: Sequence[Any] = ()) -> ActorReply:
         """Take a reply: its objects, references or what came with it; its reports, in order."""
@@ -134,14 +134,14 @@ class ReportsInOrder:
             numbers = {at: adopt(objects[at]) for at in used}
         for serial, report in reply.reports:
             renumber(report, numbers)
-            self._arrived[serial] = arrived = _Arrived(report, objects_in(report))
+            self._arrived[serial] = arrived = _ArrivedReport(report, objects_in(report))
             for number in arrived.numbers:
                 self._memory.hold(number)
             self._fetch(arrived)
         self._pass_on_ready()
         return reply
 
-    def _fetch(self, arrived: _Arrived) -> None:
+    def _fetch(self, arrived: _ArrivedReport) -> None:
         """Have those objects fetched that the server itself will read."""
         for number in self._owner.opens(arrived.report):
             if not self._memory.is_here(number):
@@ -149,7 +149,7 @@ class ReportsInOrder:
                 here = functools.partial(self._inbox.post, self._fetched, arrived)
                 self._memory.when_here(number, here)
 
-    def _fetched(self, arrived: _Arrived, error: Exception | None) -> None:
+    def _fetched(self, arrived: _ArrivedReport, error: Exception | None) -> None:
         arrived.missing -= 1
         if error is not None:
             arrived.lost = described(error)
@@ -161,7 +161,7 @@ class ReportsInOrder:
             self._next += 1
             self._pass_on(arrived)
 
-    def _pass_on(self, arrived: _Arrived) -> None:
+    def _pass_on(self, arrived: _ArrivedReport) -> None:
         if arrived.lost and arrived.report.results:
             for result in arrived.report.results:
                 self._owner.on_job_lost(result.number, arrived.lost)
@@ -183,7 +183,7 @@ class ActorLink:
     """The way to one actor. On the loop, but for what says that it is a sender's."""
 
     def __init__(
-        self, context: RayContext, sender: Sender, owner: LinkOwner, cargo: Cargo, name: str
+        self, context: RayContext, sender: Sender, owner: LinkOwner, cargo: ActorSetup, name: str
     ) -> None:
         self._api = context.api
         self._memory = context.memory

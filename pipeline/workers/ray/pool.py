@@ -10,13 +10,13 @@ from typing import Any, Protocol
 from pipeline.config.sections import RayOpConfig
 from pipeline.engine.run.hooks import asking
 from pipeline.engine.run.stages import BatchRun
-from pipeline.engine.worker_api import Owner, Worker
+from pipeline.engine.worker_api import Worker, WorkersOwner
 from pipeline.errors import DataLostError, InitError
 from pipeline.op import Op
 from pipeline.workers.process.handle import ProcessWorker
 from pipeline.workers.process.pool import ProcessWorkers
 from pipeline.workers.ray.api import Demands
-from pipeline.workers.ray.cargo import Cargo
+from pipeline.workers.ray.cargo import ActorSetup
 from pipeline.workers.ray.handle import RayWorker
 from pipeline.workers.ray.link import RayContext, Sender
 from pipeline.workers.restart_policy import RestartSlot
@@ -36,7 +36,7 @@ class ActorMaker(Protocol):
     async def prepare(self, op: Op) -> Sequence[Any]:
         """Be connected, and wait for what is to be there before; return the model's files."""
 
-    def cargo(self, op: Op, number: int, look_s: float) -> Cargo:
+    def cargo(self, op: Op, number: int, look_s: float) -> ActorSetup:
         """Return what an actor of an Op is made of."""
 
     def node_for(self, op: Op, number: int, silent: str) -> str | None:
@@ -76,7 +76,7 @@ class RayWorkers(ProcessWorkers):
         count: int,
         loop: asyncio.AbstractEventLoop,
         context: RayContext,
-        owner: Owner,
+        owner: WorkersOwner,
         schedule: Callable[[], None],
         maker: ActorMaker,
         passes_on: bool,
@@ -100,7 +100,7 @@ class RayWorkers(ProcessWorkers):
         """Return the ids of the nodes that its actors are on."""
         return [worker.node for worker in self.pool.alive if isinstance(worker, RayWorker)]
 
-    def cargo(self, number: int) -> Cargo:
+    def cargo(self, number: int) -> ActorSetup:
         return self._maker.cargo(self._op, number, self.look_s)
 
     def demands(self, node: str | None) -> Demands:

@@ -21,18 +21,18 @@ from pipeline.system.processes import wait_for_end
 from pipeline.workers.zygote import spawn as zygote_spawn
 from pipeline.workers.zygote.link import Child, ZygoteLink, is_at_work, reap
 from pipeline.workers.zygote.main import (
-    Changed,
-    Clone,
+    ChildChanged,
+    ChildStarted,
+    CloneZygote,
     EntryPoint,
+    ForkRefused,
     Kill,
     NotImported,
     Ping,
     Pong,
-    Ready,
-    Refused,
     Report,
     Start,
-    Started,
+    ZygoteReady,
     flush_stdio,
     fork_quietly,
     serve,
@@ -312,7 +312,7 @@ class Zygotes:
         if self._loop is not None:
             self._loop.add_reader(ours.fileno(), self._read, spare)
         active.clones.append(spare)
-        active.send(Clone(runtimes), theirs)
+        active.send(CloneZygote(runtimes), theirs)
 
     # Reports ---------------------------------------------------------------------------
 
@@ -327,17 +327,17 @@ class Zygotes:
 
     def _take(self, zygote: ZygoteLink, report: Report, life: int | None) -> None:
         match report:
-            case Ready(pid):
+            case ZygoteReady(pid):
                 zygote.be_ready(pid, life)
-            case Started(child, pid):
+            case ChildStarted(child, pid):
                 zygote.starting.discard(child)
                 zygote.children[child].begin(pid, life)
-            case Refused(child, reason):
+            case ForkRefused(child, reason):
                 zygote.starting.discard(child)
                 zygote.children.pop(child).end(f"could not be started: {reason}")
             case Pong():
                 pass  # it was heard, which is all
-            case Changed(child, status):
+            case ChildChanged(child, status):
                 zygote.change(child, status)
             case NotImported():
                 report.log()

@@ -21,7 +21,7 @@ from typing import NoReturn
 import msgspec
 
 from pipeline.system.processes import (
-    ChildrenSince,
+    StartedChildren,
     default_handlers,
     keep_signals_from_children,
 )
@@ -53,7 +53,7 @@ class Kill(msgspec.Struct, frozen=True, array_like=True, tag="kill"):
     child: int
 
 
-class Clone(msgspec.Struct, frozen=True, array_like=True, tag="clone"):
+class CloneZygote(msgspec.Struct, frozen=True, array_like=True, tag="clone"):
     """Fork another zygote, which imports `runtimes`; comes with the control socket that it is to
     serve."""
 
@@ -68,27 +68,27 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
     """The answer to a Ping."""
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+class ZygoteReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """A zygote's first words; comes with its pidfd, if one could be opened."""
 
     pid: int
 
 
-class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+class ChildStarted(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """A child runs; comes with its pidfd, if one could be opened."""
 
     child: int
     pid: int
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+class ForkRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """A child could not be forked."""
 
     child: int
     reason: str
 
 
-class Changed(msgspec.Struct, frozen=True, array_like=True, tag="changed"):
+class ChildChanged(msgspec.Struct, frozen=True, array_like=True, tag="changed"):
     """A child was stopped, continued or has ended, as `status` of `os.waitpid` says."""
 
     child: int
@@ -107,8 +107,8 @@ class NotImported(msgspec.Struct, frozen=True, array_like=True, tag="not-importe
         _LOGGER.warning("each worker process imports %s for itself: %s", names, self.reason)
 
 
-Request = Start | Kill | Clone | Ping
-Report = Ready | Started | Refused | Changed | Pong | NotImported
+Request = Start | Kill | CloneZygote | Ping
+Report = ZygoteReady | ChildStarted | ForkRefused | ChildChanged | Pong | NotImported
 
 _decode = msgspec.msgpack.Decoder(Request).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -175,7 +175,7 @@ def serve(
 
 
 class _Zygote:
-    """One process; after a `Clone` there are two of them, which know nothing of each other."""
+    """One process; after a `CloneZygote` there are two, which know nothing of each other."""
 
     def __init__(
         self, control: socket.socket, load: Callable[[], Sequence[EntryPoint]], parent_life: int
@@ -190,7 +190,7 @@ class _Zygote:
         self._pid = os.getpid()
         self._children: dict[int, int] = {}  # pid -> the parent's number of the child
         self._clones: set[int] = set()
-        self._descendants = ChildrenSince()
+        self._descendants = StartedChildren()
         self._control.setblocking(True)
         self._wake, self._wake_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
@@ -204,7 +204,7 @@ class _Zygote:
         self._name("zygote")
         # What its children leave behind is reaped here: PID 1 of a container may be no init.
         self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._tell_with_life(Ready(self._pid), self._pid)
+        self._tell_with_life(ZygoteReady(self._pid), self._pid)
 
     def run(self) -> None:
         while True:
@@ -240,7 +240,7 @@ class _Zygote:
                 self._start(request, fds)
             case Kill(child):
                 self._kill(child)
-            case Clone(runtimes):
+            case CloneZygote(runtimes):
                 self._clone(fds, runtimes)
             case Ping():
                 self._tell(Pong())
@@ -262,10 +262,10 @@ class _Zygote:
             self._be_child(request, fds[0])
         os.close(fds[0])
         self._children[pid] = request.child
-        self._tell_with_life(Started(request.child, pid), pid)
+        self._tell_with_life(ChildStarted(request.child, pid), pid)
 
     def _refuse(self, request: Start, reason: str) -> None:
-        self._tell(Refused(request.child, reason[:_REASON_CHARS]))
+        self._tell(ForkRefused(request.child, reason[:_REASON_CHARS]))
 
     def _be_child(self, request: Start, fd: int) -> NoReturn:
         code = 1
@@ -284,7 +284,7 @@ class _Zygote:
             self._name("worker")
             sock = socket.socket(fileno=fd)
             sock.setblocking(True)  # socket.setdefaulttimeout() of the user is not meant for us
-            children = ChildrenSince()
+            children = StartedChildren()
             try:
                 self._load()[request.main](sock, request.number)
             finally:
@@ -314,7 +314,7 @@ class _Zygote:
             self._children.pop(pid, None)
             self._clones.discard(pid)
         if child is not None:  # or it is a zygote that we cloned: the parent sees to it
-            self._tell(Changed(child, status))
+            self._tell(ChildChanged(child, status))
         return pid != 0
 
     # Itself ----------------------------------------------------------------------------

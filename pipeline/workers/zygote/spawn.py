@@ -45,7 +45,7 @@ serve_spawned(*map(int, sys.argv[1:]))
 _SEARCH_DEPTH = 8
 
 
-class Shipment(msgspec.Struct, frozen=True):
+class ParentState(msgspec.Struct, frozen=True):
     """Things that a fresh interpreter needs to stand in for the parent."""
 
     argv: list[str]
@@ -81,7 +81,7 @@ def pack(
         classes = {name: kind for name, kind in classes.items() if _why_not(kind) is None}
         data = _dump((list(entry_points), classes))
     preparations = _dump(_preparations() if is_prepared else [])
-    shipment = Shipment(list(sys.argv), preparations, data, tuple(preload))
+    shipment = ParentState(list(sys.argv), preparations, data, tuple(preload))
     fd = os.memfd_create("pipeline-zygote")
     with open(fd, "wb", closefd=False) as file:
         file.write(msgspec.msgpack.encode(shipment))
@@ -256,7 +256,7 @@ def _cannot_ship(path: str, value: object, reason: str, holder: object) -> str:
 def serve_spawned(control: int, parent_life: int, shipment: int) -> NoReturn:
     """Be a zygote; the arguments are file descriptors. Never returns."""
     with mmap.mmap(shipment, 0, prot=mmap.PROT_READ) as data:
-        cargo = msgspec.msgpack.decode(data, type=Shipment)
+        cargo = msgspec.msgpack.decode(data, type=ParentState)
     os.close(shipment)
     sys.argv[:] = cargo.argv
     for name in cargo.preload:
@@ -264,7 +264,7 @@ def serve_spawned(control: int, parent_life: int, shipment: int) -> NoReturn:
     serve(socket.socket(fileno=control), functools.partial(_unpack, cargo), parent_life)
 
 
-def _unpack(cargo: Shipment) -> Sequence[EntryPoint]:
+def _unpack(cargo: ParentState) -> Sequence[EntryPoint]:
     """Unpack in a child only: what scripts do when imported happens in no process that forks."""
     import dill
 

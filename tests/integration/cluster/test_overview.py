@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.cluster.fleet import FleetView
 from pipeline.cluster.overview import Overview
-from pipeline.cluster.plan import FleetReplica, ReplicaPhase, Wanted
+from pipeline.cluster.plan import DesiredFleet, FleetReplica, ReplicaPhase
 
 METRICS = """# HELP asked_total Requests.
 # TYPE asked_total counter
@@ -62,7 +62,7 @@ def view(port: int) -> FleetView:
         FleetReplica(3, 1, ReplicaPhase.READY, address="127.0.0.1:1/1", node="gone"),
         FleetReplica(4, 1, ReplicaPhase.STARTING),
     )
-    return FleetView("f", Wanted(1, 4), False, False, "", replicas)
+    return FleetView("f", DesiredFleet(1, 4), False, False, "", replicas)
 
 
 def get(overview: Overview, path: str) -> str:

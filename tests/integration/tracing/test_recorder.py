@@ -26,7 +26,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from pipeline.engine.journal.journal import PIPELINE, Journal, Outcome, pack_request, pack_span
 from pipeline.errors import InitError
 from pipeline.tracing.context import TraceContext, format_traceparent
-from pipeline.tracing.recorder import BySampler, OtelRecorder, RateLimit, connect
+from pipeline.tracing.recorder import OtelRecorder, RateLimit, SamplerDecision, connect
 from pipeline.tracing.sink import Telemetry, connect_telemetry
 
 CALLER = TraceContext(0xABC, 0xDEF, True)
@@ -140,12 +140,12 @@ def test_what_a_caller_decided_holds_at_any_rate():
 
 def test_a_sampler_of_the_sdk_is_asked():
     ids = iter([1, 2**64 - 1])
-    by_ratio = BySampler(ParentBased(TraceIdRatioBased(0.5)), "imdb", lambda: next(ids))
+    by_ratio = SamplerDecision(ParentBased(TraceIdRatioBased(0.5)), "imdb", lambda: next(ids))
     assert [by_ratio(None), by_ratio(None)] == [1, 0]
     of_low_ratio = CALLER._replace(trace_id=2**64 - 1)
     assert by_ratio(of_low_ratio) == 2**64 - 1
     assert not by_ratio(CALLER._replace(trace_id=1, is_sampled=False))
-    assert not BySampler(ALWAYS_OFF, "imdb")(CALLER)
+    assert not SamplerDecision(ALWAYS_OFF, "imdb")(CALLER)
 
 
 # --- the environment ------------------------------------------------------------------------

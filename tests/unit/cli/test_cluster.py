@@ -9,13 +9,13 @@ import msgspec
 
 from pipeline.cli.cluster import cluster_parser, down, scale
 from pipeline.cluster.fleet import FleetView
-from pipeline.cluster.plan import Wanted
+from pipeline.cluster.plan import DesiredFleet
 
 
 class PlayedFleets:
     """One fleet, which is asked for its view by `_wait` and changed by somebody else meanwhile."""
 
-    def __init__(self, *wanted: Wanted, ends: bool = True) -> None:
+    def __init__(self, *wanted: DesiredFleet, ends: bool = True) -> None:
         self._wanted = list(wanted)
         self._answers: dict[str, Callable[[], Any]] = {
             "want": lambda: None,
@@ -39,7 +39,7 @@ class PlayedFleets:
 
 
 def test_down_ends_the_fleet():
-    fleets = PlayedFleets(Wanted(1, 0))
+    fleets = PlayedFleets(DesiredFleet(1, 0))
     assert down(cluster_parser().parse_args(["down"]), fleets) == 0
     assert fleets.ended
 
@@ -47,8 +47,8 @@ def test_down_ends_the_fleet():
 def test_down_does_not_end_a_fleet_that_somebody_brings_up_meanwhile(capsys):
     given = cluster_parser().parse_args(["down"])
     for fleets in (
-        PlayedFleets(Wanted(1, 0), Wanted(2, 2)),  # while it was waited for
-        PlayedFleets(Wanted(1, 0), ends=False),  # or behind that
+        PlayedFleets(DesiredFleet(1, 0), DesiredFleet(2, 2)),  # while it was waited for
+        PlayedFleets(DesiredFleet(1, 0), ends=False),  # or behind that
     ):
         assert down(given, fleets) == 1
         assert not fleets.ended
@@ -56,6 +56,6 @@ def test_down_does_not_end_a_fleet_that_somebody_brings_up_meanwhile(capsys):
 
 
 def test_who_scales_is_told_that_somebody_else_wants_another_number(capsys):
-    fleets = PlayedFleets(Wanted(1, 3), Wanted(1, 5))
+    fleets = PlayedFleets(DesiredFleet(1, 3), DesiredFleet(1, 5))
     assert scale(cluster_parser().parse_args(["scale", "3"]), fleets) == 1
     assert "another command" in capsys.readouterr().err

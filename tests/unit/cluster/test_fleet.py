@@ -10,7 +10,7 @@ from doubles import virtual
 
 from pipeline.cluster.bundle import ScriptBundle
 from pipeline.cluster.fleet import Fleet, FleetRelease, ReplicaGoneError
-from pipeline.cluster.node_server import Look
+from pipeline.cluster.node_server import ReplicaReport
 from pipeline.cluster.plan import MAX_FAILURES, ReplicaPhase
 from pipeline.cluster.ray_fleet import PutReleases
 from pipeline.errors import InitError
@@ -22,7 +22,7 @@ class PlayedNodes:
     """Nodes whose replicas are what `looks` says, ready where it says nothing."""
 
     def __init__(self) -> None:
-        self.looks: dict[str, Look | Exception | None] = {}
+        self.looks: dict[str, ReplicaReport | Exception | None] = {}
         self.releases: dict[str, FleetRelease] = {}
         self.stopped: list[str] = []
         self.killed: list[str] = []
@@ -34,14 +34,14 @@ class PlayedNodes:
         self.releases[name] = release
         return name
 
-    async def look(self, handle: str) -> tuple[Look, str]:
+    async def look(self, handle: str) -> tuple[ReplicaReport, str]:
         number = handle.rpartition("-")[2]
-        look = self.looks.get(handle, Look(ReplicaPhase.READY, f"10.0.0.{number}:1/2"))
+        look = self.looks.get(handle, ReplicaReport(ReplicaPhase.READY, f"10.0.0.{number}:1/2"))
         if look is None:
             await asyncio.Event().wait()
         if isinstance(look, Exception):
             raise look
-        assert isinstance(look, Look)
+        assert isinstance(look, ReplicaReport)
         return look, f"node {number}"
 
     async def stop(self, handle: str, grace_s: float) -> None:
@@ -121,7 +121,7 @@ async def test_one_that_waits_for_a_node_is_waited_for():
 async def test_a_release_that_fails_is_stuck_and_says_why():
     async with Fixture() as it:
         for number in range(3, 20):
-            it.nodes.looks[f"f-{number}"] = Look(ReplicaPhase.FAILED, "", "no model")
+            it.nodes.looks[f"f-{number}"] = ReplicaReport(ReplicaPhase.FAILED, "", "no model")
         it.fleet.want(RELEASE, None)
         await asyncio.sleep(60)
         view = it.fleet.view()
@@ -135,7 +135,7 @@ async def test_rolled_back_it_is_what_it_was_and_the_next_release_has_a_number_o
     async with Fixture() as it:
         assert it.fleet.roll_back() == 0
         for number in range(3, 6):
-            it.nodes.looks[f"f-{number}"] = Look(ReplicaPhase.FAILED, "", "no model")
+            it.nodes.looks[f"f-{number}"] = ReplicaReport(ReplicaPhase.FAILED, "", "no model")
         it.fleet.want(RELEASE, None)
         await asyncio.sleep(60)
         assert it.fleet.roll_back() == 1
@@ -149,7 +149,9 @@ async def test_rolled_back_it_is_what_it_was_and_the_next_release_has_a_number_o
 @virtual
 async def test_one_that_is_not_ready_for_now_stays_listed():
     async with Fixture() as it:
-        it.nodes.looks["f-1"] = Look(ReplicaPhase.UNREADY, "10.0.0.1:1/2", "an Op lacks workers")
+        it.nodes.looks["f-1"] = ReplicaReport(
+            ReplicaPhase.UNREADY, "10.0.0.1:1/2", "an Op lacks workers"
+        )
         await asyncio.sleep(20)
         assert it.phases() == [(1, ReplicaPhase.UNREADY), (2, ReplicaPhase.READY)]
         assert len(it.fleet.view().addresses) == 2

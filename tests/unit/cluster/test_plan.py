@@ -7,10 +7,10 @@ import pytest
 from pipeline.cluster.plan import (
     MAX_FAILURES,
     SETTLE_S,
+    DesiredFleet,
     Failures,
     FleetReplica,
     ReplicaPhase,
-    Wanted,
     is_reached,
     plan,
 )
@@ -23,7 +23,7 @@ class Simulated:
         self.now = 0.0
         self.replicas: list[FleetReplica] = []
         self.failures = Failures()
-        self.wanted = Wanted(1, 3)
+        self.wanted = DesiredFleet(1, 3)
         self.failing: set[int] = set()
         self.least_ready = 99
         self.most = 0
@@ -75,7 +75,7 @@ def test_all_replicas_of_a_first_release_start_together(fleet):
 
 
 def test_a_new_release_comes_one_at_a_time_and_there_are_never_fewer(fleet):
-    fleet.wanted = Wanted(2, 3)
+    fleet.wanted = DesiredFleet(2, 3)
     fleet.passes(20)
     assert (fleet.ready(2), len(fleet.replicas)) == (3, 3)
     assert fleet.least_ready == 3
@@ -84,17 +84,17 @@ def test_a_new_release_comes_one_at_a_time_and_there_are_never_fewer(fleet):
 
 def test_where_there_is_no_room_for_one_more_an_old_one_goes_first(fleet):
     fleet.room = 3
-    fleet.wanted = Wanted(2, 3)
+    fleet.wanted = DesiredFleet(2, 3)
     fleet.passes(20)
     assert fleet.ready(1) == 3
-    fleet.wanted = Wanted(2, 3, unavailable=1)
+    fleet.wanted = DesiredFleet(2, 3, unavailable=1)
     fleet.passes(40)
     assert (fleet.ready(2), fleet.least_ready) == (3, 2)
 
 
 def test_a_new_release_that_fails_leaves_the_old_one(fleet):
     fleet.failing = {2}
-    fleet.wanted = Wanted(2, 3)
+    fleet.wanted = DesiredFleet(2, 3)
     fleet.passes(200)
     assert (fleet.ready(1), fleet.least_ready) == (3, 3)
     assert fleet.failures.count == MAX_FAILURES
@@ -102,10 +102,10 @@ def test_a_new_release_that_fails_leaves_the_old_one(fleet):
 
 def test_a_release_behind_one_that_failed_comes(fleet):
     fleet.failing = {2}
-    fleet.wanted = Wanted(2, 3)
+    fleet.wanted = DesiredFleet(2, 3)
     fleet.passes(60)
     fleet.failures = Failures()
-    fleet.wanted = Wanted(3, 3)
+    fleet.wanted = DesiredFleet(3, 3)
     fleet.passes(20)
     assert is_reached(fleet.wanted, fleet.replicas)
     assert fleet.least_ready == 3
@@ -122,10 +122,10 @@ def test_a_first_release_that_fails_is_tried_again_after_pauses():
 
 
 def test_more_and_fewer_replicas(fleet):
-    fleet.wanted = Wanted(1, 5)
+    fleet.wanted = DesiredFleet(1, 5)
     fleet.passes(20)
     assert fleet.ready() == 5
-    fleet.wanted = Wanted(1, 2)
+    fleet.wanted = DesiredFleet(1, 2)
     fleet.passes(20)
     assert (fleet.ready(), len(fleet.replicas)) == (2, 2)
     assert {each.number for each in fleet.replicas} == {1, 2}  # the youngest went
@@ -139,14 +139,14 @@ def test_who_is_lost_is_replaced(fleet):
 
 def test_none_are_left_of_a_fleet_that_is_not_wanted(fleet):
     fleet.replicas.append(FleetReplica(9, 1, since=fleet.now))
-    fleet.wanted = Wanted(1, 0)
+    fleet.wanted = DesiredFleet(1, 0)
     fleet.passes(10)
     assert fleet.replicas == []
     assert is_reached(fleet.wanted, fleet.replicas)
 
 
 def test_a_replica_is_stopped_when_edges_have_seen_that_it_is_not_listed(fleet):
-    fleet.wanted = Wanted(1, 2)
+    fleet.wanted = DesiredFleet(1, 2)
     fleet.passes(0.5)
     (going,) = [each for each in fleet.replicas if each.phase is ReplicaPhase.DRAINING]
     fleet.passes(SETTLE_S - 0.5)

@@ -14,7 +14,7 @@ from pipeline.config.layers import Layers, merged, read_layers
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.reader import Reader
 from pipeline.config.schema import OpConfig, ServiceConfig, load_config, unknown_ops
-from pipeline.config.yaml import Source
+from pipeline.config.yaml import ConfigSource
 from pipeline.errors import ConfigError
 
 FILES = {
@@ -301,10 +301,10 @@ def test_a_dict_has_no_expressions():
 
 
 def test_what_a_replaced_value_was_is_forgotten():
-    first = Source(
+    first = ConfigSource(
         "a", {"x": {"y": 1}}, {("x",): 1, ("x", "y"): 2}, secrets=frozenset([("x", "y")])
     )
-    both = merged(first, Source("b", {"x": 3}, {("x",): 9}))
+    both = merged(first, ConfigSource("b", {"x": 3}, {("x",): 9}))
     assert both.data == {"x": 3}
     assert (both.place(("x",)), both.place(("x", "y"))) == ("b:9: x", "b:9: x.y")
     assert not both.is_secret(("x",))
@@ -367,14 +367,14 @@ def test_what_a_file_says_the_environment_and_set_can_say(path, setting):
         Layers(settings=(f"{path}={text}",)),
     ]
     base: dict[str, Any] = {"op": {"bow": None}}
-    wanted = fields_of(merged(Source("a", base), Source("b", data)))
+    wanted = fields_of(merged(ConfigSource("a", base), ConfigSource("b", data)))
     for layers in given:
         source, paths = read_layers(ServiceConfig, None, base, layers)
         assert fields_of(source) == wanted, (path, text)
         assert paths, path
 
 
-def fields_of(source: Source) -> tuple[dict[str, Any], list[str]]:
+def fields_of(source: ConfigSource) -> tuple[dict[str, Any], list[str]]:
     """Return what a Source says, and the kinds of its mistakes."""
     reader = Reader(source, ServiceConfig)
     values = reader.fields(ServiceConfig, source.data, ())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fuzz import batch_cases, batches
 
-from pipeline.engine.op.order import KeptOrder
+from pipeline.engine.op.order import OrderFilter
 from pipeline.engine.run import ragged
 from pipeline.engine.schedulers import dynamic_batcher
 from pipeline.engine.schedulers.dynamic_batcher import Draft, DynamicBatcher, PolicyQueue
@@ -73,7 +73,7 @@ def _order_lost(patch):
     def pass_on(self, go_on, item, outcome, jumped=False):
         go_on(item, outcome, jumped)
 
-    patch.setattr(KeptOrder, "pass_on", pass_on)
+    patch.setattr(OrderFilter, "pass_on", pass_on)
 
 
 def _counts_of_rows(patch):

@@ -14,7 +14,15 @@ from pipeline import Op, RequestOp, ResponseOp
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import RequestInfo
-from pipeline.engine.convoy import Convoy, Each, beside, each_of, parts_of, stacked, together
+from pipeline.engine.convoy import (
+    Convoy,
+    MemberOutcomes,
+    beside,
+    each_of,
+    parts_of,
+    stacked,
+    together,
+)
 from pipeline.engine.convoy_way import SharedMessages
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
@@ -150,7 +158,7 @@ def test_one_that_fails_fails_alone():
     async def main():
         async with World(Adds()) as world:
             data = await world.ask(Convoy([1, 1, 1]), x=np.array([[1], [-2], [3]], np.float32))
-            assert type(data.payload) is Each
+            assert type(data.payload) is MemberOutcomes
             assert lists(each_of(data.payload, [1, 1, 1])) == [[[2]], "below zero", [[4]]]
             requests, spans = world.ended()
             wanted = [Outcome.OK, Outcome.BACKEND, Outcome.OK]

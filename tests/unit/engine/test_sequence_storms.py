@@ -12,7 +12,7 @@ from fuzz.sequence_cases import READ, Case, Node, Step, made_case
 from pipeline.engine.op import answer_cache
 from pipeline.engine.sequences.book import SequenceBook
 from pipeline.engine.sequences.feeds import FedCall, SequenceFeeds
-from pipeline.engine.sequences.order import Turnstile
+from pipeline.engine.sequences.order import ReorderBuffer
 from pipeline.engine.sequences.states import SlotStates
 
 _SEED = 1
@@ -71,8 +71,8 @@ def as_it_comes(self, item, now):
 @pytest.mark.parametrize(
     ("of", "method", "other"),
     [
-        (Turnstile, "add", as_it_comes),
-        (Turnstile, "comes_not", never),
+        (ReorderBuffer, "add", as_it_comes),
+        (ReorderBuffer, "comes_not", never),
         (SequenceBook, "_hand_out", never),
         (SequenceBook, "miss", never),
         (SequenceBook, "drop", lambda self, request: []),

@@ -16,7 +16,7 @@ from pipeline.engine.journal.journal import (
     pack_span,
     request_records,
 )
-from pipeline.engine.journal.spans import WayRows
+from pipeline.engine.journal.spans import TripRows
 
 
 class Kept:
@@ -35,7 +35,7 @@ def rows_of(sink, last_read=(-1, 0, 0, 2)):
         SimpleNamespace(index=index + 3, batches=10 * index) for index in range(len(last_read))
     ]
     journal = Journal([sink])
-    return WayRows(journal, recorders, last_read), recorders, journal
+    return TripRows(journal, recorders, last_read), recorders, journal
 
 
 MARKS = [0, 11, 11, 12, 1, 13, 14, 15, 2, 16, 16, 17, 3, 18, 18, 19]

@@ -15,7 +15,7 @@ from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.convoy import Convoy, each_of
 from pipeline.engine.journal.journal import Outcome
 from pipeline.errors import InputError, WorkerDiedError
-from pipeline.workers.model_convoys import AskedEach
+from pipeline.workers.model_convoys import ConvoyCalls
 
 BATCHED = {"batching": "dynamic", "batch_size": 8}
 
@@ -134,7 +134,7 @@ async def test_what_asked_for_each_lets_go_of_them_with_the_answer():
     async with shelf() as there:
         await chain(there, b={"batching": "full"})
         await ask(there, 1, 2)
-        asked = [each for each in gc.get_objects() if isinstance(each, AskedEach)]
+        asked = [each for each in gc.get_objects() if isinstance(each, ConvoyCalls)]
         assert asked
         assert not any(each._handles for each in asked), "whose sinks have it: a cycle"
 

@@ -8,7 +8,7 @@ from google.protobuf import text_format
 from pipeline.errors import ConfigError
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.tuning.load import LoadRequest
-from pipeline.tuning.settings import OpMeasured, OpSettings
+from pipeline.tuning.settings import OpMeasurement, OpSettings
 from pipeline.tuning.tried_models import advised_files, asked_models, changed, measured, tried_op
 
 
@@ -93,7 +93,7 @@ def test_what_a_model_did_is_the_difference_of_its_statistics():
     before = counted(10, s1=(10, 10_000_000))
     after = counted(110, s1=(20, 30_000_000), s4=(20, 200_000_000))
     found = measured(before, after, 50, 2.0)
-    assert found == OpMeasured(2.0, 0.11, ((1.0, 2.0, 10.0), (4.0, 10.0, 20.0)))
+    assert found == OpMeasurement(2.0, 0.11, ((1.0, 2.0, 10.0), (4.0, 10.0, 20.0)))
 
 
 def test_what_has_not_changed_is_not_written(tmp_path):

@@ -8,7 +8,7 @@ import random
 import pytest
 from queueing import Queueing
 
-from pipeline.engine.schedulers.base import HeldStart, Refusal
+from pipeline.engine.schedulers.base import Refusal, StartCondition
 from pipeline.engine.schedulers.dynamic_batcher import EXPIRED, FULL
 
 TEN_S = 10_000_000
@@ -18,7 +18,7 @@ def preferring(*sizes, delay=TEN_S, held=0, **more):
     """A batcher whose requests are told apart by their shape, as Triton's are."""
     batcher = Queueing(preferred_batch_size=list(sizes), max_queue_delay_microseconds=delay, **more)
     batcher.scheduler.form = lambda item: item.inputs["x"]
-    batcher.scheduler.start = HeldStart(held) if held else None
+    batcher.scheduler.start = StartCondition(held) if held else None
     return batcher
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 from sequencing import Sequences
 
-from pipeline.engine.schedulers.base import HeldStart
+from pipeline.engine.schedulers.base import StartCondition
 
 LAYOUTS = {1: (1, 4), 2: (2, 2), 4: (4, 1)}
 FULL = ["1*3", "2*3", "3*3", "4*3"]
@@ -67,7 +67,7 @@ def test_direct_batches(name, layout):
     who, (queued, backlog), sizes = DIRECT[name]
     workers, slots = LAYOUTS[layout]
     asked = Sequences("direct", workers=workers, slots=slots)
-    asked.scheduler.start = HeldStart(queued, backlog)
+    asked.scheduler.start = StartCondition(queued, backlog)
     sent = ask_all(asked, who)
     assert run_all(asked) == sizes[layout]
     assert sorted(number for _, number, _, _ in asked.log) == [item.data_id for item in sent]
@@ -130,7 +130,7 @@ def test_queue_delay(share, sizes):
 
 def test_a_sequence_that_is_idle_makes_room_for_the_backlog():
     asked = Sequences("direct", slots=4, max_idle_ms=5000)
-    asked.scheduler.start = HeldStart(4)
+    asked.scheduler.start = StartCondition(4)
     ask_all(asked, ["1*1-", "2*1-", "3*1-", "4*1-"])
     assert asked.next()[1].keys() == {0, 1, 2, 3}
     asked.done()
@@ -150,7 +150,7 @@ def test_a_sequence_that_is_idle_makes_room_for_the_backlog():
 
 def test_hooks_count_what_has_slots_and_what_has_none_apart():
     asked = Sequences("direct", slots=1)
-    asked.scheduler.start = HeldStart(2, 2)
+    asked.scheduler.start = StartCondition(2, 2)
     for words in ("1 start", "2 start", "2", "2 end"):
         asked.ask(words)
         assert asked.next() is None

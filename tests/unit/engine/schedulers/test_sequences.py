@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from sequencing import Sequences
 
-from pipeline.engine.schedulers.base import HeldStart, held_start
+from pipeline.engine.schedulers.base import StartCondition, held_start
 from pipeline.errors import ClosedError, DeadlineError, OverloadedError, WorkerDiedError
 
 BOTH = pytest.mark.parametrize("strategy", ["direct", "oldest"])
@@ -391,7 +391,7 @@ def test_no_more_begin_than_there_is_room_for_behind(strategy):
 
 def test_direct_begins_only_when_so_many_are_queued_and_in_the_backlog():
     asked = Sequences("direct", workers=2, slots=1)
-    asked.scheduler.start = HeldStart(queued=3, backlog=1)
+    asked.scheduler.start = StartCondition(queued=3, backlog=1)
     for words in ("1 start", "1", "2 start"):
         asked.ask(words)
         assert asked.next() is None
@@ -404,7 +404,7 @@ def test_direct_begins_only_when_so_many_are_queued_and_in_the_backlog():
 
 def test_oldest_begins_only_when_so_many_sequences_are_ready_at_a_worker():
     asked = Sequences("oldest", workers=2, slots=2)
-    asked.scheduler.start = HeldStart(queued=2, backlog=9)
+    asked.scheduler.start = StartCondition(queued=2, backlog=9)
     for words in ("1 start", "1", "2 start"):
         asked.ask(words)
         assert asked.next() is None
@@ -417,7 +417,7 @@ def test_the_hooks_are_read_only_when_they_are_switched_on():
     hooks = {"TRITONSERVER_DELAY_SCHEDULER": "4", "TRITONSERVER_BACKLOG_DELAY_SCHEDULER": "2"}
     assert held_start(hooks) is None
     assert held_start({**hooks, "PIPELINE_TEST_HOOKS": "0"}) is None
-    assert held_start({**hooks, "PIPELINE_TEST_HOOKS": "1"}) == HeldStart(4, 2)
+    assert held_start({**hooks, "PIPELINE_TEST_HOOKS": "1"}) == StartCondition(4, 2)
     assert held_start({"PIPELINE_TEST_HOOKS": "1"}) is None
 
 

@@ -11,7 +11,7 @@ import pytest
 from doubles import virtual
 
 from pipeline.data import NO_INFO, ChannelData, RequestInfo
-from pipeline.engine.convoy import Each, MemberLostError
+from pipeline.engine.convoy import MemberLostError, MemberOutcomes
 from pipeline.engine.request import RequestTarget, UnarySink
 from pipeline.errors import ClosedError, InputError, OverloadedError, WorkerDiedError
 from pipeline.frontends.v2.convoys import Muster, Mustered, can_muster
@@ -184,7 +184,7 @@ async def test_who_leaves_before_it_began_never_does_and_then_only_its_answer_is
     second.cancel()
     assert request.target.convoy.left == {0}
     assert not request.is_cancelled
-    request.answer(Each([None, {"y": np.array([[30]])}]))
+    request.answer(MemberOutcomes([None, {"y": np.array([[30]])}]))
     assert (first.sink.answers, second.sink.answers, told(third)) == ([], [], [[30]])
 
 
@@ -207,7 +207,7 @@ async def test_each_gets_its_error():
     one, two = world.add(1, 2)
     await asyncio.sleep(0)
     refused = InputError("no")
-    world.engine.begun[0].answer(Each([refused, {"y": np.array([[20]])}]))
+    world.engine.begun[0].answer(MemberOutcomes([refused, {"y": np.array([[20]])}]))
     assert (told(one), told(two)) == (refused, [[20]])
     both = world.add(1, 2)
     await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from pipeline.engine.model_calls import MetricUse
-from pipeline.workers.process.calls import CallLink, Calls
+from pipeline.workers.process.calls import CallLink, CallsMessage
 from pipeline.workers.process.wire import Unframer
 
 Ends = tuple[CallLink, socket.socket]
@@ -31,7 +31,7 @@ def dropped(sock: socket.socket) -> list[int]:
         data = sock.recv(65536)
     except BlockingIOError:
         return []
-    said = [msgspec.msgpack.decode(body, type=Calls) for body in Unframer().feed(data)]
+    said = [msgspec.msgpack.decode(body, type=CallsMessage) for body in Unframer().feed(data)]
     return [wire.metric.number for each in said for wire in each.calls if wire.metric is not None]
 
 

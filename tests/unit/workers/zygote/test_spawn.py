@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipeline.workers.zygote import spawn as zygote_spawn
-from pipeline.workers.zygote.spawn import Shipment
+from pipeline.workers.zygote.spawn import ParentState
 
 
 def main(*args):
@@ -23,7 +23,7 @@ def main(*args):
 def shipped(*entry_points):
     fd = zygote_spawn.pack(entry_points)
     try:
-        return msgspec.msgpack.decode(os.pread(fd, 1 << 20, 0), type=Shipment)
+        return msgspec.msgpack.decode(os.pread(fd, 1 << 20, 0), type=ParentState)
     finally:
         os.close(fd)
 
