@@ -241,6 +241,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
             Case(f"{name}, FastAPI", ("peer", "fastapi", model), _HTTP, question, "/predict"),
             Case(f"{name}, LitServe", ("peer", "litserve", model), _HTTP, question, "/predict"),
             Case(name, (model,), _HTTP, question, f"/api/{model}"),
+            Case(f"{name}, processes", (model, PROCESSES), _HTTP, question, f"/api/{model}"),
         )
     ),
     "process": (
