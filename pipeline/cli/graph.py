@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from pipeline.cli.drawing import FORMATS, drawing_of, fused
@@ -148,14 +148,14 @@ def server_of_script(
 ) -> PipelineServer:
     """Execute a script up to where its server would start; return that server.
 
-    It is executed in its own folder, as a module of its own name, or of `name`: what stands under
-    `if __name__ == "__main__":` is not run, and the one server that it has made is taken.
+    It is executed in its own folder, as a module of its `module_name`, or of `name`: what stands
+    under `if __name__ == "__main__":` is not run, and the one server that it has made is taken.
 
     Raises InitError: there is no such file, or it makes no server, or several and runs none, for
     which there is a `hint`.
     """
     script = Path(path).resolve()
-    name = name or script.stem
+    name = name or module_name(script)
     spec = importlib.util.spec_from_file_location(name, script)
     if spec is None or spec.loader is None or not script.is_file():
         raise InitError(f"{path}: there is no such script (current folder: {Path.cwd()})")
@@ -179,6 +179,24 @@ def server_of_script(
     if not servers and len(made) != 1:
         raise InitError(f"{path} runs no server, and makes {len(made)}: {hint}")
     return pipeline_server(made[0])
+
+
+def module_name(script: Path, taken: Collection[str] = ()) -> str:
+    """Return a name for a script's module; folders come before one that another module has."""
+    name = script.stem
+    for folder in script.parents:
+        if name not in taken and _file_of(name) in (None, str(script)):
+            break
+        name = f"{folder.name}_{name}"
+    return name
+
+
+def _file_of(name: str) -> str | None:
+    """Return the file of a module, "" if it has none; None: there is no such module."""
+    if (module := sys.modules.get(name)) is not None:
+        return getattr(module, "__file__", None) or ""
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    return None if spec is None else spec.origin or ""
 
 
 def pipeline_server(server: PipelineServer | WebService) -> PipelineServer:

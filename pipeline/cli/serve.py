@@ -53,15 +53,11 @@ def serve(arguments: Sequence[str]) -> int:
 
 def module_names(scripts: Sequence[str]) -> dict[str, str]:
     """Return scripts by the names of their modules: a name that is taken has folders before it."""
+    from pipeline.cli.graph import module_name  # here: one script alone needs no other
+
     names: dict[str, str] = {}
     for script in scripts:
-        path = Path(script).resolve()
-        name = path.stem
-        for folder in path.parents:
-            if name not in names:
-                break
-            name = f"{folder.name}_{name}"
-        names[name] = script
+        names[module_name(Path(script).resolve(), names)] = script
     return names
 
 
@@ -71,7 +67,7 @@ def serve_together(scripts: Sequence[str], words: Sequence[str]) -> None:
     Raises:
         PipelineError: a script makes no server, or one that cannot be served with the others.
     """
-    from pipeline.cli.graph import server_of_script  # here: one script alone needs no other
+    from pipeline.cli.graph import server_of_script
 
     sys.argv[1:] = words
     names = module_names(scripts)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections.abc import Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from pipeline.errors import OverloadedError, PackageError, PipelineError
+from pipeline.errors import OverloadedError, PackageError, PipelineError, UserCodeError
 from pipeline.frontends.api.bodies import is_large, object_of, sequence_in
 from pipeline.frontends.api.errors import failure_of
 from pipeline.frontends.http.routes import HttpError
@@ -21,7 +22,10 @@ from pipeline.frontends.parts import PartsReader, answers_to
 if TYPE_CHECKING:
     from pipeline.frontends.api.routes import ApiEndpoint
 
+_LOGGER = logging.getLogger(__name__)
+
 _MOST_AT_ONCE = 128  # requests of one connection that are under way
+_MOST_READ = 2 * _MOST_AT_ONCE  # those that wait for their turn included: cancels come behind
 _KEY = "data"
 _JSON = b"application/json"
 
@@ -50,6 +54,7 @@ class Talk:
         self._credited = asyncio.Event()
         self._numbers = itertools.count()
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def run(self, socket: WebSocket) -> None:
         """Answer requests until the caller leaves or the server stops."""
@@ -91,14 +96,15 @@ class Talk:
         if self._sequence:
             fields = {**self._sequence, **fields}
             self._sequence = {**self._sequence, "sequence_start": False}
-        while self._credit is None and len(self._tasks) >= _MOST_AT_ONCE:
+        while self._credit is None and len(self._tasks) >= _MOST_READ:
             await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
         number = next(self._numbers)
-        if len(self._tasks) >= _MOST_AT_ONCE:  # they may wait for credit, which comes behind it
+        if self._credit is not None and len(self._tasks) >= _MOST_AT_ONCE:
+            # They may wait for credit, which comes behind this request.
             text = f"{_MOST_AT_ONCE} requests of this connection are under way: wait for one to end"
             await self._fail(socket, number, OverloadedError(text))
             return
-        task = asyncio.create_task(self._answer(socket, number, fields, is_text))
+        task = asyncio.create_task(self._run(socket, number, fields, is_text))
         self._tasks[number] = task
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
@@ -131,22 +137,32 @@ class Talk:
         value = next((said[name] for name in names if name in said), None)
         return value if type(value) is int and value >= 0 else None
 
+    async def _run(
+        self, socket: WebSocket, number: int, fields: dict[str, Any], is_text: bool
+    ) -> None:
+        """Answer a request when it is its turn; an error is its answer."""
+        try:
+            async with self._turns:
+                await self._answer(socket, number, fields, is_text)
+        except (PipelineError, HttpError) as error:
+            await self._fail(socket, number, error)
+        except Exception:  # a bug in this library: that caller receives it
+            _LOGGER.exception("request %d of a WebSocket failed", number)
+            await self._fail(socket, number, UserCodeError("internal error of the server"))
+
     async def _answer(
         self, socket: WebSocket, number: int, fields: dict[str, Any], is_text: bool
     ) -> None:
         """Answer a request, as its parts come and the caller has room for them."""
-        try:
-            served, (raw, target) = self._endpoint.asked(fields, is_text)
-            reader, left_s = PartsReader(), self._endpoint.left_s
-            parts = answers_to(served.engine.begin, raw, left_s, target, reader)
-            async with aclosing(parts):
-                async for answer, _ in parts:
-                    body = await self._endpoint.part(answer, reader.failure)
-                    await self._spend()
-                    await socket.send(b'{"request":%d,"data":%b}' % (number, body))
-            await socket.send(b'{"request":%d,"end":true}' % number)
-        except (PipelineError, HttpError) as error:
-            await self._fail(socket, number, error)
+        served, (raw, target) = self._endpoint.asked(fields, is_text)
+        reader, left_s = PartsReader(), self._endpoint.left_s
+        parts = answers_to(served.engine.begin, raw, left_s, target, reader)
+        async with aclosing(parts):
+            async for answer, _ in parts:
+                body = await self._endpoint.part(answer, reader.failure)
+                await self._spend()
+                await socket.send(b'{"request":%d,"data":%b}' % (number, body))
+        await socket.send(b'{"request":%d,"end":true}' % number)
 
     async def _spend(self) -> None:
         """Wait until the caller takes another part, where it counts them."""

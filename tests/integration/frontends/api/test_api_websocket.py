@@ -12,6 +12,7 @@ from doubles import server_for, wait_until
 from raw_ws import ACCEPT, masked, web_socket
 
 from pipeline import Op, ProductError, RequestOp
+from pipeline.frontends.api.routes import ApiEndpoint
 from pipeline.frontends.http import connection
 
 PATH = "/api/svc/ws"
@@ -120,6 +121,34 @@ def test_credit_is_read_however_many_requests_wait_for_it(server):
         socket.say(credit=128)
         ended = {each["request"] for each in answers(socket, 256) if "end" in each}
         assert ended == set(range(128))
+
+
+def test_a_cancel_is_read_behind_more_endless_requests_than_run_at_once(server):
+    with web_socket(server.http_port, PATH) as socket:
+        for _ in range(130):
+            socket.say(data={"n": -6, "size": 10_000})
+        socket.say(cancel=5)
+        socket.say(cancel=129)  # it waits for its turn
+        seen = set()
+        while 128 not in seen:  # it begins in the place of 5
+            seen.add(socket.next()["request"])
+        assert 129 not in seen
+
+
+def test_an_unexpected_error_is_answered_and_logged(server, monkeypatch, caplog):
+    def break_down(*_: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ApiEndpoint, "asked", break_down)
+    with web_socket(server.http_port, PATH) as socket:
+        socket.say(data={"n": 1})
+        answer = socket.next()
+        assert answer["request"] == 0
+        assert answer["error"]["message"] == "internal error of the server"
+        monkeypatch.undo()
+        socket.say(data={"n": 1})
+        assert socket.next() == {"request": 1, "data": {"at": 1}}
+    assert "request 0 of a WebSocket failed" in caplog.text
 
 
 def test_a_request_is_cancelled_alone(server):
