@@ -60,7 +60,7 @@ def advise(arguments: Sequence[str]) -> int:
 
 def _advise_models(given: argparse.Namespace, requests: Sequence[LoadRequest]) -> int:
     """Try settings of the models of a repository that a load asks. ConfigError, TrialError."""
-    repositories = [Path(each) for each in given.model_repository]
+    repositories = [Path(path) for path in given.model_repository]
     models = asked_models(requests)
     clients = _clients(given, requests)
     with ModelsServer(repositories, models) as server:
@@ -110,8 +110,8 @@ def _searched(
         while (settings := search.propose()) is not None:
             with ProgressLine(sys.stderr, f"trial {len(search.trials) + 1}"):
                 search.tell(try_out(settings))
-            told = _line(search.trials[-1], names)
-            _say(f"{len(search.trials):>3}  {told}  ({search.why})")
+            line = _line(search.trials[-1], names)
+            _say(f"{len(search.trials):>3}  {line}  ({search.why})")
     if search.best is None:
         text = "every trial failed or exceeded the limits"
         fails("analyse --serve", text)

@@ -102,7 +102,7 @@ def _as_text(figures: LoadFigures) -> str:
 
 
 def _as_json(figures: LoadFigures) -> str:
-    found = {
+    report = {
         "requests": len(figures.times_s),
         "failed": figures.failed,
         "seconds": figures.seconds,
@@ -111,4 +111,4 @@ def _as_json(figures: LoadFigures) -> str:
         "longest_ms": figures.percentile_ms(100),
         "error": figures.error,
     }
-    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+    return msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"

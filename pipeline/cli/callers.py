@@ -25,8 +25,8 @@ def callers(arguments: Sequence[str]) -> int:
     given = callers_parser().parse_args(list(arguments))
     path = Path(given.file)
     try:
-        found = read_callers(path)
-        status: int = given.work(given, found, path)
+        document = read_callers(path)
+        status: int = given.work(given, document, path)
     except (ConfigError, OSError) as error:
         return fails("callers", str(error))
     return status
@@ -71,9 +71,9 @@ def read_callers(path: Path) -> CallersFile:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def write_callers(path: Path, found: CallersFile) -> None:
+def write_callers(path: Path, document: CallersFile) -> None:
     """Write the file of callers, for this user alone: who reads it sees the old one or the new."""
-    data = msgspec.json.format(msgspec.json.encode(found), indent=2) + b" "
+    data = msgspec.json.format(msgspec.json.encode(document), indent=2) + b" "
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -90,7 +90,7 @@ def digest_of(token: str) -> str:
     return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
 
 
-def _add(given: argparse.Namespace, found: CallersFile, path: Path) -> int:
+def _add(given: argparse.Namespace, document: CallersFile, path: Path) -> int:
     if not given.name.isascii() or not given.name.isprintable() or " " in given.name:
         raise ConfigError(f"{given.name!r} cannot be a name: expected visible ASCII characters")
     if given.name == "anonymous":
@@ -99,10 +99,10 @@ def _add(given: argparse.Namespace, found: CallersFile, path: Path) -> int:
     unknown = [role for role in wanted if role not in ROLES]
     if unknown:
         raise ConfigError(f"{unknown[0]!r} is not a role: expected one of {', '.join(ROLES)}")
-    caller = next((each for each in found.callers if each.name == given.name), None)
+    caller = next((known for known in document.callers if known.name == given.name), None)
     if caller is None:
         caller = CallerEntry(name=given.name, roles=wanted or ["infer"])
-        found.callers.append(caller)
+        document.callers.append(caller)
     elif given.roles is not None:
         caller.roles = wanted
     token = ""
@@ -111,23 +111,23 @@ def _add(given: argparse.Namespace, found: CallersFile, path: Path) -> int:
     else:
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         caller.tokens.append(digest_of(token))
-    write_callers(path, found)
+    write_callers(path, document)
     if token:
         sys.stdout.write(f"{token}\n")
         sys.stderr.write("this token is shown once: give it to its caller\n")
     return 0
 
 
-def _list(given: argparse.Namespace, found: CallersFile, path: Path) -> int:
-    for each in found.callers:
-        known = f"{len(each.tokens)} tokens, {len(each.certificates)} certificates"
-        sys.stdout.write(f"{each.name}: {','.join(each.roles) or 'no role'} ({known})\n")
+def _list(given: argparse.Namespace, document: CallersFile, path: Path) -> int:
+    for caller in document.callers:
+        known = f"{len(caller.tokens)} tokens, {len(caller.certificates)} certificates"
+        sys.stdout.write(f"{caller.name}: {','.join(caller.roles) or 'no role'} ({known})\n")
     return 0
 
 
-def _remove(given: argparse.Namespace, found: CallersFile, path: Path) -> int:
-    left = [each for each in found.callers if each.name != given.name]
-    if len(left) == len(found.callers):
+def _remove(given: argparse.Namespace, document: CallersFile, path: Path) -> int:
+    left = [caller for caller in document.callers if caller.name != given.name]
+    if len(left) == len(document.callers):
         raise ConfigError(f"{path}: there is no caller {given.name!r}")
     write_callers(path, CallersFile(callers=left))
     return 0

@@ -86,10 +86,12 @@ def _ask(address: ServerAddress, given: argparse.Namespace) -> int:
     return FAILED if _is_error(response.status, msgspec.json.decode(body)) else 0
 
 
-def _is_error(status: int, said: object) -> bool:
+def _is_error(status: int, answer: object) -> bool:
     """Return whether an answer of any form is an error."""
-    told = said if isinstance(said, dict) else {}
-    return status >= http.HTTPStatus.BAD_REQUEST or bool(told.get("err_no") or "error" in told)
+    members = answer if isinstance(answer, dict) else {}
+    return status >= http.HTTPStatus.BAD_REQUEST or bool(
+        members.get("err_no") or "error" in members
+    )
 
 
 def _pass_on(response: http.client.HTTPResponse) -> int:

@@ -145,8 +145,8 @@ def up(given: argparse.Namespace, fleets: RayFleets) -> int:
         given.max_unavailable,
     )
     fleet = fleets.find_or_make(given.name) if given.replicas else fleets.find(given.name)
-    told = msgspec.msgpack.encode(release), given.replicas, library_version()
-    fleets.ask(fleet, "want", *told)
+    wanted = msgspec.msgpack.encode(release), given.replicas, library_version()
+    fleets.ask(fleet, "want", *wanted)
     return _wait(given, fleets, fleet)
 
 
@@ -174,10 +174,12 @@ def status(given: argparse.Namespace, fleets: RayFleets) -> int:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(view)).decode() + "\n")
         return 0 if view.is_reached else 1
     sys.stdout.write(f"{view.name}: {summary(view)}\n")
-    for each in sorted(view.replicas, key=lambda replica: replica.number):
-        phase = each.phase.value
-        place = each.address or each.detail.rpartition("\n")[2]
-        sys.stdout.write(f"  {each.number}: release {each.release}, {phase}, {each.node} {place}\n")
+    for member in sorted(view.replicas, key=lambda replica: replica.number):
+        phase = member.phase.value
+        place = member.address or member.detail.rpartition("\n")[2]
+        sys.stdout.write(
+            f"  {member.number}: release {member.release}, {phase}, {member.node} {place}\n"
+        )
     return 0 if view.is_reached else 1
 
 
@@ -264,15 +266,15 @@ def _wait(given: argparse.Namespace, fleets: RayFleets, fleet: Any) -> int:
     """Wait until a fleet is what is wanted, and say what changes; the exit status."""
     if given.no_wait:
         return 0
-    ends, said = time.monotonic() + given.timeout, ""
+    ends, shown = time.monotonic() + given.timeout, ""
     wanted = view_of(fleets, fleet).wanted
     while True:
         view = view_of(fleets, fleet)
         if view.wanted != wanted:
             return fails("cluster", _OTHERS)
         text = summary(view)
-        if text != said:
-            said = text
+        if text != shown:
+            shown = text
             sys.stdout.write(f"{view.name}: {text}\n")
             sys.stdout.flush()
         if view.is_reached:

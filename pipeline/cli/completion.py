@@ -45,9 +45,9 @@ def _all_commands() -> argparse.ArgumentParser:
     root.add_argument("-V", "--version", action="store_true", help="show the version")
     parsers: dict[str, Any] = {name: parser_of(name) for name in COMMANDS}
     made: Any = lambda *, prog: parsers[prog.split()[-1]]  # noqa: E731 - for a class, to mypy
-    found = root.add_subparsers(parser_class=made)
+    subparsers = root.add_subparsers(parser_class=made)
     for name, command in COMMANDS.items():
-        found.add_parser(name, help=command.summary)
+        subparsers.add_parser(name, help=command.summary)
         for action in parsers[name]._actions:
             if action.nargs != 0 and not action.choices:
                 action.complete = shtab.FILE

@@ -69,8 +69,10 @@ def _show(given: argparse.Namespace) -> int:
         source, overrides = read_layers(ServiceConfig, file, None, layers_here())
     except (PipelineError, ScriptNotFoundError) as error:
         return fails("config show", str(error))
-    said = source if constructors is None else merged(source, without(constructors, overrides))
-    rows = rows_of(said, ServiceConfig)
+    merged_source = (
+        source if constructors is None else merged(source, without(constructors, overrides))
+    )
+    rows = rows_of(merged_source, ServiceConfig)
     shown = without_defaults(rows) if given.given else list(rows)
     sys.stdout.write(_json(shown) if given.json else "".join(map(_line, shown)))
     try:
@@ -122,11 +124,13 @@ def constructors_of(script: str) -> tuple[str, ConfigSource]:
         raise ConfigError(f"{script} ended without running a server")
     if config.source == "yml_dict":
         raise ConfigError(f"{script}: its configuration is a dict, so there is no file to show")
-    said = {op.name: _said(op) for graph in server._graphs.values() for op in graph.all_ops}
+    arguments = {op.name: _said(op) for graph in server._graphs.values() for op in graph.all_ops}
     origins: dict[KeyPath, str] = {
-        ("op", name, key): f"constructor of Op {name!r}" for name in said for key in said[name]
+        ("op", name, key): f"constructor of Op {name!r}"
+        for name in arguments
+        for key in arguments[name]
     }
-    return config.source, ConfigSource(script, {"op": said}, origins=origins)
+    return config.source, ConfigSource(script, {"op": arguments}, origins=origins)
 
 
 def _said(op: Op) -> dict[str, Any]:

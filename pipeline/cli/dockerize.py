@@ -153,16 +153,16 @@ class OwnWheel:
 def own_wheel() -> OwnWheel:
     """Return the wheel. Raises ConfigError: the library is not installed as a package."""
     try:
-        found = importlib.metadata.distribution(DISTRIBUTION)
+        distribution = importlib.metadata.distribution(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError as error:
         text = f"{DISTRIBUTION} is not installed here as a package: install it with pip first"
         raise ConfigError(text) from error
-    stem = f"{DISTRIBUTION.replace('-', '_')}-{found.version}"
-    tag = _tag(found)
+    stem = f"{DISTRIBUTION.replace('-', '_')}-{distribution.version}"
+    tag = _tag(distribution)
     files = dict(_of_package())
     for name in _DESCRIPTIONS:
-        files[f"{stem}.dist-info/{name}"] = (found.read_text(name) or "").encode()
-    for path in found.files or ():
+        files[f"{stem}.dist-info/{name}"] = (distribution.read_text(name) or "").encode()
+    for path in distribution.files or ():
         if path.parts[0].endswith(".dist-info") and "licenses" in path.parts:
             name = "/".join(path.parts[1:])
             files[f"{stem}.dist-info/{name}"] = Path(str(path.locate())).read_bytes()
@@ -170,20 +170,23 @@ def own_wheel() -> OwnWheel:
     return OwnWheel(f"{stem}-{tag}.whl", _zipped(files, f"{stem}.dist-info/RECORD"))
 
 
-def _tag(found: importlib.metadata.Distribution) -> str:
+def _tag(distribution: importlib.metadata.Distribution) -> str:
     """Return the tag: with the gateway's binary that of this machine."""
-    said = re.findall(r"^Tag: (\S+)$", found.read_text("WHEEL") or "", re.M)
+    tags = re.findall(r"^Tag: (\S+)$", distribution.read_text("WHEEL") or "", re.M)
     if not BINARY.is_file():
         return _ANY
-    platforms = [tag.rpartition("-")[2] for tag in said if not tag.endswith("-any")]
+    platforms = [tag.rpartition("-")[2] for tag in tags if not tag.endswith("-any")]
     return f"py3-none-{'.'.join(platforms) or f'linux_{platform.machine()}'}"
 
 
 def _wheel(tag: str) -> bytes:
     *others, platforms = tag.rpartition("-")
-    tags = [f"{''.join(others)}{each}" for each in platforms.split(".")]
+    tags = [f"{''.join(others)}{platform}" for platform in platforms.split(".")]
     lines = ["Wheel-Version: 1.0", f"Generator: {DISTRIBUTION}"]
-    lines += [f"Root-Is-Purelib: {str(tag == _ANY).lower()}", *(f"Tag: {each}" for each in tags)]
+    lines += [
+        f"Root-Is-Purelib: {str(tag == _ANY).lower()}",
+        *(f"Tag: {one_tag}" for one_tag in tags),
+    ]
     return "\n".join([*lines, ""]).encode()
 
 

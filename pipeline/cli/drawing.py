@@ -58,13 +58,13 @@ def fused(graph: Graph, config: DagConfig) -> Fused:
 
 
 def _groups(executor: Executor, nodes: Iterable[OpDispatcher]) -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = []
+    groups: list[tuple[str, ...]] = []
     for node in nodes:
-        is_new = not any(node.name in group for group in found)
+        is_new = not any(node.name in group for group in groups)
         plan = executor.trips.groups.planned(node) if is_new else None
         if plan is not None:
-            found.append(tuple(step.name for step in plan.steps))
-    return found
+            groups.append(tuple(step.name for step in plan.steps))
+    return groups
 
 
 def _why(node: OpDispatcher, nodes: Sequence[OpDispatcher], config: DagConfig) -> str:
@@ -232,8 +232,8 @@ def as_text(drawing: Drawing) -> str:
     names = max(len(node.name) for node in drawing.nodes)
     lines = [drawing.title, ""]
     for row, place in rails.rows:
-        told = "" if place is None else _line(drawing, place, names)
-        lines.append(f"{row:{width}}  {told}".rstrip())
+        line = "" if place is None else _line(drawing, place, names)
+        lines.append(f"{row:{width}}  {line}".rstrip())
     lines += [""] * bool(drawing.jumps or drawing.loops)
     lines += [
         f"{drawing.nodes[source].name} may jump to {drawing.nodes[to].name}, instead of {over}"

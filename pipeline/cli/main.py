@@ -154,7 +154,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 def usage() -> str:
     """Return the help of the command as a whole."""
     width = max(map(len, COMMANDS))
-    lines = "".join(f"  {name:<{width}}  {each.summary}\n" for name, each in COMMANDS.items())
+    lines = "".join(f"  {name:<{width}}  {command.summary}\n" for name, command in COMMANDS.items())
     return _HELP.format(line=_LINE, program=PROGRAM, commands=lines)
 
 

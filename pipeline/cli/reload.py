@@ -142,10 +142,10 @@ def serve_and_reload(
         while not signals and not reloader.is_unwanted:
             reloader.tick()
             stop.wait(_POLL_INTERVAL_S)
-        told = -1
+        reported = -1
         while not reloader.is_over:
-            if len(signals) > told:
-                told = len(signals)
+            if len(signals) > reported:
+                reported = len(signals)
                 reloader.stop()
             stop.wait(_POLL_INTERVAL_S)
     return FAILED if reloader.is_unwanted else 0
@@ -192,9 +192,9 @@ class ServerProcess:
             lines = self._socket.recv(_MAX_DATAGRAM).decode().splitlines()
         except BlockingIOError:
             return None
-        told = dict(line.split("=", 1) for line in lines if "=" in line)
+        variables = dict(line.split("=", 1) for line in lines if "=" in line)
         keys = {"http_port": "X_HTTP_PORT", "rpc_port": "X_RPC_PORT"}
-        self._ports = {key: told.get(name, _ANY_FREE) for key, name in keys.items()}
+        self._ports = {key: variables.get(name, _ANY_FREE) for key, name in keys.items()}
         return self._ports
 
     def shared_port(self) -> str:
@@ -266,10 +266,10 @@ class Watch:
         stamps = {}
         for name in self._files():
             try:
-                found = os.stat(name)
+                status = os.stat(name)
             except OSError:  # it has gone meanwhile
                 continue
-            stamps[name] = (found.st_mtime_ns, found.st_size)
+            stamps[name] = (status.st_mtime_ns, status.st_size)
             if len(stamps) >= MAX_FILES:
                 break
         return stamps

@@ -89,7 +89,7 @@ def repository(arguments: Sequence[str]) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code: 0; 1: it could not start."""
     parser = repository_parser()
     given, others = parser.parse_known_args(arguments)
-    left = [each for each in others if _name(each) not in _UNUSED]
+    left = [other for other in others if _name(other) not in _UNUSED]
     refused = [name for name in map(_name, left) if name in _REFUSED]
     if refused:
         sys.stderr.write(f"error: --{refused[0]}: {_REFUSED[refused[0]]}\n")
@@ -280,7 +280,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
     server |= {"dag": dag, "stop_grace_period": round(given.exit_timeout_secs * 1000)}
     completes = not (given.strict_model_config or given.disable_auto_complete_config)
     control = ControlSettings(
-        tuple(dict.fromkeys(Path(each) for each in given.model_repository)),  # each once
+        tuple(dict.fromkeys(Path(path) for path in given.model_repository)),  # each once
         given.model_control_mode,
         tuple(given.load_model),
         given.repository_poll_secs,
@@ -313,24 +313,24 @@ def _grouped(pattern: str) -> str:
     return f"(?{flags[1]}:{pattern[flags.end() :]})" if flags else f"(?:{pattern})"
 
 
-def _restrictions(flag: str, said: Sequence[str], prefix: str = "") -> list[dict[str, Any]]:
+def _restrictions(flag: str, texts: Sequence[str], prefix: str = "") -> list[dict[str, Any]]:
     """Return restrictions in config.yml's form. Raises ConfigError: one is not valid."""
     kind = flag.rsplit("-", 1)[1]
-    found: list[dict[str, Any]] = []
-    for each in said:
-        apis, colon, secret = each.partition(":")
+    restrictions: list[dict[str, Any]] = []
+    for restriction in texts:
+        apis, colon, secret = restriction.partition(":")
         header, sign, value = secret.partition("=")
         if not (apis and colon and header and sign):
-            raise ConfigError(f"{flag}: expected APIS:KEY=VALUE, found {each!r}")
+            raise ConfigError(f"{flag}: expected APIS:KEY=VALUE, found {restriction!r}")
         names = [name for name in apis.split(",") if name]
         for at, name in enumerate(names):
             if name not in get_args(Api):
                 raise ConfigError(f"{flag}: unknown restricted {kind} '{name}'")
-            if name in names[:at] or any(name in other["apis"] for other in found):
+            if name in names[:at] or any(name in other["apis"] for other in restrictions):
                 text = f"restricted {kind} '{name}' can not be specified in multiple config groups"
                 raise ConfigError(f"{flag}: {text}")
-        found.append({"apis": names, "header": prefix + header, "value": value})
-    return found
+        restrictions.append({"apis": names, "header": prefix + header, "value": value})
+    return restrictions
 
 
 def _host(address: str) -> str:
@@ -439,21 +439,21 @@ def metrics_of(given: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: one is not a setting, in Triton's words.
     """
-    found: dict[str, Any] = {"histogram_latencies": False}
+    metrics: dict[str, Any] = {"histogram_latencies": False}
     for text in given:
         setting, _, value = text.partition("=")
         if not (setting and value) or "," in setting:
             raise ConfigError(f"{_METRICS_FORM}. Got {text}")
         if setting in _FAMILIES and value in ("true", "false"):
-            found[setting] = value == "true"
+            metrics[setting] = value == "true"
         elif setting == "summary_quantiles" and (quantiles := _quantiles(value)):
-            found[setting] = quantiles
-    return found
+            metrics[setting] = quantiles
+    return metrics
 
 
 def _quantiles(text: str) -> list[float]:
     """Return the quantiles in "0.5:0.05,0.9:0.01"; how exact they are to be is not needed."""
-    found = []
+    quantiles = []
     for pair in text.split(","):
         quantile, colon, _ = pair.partition(":")
         try:
@@ -461,11 +461,11 @@ def _quantiles(text: str) -> list[float]:
         except ValueError:
             value = -1.0
         if 0 <= value <= 1:
-            found.append(value)
+            quantiles.append(value)
         else:
             form = "Expected format is <quantile>:<error>"
             _LOGGER.error("--metrics-config: Invalid option: [%s]. %s", pair, form)
-    return found
+    return quantiles
 
 
 class TraceFlags(msgspec.Struct, frozen=True):
@@ -483,17 +483,17 @@ def traces_of(given: Sequence[str], older: Mapping[str, Sequence[str]] = _NOTHIN
     Raises:
         ConfigError: one is not a setting, or has no such value, in Triton's words.
     """
-    said: dict[str, list[tuple[str, str]]] = {"": [], "triton": [], "opentelemetry": []}
+    by_mode: dict[str, list[tuple[str, str]]] = {"": [], "triton": [], "opentelemetry": []}
     for text in given:
         mode, pair = _trace_parted(text)
-        said[mode].append(pair)
-    for_all = {name: values[-1] for name, values in older.items() if values} | dict(said[""])
-    levels = [value for name, value in said[""] if name == "level"] or older.get("level", ())
+        by_mode[mode].append(pair)
+    for_all = {name: values[-1] for name, values in older.items() if values} | dict(by_mode[""])
+    levels = [value for name, value in by_mode[""] if name == "level"] or older.get("level", ())
     level, rate = _level(levels), _trace_number("rate", for_all.get("rate", "1000"))
     if _mode(for_all.get("mode", "triton")) == "opentelemetry":
-        environment = _otel(said["opentelemetry"], rate)
+        environment = _otel(by_mode["opentelemetry"], rate)
         return TraceFlags({"opentelemetry": True} if level else {}, environment)
-    of_file = for_all | dict(said["triton"])
+    of_file = for_all | dict(by_mode["triton"])
     settings = {
         "file": of_file.get("file", ""),
         "level": level,
@@ -525,8 +525,8 @@ def _level(words: Sequence[str]) -> list[str]:
     for word in words:
         if word.lower() not in _LEVELS:
             raise ConfigError(f"invalid value for trace level option: {word}")
-    found = {_LEVELS[word.lower()] for word in words}
-    return [] if "" in found else sorted(found, reverse=True)
+    levels = {_LEVELS[word.lower()] for word in words}
+    return [] if "" in levels else sorted(levels, reverse=True)
 
 
 def _trace_number(name: str, text: str) -> int:
@@ -538,14 +538,14 @@ def _trace_number(name: str, text: str) -> int:
         ) from error
 
 
-def _otel(said: Sequence[tuple[str, str]], rate: int) -> dict[str, str]:
+def _otel(settings: Sequence[tuple[str, str]], rate: int) -> dict[str, str]:
     """Return the OTEL_* variables for settings of OpenTelemetry: others are those of its SDK."""
     share = 1 / rate if rate > 0 else 0.0
-    found = {
+    variables = {
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
         "OTEL_TRACES_SAMPLER_ARG": str(share),
     }
-    resources = [value for name, value in said if name == "resource"]
+    resources = [value for name, value in settings if name == "resource"]
     if resources:
-        found["OTEL_RESOURCE_ATTRIBUTES"] = ",".join(resources)
-    return found | {_OTEL[name]: value for name, value in said if name in _OTEL}
+        variables["OTEL_RESOURCE_ATTRIBUTES"] = ",".join(resources)
+    return variables | {_OTEL[name]: value for name, value in settings if name in _OTEL}

@@ -82,17 +82,17 @@ class ImportHook(MetaPathFinder):
         if home is None:
             return None
         try:
-            found = find_spec(home)
+            spec = find_spec(home)
         except ModuleNotFoundError:  # not even its package
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             raise ModuleNotFoundError(
                 f"No module named {fullname!r}: this library has no counterpart of that module of "
                 "Paddle Serving (docs/migration.md)",
                 name=fullname,
             )
-        is_package = found.submodule_search_locations is not None
-        return ModuleSpec(fullname, _Alias(home), origin=found.origin, is_package=is_package)
+        is_package = spec.submodule_search_locations is not None
+        return ModuleSpec(fullname, _Alias(home), origin=spec.origin, is_package=is_package)
 
 
 class MultiSlotDataGenerator:

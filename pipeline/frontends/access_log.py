@@ -73,9 +73,9 @@ class AccessLog:
         self._seen += 1
         if self._seen % self._every:
             return
-        told = {field.name: field.value(entry) for field in FIELDS}
-        text = " ".join(_text(field.form, told[field.name]) for field in FIELDS)
-        _LOGGER.info("%s", text, extra={MORE_FIELDS: {"message": "request", **told}})
+        fields = {field.name: field.value(entry) for field in FIELDS}
+        text = " ".join(_text(field.form, fields[field.name]) for field in FIELDS)
+        _LOGGER.info("%s", text, extra={MORE_FIELDS: {"message": "request", **fields}})
 
 
 def access_log(every: int) -> AccessLog | None:
@@ -99,5 +99,5 @@ def _text(form: str, value: Any) -> str:
 
 
 def _trace_id(traceparent: str) -> str:
-    found = parse_traceparent(traceparent)
-    return "" if found is None else f"{found.trace_id:032x}"
+    parsed = parse_traceparent(traceparent)
+    return "" if parsed is None else f"{parsed.trace_id:032x}"

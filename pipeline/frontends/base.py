@@ -107,13 +107,13 @@ def takes_info(models: ModelRegistry) -> bool:
     That is beside their data.
     """
     graphs = models.graphs()
-    if any(op.pipeline_config.workers == "model" for each in graphs for op in each.graph.ops):
+    if any(op.pipeline_config.workers == "model" for graph in graphs for op in graph.graph.ops):
         return True
     if any(served.config.filters for served in graphs):
         return True
     ops = [op for served in graphs for op in served.graph.ops]
     configs = [op.pipeline_config for op in ops]
-    if any(has_sequences(each) or traits_of(each.batching).reads_section for each in configs):
+    if any(has_sequences(graph) or traits_of(graph.batching).reads_section for graph in configs):
         return True
     return any(asking(op) for served in graphs for op in served.graph.all_ops)
 
@@ -176,7 +176,7 @@ def seconds_of(value: str, header: str) -> float:
         PackageError: it is something else; the text names the header.
     """
     text = value.strip(" \t")
-    found = _GIVEN.fullmatch(text)
-    if found is None:
+    match = _GIVEN.fullmatch(text)
+    if match is None:
         raise PackageError(f"invalid {header} {text!r}: send digits and one of H M S m u n")
-    return int(found[1]) * _UNITS_S[found[2]]
+    return int(match[1]) * _UNITS_S[match[2]]

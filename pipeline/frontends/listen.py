@@ -84,13 +84,13 @@ def _family_of(host: str) -> tuple[socket.AddressFamily, str]:
 def _cannot_listen(host: str, port: int, key: str, error: OSError) -> InitError:
     reason = os.strerror(error.errno) if error.errno else str(error)
     kind = PortInUseError if error.errno == errno.EADDRINUSE else InitError
-    found = kind(
+    refusal = kind(
         f"{key}: cannot listen on {address_of(host, port)}: {reason}. If another server uses "
         f"the port, stop it or choose another {key}."
     )
-    if isinstance(found, PortInUseError):
-        found.key, found.port = key, port
-    return found
+    if isinstance(refusal, PortInUseError):
+        refusal.key, refusal.port = key, port
+    return refusal
 
 
 def check_free(host: str, port: int, key: str, is_shared: bool = False) -> None:

@@ -89,9 +89,9 @@ def v2(context: FrontendContext, options: None) -> None:
         config.limits,
         traces=context.traces,
     )
-    found = InferenceRoutes(models, context.offload, config.limits)
-    routes: Routes = found
-    lane: LaneService = found.inference
+    inference_routes = InferenceRoutes(models, context.offload, config.limits)
+    routes: Routes = inference_routes
+    lane: LaneService = inference_routes.inference
     sends, memory = config.sends_traces, context.memory
     service = inference_service(models, context.offload, config.limits, sends, memory)
     if over_http := secrets_of(config.restricted_apis.http):
@@ -105,10 +105,10 @@ def v2(context: FrontendContext, options: None) -> None:
 
 def _shared_regions(config: ServiceConfig) -> SharedRegions:
     """Return the shared memory that callers may register: none at an address that is open."""
-    said = config.client_shared_memory
+    setting = config.client_shared_memory
     hosts = (config.rpc_host or config.host, config.http_host or config.host)
-    is_allowed = all(map(is_loopback, hosts)) if said.allow is None else said.allow
-    return SharedRegions(said.prefix if is_allowed and not config.replicas else None)
+    is_allowed = all(map(is_loopback, hosts)) if setting.allow is None else setting.allow
+    return SharedRegions(setting.prefix if is_allowed and not config.replicas else None)
 
 
 def api(context: FrontendContext, options: None) -> None:

@@ -57,9 +57,9 @@ def check_link(path: Path, version: int) -> bool:
     if any(word in done.stderr for word in _NO_ROOM):
         why = one_line(done.stderr)
         raise InitError(f"the gateway {path} cannot run here: {why}. Raise the limits (ulimit -v).")
-    found = re.search(r"\(link (\d+)\)", done.stdout)
-    if found is None or int(found[1]) != version:
-        speaks = f"version {found[1]}" if found else "an older version"
+    match = re.search(r"\(link (\d+)\)", done.stdout)
+    if match is None or int(match[1]) != version:
+        speaks = f"version {match[1]}" if match else "an older version"
         text = f"the gateway {path} speaks {speaks} of the link, this server version {version}"
         raise InitError(f"{text}. {_ADVICE}")
     return True

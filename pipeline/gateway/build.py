@@ -108,20 +108,20 @@ def build(out: Path | None = None) -> Path:
 
 def _read(file: Path, pattern: str) -> str:
     """Return the group of the line of that pattern in a file of ours."""
-    found = re.search(pattern, file.read_text(encoding="utf-8"), re.M)
-    assert found is not None, f"{file} has no line {pattern}"
-    return found[1]
+    match = re.search(pattern, file.read_text(encoding="utf-8"), re.M)
+    assert match is not None, f"{file} has no line {pattern}"
+    return match[1]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     """Return (1, 27, 3) of go1.27.3, (1, 27, 0) of go1.27rc1, () of what is no version."""
-    found = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?", version)
-    return tuple(int(number or 0) for number in found.groups()) if found else ()
+    match = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(number or 0) for number in match.groups()) if match else ()
 
 
 def _on_the_path() -> Path | None:
-    found = shutil.which("go")
-    return Path(found).absolute() if found else None
+    path = shutil.which("go")
+    return Path(path).absolute() if path else None
 
 
 def _of_the_package() -> Path | None:
@@ -142,8 +142,8 @@ def _run(go: Path, *arguments: str, folder: Path = SOURCES) -> str:
     except OSError as error:
         raise BuildError(f"{go} cannot be run: {error.strerror}") from error
     if done.returncode:
-        said = (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
-        raise BuildError(f"`{go} {arguments[0]}` failed: {said}")
+        output = (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
+        raise BuildError(f"`{go} {arguments[0]}` failed: {output}")
     return done.stdout
 
 

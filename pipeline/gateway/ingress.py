@@ -200,14 +200,14 @@ class Gateway(Ingress):
 
     def _run(self, life: socket.socket) -> subprocess.Popen[bytes]:
         listeners = {name: listener.fileno() for name, listener in self._listeners.items()}
-        told = [word for name in listeners for word in (_FLAGS[name], str(listeners[name]))]
+        flags = [word for name in listeners for word in (_FLAGS[name], str(listeners[name]))]
         if "HTTP" not in listeners:
-            told += ["--listen", ""]
+            flags += ["--listen", ""]
         if self._is_one_port:
-            told.append("--one-port")
+            flags.append("--one-port")
         try:
             return subprocess.Popen(
-                [self._binary, "--parent", *told, *self._arguments()],
+                [self._binary, "--parent", *flags, *self._arguments()],
                 stdin=life.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -287,14 +287,14 @@ def is_one_port(config: ServiceConfig) -> bool:
 
 def _places(config: ServiceConfig, takes: frozenset[str]) -> dict[str, tuple[str, int, str]]:
     """Return where to listen, by the names of the ports: host, port and the key that says so."""
-    found = {}
+    places = {}
     if "gRPC" in takes and not (is_one_port(config) and "HTTP" in takes):
-        found["gRPC"] = (config.rpc_host or config.host, config.rpc_port or 0, "rpc_port")
+        places["gRPC"] = (config.rpc_host or config.host, config.rpc_port or 0, "rpc_port")
     if "HTTP" in takes:
-        found["HTTP"] = (config.http_host or config.host, config.http_port or 0, "http_port")
+        places["HTTP"] = (config.http_host or config.host, config.http_port or 0, "http_port")
     if config.admin_port is not None:
-        found["admin"] = (config.admin_host, config.admin_port, "admin_port")
-    return found
+        places["admin"] = (config.admin_host, config.admin_port, "admin_port")
+    return places
 
 
 def _duration(seconds: float) -> str:

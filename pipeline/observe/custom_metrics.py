@@ -76,7 +76,7 @@ class CustomMetrics:
 
     def text(self) -> bytes:
         """Return all series in Prometheus' text format."""
-        lines = [line for each in self._families.values() for line in each.lines()]
+        lines = [line for family in self._families.values() for line in family.lines()]
         return "".join(f"{line}\n" for line in lines).encode()
 
     def take(self, use: MetricUse) -> _Family:
@@ -98,7 +98,7 @@ class CustomMetrics:
         """Return a series with one user more. InputError, OverloadedError: it cannot be had."""
         series = family.series.get(key)
         if series is None:
-            if sum(len(each.series) for each in self._families.values()) >= MAX_SERIES:
+            if sum(len(family.series) for family in self._families.values()) >= MAX_SERIES:
                 raise OverloadedError(f"there are {MAX_SERIES} series of metrics: no more")
             _check_series(key, buckets, family.kind)
             series = family.series[key] = _Series(buckets)
@@ -188,8 +188,8 @@ def _check_series(key: Key, buckets: Sequence[float], kind: str) -> None:
 
 
 def _labels(key: Sequence[tuple[str, str]]) -> str:
-    said = ",".join(f'{name}="{_quoted(value)}"' for name, value in key)
-    return f"{{{said}}}" if said else ""
+    labels = ",".join(f'{name}="{_quoted(value)}"' for name, value in key)
+    return f"{{{labels}}}" if labels else ""
 
 
 def _escaped(text: str) -> str:

@@ -89,15 +89,15 @@ for _collector in (ProcessCollector, PlatformCollector, GCCollector):
 
 def _told(snapshots: Sequence[Snapshot], by_replica: bool) -> Iterator[Metric]:
     """Yield the families of the processes, each name once."""
-    found: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for snapshot in snapshots:
         own = {"copy": str(snapshot.replica)} if by_replica else {}
-        for each in snapshot.families:
-            name = each.name.removesuffix("_total")
-            metric = found.setdefault(name, Metric(name, each.text, each.kind))
-            for sample, labels, value in each.samples:
+        for family in snapshot.families:
+            name = family.name.removesuffix("_total")
+            metric = metrics.setdefault(name, Metric(name, family.text, family.kind))
+            for sample, labels, value in family.samples:
                 metric.add_sample(sample, {**labels, **own}, value)
-    yield from found.values()
+    yield from metrics.values()
 
 
 def render_predecessor(snapshots: Sequence[Snapshot], by_replica: bool = False) -> bytes:
@@ -114,7 +114,7 @@ class _Replicas:
     def __init__(self, snapshots: Sequence[Snapshot], by_replica: bool) -> None:
         self._by_replica = by_replica
         # Pipelines that have ended had series of their own.
-        self.snapshots = [each for each in snapshots if each.replica != NO_REPLICA]
+        self.snapshots = [snapshot for snapshot in snapshots if snapshot.replica != NO_REPLICA]
 
     def labels(self, snapshot: Snapshot, more: Labels | None = None) -> Labels:
         own = {"copy": str(snapshot.replica)} if self._by_replica else {}
@@ -155,8 +155,8 @@ def _all(replicas: _Replicas, wanted: MetricsConfig) -> Iterator[Metric]:
     for kind, name, text, find in _OTHERS:
         yield _metric(kind, name, text, find(replicas))
     for name, text, histogram in _HISTOGRAMS:
-        found = ((labels, histogram(model)) for labels, model in replicas.models())
-        yield _histogram(name, text, found)
+        pairs = ((labels, histogram(model)) for labels, model in replicas.models())
+        yield _histogram(name, text, pairs)
     streamed = [(labels, model) for labels, model in replicas.models() if model.first_part]
     if wanted.histogram_latencies:
         yield _first_responses(streamed)
@@ -269,10 +269,10 @@ def _of_engines(*fields: str, label: str = "") -> Callable[[_Replicas], _Samples
     """Return what finds fields of the engines' states; `label` tells several apart."""
 
     def find(replicas: _Replicas) -> _Samples:
-        for each in replicas.snapshots:
+        for snapshot in replicas.snapshots:
             for field in fields:
                 more = {label: field} if label else None
-                yield replicas.labels(each, more), getattr(each.engine, field)
+                yield replicas.labels(snapshot, more), getattr(snapshot.engine, field)
 
     return find
 
@@ -476,7 +476,11 @@ _PREDECESSORS: Mapping[str, tuple[str, Callable[[Sequence[ModelCounters]], float
 
 
 def _predecessors(replicas: _Replicas) -> Iterator[Metric]:
-    served = [(replicas.labels(each), each.models) for each in replicas.snapshots if each.models]
+    served = [
+        (replicas.labels(snapshot), snapshot.models)
+        for snapshot in replicas.snapshots
+        if snapshot.models
+    ]
     for name, (text, value) in _PREDECESSORS.items():
         yield _metric("counter", name, text, ((labels, value(of)) for labels, of in served))
 

@@ -159,7 +159,7 @@ class Statistics:
         width = np.add.reduceat(values[_SAMPLES], first)
         if self._fillers:
             of = zip(*(spans[name].take(first).tolist() for name in ("op", "batch")), strict=True)
-            width += np.array([self._fillers.pop(each, 0) for each in of], np.int64)
+            width += np.array([self._fillers.pop(key, 0) for key in of], np.int64)
         is_success = np.minimum.reduceat(spans["outcome"], first) == Outcome.OK
         first, width = kept(first, is_success), kept(width, is_success)
         ended_ns = spans["end_ns"].take(first) + offset_ns
@@ -181,7 +181,7 @@ class Statistics:
             ran &= ~is_hit
         self._count(model, outcome, values)
         ends_ns = requests["end_ns"] + offset_ns
-        model, values, ends_ns = (kept(each, ran) for each in (model, values, ends_ns))
+        model, values, ends_ns = (kept(column, ran) for column in (model, values, ends_ns))
         self._execute(model, values[_SAMPLES], values[_STAGES:], ends_ns)
 
     def _count(self, model: Integers, outcome: Integers, values: Integers) -> None:
@@ -199,9 +199,9 @@ class Statistics:
     def _succeed(self, model: Integers, values: Integers) -> None:
         if self._recent is not None:
             self._recent.add(model, values[_TOOK:])
-        found = groups(model)
-        self._sums[found.keys, : len(_VALUES)] += found.sums(values).T.view(np.uint64)
-        self._sums[found.keys, _SUCCESSES] += found.sizes.view(np.uint64)
+        by_model = groups(model)
+        self._sums[by_model.keys, : len(_VALUES)] += by_model.sums(values).T.view(np.uint64)
+        self._sums[by_model.keys, _SUCCESSES] += by_model.sizes.view(np.uint64)
         cells = buckets(values[_TOOK:_STAGES])
         cells += model * (2 * LATENCY_STEPS)
         cells[1] += LATENCY_STEPS
@@ -217,10 +217,10 @@ class Statistics:
             above = 2 ** np.ceil(np.log2(width)).astype(np.int64)
             width = np.where(width > _MAX_EXACT_SIZE, above, width)
         sizes = int(width.max()) + 1
-        found = groups(model * sizes + width)
-        sums = np.stack([found.sizes, *found.sums(stages)], 1).view(np.uint64)
-        ends = found.most(ended_ns).tolist()
-        for key, counters, end_ns in zip(found.keys.tolist(), sums, ends, strict=True):
+        by_width = groups(model * sizes + width)
+        sums = np.stack([by_width.sizes, *by_width.sums(stages)], 1).view(np.uint64)
+        ends = by_width.most(ended_ns).tolist()
+        for key, counters, end_ns in zip(by_width.keys.tolist(), sums, ends, strict=True):
             index, size = divmod(key, sizes)
             before = self._batches[index].get(size)
             self._batches[index][size] = counters if before is None else before + counters
@@ -372,10 +372,10 @@ def select(
     ordered = sorted(shown, key=lambda model: (model.name, int(model.version)))
     if not name:
         return ordered
-    found = [model for model in ordered if model.name == name]
-    if not found:
+    models_found = [model for model in ordered if model.name == name]
+    if not models_found:
         raise StatisticsError(f"requested model '{name}' is not available")
-    wanted = [model for model in found if number is None or model.version == str(number)]
+    wanted = [model for model in models_found if number is None or model.version == str(number)]
     if not wanted:
         raise StatisticsError(f"requested model version is not available for model '{name}'")
     return wanted
@@ -474,8 +474,8 @@ class RecentTimes:
         """Return the quantiles of each row of times of a model, us; none: it had no request."""
         while self._known and self._known[0][0] < self._clock() - _WINDOW_S:
             self._forget()
-        found = [times[:, model == index] for _, model, times in self._known]
-        times = np.concatenate(found, axis=1) if found else np.zeros((0, 0), np.int64)
+        pieces = [times[:, model == index] for _, model, times in self._known]
+        times = np.concatenate(pieces, axis=1) if pieces else np.zeros((0, 0), np.int64)
         if not times.size:
             return []
         ranks = np.quantile(times, self._quantiles, axis=1, method="higher")
@@ -524,12 +524,12 @@ class Hits:
         if not self._next:
             return None
         rows = zip(models.tolist(), data_ids.tolist(), strict=True)
-        found = np.array([row in self._next for row in rows], bool)
-        if not found.any():
+        are_hits = np.array([row in self._next for row in rows], bool)
+        if not are_hits.any():
             return None
-        gone = zip(models[found].tolist(), data_ids[found].tolist(), strict=True)
+        gone = zip(models[are_hits].tolist(), data_ids[are_hits].tolist(), strict=True)
         self._next.difference_update(gone)
-        return found
+        return are_hits
 
     def fields(self, model: int) -> dict[str, Any]:
         """Return what a ModelCounters has of them."""
@@ -568,9 +568,9 @@ class Responses:
         number = np.minimum(parts["number"], _MOST_NUMBERS - 1)
         infer_ns = np.maximum(parts["made_ns"] - parts["start_ns"], 0)
         output_ns = np.maximum(parts["end_ns"] - parts["made_ns"], 0)
-        found = groups((model * _MOST_NUMBERS + number) * len(PartKind) + kind)
-        sums = found.sums(np.stack([infer_ns, output_ns]))
-        rows = zip(found.keys.tolist(), found.sizes.tolist(), sums.T.tolist(), strict=True)
+        by_part = groups((model * _MOST_NUMBERS + number) * len(PartKind) + kind)
+        sums = by_part.sums(np.stack([infer_ns, output_ns]))
+        rows = zip(by_part.keys.tolist(), by_part.sizes.tolist(), sums.T.tolist(), strict=True)
         for key, size, (infer, output) in rows:
             place, its_kind = divmod(key, len(PartKind))
             index, its_number = divmod(place, _MOST_NUMBERS)
@@ -587,9 +587,9 @@ class Responses:
         first, first_of = kept(took_ns, is_later == 0), kept(model, is_later == 0)
         bound = np.searchsorted(self._bounds_ns, first)
         tally(self._first_ms, bound + first_of * self._first_ms.shape[1])
-        found = groups(model * 2 + is_later)
-        sums = found.sums(took_ns[np.newaxis])[0].tolist()
-        for key, total in zip(found.keys.tolist(), sums, strict=True):
+        by_model = groups(model * 2 + is_later)
+        sums = by_model.sums(took_ns[np.newaxis])[0].tolist()
+        for key, total in zip(by_model.keys.tolist(), sums, strict=True):
             self._waits_ns[key // 2][key % 2] += total
 
     def fields(self, index: int) -> dict[str, Any]:

@@ -56,12 +56,12 @@ def walks(spans: Rows) -> dict[tuple[int, int], list[int]]:
 
     Such spans came back to the event loop at the same moment, to the nanosecond.
     """
-    found: dict[tuple[int, int], list[int]] = {}
+    together: dict[tuple[int, int], list[int]] = {}
     rows = columns(spans, "data_id", "result_received_ns", "op", "worker").T.tolist()
     for data_id, received_ns, op, worker in rows:
         if worker != NO_WORKER and received_ns > 0:
-            found.setdefault((data_id, received_ns), []).append(op)
-    return {walk: ops for walk, ops in found.items() if len(set(ops)) > 1}
+            together.setdefault((data_id, received_ns), []).append(op)
+    return {walk: ops for walk, ops in together.items() if len(set(ops)) > 1}
 
 
 def done_at(spans: Rows) -> Integers:
@@ -72,7 +72,7 @@ def done_at(spans: Rows) -> Integers:
     done_ns: Integers = spans["result_received_ns"].copy()
     data_ids, ends_ns, ops = columns(spans, "data_id", "end_ns", "op")
     order = np.lexsort((ends_ns, data_ids, done_ns))
-    data_id, done, op = (each.take(order) for each in (data_ids, done_ns, ops))
+    data_id, done, op = (column.take(order) for column in (data_ids, done_ns, ops))
     goes_on = (data_id[1:] == data_id[:-1]) & (done[1:] == done[:-1]) & (op[1:] != op[:-1])
     inner = order[:-1][goes_on]
     done_ns[inner] = ends_ns[inner]
@@ -81,10 +81,10 @@ def done_at(spans: Rows) -> Integers:
 
 def columns(table: Rows, *names: str) -> Integers:
     """Return (names, rows) of a table's fields."""
-    found = np.empty((len(names), len(table)), np.int64)
-    for column, name in zip(found, names, strict=True):
+    table_columns = np.empty((len(names), len(table)), np.int64)
+    for column, name in zip(table_columns, names, strict=True):
         column[:] = table[name]
-    return found
+    return table_columns
 
 
 def kept(rows: npt.NDArray[Any], which: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -161,9 +161,9 @@ def buckets(ns: Integers) -> Positions:
     cells >>= _CELL_BITS
     cells -= _FIRST_CELL
     # times below 1 ns are also in the first
-    found: Positions = _BUCKET_OF_CELL.take(cells, mode="clip")
-    found += ns > _LAST_NS.take(found)
-    return found
+    bucket: Positions = _BUCKET_OF_CELL.take(cells, mode="clip")
+    bucket += ns > _LAST_NS.take(bucket)
+    return bucket
 
 
 def percentile(histogram: Sequence[int], q: float) -> float:
@@ -211,5 +211,5 @@ def covered_until(times: Integers, starts: Integers, ends: Integers) -> npt.NDAr
     lasted = np.cumsum(ends - starts)
     edges = np.stack([starts, ends], 1).ravel() - starts[0]  # small: a double holds them exactly
     reached = np.stack([lasted - (ends - starts), lasted], 1).ravel()
-    found: npt.NDArray[np.float64] = np.interp(times - starts[0], edges, reached)
-    return found
+    covered: npt.NDArray[np.float64] = np.interp(times - starts[0], edges, reached)
+    return covered

@@ -34,7 +34,7 @@ def has_text(value: Any, axes: int = _MOST_AXES) -> bool:
     if any(issubclass(kind, np.ndarray) for kind in kinds) and any(map(_is_text_array, value)):
         return True
     is_nested = axes > 0 and any(issubclass(kind, _LIST) for kind in kinds)
-    return is_nested and any(has_text(each, axes - 1) for each in value)
+    return is_nested and any(has_text(item, axes - 1) for item in value)
 
 
 def _is_text_array(value: Any) -> bool:

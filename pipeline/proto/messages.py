@@ -124,8 +124,8 @@ def _printed_array(value: Any) -> npt.NDArray[Any]:
     """
     objects = as_array(value)
     elements = objects.ravel().tolist() if objects.dtype.hasobject else []
-    if any(isinstance(each, str) for each in elements):
-        widest = max(len(each) for each in elements if isinstance(each, str))
+    if any(isinstance(element, str) for element in elements):
+        widest = max(len(element) for element in elements if isinstance(element, str))
         return np.array(value) if objects.size * widest <= _MOST_PADDED else objects
     return objects
 

@@ -133,12 +133,12 @@ def _plain(value: Any, path: str, first: int = 0, depth: int = 0) -> Any:
         return str(value) if isinstance(value, str) else value
     if isinstance(value, Mapping):
         return {
-            utf8_text(str(name)): _plain(each, below(path, name), 0, depth + 1)
-            for name, each in value.items()
+            utf8_text(str(name)): _plain(item, below(path, name), 0, depth + 1)
+            for name, item in value.items()
         }
     if isinstance(value, list | tuple):
         return [
-            _plain(each, f"{path}[{first + at}]", 0, depth + 1) for at, each in enumerate(value)
+            _plain(item, f"{path}[{first + at}]", 0, depth + 1) for at, item in enumerate(value)
         ]
     try:
         if isinstance(value, np.ndarray) and value.dtype.kind in "iufb":

@@ -121,7 +121,7 @@ def _read(view: memoryview) -> Any:
         except msgspec.DecodeError:  # there are lists or objects in it
             pass
     if kind == b"[":
-        return [_read(each) for each in _breathing(_raw_elements(view))]
+        return [_read(element) for element in _breathing(_raw_elements(view))]
     members = _raw_members(view)
     return dict(zip(members, map(_read, _breathing(members.values())), strict=True))
 
@@ -129,8 +129,8 @@ def _read(view: memoryview) -> Any:
 def _breathing(raw: Iterable[Any]) -> Iterator[memoryview]:
     """Yield texts that are to be read; others run whenever a piece is behind."""
     behind = _PIECE_BYTES
-    for each in raw:
-        text = memoryview(each)
+    for element in raw:
+        text = memoryview(element)
         behind += len(text)
         if behind > _PIECE_BYTES:
             breathe()
@@ -199,11 +199,11 @@ def _keys_in(value: Any) -> int:
     """Return how many keys all objects in a value have."""
     if type(value) is dict:
         return len(value) + sum(
-            _keys_in(each) for each in value.values() if type(each) in (dict, list)
+            _keys_in(item) for item in value.values() if type(item) in (dict, list)
         )
     if type(value) is not list:
         return 0
-    return sum(_keys_in(each) for each in value if type(each) in (dict, list))
+    return sum(_keys_in(item) for item in value if type(item) in (dict, list))
 
 
 # --- what is wrong with it --------------------------------------------------------------------
@@ -221,7 +221,7 @@ def _explain(body: bytes, what: str) -> NoReturn:
         raise PackageError(f"{what} is not JSON, or has a key twice or a number that is too large")
     try:
         text = body.decode()
-        found = json.loads(text, object_pairs_hook=_once, parse_int=_whole, parse_constant=_mark)
+        value = json.loads(text, object_pairs_hook=_once, parse_int=_whole, parse_constant=_mark)
     except UnicodeDecodeError as error:
         raise PackageError(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
     except _TwiceError as error:
@@ -230,7 +230,7 @@ def _explain(body: bytes, what: str) -> NoReturn:
         ) from None
     except (ValueError, RecursionError) as error:
         raise PackageError(f"{what} is not JSON: {error}") from None
-    place, number = _odd_number(found, "") or ("", "")
+    place, number = _odd_number(value, "") or ("", "")
     if number:
         raise PackageError(
             f"{what}'s {place or 'value'} is {number}, which JSON cannot hold: send null, or a "
@@ -271,10 +271,10 @@ def _odd_number(value: Any, path: str) -> tuple[str, str] | None:
         return path, "a number beyond the range of a double"
     items: Any = ()
     if type(value) is dict:
-        items = ((below(path, name), each) for name, each in value.items())
+        items = ((below(path, name), item) for name, item in value.items())
     elif type(value) is list:
-        items = ((f"{path}[{at}]", each) for at, each in enumerate(value))
-    return next(filter(None, (_odd_number(each, where) for where, each in items)), None)
+        items = ((f"{path}[{at}]", item) for at, item in enumerate(value))
+    return next(filter(None, (_odd_number(item, where) for where, item in items)), None)
 
 
 def below(path: str, name: object) -> str:

@@ -28,9 +28,9 @@ def grpc_target(endpoints: str | Sequence[str]) -> tuple[str, Address | None]:
     hosts = [host_and_port(name) for name in names]
     if len(hosts) == 1 and _literal(hosts[0][0]) is None:
         return f"dns:///{hosts[0][0]}:{hosts[0][1]}", None
-    found = [[(address, port) for address in _addresses(host, port)] for host, port in hosts]
+    places = [[(address, port) for address in _addresses(host, port)] for host, port in hosts]
     for version in (4, 6):
-        usable = [[pair for pair in pairs if pair[0].version == version] for pairs in found]
+        usable = [[pair for pair in pairs if pair[0].version == version] for pairs in places]
         if all(usable):
             form = "{}:{}" if version == 4 else "[{}]:{}"
             flat = [pair for pairs in usable for pair in pairs]
@@ -45,11 +45,15 @@ def split_name(endpoints: Sequence[str]) -> tuple[list[str], str]:
     Raises:
         ConfigError: they have different ones.
     """
-    found = [_NAMED.fullmatch(each) if isinstance(each, str) else None for each in endpoints]
-    names = {match[2] if match else "" for match in found}
+    matches = [
+        _NAMED.fullmatch(endpoint) if isinstance(endpoint, str) else None for endpoint in endpoints
+    ]
+    names = {match[2] if match else "" for match in matches}
     if len(names) > 1:
         raise ConfigError(f"endpoints {list(endpoints)}: all need the same name of a pipeline")
-    hosts = [match[1] if match else each for match, each in zip(found, endpoints, strict=True)]
+    hosts = [
+        match[1] if match else endpoint for match, endpoint in zip(matches, endpoints, strict=True)
+    ]
     return hosts, names.pop() if names else ""
 
 
@@ -96,10 +100,10 @@ def _addresses(host: str, port: int) -> list[Address]:
     if literal is not None:
         return [literal]
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        getaddrinfo = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"endpoint '{host}:{port}': no address is known: {error}") from error
-    return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0])) for entry in found))
+    return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0])) for entry in getaddrinfo))
 
 
 def own_ip(peer: Address | None) -> str:

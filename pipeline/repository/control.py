@@ -91,7 +91,7 @@ class ModelPoller:
         self, wanted: Mapping[str, Overrides], failures: dict[str, V2Error]
     ) -> list[PolledModel]:
         """Return the models that are there; `failures` gets what cannot be read."""
-        found = []
+        polled = []
         for name, overrides in wanted.items():
             try:
                 check_sent(name_of(name) if self._settings.is_namespaced else name, overrides)
@@ -109,11 +109,11 @@ class ModelPoller:
                 text = described(error) if isinstance(error, OSError) else str(error)
                 _LOGGER.error("Poll failed for model directory '%s': %s", name, text)
                 models = []
-            found += models
+            polled += models
             if not models:
                 text = f"failed to load '{name}', failed to poll from model repository"
                 failures[name] = internal(text)
-        return found
+        return polled
 
     def _polled_at(self, name: str, folder: Path, overrides: Overrides) -> PolledModel:
         settings, namespace = self._settings, ""
@@ -247,7 +247,7 @@ class ModelControl:
         if version is None and named(self._known, name):
             return True
         states = [self._versions.of(key) for key in self._named(name)]
-        return any(found if version is None else version in found for found in states)
+        return any(versions if version is None else version in versions for versions in states)
 
     async def load(self, name: str, overrides: Overrides, is_inner: bool = False) -> None:
         """Load a model, and what it is made of, or load it again. Raises V2Error."""
@@ -274,20 +274,20 @@ class ModelControl:
     async def index(self) -> list[IndexedModel]:
         """Return all models of the repositories, loaded or not."""
         names = await asyncio.to_thread(names_in, self._settings.repositories)
-        found = []
+        entries = []
         for name, count in sorted(Counter(names).items()):
             if count > 1 and not self._settings.is_namespaced:
                 reason = "model appears in two or more repositories"
-                found.append(IndexedModel(name, "", "UNAVAILABLE", reason))
+                entries.append(IndexedModel(name, "", "UNAVAILABLE", reason))
                 continue
             keys = self._named(name)
-            found += [
+            entries += [
                 IndexedModel(name, str(version), state.state.value, state.reason)
                 for key in keys
                 for version, state in sorted(self._versions.of(key).items())
             ]
-            found += [IndexedModel(name)] * (count - len(keys))
-        return found
+            entries += [IndexedModel(name)] * (count - len(keys))
+        return entries
 
     def _named(self, name: str) -> list[str]:
         """Return the keys of the models of a name that were ever loaded."""
@@ -339,9 +339,9 @@ class ModelControl:
         polled: dict[str, PolledModel] = {}
         left, seen = dict(wanted), set(wanted)
         while left:
-            found = await asyncio.to_thread(self._poller.look_at, left, failures)
+            models = await asyncio.to_thread(self._poller.look_at, left, failures)
             left = {}
-            for model in found:
+            for model in models:
                 polled[model.key] = model
                 steps = [step for step in model.step_names if step not in seen]
                 seen.update(steps)

@@ -108,11 +108,13 @@ def _follow(inputs: list[_Tensor]) -> None:
 def _why_not_written(output: _Tensor, ensemble: str) -> str:
     """Return the text for an output that is not made, which names where its line breaks off."""
     text = f"output '{output.name}' for ensemble '{ensemble}' is not written"
-    last, seen, found = output, {output.name}, True
-    while found:
-        missing = (each for each in last.sources if not each.is_ready and each.name not in seen)
+    last, seen, is_found = output, {output.name}, True
+    while is_found:
+        missing = (
+            source for source in last.sources if not source.is_ready and source.name not in seen
+        )
         following = next(missing, None)
-        found = following is not None
+        is_found = following is not None
         last = following or last
         seen.add(last.name)
     if last is output:
@@ -264,20 +266,20 @@ def _check_same(
     tensors: dict[str, _StepTensor],
 ) -> None:
     """Take down what a tensor is, or refuse it if others say that it is something else."""
-    found = _tensor(step.model_name, model, slot.data_type, tuple(slot.dims))
-    there = tensors.setdefault(name, found)
+    tensor = _tensor(step.model_name, model, slot.data_type, tuple(slot.dims))
+    there = tensors.setdefault(name, tensor)
     where = f"in ensemble {ensemble}, ensemble tensor {name}: inconsistent"
-    if there.data_type != found.data_type:
+    if there.data_type != tensor.data_type:
         raise ConfigError(
             f"{where} data type: {DataType.Name(there.data_type)} is inferred from model "
-            f"{there.model} while {DataType.Name(found.data_type)} is inferred from model "
-            f"{found.model}"
+            f"{there.model} while {DataType.Name(tensor.data_type)} is inferred from model "
+            f"{tensor.model}"
         )
-    fits = dims_fit(there.dims, found.dims) or dims_fit(there.full_dims, found.full_dims)
+    fits = dims_fit(there.dims, tensor.dims) or dims_fit(there.full_dims, tensor.full_dims)
     if not fits:
         raise ConfigError(
             f"{where} shape: {_shown(there.full_dims)} is inferred from model {there.model} while "
-            f"{_shown(found.full_dims)} is inferred from model {found.model}"
+            f"{_shown(tensor.full_dims)} is inferred from model {tensor.model}"
         )
 
 
@@ -295,17 +297,17 @@ def _check_streams(config: ModelConfig, models: Sequence[ModelConfig]) -> bool:
         for name in step.output_map.values():
             streams[name] = number if is_source else read
     _one_stream(config.name, [slot.name for slot in config.output], streams)
-    return any(each is not None for each in streams.values())
+    return any(stream is not None for stream in streams.values())
 
 
 def _one_stream(
     ensemble: str, names: Collection[str], streams: Mapping[str, int | None]
 ) -> int | None:
     """Return the step that makes the stream of these tensors; None: they come once."""
-    found = {streams[name] for name in names}
-    if len(found) > 1:
+    sources = {streams[name] for name in names}
+    if len(sources) > 1:
         raise ConfigError(
             f"in ensemble {ensemble}, step of model '{ensemble}' receives inputs originated from "
             "different decoupled models"
         )
-    return next(iter(found), None)
+    return next(iter(sources), None)

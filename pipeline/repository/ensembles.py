@@ -154,17 +154,17 @@ class EnsembleStep:
     def answer(self, item: Item, fetched: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tensors of the ensemble that a model's answer has."""
         writes = self.writes
-        found = {writes[name]: value for name, value in fetched.items() if name in writes}
+        tensors = {writes[name]: value for name, value in fetched.items() if name in writes}
         if self.is_last:
             for name, fit in self.fits.items():
-                if name in found:
-                    found[name] = fit(found[name])
+                if name in tensors:
+                    tensors[name] = fit(tensors[name])
             wanted = item.request.info.outputs or self._leads_to
-            if len(found) < len(wanted):
-                tell_missing(wanted, found)
+            if len(tensors) < len(wanted):
+                tell_missing(wanted, tensors)
         if self._ends(item.inputs, fetched):
-            found[LAST] = True
-        return found
+            tensors[LAST] = True
+        return tensors
 
     def _ends(self, inputs: Mapping[str, Any], fetched: Mapping[str, Any]) -> bool:
         """Return whether an answer is the last of several, as what it is made of says."""
@@ -189,30 +189,30 @@ class OutputStep(EnsembleStep):
         return None
 
     def answer(self, item: Item, fetched: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._read(item.inputs)
+        tensors = self._read(item.inputs)
         wanted = item.request.info.outputs or self._leads_to
-        if len(found) < len(wanted):
-            tell_missing(wanted, found)
+        if len(tensors) < len(wanted):
+            tell_missing(wanted, tensors)
         if self._ends(item.inputs, fetched):
-            found[LAST] = True
-        return found
+            tensors[LAST] = True
+        return tensors
 
 
-def tell_missing(wanted: Iterable[str], found: Container[str]) -> None:
+def tell_missing(wanted: Iterable[str], present: Container[str]) -> None:
     """Log which outputs of an ensemble no model has made."""
     for name in wanted:
-        if name not in found:
+        if name not in present:
             _LOGGER.debug("Composing models did not output tensor %s", name)
 
 
 def within(ensemble: str, error: PipelineError) -> PipelineError:
     """Return an error of the same kind that says in which ensemble it came to be."""
     kind = type(error)
-    found = kind.__new__(kind)
-    found.__dict__.update(error.__dict__)
-    found.args = (f"in ensemble '{ensemble}', {error}",)
-    found.op = None
-    return found
+    copy = kind.__new__(kind)
+    copy.__dict__.update(error.__dict__)
+    copy.args = (f"in ensemble '{ensemble}', {error}",)
+    copy.op = None
+    return copy
 
 
 def ensemble_graph(config: ModelConfig, models: ServedModels) -> Graph:
@@ -305,11 +305,11 @@ class _Steps:
         return StepOp(name, self._producers(self._dims), step)
 
     def _own_fits(self) -> dict[str, Fit]:
-        found = {
+        fits = {
             name: _fit(self._sources[name].batches, self._batches, dims)
             for name, dims in self._dims.items()
         }
-        return {name: fit for name, fit in found.items() if fit is not None}
+        return {name: fit for name, fit in fits.items() if fit is not None}
 
     def _read(self, tensor: str, name: str, dims: Sequence[int], batches: bool) -> Read:
         source = self._sources[tensor]

@@ -344,11 +344,11 @@ def check_bounds(name: str, config: ModelConfig, max_instances: int) -> None:
             "what this server lets a model have: --max-instances",
         )
     sequences = config.sequence_batching
-    each = sequences.oldest.max_candidate_sequences or max(1, config.max_batch_size)
-    if config.HasField("sequence_batching") and instances * each > _MAX_SLOTS:
+    per_instance = sequences.oldest.max_candidate_sequences or max(1, config.max_batch_size)
+    if config.HasField("sequence_batching") and instances * per_instance > _MAX_SLOTS:
         raise _refused(
             name,
-            f"{instances} instances with {each} sequences each (max_candidate_sequences or "
+            f"{instances} instances with {per_instance} sequences each (max_candidate_sequences or "
             f"max_batch_size) are more than {_MAX_SLOTS}",
         )
     levels = config.dynamic_batching.priority_levels

@@ -102,10 +102,10 @@ def _as_triton_says(fault: str) -> str:
     """Return the words that Triton's scripts look for when a number is not valid, or of another
     kind."""
     for words in ("Couldn't parse integer: ", "Value out of range: "):
-        _, found, value = fault.rpartition(words)
-        if found and value.isdigit():
+        _, separator, value = fault.rpartition(words)
+        if separator and value.isdigit():
             return f" - Integer out of range ({value})"
-        if found:
+        if separator:
             return f" - Expected integer, got: {value}"
     return ""
 

@@ -115,13 +115,13 @@ class ModelFolder(msgspec.Struct, frozen=True):
                         version,
                         self.name,
                     )
-            found = [version for version in self.versions if version in policy.specific.versions]
+            versions = [version for version in self.versions if version in policy.specific.versions]
         elif policy.HasField("latest"):
             there = sorted(self.versions)
-            found = there[max(0, len(there) - policy.latest.num_versions) :]
+            versions = there[max(0, len(there) - policy.latest.num_versions) :]
         else:
-            found = list(self.versions)
-        return found
+            versions = list(self.versions)
+        return versions
 
 
 def model_folders(
@@ -134,17 +134,17 @@ def model_folders(
     Raises:
         ConfigError: a repository cannot be read.
     """
-    found: dict[str, list[Path]] = {}
+    folders: dict[str, list[Path]] = {}
     for repository in repositories:
         for path in _folders(repository):
             key = key_of(str(repository) if is_namespaced else "", path.name)
-            found.setdefault(key, []).append(path)
-    for name, paths in found.items():
+            folders.setdefault(key, []).append(path)
+    for name, paths in folders.items():
         if len(paths) > 1:
             _LOGGER.error(
                 "failed to poll model '%s': not unique across all model repositories", name
             )
-    return {name: look(paths[0]) for name, paths in found.items() if len(paths) == 1}
+    return {name: look(paths[0]) for name, paths in folders.items() if len(paths) == 1}
 
 
 def names_in(repositories: Iterable[Path]) -> list[str]:

@@ -116,8 +116,8 @@ class GraphMaker:
         """Return the backend of a model. Raises ConfigError: there is no backend of that name."""
         name = ENSEMBLE if config.platform == ENSEMBLE else config.backend
         if name not in self._backends:
-            found = _find(name)
-            self._backends[name] = found(self._models) if isinstance(found, type) else found
+            backend = _find(name)
+            self._backends[name] = backend(self._models) if isinstance(backend, type) else backend
         return self._backends[name]
 
     def _configured(self, backend: Backend, source: ModelSource, graph: Graph) -> ServiceConfig:
@@ -196,17 +196,17 @@ def _labels(source: ModelSource) -> dict[str, list[bytes]]:
 
     Raises ConfigError: there is no such file.
     """
-    found = {}
+    labels = {}
     for output in source.config.output:
         if output.label_filename:
             file = source.folder / output.label_filename
             try:
-                found[output.name] = file.read_bytes().removesuffix(b"\n").split(b"\n")
+                labels[output.name] = file.read_bytes().removesuffix(b"\n").split(b"\n")
             except OSError as error:
                 raise ConfigError(
                     f"model '{source.name}': label_filename of output '{output.name}': {error}"
                 ) from error
-    return found
+    return labels
 
 
 def _find(name: str) -> Any:

@@ -94,13 +94,13 @@ class AskedModel:
     def feeds(self, item: Item) -> dict[str, Any]:
         """Return the model's inputs, as far as what the Op reads has them."""
         self._look()
-        found: dict[str, Any] = {}
+        feeds: dict[str, Any] = {}
         for answer in item.inputs.values():
-            found |= answer
+            feeds |= answer
         return {
             name: value if isinstance(value, np.ndarray) else _array(value, dtype)
             for name, key, dtype in self._reads
-            if (value := found.get(key)) is not None
+            if (value := feeds.get(key)) is not None
         }
 
     def info(self, item: Item) -> RequestInfo:

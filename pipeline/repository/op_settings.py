@@ -42,15 +42,15 @@ def op_settings(config: ModelConfig) -> dict[str, Any]:
 
 def metrics_settings(config: ModelConfig) -> dict[str, Any]:
     """Return what config.yml would say of the metrics of a model: its own bounds of a histogram."""
-    found = {}
+    settings = {}
     for control in config.model_metrics.metric_control:
         family = control.metric_identifier.family
         if family == _FIRST_RESPONSES:
-            found["first_response_buckets_ms"] = sorted(control.histogram_options.buckets)
+            settings["first_response_buckets_ms"] = sorted(control.histogram_options.buckets)
         else:
             text = "Metric family '%s' in 'metric_identifier' is not a customizable metric"
             _LOGGER.warning(text, family)
-    return found
+    return settings
 
 
 def instances_of(config: ModelConfig) -> int:
@@ -66,13 +66,15 @@ def _needs(config: ModelConfig) -> list[dict[str, Any]]:
     groups = config.instance_group
     if not any(group.HasField("rate_limiter") for group in groups):
         return []
-    found = []
+    needs = []
     for group in groups:
-        told = MessageToDict(group.rate_limiter, preserving_proto_field_name=True)
+        limiter = MessageToDict(group.rate_limiter, preserving_proto_field_name=True)
         on_cards = group.kind == ModelInstanceGroup.KIND_GPU and list(group.gpus)
-        each = [{**told, "workers": group.count, "device": card} for card in on_cards or [0]]
-        found += each
-    return found
+        per_device = [
+            {**limiter, "workers": group.count, "device": card} for card in on_cards or [0]
+        ]
+        needs += per_device
+    return needs
 
 
 def kinds_of_instances(config: ModelConfig) -> set[bytes]:
@@ -98,11 +100,11 @@ def cards_of(config: ModelConfig) -> list[int]:
 
 
 def _dynamic(batching: ModelDynamicBatching) -> dict[str, Any]:
-    said = MessageToDict(batching, preserving_proto_field_name=True)
+    settings = MessageToDict(batching, preserving_proto_field_name=True)
     for name in ("max_queue_delay_microseconds", "default_timeout_microseconds"):
-        _as_number(said, name)
-    policies = [said.get("default_queue_policy", {})]
-    levels = said.pop("priority_queue_policy", {})
+        _as_number(settings, name)
+    policies = [settings.get("default_queue_policy", {})]
+    levels = settings.pop("priority_queue_policy", {})
     for level, policy in levels.items():
         policies.append(policy)
         policy["level"] = int(level)
@@ -111,27 +113,29 @@ def _dynamic(batching: ModelDynamicBatching) -> dict[str, Any]:
         if "timeout_action" in policy:
             policy["timeout_action"] = policy["timeout_action"].lower()
     if levels:
-        said["priority_queue_policy"] = sorted(levels.values(), key=lambda each: each["level"])
+        settings["priority_queue_policy"] = sorted(
+            levels.values(), key=lambda policy: policy["level"]
+        )
     for name in ("priority_levels", "default_priority_level"):
-        _as_number(said, name)
-    return {"batching": "dynamic", "dynamic_batching": said}
+        _as_number(settings, name)
+    return {"batching": "dynamic", "dynamic_batching": settings}
 
 
-def _as_number(said: dict[str, Any], name: str) -> None:
+def _as_number(settings: dict[str, Any], name: str) -> None:
     """Make a number of what protobuf's JSON has as text since it may have 64 bits."""
-    if name in said:
-        said[name] = int(said[name])
+    if name in settings:
+        settings[name] = int(settings[name])
 
 
 def _sequences(config: ModelConfig, batching: ModelSequenceBatching) -> dict[str, Any]:
-    said = MessageToDict(batching, preserving_proto_field_name=True)
-    for tensor in said.get("control_input", []):
+    settings = MessageToDict(batching, preserving_proto_field_name=True)
+    for tensor in settings.get("control_input", []):
         for control in tensor.get("control", []):
             control.setdefault("kind", "CONTROL_SEQUENCE_START")  # 0, which is not shown
     sequence: dict[str, Any] = {
         "max_idle_ms": max(1, -(-batching.max_sequence_idle_microseconds // _US_IN_MS)),
-        "controls": said.get("control_input", []),
-        "state": [_state(each, config.max_batch_size) for each in said.get("state", [])],
+        "controls": settings.get("control_input", []),
+        "state": [_state(state, config.max_batch_size) for state in settings.get("state", [])],
     }
     if batching.iterative_sequence:
         del sequence["max_idle_ms"]
@@ -155,12 +159,12 @@ def _sequences(config: ModelConfig, batching: ModelSequenceBatching) -> dict[str
     return {"sequence": sequence}
 
 
-def _state(said: dict[str, Any], max_batch_size: int) -> dict[str, Any]:
+def _state(settings: dict[str, Any], max_batch_size: int) -> dict[str, Any]:
     """Return a state with its sizes as numbers; requests are along an axis of it if any are."""
     if max_batch_size == 0:
-        said["batch_axis"] = -1
-    for each in (said, *said.get("initial_state", [])):
-        if "dims" in each:
-            each["dims"] = [int(size) for size in each["dims"]]
-    said.setdefault("dims", [])
-    return said
+        settings["batch_axis"] = -1
+    for entry in (settings, *settings.get("initial_state", [])):
+        if "dims" in entry:
+            entry["dims"] = [int(size) for size in entry["dims"]]
+    settings.setdefault("dims", [])
+    return settings

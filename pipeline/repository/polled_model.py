@@ -151,12 +151,12 @@ def find_models(name: str, repositories: Iterable[Path], is_namespaced: bool) ->
     # A step of an ensemble that was sent may be called anything.
     is_name = name not in ("", "..") and Path(name).name == name
     folders = [repository / name for repository in repositories if is_name]
-    found = [folder for folder in folders if folder.is_dir()]
-    if len(found) == 1 or (found and is_namespaced):
-        return found
+    models = [folder for folder in folders if folder.is_dir()]
+    if len(models) == 1 or (models and is_namespaced):
+        return models
     why = (
         "not unique across all model repositories"
-        if found
+        if models
         else "model not found in any model repository."
     )
     _LOGGER.error("failed to poll model '%s': %s", name, why)
@@ -169,46 +169,46 @@ Known = Mapping[str, PolledModel]
 
 def users_of(known: Known, names: Iterable[str]) -> set[str]:
     """Return the ensembles that are made of these models, at any depth."""
-    found: set[str] = set()
+    users: set[str] = set()
     left = set(names)
     while left:
         left = {
-            each.key
-            for each in known.values()
-            if left.intersection(each.steps) and each.key not in found
+            model.key
+            for model in known.values()
+            if left.intersection(model.steps) and model.key not in users
         }
-        found |= left
-    return found
+        users |= left
+    return users
 
 
 def only_needed_by(known: Known, name: str, asked_for: Collection[str]) -> set[str]:
     """Return the models that a model is made of, and nobody else asked for or needs."""
-    found: set[str] = set()
+    needed: set[str] = set()
     left = [name]
     while left:
         model = known.get(left.pop())
         for step in () if model is None else model.steps:
-            users = users_of(known, [step]) - {name, *found}
+            users = users_of(known, [step]) - {name, *needed}
             if step not in asked_for and not users and step in known:
-                found.add(step)
+                needed.add(step)
                 left.append(step)
-    return found
+    return needed
 
 
 def in_order(known: Known, names: Iterable[str]) -> list[str]:
     """Return models, each after the models that it is made of."""
-    wanted, found = set(names), list[str]()
+    wanted, ordered = set(names), list[str]()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
-        if name not in wanted or name in found or name in path:
+        if name not in wanted or name in ordered or name in path:
             return
         for step in known[name].steps:
             visit(step, (*path, name))
-        found.append(name)
+        ordered.append(name)
 
     for name in sorted(wanted):
         visit(name, ())
-    return found
+    return ordered
 
 
 def before_itself(known: Known, name: str) -> str:
@@ -219,7 +219,7 @@ def before_itself(known: Known, name: str) -> str:
         if user in steps:
             return user
         seen.add(user)
-        left += [each for each, model in known.items() if user in model.steps and each not in seen]
+        left += [key for key, model in known.items() if user in model.steps and key not in seen]
     return ""
 
 
@@ -236,9 +236,9 @@ def linked(known: Known) -> dict[str, PolledModel]:
 def affected_by(known: Known, changed: Collection[str], then: Known) -> set[str]:
     """Return models that change, the models made of them, and the models whose links change
     `then`."""
-    found = {*changed, *users_of(known, changed), *users_of(then, changed)}
+    affected = {*changed, *users_of(known, changed), *users_of(then, changed)}
     both = known.keys() & then.keys()
-    return found | {key for key in both if known[key].steps != then[key].steps}
+    return affected | {key for key in both if known[key].steps != then[key].steps}
 
 
 def check_steps(known: Known, model: PolledModel, ready: Callable[[str], Sequence[int]]) -> None:

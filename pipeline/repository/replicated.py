@@ -99,15 +99,17 @@ class ReplicatedControl(ModelControl):
         if not self.is_explicit:  # each looks at the folders by itself
             return []
         answers = await self._replica.ask(question, timeout_s)
-        told = [_decode(answer, type=ChangesMade) for answer in answers]
-        changes = [each for other in told for each in other.changes if each.number < other.asked]
-        newest = {each.name: each for each in sorted(changes, key=_NUMBER)}
+        made = [_decode(answer, type=ChangesMade) for answer in answers]
+        changes = [
+            change for other in made for change in other.changes if change.number < other.asked
+        ]
+        newest = {change.name: change for change in sorted(changes, key=_NUMBER)}
         for change in sorted(newest.values(), key=_NUMBER):
             if change.name not in self._made or self._made[change.name].number < change.number:
                 outcome = await self._change(change)
                 if outcome.kind:
                     raise InitError(f"model '{change.name}', as other replicas: {outcome.text}")
-        return [other for other in told if other.replica != self._replica.number]
+        return [other for other in made if other.replica != self._replica.number]
 
     def _is_behind(self, other: ChangesMade) -> bool:
         """Return whether another replica lacks a change that was made here."""
@@ -130,14 +132,16 @@ class ReplicatedControl(ModelControl):
         """Have all replicas do it. Raises V2Error: none could."""
         answers = await self._replica.ask(f"{_CHANGE} {_encode(change).decode()}", _LOAD_S)
         outcomes = [_decode(answer, type=ChangeOutcome) for answer in answers]
-        if all(each.replica != self._replica.number for each in outcomes):  # it starts, or ends
-            number = max((each.number for each in outcomes), default=0)
+        if all(
+            outcome.replica != self._replica.number for outcome in outcomes
+        ):  # it starts, or ends
+            number = max((outcome.number for outcome in outcomes), default=0)
             change = msgspec.structs.replace(change, number=number)
             outcomes.append(await self._change(change))
-        failed = [each for each in outcomes if each.kind]
+        failed = [outcome for outcome in outcomes if outcome.kind]
         if len(failed) == len(outcomes):
             raise V2Error(V2Status[failed[0].kind], failed[0].text)
-        await self._have_leave([each.replica for each in failed])
+        await self._have_leave([outcome.replica for outcome in failed])
 
     async def _change(self, change: WantedChange) -> ChangeOutcome:
         """Do it here, behind what came before it for this model."""
@@ -150,8 +154,8 @@ class ReplicatedControl(ModelControl):
                 else:
                     await super().load(change.name, change.overrides, change.is_inner)
             except Exception as error:  # of any kind: who asks waits for an answer
-                told = _told(change, error)
-                return ChangeOutcome(*who, told.kind.name, str(told))
+                text = _told(change, error)
+                return ChangeOutcome(*who, text.kind.name, str(text))
             finally:  # an engine tells that it is ready before its model is
                 self._replica.on_readiness(self.is_ready)
             self._made[change.name] = change

@@ -80,9 +80,9 @@ class ServedModels:
 
         Raises PipelineError: it or these inputs are not there.
         """
-        found = self._find(name, version)
-        entry = found.entry
-        rows = _rows(found, feeds, info)
+        model = self._find(name, version)
+        entry = model.entry
+        rows = _rows(model, feeds, info)
         target = RequestTarget(
             *(entry.op, feeds, entry.op is not None, False, rows, traceparent, False, info),
             convoy=convoy,
@@ -103,12 +103,12 @@ class ServedModels:
         if self._changes != self._registry.changes:
             self._changes = self._registry.changes
             self._found.clear()
-        found = self._found.get((name, version))
-        if found is None:
+        model = self._found.get((name, version))
+        if model is None:
             entry = self._entry(name, version)
-            found = _Found(entry, interface_of_config(_config_of(entry)))
-            self._found[name, version] = found
-        return found
+            model = _Found(entry, interface_of_config(_config_of(entry)))
+            self._found[name, version] = model
+        return model
 
     def _entry(self, name: str, version: int) -> ModelEntry:
         unknown = f"Request for unknown model: '{name}'"
@@ -131,20 +131,20 @@ def _config_of(entry: ModelEntry) -> ModelConfig:
     return config
 
 
-def _rows(found: _Found, feeds: dict[str, Any], info: RequestInfo) -> int:
+def _rows(model: _Found, feeds: dict[str, Any], info: RequestInfo) -> int:
     """Return how many samples inputs bring. Raises InputError for inputs that do not fit."""
     try:
         form = tuple([(name, value.dtype, value.shape) for name, value in feeds.items()])
     except AttributeError:  # no arrays, as of a pipeline's Op: it is for the model to say
         return 1
-    rows = found.forms.get(form)
+    rows = model.forms.get(form)
     if rows is None:
-        name = found.entry.name
+        name = model.entry.name
         try:
-            rows = found.interface.check_inputs(name, feeds)
+            rows = model.interface.check_inputs(name, feeds)
         except V2Error as error:
             raise InputError(f"{about_request(info.id)}{error}") from None
-        if len(found.forms) >= _MOST_FORMS:
-            found.forms.clear()
-        found.forms[form] = rows
+        if len(model.forms) >= _MOST_FORMS:
+            model.forms.clear()
+        model.forms[form] = rows
     return rows

@@ -154,9 +154,9 @@ def make_control(
     of_models = {
         name: value for name, value in settings.server.items() if name not in _OF_THE_SERVER
     }
-    said = settings.server.get("dag", {})
+    settings_of_dag = settings.server.get("dag", {})
     dag = {"start_method": "spawn"}
-    dag |= {name: value for name, value in said.items() if "prometheus" not in name}
+    dag |= {name: value for name, value in settings_of_dag.items() if "prometheus" not in name}
     of_models |= {"rpc_port": 0, "dag": dag}
 
     def make(models: Any, on_readiness: Any, share: Share) -> ModelControl:
@@ -190,7 +190,7 @@ def _log_to(file: str) -> None:
 
 def _say_models(models: ModelRegistry) -> None:
     """Print the models that are ready."""
-    entries = sorted(models.entries(), key=lambda each: (each.name, int(each.version)))
+    entries = sorted(models.entries(), key=lambda entry: (entry.name, int(entry.version)))
     rows = [("Model", "Version", "Status")]
     rows += [
         (entry.name, entry.version, entry.state.value)

@@ -93,7 +93,7 @@ class ModelVersions:
             raise ConfigError("".join(failed))
         for version, state in fresh.items():
             self._show(version, state, states)
-        for version in [each for each in states if each not in model.versions]:
+        for version in [state for state in states if state not in model.versions]:
             self._end(states[version], UNLOADED)
         _LOGGER.info("successfully loaded '%s'", model.name)
 

@@ -37,7 +37,7 @@ def _sample(setting: ModelWarmup, config: ModelConfig, folder: Path) -> WarmUpSa
         name: _array(name, setting.inputs[name], (1,) if batches else (), folder)
         for name in sorted(setting.inputs)
     }
-    own = {each.name for each in config.input}
+    own = {tensor.name for tensor in config.input}
     return WarmUpSample(
         setting.name,
         packed(feed),
@@ -48,24 +48,24 @@ def _sample(setting: ModelWarmup, config: ModelConfig, folder: Path) -> WarmUpSa
     )
 
 
-def _array(name: str, told: Any, batch: tuple[int, ...], folder: Path) -> np.ndarray[Any, Any]:
+def _array(name: str, setting: Any, batch: tuple[int, ...], folder: Path) -> np.ndarray[Any, Any]:
     """Return an input as its sample says. Raises ConfigError, in Triton's words."""
-    if any(size < 0 for size in told.dims):
+    if any(size < 0 for size in setting.dims):
         raise ConfigError(
             f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
         )
-    datatype = DataType.Name(told.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
+    datatype = DataType.Name(setting.data_type).removeprefix("TYPE_").replace("STRING", "BYTES")
     dtype = DATATYPES.get(datatype)
     if dtype is None:
         raise ConfigError(f"warmup setting: input '{name}' has no data_type")
-    shape = (*batch, *told.dims)
-    kind = told.WhichOneof("input_data_type")
+    shape = (*batch, *setting.dims)
+    kind = setting.WhichOneof("input_data_type")
     if kind is None:
         raise ConfigError(
             f"{_ABOUT}warmup setting expects input '{name}' to have input_data_type set"
         )
     if kind == "input_data_file":
-        return _read(told.input_data_file, datatype, dtype, shape, folder)
+        return _read(setting.input_data_file, datatype, dtype, shape, folder)
     if dtype == BYTES:
         return object_array([b""] * math.prod(shape), shape)
     if kind == "zero_data":

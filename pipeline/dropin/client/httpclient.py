@@ -317,10 +317,10 @@ class HttpClient:
         given = isinstance(value, np.ndarray)
         array = as_array(value)
         if (dtype == _TEXT) != (array.dtype.kind in "OSU"):
-            found, wanted = (
-                "text" if each.kind in "OSU" else each for each in (array.dtype, dtype)
+            actual, wanted = (
+                "text" if either.kind in "OSU" else either for either in (array.dtype, dtype)
             )
-            raise InputError(f"feed {name!r} is {found}, the model wants {wanted}")
+            raise InputError(f"feed {name!r} is {actual}, the model wants {wanted}")
         array = _texts(array) if dtype == _TEXT else array.astype(dtype)
         shape = list(array.shape) if given and array.ndim else self.feed_shapes_[name]
         if isinstance(value, list | tuple):

@@ -84,10 +84,10 @@ def object_of(body: bytes, content_type: bytes, limits: Limits) -> dict[str, Any
         if body[:16].isascii() or body.lstrip()[:1] in (b"{", b"["):
             raise
         named = kind_of(content_type)
-        said = f"as {named}" if named else "without a content-type"
+        declared = f"as {named}" if named else "without a content-type"
         text = (
-            f"{error}. It came {said}, which is read as JSON, and begins as a file does: send its "
-            "type, for a picture with curl -H 'content-type: image/png'"
+            f"{error}. It came {declared}, which is read as JSON, and begins as a file does: send "
+            "its type, for a picture with curl -H 'content-type: image/png'"
         )
         raise PackageError(text) from None
 
@@ -108,9 +108,9 @@ def takes_text(schema: BoundSchema | None) -> bool:
     """Return whether a body of text/plain, whose field is `text`, can fit a schema."""
     if schema is None:
         return True
-    found, types = schema.json_schema()
-    name = str(found.get("$ref", "")).rpartition("/")[2]
-    described = types.get(name, found)
+    json_type, types = schema.json_schema()
+    name = str(json_type.get("$ref", "")).rpartition("/")[2]
+    described = types.get(name, json_type)
     return _TEXT_KEY in described.get("properties", ()) or "properties" not in described
 
 

@@ -48,12 +48,12 @@ class Description:
     def paths(self) -> Mapping[str, tuple[str, Answer]]:
         """Return the paths and their answers, for ApiRoutes."""
         files = (name.replace(".", r"\.") for name in _files() if name != _PAGE)
-        found: dict[str, tuple[str, Answer]] = {f"/{name}": ("GET", _file) for name in files}
-        return {r"/openapi\.json": ("GET", self._document), "/docs": ("GET", _file), **found}
+        answers: dict[str, tuple[str, Answer]] = {f"/{name}": ("GET", _file) for name in files}
+        return {r"/openapi\.json": ("GET", self._document), "/docs": ("GET", _file), **answers}
 
     async def _document(self, request: WebRequest, name: str) -> WebResponse:
         """Answer with the OpenAPI document."""
-        there = tuple(_operation(self._pipelines.find(each)) for each in self._pipelines.names())
+        there = tuple(_operation(self._pipelines.find(name)) for name in self._pipelines.names())
         if there != self._described or not self._body:
             self._body = orjson.dumps(document(self._name, there, self._others))
             self._described = there
@@ -79,8 +79,8 @@ def _files() -> Mapping[str, WebResponse]:
 
 async def _file(request: WebRequest, name: str) -> WebResponse:
     """Answer with the page, or one of its files."""
-    found = _files().get(request.path.removeprefix("/")) or _files()[_PAGE]
-    return unless_known(found, request)
+    file = _files().get(request.path.removeprefix("/")) or _files()[_PAGE]
+    return unless_known(file, request)
 
 
 # Models of a repository -------------------------------------------------------------------------

@@ -45,20 +45,20 @@ def headers_of(error: PipelineError) -> tuple[Header, ...]:
 
 def reply_to(error: PipelineError | HttpError) -> WebResponse:
     """Return the answer to a request that ended in an error."""
-    found = failure_of(error)
-    return WebResponse(found.status, found.body, headers=found.headers)
+    failure = failure_of(error)
+    return WebResponse(failure.status, failure.body, headers=failure.headers)
 
 
 def error_body(error: PipelineError) -> bytes:
     """Return `{"error": {...}}`: the code, its name, what is wrong, and the Op where it was."""
     code = int(error.code)
-    said = {
+    body = {
         "code": code if code.bit_length() < 64 else int(ErrorCode.PRODUCT_ERROR),
         "name": error_name(error),
         "message": utf8_text(shortened(str(error))),
         "op": error.op,
     }
-    return orjson.dumps({"error": said})
+    return orjson.dumps({"error": body})
 
 
 def error_name(error: PipelineError) -> str:

@@ -67,13 +67,13 @@ def fields_of_form(body: Piece, content_type: bytes, limits: Limits) -> dict[str
 def without_views(value: Any) -> Any:
     """Return a file of a form, or the files of one name, as bytes; any other value unchanged."""
     if isinstance(value, list):
-        return [without_views(each) for each in value]
+        return [without_views(item) for item in value]
     return joined((value,)) if isinstance(value, memoryview) else value
 
 
-def _by_name(found: list[tuple[str, Any]]) -> dict[str, Any]:
+def _by_name(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, list[Any]] = {}
-    for name, value in found:
+    for name, value in pairs:
         fields.setdefault(name, []).append(value)
     return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
 
@@ -88,8 +88,8 @@ def _ordinary_parts(body: Piece, boundary: bytes) -> list[tuple[bytes, bytes, bo
     at = len(delimiter)  # less two bytes before it, and two behind it
     if body[:at] != delimiter[2:] + b"\r\n":
         return None
-    found: list[tuple[bytes, bytes, bool, Piece]] = []
-    while len(found) < _FEW:
+    parts: list[tuple[bytes, bytes, bool, Piece]] = []
+    while len(parts) < _FEW:
         head = _ORDINARY_HEAD.match(body, at)
         end = -1 if head is None else _find(body, delimiter, head.end())
         if head is None or end < 0:
@@ -99,11 +99,11 @@ def _ordinary_parts(body: Piece, boundary: bytes) -> list[tuple[bytes, bytes, bo
         is_file = filename is not None
         if len(content) < _LONG_BYTES or not is_file:
             content = bytes(content)
-        found.append((name, content_type or b"", is_file, content))
+        parts.append((name, content_type or b"", is_file, content))
         at = end + len(delimiter) + 2
         follows = body[at - 2 : at]
         if follows == b"--" and body[at:] in (b"", b"\r\n"):
-            return found
+            return parts
         if follows != b"\r\n":
             return None
     return None
@@ -115,9 +115,9 @@ def _find(body: Piece, wanted: bytes, at: int) -> int:
         return body.find(wanted, at)
     for start in range(at, len(body), SLICE_BYTES):
         breathe()
-        found = bytes(body[start : start + SLICE_BYTES + len(wanted) - 1]).find(wanted)
-        if found >= 0:
-            return start + found
+        place = bytes(body[start : start + SLICE_BYTES + len(wanted) - 1]).find(wanted)
+        if place >= 0:
+            return start + place
     return -1
 
 

@@ -129,7 +129,7 @@ def document(
 def _post(operation: Operation, components: dict[str, Any]) -> dict[str, Any]:
     name = operation.name
     request, summary = _schema_of(operation.request, name, components)
-    answer, said = _schema_of(operation.answer, name, components)
+    answer, schema = _schema_of(operation.answer, name, components)
     answered: dict[str, Any] = {
         "application/json": {"schema": answer, "example": example_of(answer, components)}
     }
@@ -158,7 +158,7 @@ def _post(operation: Operation, components: dict[str, Any]) -> dict[str, Any]:
         **({"parameters": list(_SEQUENCE)} if operation.sequences else {}),
         "requestBody": body,
         "responses": {
-            "200": {"description": said or "The answer of the last Op.", "content": answered},
+            "200": {"description": schema or "The answer of the last Op.", "content": answered},
             **problems,
         },
     }
@@ -194,9 +194,9 @@ def _schema_of(
         return dict(_ANYTHING), ""
     names = _names(components, more, pipeline)
     components |= {names[name]: _renamed(one, names) for name, one in more.items()}
-    found = _renamed(schema, names)
-    described = components.get(str(found.get("$ref", "")).removeprefix(REFERENCE), found)
-    return found, str(described.get("description", ""))
+    renamed = _renamed(schema, names)
+    described = components.get(str(renamed.get("$ref", "")).removeprefix(REFERENCE), renamed)
+    return renamed, str(described.get("description", ""))
 
 
 def _names(components: Mapping[str, Any], more: Mapping[str, Any], pipeline: str) -> dict[str, str]:
@@ -239,10 +239,10 @@ def example_of(schema: Mapping[str, Any], components: Schemas, depth: int = 0) -
     """Return a value that fits: the schema's own example or default, else a small one."""
     reference = schema.get("$ref")
     if reference is not None:
-        found = components.get(str(reference).removeprefix(REFERENCE), {})
+        component = components.get(str(reference).removeprefix(REFERENCE), {})
         if "default" in schema:
             return schema["default"]
-        return example_of(found, components, depth + 1) if depth < _DEEPEST else {}
+        return example_of(component, components, depth + 1) if depth < _DEEPEST else {}
     if schema.get("examples"):
         return schema["examples"][0]
     for key in ("example", "default", "const"):

@@ -54,7 +54,7 @@ class Pipelines:
         """Return a pipeline's place in the registry, which it keeps. Raises NoServiceError."""
         entry = self._registry.versions(name).get(FIRST_VERSION)
         if entry is None or entry.op is not None:
-            there = ", ".join(f"/api/{each}" for each in self.names())
+            there = ", ".join(f"/api/{name}" for name in self.names())
             raise NoServiceError(f"there is no pipeline {name!r} here: POST {there}")
         return entry
 
@@ -162,7 +162,7 @@ def _array(value: Any) -> Any:
     if not isinstance(value, _NUMERIC):
         raise TypeError("neither a number nor a list")
     array = as_array(value)
-    if array.dtype.kind in "iufb" or all(type(each) is str for each in array.flat):
+    if array.dtype.kind in "iufb" or all(type(element) is str for element in array.flat):
         return array
     raise TypeError("no numbers alone")
 

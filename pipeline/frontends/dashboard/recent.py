@@ -164,16 +164,16 @@ class SlowRequestLog:
     def _look_up(self, wanted: Sequence[_Kept]) -> list[RecentRequest]:
         """Return how these requests are shown, with the spans that there were at the first look."""
         unknown = [kept.row["data_id"] for kept in wanted if kept.shown is None]
-        found = self._pending.find(unknown) if unknown else None
+        spans = self._pending.find(unknown) if unknown else None
         for kept in wanted:
-            if kept.shown is None and found is not None:
-                kept.shown = self._shown(kept, found)
+            if kept.shown is None and spans is not None:
+                kept.shown = self._shown(kept, spans)
         return [kept.shown for kept in wanted if kept.shown is not None]
 
-    def _shown(self, kept: _Kept, found: FoundSpans) -> RecentRequest:
+    def _shown(self, kept: _Kept, own_spans: FoundSpans) -> RecentRequest:
         row, to_wall_ns = kept.row, self._wall_ns() - self._clock_ns()
         data_id, start_ns = row["data_id"], row["start_ns"]
-        spans = self._spans_of(data_id, start_ns, found)
+        spans = self._spans_of(data_id, start_ns, own_spans)
         return RecentRequest(
             data_id=data_id,
             log_id=kept.log_id,
@@ -185,17 +185,17 @@ class SlowRequestLog:
             spans=[_unpacking(row), *spans, *_packing(row)],
         )
 
-    def _spans_of(self, data_id: int, start_ns: int, found: FoundSpans) -> Iterator[RecentSpan]:
-        mine = np.flatnonzero(found.spans["data_id"] == data_id)
-        order = np.argsort(found.spans["ready_ns"][mine], kind="stable")
+    def _spans_of(self, data_id: int, start_ns: int, spans: FoundSpans) -> Iterator[RecentSpan]:
+        mine = np.flatnonzero(spans.spans["data_id"] == data_id)
+        order = np.argsort(spans.spans["ready_ns"][mine], kind="stable")
         for index in mine[order][:_MAX_SPANS]:
-            span = found.spans[index]
+            span = spans.spans[index]
             times_ns = {name: int(span[name]) - start_ns for name in _TIMES_OF_SPAN}
             yield RecentSpan(
                 op=self._names[span["op"]],
                 outcome=int(span["outcome"]),
                 rows=int(span["rows"]),
-                batch_requests=int(found.sizes[index]),
+                batch_requests=int(spans.sizes[index]),
                 **times_ns,
             )
 
@@ -399,8 +399,8 @@ class _Piece:
             return FoundSpans(spans, self.sizes.take(which))
         if not len(which):
             return FoundSpans(spans, np.zeros(0, np.int64))
-        found = batches(self.spans)
-        sizes = found.sizes.take(found.of(which))
+        own_batches = batches(self.spans)
+        sizes = own_batches.sizes.take(own_batches.of(which))
         return FoundSpans(spans, np.where(spans["batch"] < 0, 0, sizes))
 
 
@@ -475,12 +475,12 @@ class PendingSpans:
         self._pieces = [piece] if self._count else []
 
 
-def _joined(found: Sequence[FoundSpans]) -> FoundSpans:
-    found = [each for each in found if len(each.spans)]
-    if not found:
+def _joined(pieces: Sequence[FoundSpans]) -> FoundSpans:
+    pieces = [piece for piece in pieces if len(piece.spans)]
+    if not pieces:
         return FoundSpans(np.empty(0, SPAN), np.zeros(0, np.int64))
     return FoundSpans(
-        joined([each.spans for each in found]), np.concatenate([each.sizes for each in found])
+        joined([piece.spans for piece in pieces]), np.concatenate([piece.sizes for piece in pieces])
     )
 
 
@@ -546,18 +546,18 @@ class LastMinute:
         known = [self._seconds.get(second, _NOTHING) for second in range(end - SECONDS, end)]
         return MinuteSeries(
             end_s=end,
-            succeeded=[each.succeeded for each in known],
-            p99_ns=[each.p99_ns for each in known],
-            inside=[each.inside for each in known],
+            succeeded=[entry.succeeded for entry in known],
+            p99_ns=[entry.p99_ns for entry in known],
+            inside=[entry.inside for entry in known],
         )
 
     def _at(self, second: int) -> _Second:
-        found = self._seconds.get(second)
-        if found is None:
-            found = self._seconds[second] = _Second()
+        entry = self._seconds.get(second)
+        if entry is None:
+            entry = self._seconds[second] = _Second()
             for old in [key for key in self._seconds if key < second - SECONDS]:
                 del self._seconds[old]
-        return found
+        return entry
 
 
 def open_last_minute(context: SinkContext, options: None) -> LastMinute:
@@ -578,14 +578,14 @@ def open_last_minute(context: SinkContext, options: None) -> LastMinute:
 
 def merged(replicas: Sequence[MinuteSeries]) -> MinuteSeries:
     """Merge the minutes of all replicas: sums, but of the 99th percentiles the highest."""
-    known = [each for each in replicas if each.end_s]
-    end_s = max((each.end_s for each in known), default=0)
+    known = [replica for replica in replicas if replica.end_s]
+    end_s = max((replica.end_s for replica in known), default=0)
 
     def column(name: str, merge: Callable[[tuple[int, ...]], int]) -> list[int]:
         aligned = []  # to end at `end_s`: 0 where nothing is known
-        for each in known:
-            missing = min(SECONDS, end_s - each.end_s)
-            aligned.append([*getattr(each, name)[missing:], *[0] * missing])
+        for replica in known:
+            missing = min(SECONDS, end_s - replica.end_s)
+            aligned.append([*getattr(replica, name)[missing:], *[0] * missing])
         return [merge(of) for of in zip(*aligned, strict=True)]
 
     return MinuteSeries(

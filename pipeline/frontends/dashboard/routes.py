@@ -75,18 +75,18 @@ class LivePage(ABC):
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Return the endpoint of a path; None for paths of others."""
-        found = self._paths.get(request.path)
-        if found is None and request.path in _page_files(self._page):
-            found = self._file
-        if found is None:
+        endpoint = self._paths.get(request.path)
+        if endpoint is None and request.path in _page_files(self._page):
+            endpoint = self._file
+        if endpoint is None:
             return None
         if request.method not in ("GET", "HEAD"):
             raise not_allowed(request.method, b"GET, HEAD")
-        return functools.partial(self._for_own_pages, found)
+        return functools.partial(self._for_own_pages, endpoint)
 
-    async def _for_own_pages(self, found: Endpoint, request: WebRequest) -> WebReply:
+    async def _for_own_pages(self, endpoint: Endpoint, request: WebRequest) -> WebReply:
         await self._hosts.check(request.headers)
-        return await found(request)
+        return await endpoint(request)
 
     async def _file(self, request: WebRequest) -> WebResponse:
         return unless_known(_page_files(self._page)[request.path], request)
@@ -191,30 +191,30 @@ class Dashboards:
 
 def dashboards(graphs: Sequence[ServedGraph], records: bool, hosts: Hosts) -> Routes:
     """Return the page of a server's pipelines; `records`: there are spans to record."""
-    names = [str(each.names[0]) for each in graphs]
+    names = [str(graph.names[0]) for graph in graphs]
     shown = names if len(names) > 1 else ()
     pages = {
         name: Dashboard(
-            *(name, each.graph, each.snapshots),
-            record=each.record if records else None,
+            *(name, graph.graph, graph.snapshots),
+            record=graph.record if records else None,
             hosts=hosts,
             names=shown,
         )
-        for name, each in zip(names, graphs, strict=True)
+        for name, graph in zip(names, graphs, strict=True)
     }
     return Dashboards(pages) if shown else pages[names[0]]
 
 
 def _to_trace(recordings: Sequence[bytes], names: Sequence[str]) -> tuple[bytes, bool]:
     """Return (the file that the viewers open, whether there was more than it has)."""
-    found: list[Event] = []
+    trace_events: list[Event] = []
     is_cut = False
     for packed in recordings:
         recorded = read_recording(packed)
         replica = recorded.replica if len(recordings) > 1 else None
-        found += events(recorded.spans, recorded.requests, names, replica)
+        trace_events += events(recorded.spans, recorded.requests, names, replica)
         is_cut |= recorded.is_cut
-    return trace_json(found), is_cut
+    return trace_json(trace_events), is_cut
 
 
 def _seconds(query: str) -> float:
@@ -238,15 +238,15 @@ def _seconds(query: str) -> float:
 @functools.cache
 def _page_files(page: str) -> dict[str, WebResponse]:
     """Return the files by path, and `page` at `/`. They are read once: at the first request."""
-    found = {f"/{name}": file for name, file in files_in(_STATIC, _SAFE).items()}
-    found["/"] = found[f"/{page}"]
-    return {path: file for path, file in found.items() if not path.endswith(".html")}
+    files = {f"/{name}": file for name, file in files_in(_STATIC, _SAFE).items()}
+    files["/"] = files[f"/{page}"]
+    return {path: file for path, file in files.items() if not path.endswith(".html")}
 
 
 def version() -> str:
     """Return the library's version."""
-    found: str = importlib.import_module(__name__.partition(".")[0]).__version__
-    return found
+    version: str = importlib.import_module(__name__.partition(".")[0]).__version__
+    return version
 
 
 # The page of a server of a repository -----------------------------------------------------------
@@ -283,18 +283,18 @@ def models_of(index: Iterable[IndexedModel], snapshots: Sequence[Snapshot]) -> l
 
     A server that is not ready has no figures.
     """
-    found = {(snapshot.model, snapshot.version): snapshot for snapshot in snapshots}
+    by_model = {(snapshot.model, snapshot.version): snapshot for snapshot in snapshots}
     return [
         {
-            "name": each.name,
-            "version": each.version,
-            "state": each.state,
-            "reason": each.reason,
-            "figures": _figures(found.get((each.name, each.version)))
-            if each.state == _READY
+            "name": entry.name,
+            "version": entry.version,
+            "state": entry.state,
+            "reason": entry.reason,
+            "figures": _figures(by_model.get((entry.name, entry.version)))
+            if entry.state == _READY
             else None,
         }
-        for each in index
+        for entry in index
     ]
 
 

@@ -49,10 +49,10 @@ def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> dict
     pipeline, *models = [counters_of(model) for model in counted]
     minute = merged([snapshot.minute for snapshot in living])
     slowest = [(s.replica, request) for s in living for request in s.slowest]
-    slowest.sort(key=lambda found: -found[1].took_ns)
+    slowest.sort(key=lambda entry: -entry[1].took_ns)
     failed = [(s.replica, request) for s in living for request in s.failed]
     # Failures by callers come last: they must not push the server's own out of sight.
-    failed.sort(key=lambda found: (found[1].outcome in BY_CALLERS, -found[1].ended_ms))
+    failed.sort(key=lambda entry: (entry[1].outcome in BY_CALLERS, -entry[1].ended_ms))
     return {
         **msgspec.structs.asdict(title),
         "time_ms": time_ms,
@@ -60,14 +60,14 @@ def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> dict
         "is_ready": bool(engines) and all(engine.is_ready for engine in engines),
         **_sums(engines, "inside", "waiting", "accepted", "rejected"),
         "pipeline": pipeline,
-        "ops": [_op(*found) for found in zip(names, states, models, strict=True)],
+        "ops": [_op(*entry) for entry in zip(names, states, models, strict=True)],
         "minute": {
             "succeeded": minute.succeeded,
             "p99_ns": minute.p99_ns,
             "inside": minute.inside,
         },
-        "slowest": [_shown(*found) for found in slowest[:MAX_SLOW]],
-        "failed": [_shown(*found) for found in failed[:MAX_FAILED]],
+        "slowest": [_shown(*entry) for entry in slowest[:MAX_SLOW]],
+        "failed": [_shown(*entry) for entry in failed[:MAX_FAILED]],
     }
 
 

@@ -159,12 +159,12 @@ class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it ha
     async def Watch(self, request: Any, context: _Context) -> None:
         """Tell a watcher the status, and each change."""
         self._on_watch(context)
-        told = None
+        reported = None
         while True:
             changed, status = self._changed, self._status(request.service)
-            if status != told:
+            if status != reported:
                 await context.write(_Health(status=status))
-                told = status
+                reported = status
             if self._is_closed and changed is self._changed:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the server has stopped")
             await changed.wait()

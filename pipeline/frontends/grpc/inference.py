@@ -112,14 +112,14 @@ class _Calls:
         self, message: bytes, call: GrpcCall
     ) -> tuple[Any, float | None, RequestTarget | None]:
         """Return the request, its time in seconds, and what else the engine receives."""
-        told = call.header("traceparent") if self._takes_trace else ""
+        traceparent = call.header("traceparent") if self._takes_trace else ""
         info = None if self._forwarding is None else self._forwarding.info(call.headers())
         left_s = _time_given(call)
         if len(message) <= SHORT_BYTES:
-            is_usual = not told and info is None
-            target = None if is_usual else RequestTarget(traceparent=told, info=info)
+            is_usual = not traceparent and info is None
+            target = None if is_usual else RequestTarget(traceparent=traceparent, info=info)
             return self._wire.read(message), left_s, target
-        target = RequestTarget(traceparent=told, is_large=True, info=info)
+        target = RequestTarget(traceparent=traceparent, is_large=True, info=info)
         request, left_s = await self._wire.read_large([message], left_s)
         return request, left_s, target
 
@@ -168,11 +168,11 @@ def _not_begun(response: Response) -> GrpcError:
 
 def _time_given(call: GrpcCall) -> float | None:
     """Return the seconds in which the server has to answer; None: the caller did not say."""
-    left, told = call.time_left(), call.header(TIMEOUT)
-    if not told:
+    left, limit = call.time_left(), call.header(TIMEOUT)
+    if not limit:
         return left
     try:
-        given = seconds_of(told, TIMEOUT)
+        given = seconds_of(limit, TIMEOUT)
     except PackageError as error:
         raise grpc_error(error) from error
     return given if left is None else min(given, left)

@@ -44,8 +44,8 @@ def _logged_stream(access: AccessLog, name: str, stream: Stream) -> Stream:
         messages: AsyncIterator[bytes], call: GrpcCall
     ) -> AsyncGenerator[bytes, None]:
         with _writing(access, name, call) as entry:
-            async with contextlib.aclosing(stream(messages, call)) as found:
-                async for data in found:
+            async with contextlib.aclosing(stream(messages, call)) as stream_answers:
+                async for data in stream_answers:
                     entry.sent_bytes += len(data)
                     yield data
             if isinstance(messages, Messages) and messages.is_cut:  # the server has stopped

@@ -110,8 +110,8 @@ class GrpcCall:
     def header(self, name: str) -> str:
         """Return the caller's metadata of this name, of several the last; "" for none."""
         value: str | bytes = ""
-        for key, found in self.headers():
-            value = found if key == name else value
+        for key, text in self.headers():
+            value = text if key == name else value
         return value if isinstance(value, str) else value.decode("latin-1")
 
     def headers(self) -> Iterable[tuple[str, str | bytes]]:
@@ -380,14 +380,14 @@ def trailing(
     err_no: int | None, retry_after_s: int | None = None, head: AnswerHead | None = None
 ) -> tuple[tuple[str, str], ...]:
     """Return the trailing metadata of an answer: names and values."""
-    told: list[tuple[str, str]] = []
+    metadata: list[tuple[str, str]] = []
     if err_no is not None:
-        told.append((ERR_NO, str(int(err_no))))
+        metadata.append((ERR_NO, str(int(err_no))))
     if retry_after_s is not None:
-        told.append((RETRY_AFTER, str(retry_after_s * 1000)))
+        metadata.append((RETRY_AFTER, str(retry_after_s * 1000)))
     if head is not None:
-        told += [(STATUS, str(head.status or 200)), *head.headers]
-    return tuple(told)
+        metadata += [(STATUS, str(head.status or 200)), *head.headers]
+    return tuple(metadata)
 
 
 def _is_of_grpc(error: Exception) -> bool:

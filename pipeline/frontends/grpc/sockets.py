@@ -51,11 +51,11 @@ class GrpcSockets:
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
         """Note which sockets listen afterwards that did not before."""
-        before = {found for found, _ in _listening()}
+        before = {entry for entry, _ in _listening()}
         yield
-        for found, place in _listening():
-            if found not in before:
-                self._listeners.append(found)
+        for entry, place in _listening():
+            if entry not in before:
+                self._listeners.append(entry)
                 self._place = place
         if self._listeners:
             _open_at[self._place] += 1
@@ -67,18 +67,18 @@ class GrpcSockets:
         not listen, it would be an error to gRPC, which may be about to look for one connection
         more; and its descriptor would be another file's before long.
         """
-        for found in self._listeners:
-            with _taken(found) as sock:
+        for listener in self._listeners:
+            with _taken(listener) as sock:
                 if sock is not None:
                     await take_last(sock)
-                    _make_unreachable(found)
+                    _make_unreachable(listener)
 
     def connections(self) -> list[tuple[Peer, FoundSocket]]:
         """Return the open ones; an empty list if they cannot be told apart from another
         server's."""
         if not self._listeners or _open_at[self._place] > 1:
             return []
-        return [(_peer_of(sock), found) for found, sock in _sockets() if _is_at(sock, self._place)]
+        return [(_peer_of(sock), entry) for entry, sock in _sockets() if _is_at(sock, self._place)]
 
     async def wait_closed(self, timeout_s: float) -> None:
         """Wait until there is no connection, but no longer than that."""
@@ -159,8 +159,8 @@ def _sockets() -> Iterator[tuple[FoundSocket, socket.socket]]:
 
 def _listening() -> list[tuple[FoundSocket, object]]:
     return [
-        (found, _place_of(sock))
-        for found, sock in _sockets()
+        (entry, _place_of(sock))
+        for entry, sock in _sockets()
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     ]
 
@@ -178,10 +178,10 @@ def _is_at(sock: socket.socket, place: object) -> bool:
 
 
 @contextlib.contextmanager
-def _taken(found: FoundSocket) -> Iterator[socket.socket | None]:
+def _taken(entry: FoundSocket) -> Iterator[socket.socket | None]:
     """Yield the socket, if the descriptor is still that one's."""
-    with _opened(found.descriptor) as sock:
-        is_it = sock is not None and os.fstat(sock.fileno()).st_ino == found.inode
+    with _opened(entry.descriptor) as sock:
+        is_it = sock is not None and os.fstat(sock.fileno()).st_ino == entry.inode
         yield sock if is_it else None
 
 

@@ -36,9 +36,9 @@ def is_json(content_type: bytes) -> bool:
     return kind in ("", JSON, _FORM) or kind.endswith("+json")
 
 
-def is_all_json(said: Headers) -> bool:
+def is_all_json(headers: Headers) -> bool:
     """Return whether the body behind these headers is JSON, and nothing else."""
-    return _BINARY not in said and is_json(said.get(b"content-type", b""))
+    return _BINARY not in headers and is_json(headers.get(b"content-type", b""))
 
 
 class BodyReader:
@@ -58,8 +58,8 @@ class BodyReader:
         body = await self.receive(exchange, encoding, limit)
         if isinstance(body, bytes):
             return body
-        found, _ = await self._offload.run(functools.partial(bytes, body))
-        return found
+        copy, _ = await self._offload.run(functools.partial(bytes, body))
+        return copy
 
     async def receive(self, exchange: Exchange, encoding: bytes, limit: SizeLimit) -> Body:
         """Return the same, where it was received. Raises HttpError."""

@@ -40,22 +40,22 @@ class Cors:
         """Return whether a page may ask."""
         return bool(origin) and (self._is_for_any or origin.lower() in self._origins)
 
-    def headers_for(self, said: Mapping[bytes, bytes]) -> tuple[Header, ...]:
+    def headers_for(self, headers: Mapping[bytes, bytes]) -> tuple[Header, ...]:
         """Return the headers of an answer to a request with these."""
-        origin = said.get(b"origin", b"")
+        origin = headers.get(b"origin", b"")
         if not self._origins or not self.allows(origin.decode("latin-1")):
             return self._always
         return (*self._permission(origin), (b"access-control-expose-headers", _SHOWN))
 
-    def preflight(self, method: str, said: Mapping[bytes, bytes]) -> WebResponse | None:
+    def preflight(self, method: str, fields: Mapping[bytes, bytes]) -> WebResponse | None:
         """Return the answer to what a browser asks before a page may ask; None: it does not."""
-        origin = said.get(b"origin", b"")
-        if method != "OPTIONS" or _ASKED_METHOD not in said:
+        origin = fields.get(b"origin", b"")
+        if method != "OPTIONS" or _ASKED_METHOD not in fields:
             return None
         if not self.allows(origin.decode("latin-1")):
             return None
-        asked = said.get(_ASKED_HEADERS, b"").decode("latin-1").lower().split(",")
-        allowed = [name for each in asked if (name := each.strip()) in self._headers]
+        asked = fields.get(_ASKED_HEADERS, b"").decode("latin-1").lower().split(",")
+        allowed = [name for word in asked if (name := word.strip()) in self._headers]
         headers = [
             *self._permission(origin),
             (b"access-control-allow-methods", _METHODS),
@@ -68,7 +68,7 @@ class Cors:
 
     def _permission(self, origin: bytes) -> tuple[Header, ...]:
         shown = b"*" if self._is_for_any else origin
-        found = (*self._always, (b"access-control-allow-origin", shown))
+        permission = (*self._always, (b"access-control-allow-origin", shown))
         if self._config.credentials:
-            found = (*found, (b"access-control-allow-credentials", b"true"))
-        return found
+            permission = (*permission, (b"access-control-allow-credentials", b"true"))
+        return permission

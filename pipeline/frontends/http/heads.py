@@ -82,11 +82,11 @@ class HeadMemory:
         return self._known.get(data) or self._read(data)
 
     def _read(self, data: bytes) -> Head | None:
-        found = _SOUND.fullmatch(data) if self._services and len(data) <= _MAX_BYTES else None
-        if found is None or (headers := _headers_of(data)) is None:
+        match = _SOUND.fullmatch(data) if self._services and len(data) <= _MAX_BYTES else None
+        if match is None or (headers := _headers_of(data)) is None:
             return None
         length = int(headers[b"content-length"])
-        request = _request_of(found[1].decode("ascii"), headers)
+        request = _request_of(match[1].decode("ascii"), headers)
         is_large = length > SHORT_BYTES
         if request is None or length > (self._most_large_bytes if is_large else self._most_bytes):
             return None
@@ -130,8 +130,8 @@ def _headers_of(data: bytes) -> Headers | None:
 
 def aligned_at(headers: Headers) -> int:
     """Return where in a body the first of its arrays begins, as far as the headers say it."""
-    told = headers.get(_JSON_LENGTH, b"0")
-    return int(told) if told.isdigit() and len(told) <= _MAX_DIGITS else 0
+    length = headers.get(_JSON_LENGTH, b"0")
+    return int(length) if length.isdigit() and len(length) <= _MAX_DIGITS else 0
 
 
 def _request_of(path: str, headers: Headers) -> WebRequest | None:

@@ -25,9 +25,9 @@ class Hosts:
         cors: the web pages from elsewhere that may ask.
     """
 
-    def __init__(self, told: Sequence[str] = (), cors: Cors | None = None) -> None:
+    def __init__(self, names: Sequence[str] = (), cors: Cors | None = None) -> None:
         self.cors: Cors = cors or Cors()
-        self._told = [name.lower().rstrip(".") for name in told]
+        self._told = [name.lower().rstrip(".") for name in names]
         self._own: frozenset[str] | None = None
 
     async def check(self, headers: Mapping[bytes, bytes]) -> None:
@@ -48,17 +48,17 @@ class Hosts:
         if site in (b"cross-site", b"same-site") and mode != b"navigate":
             raise _foreign("a web page from elsewhere may not ask for this")
 
-    def check_page(self, method: str, said: Mapping[bytes, bytes]) -> WebResponse | None:
+    def check_page(self, method: str, headers: Mapping[bytes, bytes]) -> WebResponse | None:
         """Refuse what a web page may not ask; return what its browser asked before it asks.
 
         Raises:
             HttpError: 403; it says what to configure.
         """
-        is_socket = b"sec-websocket-key" in said  # of which browsers ask nobody beforehand
+        is_socket = b"sec-websocket-key" in headers  # of which browsers ask nobody beforehand
         if method == "POST" or is_socket:
-            kind = b"" if is_socket else said.get(b"content-type", b"")
-            self.check_post(said[b"origin"], said.get(b"host", b""), kind)
-        return self.cors.preflight(method, said)
+            kind = b"" if is_socket else headers.get(b"content-type", b"")
+            self.check_post(headers[b"origin"], headers.get(b"host", b""), kind)
+        return self.cors.preflight(method, headers)
 
     def check_post(self, origin: bytes, host: bytes, content_type: bytes) -> None:
         """Refuse what a browser lets any web page send, without asking this server.
@@ -96,8 +96,8 @@ class Hosts:
 
     def _is_told(self, name: str) -> bool:
         return any(
-            told in ("*", name) or (told.startswith(".") and f".{name}".endswith(told))
-            for told in self._told
+            own in ("*", name) or (own.startswith(".") and f".{name}".endswith(own))
+            for own in self._told
         )
 
 

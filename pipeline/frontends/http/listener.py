@@ -90,7 +90,7 @@ class HttpListener:
         one, and is refused if none is idle: without a free file it would be cut off.
         """
         if len(self.connections) >= self._most:
-            idle = next((each for each in self.connections if each.is_idle), None)
+            idle = next((connection for connection in self.connections if connection.is_idle), None)
             if idle is None:
                 return _Refusal(self)
             idle.shutdown()

@@ -66,14 +66,14 @@ class LoggedConnection(HttpConnection):
         super().end(answer)
         reply = noting.given
         if isinstance(reply, bytes | WebResponse):
-            told = with_head(reply, head)
-            self._write_lane(told.status, told.size)
+            sent = with_head(reply, head)
+            self._write_lane(sent.status, sent.size)
 
     def ended(self, exchange: Exchange) -> None:
-        found = self._exchange
+        current = self._exchange
         super().ended(exchange)
-        if found is exchange:
-            self._write_exchange(found)
+        if current is exchange:
+            self._write_exchange(current)
 
     def _write_lane(self, status: int, sent_bytes: int) -> None:
         trace = _TRACE.search(self._asked)
@@ -82,15 +82,15 @@ class LoggedConnection(HttpConnection):
             *(status, sent_bytes, trace[1] if trace else b""),
         )
 
-    def _write_exchange(self, found: Exchange) -> None:
-        if not found.method:  # from the lane
-            self._write_lane(found.status or _CALLER_LEFT, found.sent_bytes)
+    def _write_exchange(self, exchange: Exchange) -> None:
+        if not exchange.method:  # from the lane
+            self._write_lane(exchange.status or _CALLER_LEFT, exchange.sent_bytes)
             return
-        version = "1.0" if found.is_old else "1.1"
+        version = "1.0" if exchange.is_old else "1.1"
         self._write(
-            f"{found.method} {found.raw_path} HTTP/{version}",
-            *(found.status or _CALLER_LEFT, found.sent_bytes),
-            found.said.get(HEADER.encode(), b""),
+            f"{exchange.method} {exchange.raw_path} HTTP/{version}",
+            *(exchange.status or _CALLER_LEFT, exchange.sent_bytes),
+            exchange.said.get(HEADER.encode(), b""),
         )
 
     def _write(self, line: str, status: int, sent_bytes: int, trace: bytes) -> None:

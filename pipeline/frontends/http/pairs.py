@@ -63,12 +63,12 @@ class Pairs:
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Return the endpoint that answers it. Raises HttpError for another method than POST."""
-        found = self._found(request)
-        if found is None:
+        target = self._found(request)
+        if target is None:
             return None
         if request.method != "POST":
             raise not_allowed(request.method, b"POST")
-        return found.answer
+        return target.answer
 
     def in_line(self, request: WebRequest) -> PairsEndpoint | None:
         """Return what answers a POST; None: not a path of these, or a stream is asked for."""
@@ -92,9 +92,9 @@ class PairsEndpoint:
         self._name, self._method = name, method
         self._timeout_s = request.timeout_s
         self._headers = None if pairs.forwarding is None else request.headers
-        told = request.headers.get(b"traceparent", b"") if pairs.takes_trace else b""
-        self._trace = told.decode("latin-1")
-        self._target = RequestTarget(traceparent=self._trace) if told else None
+        traceparent = request.headers.get(b"traceparent", b"") if pairs.takes_trace else b""
+        self._trace = traceparent.decode("latin-1")
+        self._target = RequestTarget(traceparent=self._trace) if traceparent else None
 
     def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
         """Have the engine begin a request. Raises HandOverError, and what `Engine.begin` does."""

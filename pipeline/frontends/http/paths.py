@@ -54,11 +54,11 @@ class Paths:
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Return the endpoint that answers it; None for paths of others."""
         for pattern, methods, answer in self._endpoints:
-            found = pattern.fullmatch(request.raw_path)
-            if found is not None:
+            match = pattern.fullmatch(request.raw_path)
+            if match is not None:
                 if request.method not in methods:
                     answer = partial(_refuse_method, methods=methods)
-                return self._guarded(answer, unquote(found.groupdict().get("name", "")))
+                return self._guarded(answer, unquote(match.groupdict().get("name", "")))
         if request.path == self._below or request.path.startswith(f"{self._below}/"):
             return self._guarded(self._refuse, "")
         return None

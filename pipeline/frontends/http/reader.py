@@ -28,8 +28,8 @@ def _check_codings(fields: list[Header]) -> None:
     """Raise HttpError for a body in a coding that the parser would pass on unchanged."""
     codings = [value for name, value in fields if name == b"transfer-encoding"]
     if [coding.lower() for coding in codings] not in ([], [b"chunked"]):
-        told = b", ".join(codings).decode("latin-1")
-        raise _not_http(f'its Transfer-Encoding is "{told}": send chunked, or a Content-Length')
+        declared = b", ".join(codings).decode("latin-1")
+        raise _not_http(f'its Transfer-Encoding is "{declared}": send chunked, or a Content-Length')
 
 
 class RequestReader:
@@ -149,16 +149,16 @@ class RequestReader:
     def _start(self, exchange: Exchange) -> None:
         """Hand over a request whose head was read."""
         self._is_begun = True
-        exchange.said = said = dict(exchange.fields)
-        if b"transfer-encoding" in said:
+        exchange.said = headers = dict(exchange.fields)
+        if b"transfer-encoding" in headers:
             _check_codings(exchange.fields)
         elif exchange.has_more:
-            self._left = int(said[b"content-length"])
+            self._left = int(headers[b"content-length"])
         exchange.method = self._parser.get_method().decode("ascii")
         exchange.is_old = self._parser.get_http_version() == "1.0"
         exchange.keeps_alive = self._keeps_alive and not exchange.is_old
-        if b"expect" in said:
-            exchange.is_expected = said[b"expect"].lower() == b"100-continue"
+        if b"expect" in headers:
+            exchange.is_expected = headers[b"expect"].lower() == b"100-continue"
         try:
             url = httptools.parse_url(self._target)
         except httptools.HttpParserInvalidURLError:

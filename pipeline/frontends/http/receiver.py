@@ -35,20 +35,20 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._done: Callable[[], None] | None = None
         self._told = b""  # the head of the request in the lane whose body comes
 
-    def take(self, head: Head, told: bytes, body: memoryview, came: memoryview) -> None:
+    def take(self, head: Head, length: bytes, body: memoryview, came: memoryview) -> None:
         """Begin a request in the lane, with the head that `told`, when its body has come in."""
-        self._told = told
+        self._told = length
         self.fill(body, came, functools.partial(self._begin, head, body))
 
     def _begin(self, head: Head, body: memoryview) -> None:
-        connection, told = self._connection, self._told
+        connection, length = self._connection, self._told
         self._told = b""
         connection.endpoint = head.endpoint
         try:
             request = head.endpoint.begin(body, connection)
         except HandOverError:
             connection.endpoint = None
-            exchange = _exchange_of(told)
+            exchange = _exchange_of(length)
             exchange.placed, exchange.has_more = body, False
             connection.serve(exchange)
         except Exception as error:
@@ -80,11 +80,11 @@ class BodyReceiver(asyncio.BufferedProtocol):
 
     def give_up(self) -> Exchange | None:
         """Return the request in the lane whose body does not come, for the routes; None: none."""
-        told = self._told
-        if not told:
+        length = self._told
+        if not length:
             return None
         self.stop()
-        return _exchange_of(told)
+        return _exchange_of(length)
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
         return self._head if self._left is None else self._left[:_PIECE_BYTES]
@@ -119,10 +119,10 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._connection.connection_lost(exc)
 
 
-def _exchange_of(told: bytes) -> Exchange:
+def _exchange_of(length: bytes) -> Exchange:
     """Return the request that has a head which was found to be plain; its body is to follow."""
-    found: list[Exchange] = []
-    reader = RequestReader(found.append)
-    reader.read(told, 0)
+    exchanges: list[Exchange] = []
+    reader = RequestReader(exchanges.append)
+    reader.read(length, 0)
     reader.close()
-    return found[0]
+    return exchanges[0]

@@ -120,8 +120,8 @@ def with_head(reply: bytes | WebResponse, head: AnswerHead | None) -> WebRespons
         reply = WebResponse(body=reply)
     if head is None or reply.status >= ERROR_STATUSES[0]:
         return reply
-    said = {name for name, _ in head.fields}
-    others = tuple(field for field in reply.headers if field[0] not in said)
+    names = {name for name, _ in head.fields}
+    others = tuple(field for field in reply.headers if field[0] not in names)
     status = reply.status if head.status is None else head.status
     return msgspec.structs.replace(reply, status=status, headers=(*others, *head.fields))
 

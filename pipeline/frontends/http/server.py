@@ -181,10 +181,10 @@ class HttpFrontend:
 
     async def _reply(self, exchange: Exchange) -> WebReply:
         """Return the answer to a request."""
-        said, path = exchange.said, exchange.path
-        exchange.more_headers = self._hosts.cors.headers_for(said)
-        if b"origin" in said:  # a program says none
-            preflight = self._hosts.check_page(exchange.method, said)
+        headers, path = exchange.said, exchange.path
+        exchange.more_headers = self._hosts.cors.headers_for(headers)
+        if b"origin" in headers:  # a program says none
+            preflight = self._hosts.check_page(exchange.method, headers)
             if preflight is not None:
                 exchange.more_headers = ()
                 return preflight
@@ -200,11 +200,13 @@ class HttpFrontend:
 
     async def _route(self, exchange: Exchange) -> WebReply:
         """Return the answer of the routes that the path belongs to."""
-        said = exchange.said
-        encoding = said.get(b"content-encoding", b"").strip(b" \t").lower()  # the parser keeps them
+        headers = exchange.said
+        encoding = (
+            headers.get(b"content-encoding", b"").strip(b" \t").lower()
+        )  # the parser keeps them
         encoding = b"" if encoding == b"identity" else encoding
         # A packed body is not unpacked beyond the size that its reader would take.
-        usual = self._json_limit if encoding and is_all_json(said) else self._limit
+        usual = self._json_limit if encoding and is_all_json(headers) else self._limit
 
         async def read(limit: SizeLimit | None = None) -> bytes:
             return await self._bodies.read(exchange, encoding, limit or usual)
@@ -213,7 +215,7 @@ class HttpFrontend:
             return await self._bodies.receive(exchange, encoding, usual)
 
         timeout_s = wrong = None
-        if b"grpc-timeout" in said:
+        if b"grpc-timeout" in headers:
             try:
                 timeout_s = timeout_in(exchange.fields)
             except PackageError as error:
@@ -223,14 +225,14 @@ class HttpFrontend:
             path=exchange.path,
             raw_path=exchange.raw_path,
             query=exchange.query,
-            headers=said,
+            headers=headers,
             read=read,
             timeout_s=timeout_s,
             accepts=tuple(value for name, value in exchange.fields if name == b"accept"),
             receive=receive,
         )
-        found = (routes.endpoint(request) for routes in self._routes)
-        endpoint = next((each for each in found if each is not None), None)
+        endpoints = (routes.endpoint(request) for routes in self._routes)
+        endpoint = next((candidate for candidate in endpoints if candidate is not None), None)
         if wrong is not None:
             raise HttpError(400, wrong) from wrong
         if endpoint is None:

@@ -34,17 +34,17 @@ _CODES_OF_CALLERS = (*range(1000, 1004), *range(1007, 1015), *range(3000, 5000))
 _UPGRADE = (b"upgrade", b"websocket")
 
 
-def accepted(said: Mapping[bytes, bytes]) -> bytes:
+def accepted(headers: Mapping[bytes, bytes]) -> bytes:
     """Return the head that accepts a caller's offer. Raises HttpError: it makes none."""
-    tokens = {token.strip() for token in said.get(b"connection", b"").lower().split(b",")}
-    key = said.get(b"sec-websocket-key", b"")
+    tokens = {token.strip() for token in headers.get(b"connection", b"").lower().split(b",")}
+    key = headers.get(b"sec-websocket-key", b"")
     if not key or b"upgrade" not in tokens:
         text = (
             "this path is a WebSocket: open it with ws://. The gateway passes none on: behind it, "
             "ask the server's own port (http_server: embedded), or POST for a stream of events"
         )
         raise HttpError(426, PackageError(text), _UPGRADE)
-    if said.get(b"sec-websocket-version") != b"13":
+    if headers.get(b"sec-websocket-version") != b"13":
         error = PackageError("Sec-WebSocket-Version has to be 13")
         raise HttpError(426, error, _UPGRADE, (b"sec-websocket-version", b"13"))
     try:

@@ -106,8 +106,8 @@ def end_of_error(error: PipelineError, grpc_status: int | None = None) -> bytes:
     code: int = grpc_status or failure.status.value[0]
     status = http_status_of(error) if grpc_status is None else PipelineError.http_status
     retry_after_s = failure.retry_after_s or 0
-    told = fields(failure.trailers)
-    return end_of(code, status, error.code, retry_after_s, str(error), told)
+    trailers = fields(failure.trailers)
+    return end_of(code, status, error.code, retry_after_s, str(error), trailers)
 
 
 def end_of_exception(error: Exception, name: str) -> bytes:
@@ -119,8 +119,8 @@ def end_of_exception(error: Exception, name: str) -> bytes:
         return end_of_error(UserCodeError(_INTERNAL))
     code: int = error.status.value[0]
     status = http_status_for(error.status.name)
-    told = fields(error.trailers)
-    return end_of(code, status, error.err_no or 0, error.retry_after_s or 0, str(error), told)
+    trailers = fields(error.trailers)
+    return end_of(code, status, error.err_no or 0, error.retry_after_s or 0, str(error), trailers)
 
 
 class LinkCall(GrpcCall):

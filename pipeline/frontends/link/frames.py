@@ -114,14 +114,14 @@ def read_hello(kind: int, payload: bytes) -> Hello:
     if kind != HELLO:
         raise BrokenError(f"it does not begin with a HELLO; this server has {_VERSION_TEXT}")
     try:
-        said = msgspec.json.decode(payload, type=Hello)
+        received = msgspec.json.decode(payload, type=Hello)
     except msgspec.DecodeError as error:
         raise BrokenError(f"a HELLO that cannot be read: {error}") from error
-    if said.version != VERSION:
-        raise BrokenError(f"it speaks version {said.version}; this server has {_VERSION_TEXT}")
-    if said.limits.call_credit <= 0 or said.limits.stream_credit <= 0:
+    if received.version != VERSION:
+        raise BrokenError(f"it speaks version {received.version}; this server has {_VERSION_TEXT}")
+    if received.limits.call_credit <= 0 or received.limits.stream_credit <= 0:
         raise BrokenError("a HELLO without credit")
-    return said
+    return received
 
 
 _VERSION_TEXT = (
@@ -141,13 +141,13 @@ def answered(number: int, message: bytes, end: bytes = SUCCESS) -> bytes:
 
 def placed(number: int, end: bytes, pieces: Iterable[bytes | PlacedBytes]) -> bytes:
     """Return the END of a call whose answer lies, but for some bytes, in the server's memory."""
-    said = [end]
+    parts = [end]
     for piece in pieces:
         if isinstance(piece, bytes):
-            said += (PLACE.pack(NO_REGION, 0, len(piece)), piece)
+            parts += (PLACE.pack(NO_REGION, 0, len(piece)), piece)
         else:
-            said.append(PLACE.pack(piece.region, piece.offset, piece.size))
-    return frame(END, number, b"".join(said), _WHOLE | PLACED)
+            parts.append(PLACE.pack(piece.region, piece.offset, piece.size))
+    return frame(END, number, b"".join(parts), _WHOLE | PLACED)
 
 
 def freed(offsets: Sequence[int]) -> bytes:
@@ -155,9 +155,9 @@ def freed(offsets: Sequence[int]) -> bytes:
     return frame(FREED, 0, struct.pack(f">{len(offsets)}Q", *offsets))
 
 
-def hello(said: Hello) -> bytes:
+def hello(settings: Hello) -> bytes:
     """Return a HELLO."""
-    return frame(HELLO, 0, msgspec.json.encode(said))
+    return frame(HELLO, 0, msgspec.json.encode(settings))
 
 
 def goaway(last: int, text: str) -> bytes:
@@ -191,10 +191,12 @@ def end_of(
     trailers: bytes = b"",
 ) -> bytes:
     """Return the payload of an END without data."""
-    said = _cut(text)
-    told = trailers if len(trailers) + len(said) <= ANSWER_BYTES else b""
-    head = ENDED.pack(code, status, err_no, min(retry_after_s, _MAX), len(said), len(told))
-    return head + said + told
+    message = _cut(text)
+    sent_trailers = trailers if len(trailers) + len(message) <= ANSWER_BYTES else b""
+    head = ENDED.pack(
+        code, status, err_no, min(retry_after_s, _MAX), len(message), len(sent_trailers)
+    )
+    return head + message + sent_trailers
 
 
 def _cut(text: str) -> bytes:

@@ -90,8 +90,8 @@ class InferenceCall(UnarySink, LinkCall):
     def say(self, head: AnswerHead) -> None:
         """Take what user code says of the answer's head."""
         self._head = head
-        told = trailing(None, head=head) if self._service.is_grpc else head.headers
-        self._end = end_of(0, head.status or 200, trailers=fields(told))
+        metadata = trailing(None, head=head) if self._service.is_grpc else head.headers
+        self._end = end_of(0, head.status or 200, trailers=fields(metadata))
 
     def begin(self, message: bytes) -> None:
         """Begin a request that is there in whole."""
@@ -113,8 +113,8 @@ class InferenceCall(UnarySink, LinkCall):
     ) -> tuple[float | None, RequestTarget | None]:
         """Return the caller's time limit, and what the engine receives about the caller."""
         service, metadata = self._service, self._metadata
-        if service.is_grpc and _TIMEOUT in metadata and (told := self.header(TIMEOUT)):
-            given = seconds_of(told, TIMEOUT)
+        if service.is_grpc and _TIMEOUT in metadata and (timeout := self.header(TIMEOUT)):
+            given = seconds_of(timeout, TIMEOUT)
             timeout_s = given if timeout_s is None else min(given, timeout_s)
         trace = self.header("traceparent") if service.takes_trace else ""
         info = None if service.forwarding is None else service.forwarding.info(self.headers())

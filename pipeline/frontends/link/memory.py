@@ -153,11 +153,11 @@ class GatewayMemory:
     def _room(self, size: int) -> InReach | None:
         """Return room for an answer that lies elsewhere; None: there is none."""
         try:
-            found = self._memory.place(size).data
+            room = self._memory.place(size).data
         except OverloadedError:
             return None
-        block = self._find(found)
-        return None if block is None else InReach((found,), [block])
+        block = self._find(room)
+        return None if block is None else InReach((room,), [block])
 
     def _find(self, piece: Piece) -> Block | None:
         array = np.frombuffer(piece, np.uint8)

@@ -60,14 +60,14 @@ def inference_methods(
 
 def service_methods(services: Sequence[GrpcService], offload: Offload) -> list[LinkMethod]:
     """Return the methods of the gRPC port's services; `offload` joins long messages."""
-    found = []
+    methods = []
     for service in services:
         for name, unary in service.methods.items():
             direct = service.direct.get(name)
             method = Method(f"/{service.name}/{name}", offload, unary, direct)
             call = UnaryCall if direct is None else DirectCall
-            found.append(LinkMethod(method.name, call, method))
+            methods.append(LinkMethod(method.name, call, method))
         for name, stream in service.streams.items():
             method = Method(f"/{service.name}/{name}", offload, stream)
-            found.append(LinkMethod(method.name, StreamCall, method, is_stream=True))
-    return found
+            methods.append(LinkMethod(method.name, StreamCall, method, is_stream=True))
+    return methods

@@ -82,6 +82,6 @@ def who_is_at(connection: Connected | None) -> At | None:
     """Return who is at the other end of a Unix socket; None: it is not known."""
     if _SO_PEERCRED is None or connection is None:
         return None
-    found = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERCRED, _CREDENTIALS.size)
-    process, user, _ = _CREDENTIALS.unpack(found)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(credentials)
     return At(process, user)

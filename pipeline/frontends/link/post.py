@@ -106,14 +106,14 @@ class PostCall(UnarySink, LinkCall):
 
     async def _answer(self, reply: Awaitable[WebResponse]) -> None:
         try:
-            found = await whole(reply, self._head)
+            complete = await whole(reply, self._head)
         except Exception as error:
-            found = failed_reply(error)
-        self._send(found)
+            complete = failed_reply(error)
+        self._send(complete)
 
     def _send(self, reply: WebResponse) -> None:
-        told = [(b"content-type", reply.content_type), *reply.headers]
-        texts = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in told)
+        sent_fields = [(b"content-type", reply.content_type), *reply.headers]
+        texts = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in sent_fields)
         end = end_of(0, reply.status, trailers=fields(texts))
         if reply.tail:
             pieces: list[Piece] = [reply.body, *reply.tail]

@@ -277,8 +277,8 @@ class Connection(asyncio.Protocol):
     def _meet(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Take the first frame, and say who we are."""
         try:
-            said = frames.read_hello(kind, payload)
-            if not self._door.knows(said.secret):
+            hello = frames.read_hello(kind, payload)
+            if not self._door.knows(hello.secret):
                 raise BrokenError("its secret is wrong")
         except BrokenError as error:
             _LOGGER.warning("a gateway's connection is closed: %s", error)
@@ -287,8 +287,8 @@ class Connection(asyncio.Protocol):
             self.transport.close()  # when that is sent
             return
         self._has_met = True
-        self._outbox.call_credit = said.limits.call_credit
-        self._outbox.stream_credit = said.limits.stream_credit
+        self._outbox.call_credit = hello.limits.call_credit
+        self._outbox.stream_credit = hello.limits.stream_credit
         self._inbox.use(self._open, self._take)
         self._outbox.memory = self._door.greet(self.transport, self._outbox)
         self.tell_state()
@@ -296,11 +296,11 @@ class Connection(asyncio.Protocol):
     def _open(self, flags: int, method: int, number: int, data: bytes, body: int, end: int) -> None:
         if end - body < _OPENED_BYTES:
             raise BrokenError(f"an OPEN of {end - body} bytes")
-        timeout_ns, caller, told = _read_opened(data, body)
+        timeout_ns, caller, headers = _read_opened(data, body)
         body += _OPENED_BYTES + caller
-        message = body + told
+        message = body + headers
         if message > end:
-            raise BrokenError(f"an OPEN with {caller} bytes of a caller and {told} of metadata")
+            raise BrokenError(f"an OPEN with {caller} bytes of a caller and {headers} of metadata")
         if number <= self._last:
             raise BrokenError(f"the id {number} comes after {self._last}")
         self._last = number
@@ -313,7 +313,7 @@ class Connection(asyncio.Protocol):
             placed = data[message:end] if flags & frames.PLACED else b""
             self._outbox.refuse(number, placed, frames.REFUSED)
             return
-        metadata = data[body:message] if told else b""
+        metadata = data[body:message] if headers else b""
         call = self.calls[number] = called.call(self, number, timeout_ns, metadata, called.argument)
         if flags == _WHOLE:
             call.begin(data[message:end])
@@ -369,9 +369,9 @@ class Connection(asyncio.Protocol):
         if memory is None:
             self.answer(number, pieces, end)
             return None
-        found = memory.in_reach(pieces, frames.FRAME_BYTES - len(end))
-        if found is not None:
-            self.answer(number, found, end)
+        places = memory.in_reach(pieces, frames.FRAME_BYTES - len(end))
+        if places is not None:
+            self.answer(number, places, end)
             return None
         copied = memory.copied(pieces, offload)
         return self.loop.create_task(_answer_copied(self, number, copied, end))

@@ -136,10 +136,10 @@ def with_dependents_of(parameters: Mapping[str, Any]) -> bool:
 
 
 def _parameters(body: bytes, what: str, most_bytes: int = SHORT_BYTES) -> Mapping[str, Any]:
-    found = json_object(body, what, most_bytes).get("parameters", {})
-    if not isinstance(found, dict):
+    parameters = json_object(body, what, most_bytes).get("parameters", {})
+    if not isinstance(parameters, dict):
         raise invalid(f"the {what} request must be a JSON object of parameters")
-    return found
+    return parameters
 
 
 # Long texts in the body of a request to load a model: its files, in base64 ----------------------
@@ -179,18 +179,18 @@ def cut(body: bytes) -> tuple[bytes, Long]:
 
 def text_of(value: str, long: Long) -> str:
     """Return a text of the JSON that `cut` returns."""
-    found = long.get(value)
-    text: str = value if found is None else orjson.loads(b'"%b"' % bytes(found))
+    long_text = long.get(value)
+    text: str = value if long_text is None else orjson.loads(b'"%b"' % bytes(long_text))
     return text
 
 
 def bytes_of(value: str, long: Long) -> bytes:
     """Return the bytes of a base64 among these texts. Raises binascii.Error: it is not valid."""
-    found: bytes | memoryview | None = long.get(value)
-    if found is None:
-        found = value.encode()
+    content: bytes | memoryview | None = long.get(value)
+    if content is None:
+        content = value.encode()
     pieces: list[bytes] = []
-    for part in sliced(found, SLICE_BYTES):
+    for part in sliced(content, SLICE_BYTES):
         if pieces and len(pieces[-1]) % 3:
             raise binascii.Error("there is padding before its end")
         try:
@@ -205,9 +205,9 @@ def bytes_of(value: str, long: Long) -> bytes:
 def _quote(body: bytes, at: int) -> int:
     """Return where the next quote is; -1: nowhere."""
     while at < len(body):
-        found = body.find(b'"', at, at + _WINDOW_BYTES)
-        if found >= 0:
-            return found
+        place = body.find(b'"', at, at + _WINDOW_BYTES)
+        if place >= 0:
+            return place
         at += _WINDOW_BYTES
         breathe()
     return -1

@@ -235,12 +235,12 @@ def classes_of(array: Array, count: int, labels: Sequence[bytes], batches: bool)
         raise invalid("classification output tensor too large")
     rows = array.reshape(len(array), -1) if batches else array.reshape(1, -1)
     most = min(count, rows.shape[1])
-    found = np.empty((len(rows), most), object)
+    classes = np.empty((len(rows), most), object)
     for at, row in enumerate(rows):
         # From the highest; of equal ones the first.
         order = (len(row) - 1 - np.argsort(row[::-1], kind="stable"))[::-1][:most]
-        found[at] = [_class(row[index], index, labels) for index in order.tolist()]
-    return found if batches else found[0]
+        classes[at] = [_class(row[index], index, labels) for index in order.tolist()]
+    return classes if batches else classes[0]
 
 
 def _class(value: Any, index: int, labels: Sequence[bytes]) -> bytes:

@@ -119,7 +119,7 @@ class Muster:
     def _go(self) -> None:
         waiting, self._waiting = self._waiting, []
         self._is_rush = False
-        requests = [each for each in waiting if not each.is_over]
+        requests = [request for request in waiting if not request.is_over]
         successor = self._successor(requests[0].inputs) if requests else None
         if successor is not None:
             for request in requests:
@@ -167,9 +167,9 @@ class Muster:
 
     def _together(self, requests: Sequence[Mustered]) -> None:
         first = requests[0]
-        rows = [each.rows for each in requests]
-        stack = self._stacked([each.inputs for each in requests])
-        infos = [each.info for each in requests]
+        rows = [member.rows for member in requests]
+        stack = self._stacked([member.inputs for member in requests])
+        infos = [member.info for member in requests]
         if all(info is first.info for info in infos):
             infos = []
         convoy = Convoy(rows, infos)
@@ -241,9 +241,9 @@ class _Together(UnarySink):
             _LOGGER.exception("the answers to a batch could not be split")
             failed = UserCodeError(described(failure))
             answers = [ChannelData(answer.data_id, error=failed)] * len(self._requests)
-        for request, each in zip(self._requests, answers, strict=True):
+        for request, own_answer in zip(self._requests, answers, strict=True):
             if not request.is_over:
-                request.end(each)
+                request.end(own_answer)
 
 
 def _answered(answer: ChannelData, outcome: Any) -> ChannelData:

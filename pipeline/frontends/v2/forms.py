@@ -72,10 +72,13 @@ class RequestForm:
         """Return the arrays of requests, one behind the other: of the arrays, or parts, of each."""
         if set(map(type, inputs)) == _PARTS:
             return joined(self.inputs.tensors, inputs)
-        arrays = [each if type(each) is dict else self.stacked([each]) for each in inputs]
+        arrays = [
+            arrays_of_one if type(arrays_of_one) is dict else self.stacked([arrays_of_one])
+            for arrays_of_one in inputs
+        ]
         if len(arrays) == 1:
             return arrays[0]
-        return {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
+        return {name: np.concatenate([array[name] for array in arrays]) for name in arrays[0]}
 
     def asks_again(self, inputs: Any) -> InferRequest:
         """Return a request of this form, for what has taken its model's place."""
@@ -141,7 +144,7 @@ class RequestForms:
         self._memory: FormMemory[RequestForm] = FormMemory()
 
     def begin(
-        self, body: bytes, length: int | None, told: Told, sink: ResponseSink
+        self, body: bytes, length: int | None, caller: Told, sink: ResponseSink
     ) -> RequestHandle:
         """Begin a short request; the second of a form makes it known.
 
@@ -151,19 +154,19 @@ class RequestForms:
         cut = self._codec.cut(body, length)
         form = None if cut is None else self._memory.known.get(cut.key)
         if form is None or not self._inference.is_current(form.fitted):
-            return self._begin_anew(body, length, cut, told, sink)
+            return self._begin_anew(body, length, cut, caller, sink)
         muster = form.muster
-        may_wait = muster is not None and told.timeout_s is None and self._inference.lets_muster
+        may_wait = muster is not None and caller.timeout_s is None and self._inference.lets_muster
         if muster is not None and may_wait and muster.is_open:
-            waiting = self._wait(muster, form, cut, told, sink)
-            return waiting or self._begin_anew(body, length, cut, told, sink)
+            waiting = self._wait(muster, form, cut, caller, sink)
+            return waiting or self._begin_anew(body, length, cut, caller, sink)
         inputs = form.inputs.read(cut, self._limits)
         if inputs is None:
-            return self._begin_anew(body, length, cut, told, sink)
-        return self._begin(form, form.id if cut.id is None else cut.id, inputs, told, sink)
+            return self._begin_anew(body, length, cut, caller, sink)
+        return self._begin(form, form.id if cut.id is None else cut.id, inputs, caller, sink)
 
     def begin_on(
-        self, body: memoryview, length: int, told: Told, sink: ResponseSink
+        self, body: memoryview, length: int, caller: Told, sink: ResponseSink
     ) -> RequestHandle:
         """Begin a large request, whose arrays stay where it lies; `learn` makes its form known."""
         cut = self._codec.cut(bytes(body[:length]), length)
@@ -173,7 +176,7 @@ class RequestForms:
         inputs = form.inputs.on(body[length:])
         if inputs is None:
             raise UnknownFormError
-        return self._begin(form, form.id if cut.id is None else cut.id, inputs, told, sink)
+        return self._begin(form, form.id if cut.id is None else cut.id, inputs, caller, sink)
 
     def learn(self, text: bytes, request: InferRequest, fitted: FittedRequest) -> None:
         """Make a form known by the JSON of the second of its requests that are large."""
@@ -193,7 +196,7 @@ class RequestForms:
             self._memory.keep(cut.key, RequestForm(fitted, request, inputs, self._codec))
 
     def _begin_anew(
-        self, body: bytes, length: int | None, cut: Any, told: Told, sink: ResponseSink
+        self, body: bytes, length: int | None, cut: Any, caller: Told, sink: ResponseSink
     ) -> RequestHandle:
         """Begin a request of no form that is known."""
         inference, codec = self._inference, self._codec
@@ -215,27 +218,27 @@ class RequestForms:
                 form.muster = inference.muster(fitted, *how)
                 form.info = inference.info(fitted, "", request.parameters, tuple)
             self._memory.keep(cut.key, form)
-        return self._begin(form, request.id, request.inputs, told, sink)
+        return self._begin(form, request.id, request.inputs, caller, sink)
 
     def _begin(
         self,
         form: RequestForm,
         request_id: str,
         inputs: dict[str, Array],
-        told: Told,
+        caller: Told,
         sink: ResponseSink,
     ) -> RequestHandle:
         fitted, inference = form.fitted, self._inference
         call = InferCall(form, request_id, sink)
         try:
-            raw, target = inference.route(fitted, inputs, request_id, form.asked.parameters, told)
+            raw, target = inference.route(fitted, inputs, request_id, form.asked.parameters, caller)
         except (PipelineError, V2Error):
             raise UnknownFormError from None
-        begin = inference.begin_of(fitted.entry, request_id, inputs, told.door)
-        return begin(raw, fitted.left_of(told.timeout_s), target, call)
+        begin = inference.begin_of(fitted.entry, request_id, inputs, caller.door)
+        return begin(raw, fitted.left_of(caller.timeout_s), target, call)
 
     def _wait(
-        self, muster: Muster, form: RequestForm, cut: Any, told: Told, sink: ResponseSink
+        self, muster: Muster, form: RequestForm, cut: Any, caller: Told, sink: ResponseSink
     ) -> RequestHandle | None:
         """Have a request wait for others; None: its data are wrong."""
         inputs = form.inputs.parts(cut) or form.inputs.read(cut, self._limits)
@@ -244,5 +247,5 @@ class RequestForms:
         fitted, inference, info = form.fitted, self._inference, form.info
         request_id = form.id if cut.id is None else cut.id
         if request_id or inference.forwards:
-            info = inference.info(fitted, request_id, form.asked.parameters, told.headers)
+            info = inference.info(fitted, request_id, form.asked.parameters, caller.headers)
         return muster.add(Mustered(InferCall(form, request_id, sink), inputs, fitted.rows, info))

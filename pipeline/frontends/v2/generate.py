@@ -51,7 +51,7 @@ def read_generate(
         PackageError: what is wrong, in Triton's words as far as it has any.
     """
     members = _members(body)
-    found = _Found(interface, limits)
+    request = _Found(interface, limits)
     request_id = ""
     for name, value in members:
         if name == "id":
@@ -61,10 +61,10 @@ def read_generate(
                 )
             request_id = value
         elif name == _PARAMETERS:
-            found.add_parameters(value)
+            request.add_parameters(value)
         else:
-            found.add(name, value)
-    return InferRequest(model, version, request_id, found.parameters, found.inputs)
+            request.add(name, value)
+    return InferRequest(model, version, request_id, request.parameters, request.inputs)
 
 
 def write_generate(response: InferResponse, limits: Limits) -> bytes:
@@ -99,10 +99,10 @@ def _members(body: bytes) -> Members:
         return []
     try:
         if len(body) <= SHORT_BYTES:
-            found = json.loads(body, object_pairs_hook=_Object)
-            if type(found) is not _Object:
+            members = json.loads(body, object_pairs_hook=_Object)
+            if type(members) is not _Object:
                 raise PackageError("the request must be a JSON object")
-            return found
+            return members
         check_members(body)
         raws = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         return [(name, value_of(memoryview(raw))) for name, raw in raws.items()]
@@ -147,11 +147,11 @@ class _Found:
         elif type(value) is not _Object:
             raise PackageError(f"Expected JSON object for keyword: '{_PARAMETERS}'")
         try:
-            for name, each in value:
+            for name, parameter in value:
                 if name in self._slots:
-                    self.add(name, each)
+                    self.add(name, parameter)
                 else:
-                    self._add_parameter(name, each)
+                    self._add_parameter(name, parameter)
         except PackageError as error:
             kind = TooLargeError if isinstance(error, TooLargeError) else PackageError
             raise kind(f"Converting keyword: '{_PARAMETERS}': {error}") from None
@@ -170,7 +170,7 @@ def _fitted(slot: Slot, value: Any, batches: bool, limits: Limits) -> Array:
     data = value if isinstance(value, list | LongArray) and type(value) is not _Object else [value]
     kinds, words = _ELEMENTS[DATATYPES[slot.datatype].kind]
     if isinstance(data, list) and not kinds.issuperset(map(type, data)):
-        if any(type(each) is list for each in data):
+        if any(type(element) is list for element in data):
             raise _no_proper_shape(slot.name)
         raise PackageError(f"input '{slot.name}': attempt to access JSON {words}")
     shape = _shape_of(slot, _count(data, slot.name), batches)

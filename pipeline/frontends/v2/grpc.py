@@ -97,7 +97,9 @@ def inference_service(
         "RepositoryModelLoad": calls.load,
         "RepositoryModelUnload": calls.unload,
     }
-    methods = {name: _unary(getattr(pb, f"{name}Request"), each) for name, each in answers.items()}
+    methods = {
+        name: _unary(getattr(pb, f"{name}Request"), answer) for name, answer in answers.items()
+    }
     methods["ModelInfer"] = inference.model_infer
     streams: Mapping[str, Stream] = {"ModelStreamInfer": inference.model_stream_infer}
     return GrpcService(SERVICE, methods, streams, {"ModelInfer": inference})
@@ -151,8 +153,8 @@ class _Calls:
         return response
 
     async def trace_setting(self, request: pb.TraceSettingRequest, call: GrpcCall) -> Message:
-        said = {name: list(each.value) for name, each in request.settings.items()}
-        changes = (lambda: changes_of(said)) if said else (lambda: None)
+        values = {name: list(setting.value) for name, setting in request.settings.items()}
+        changes = (lambda: changes_of(values)) if values else (lambda: None)
         settings = await self._models.trace_settings(request.model_name, changes)
         response = pb.TraceSettingResponse()
         for name, value in shown(settings).items():
@@ -161,10 +163,10 @@ class _Calls:
 
     async def regions(self, request: pb.SystemSharedMemoryStatusRequest, call: GrpcCall) -> Message:
         response = pb.SystemSharedMemoryStatusResponse()
-        for each in self._models.regions.status(request.name):
-            shown = response.regions[each.name]
-            shown.name, shown.key = each.name, each.key
-            shown.offset, shown.byte_size = each.offset, each.byte_size
+        for region in self._models.regions.status(request.name):
+            shown = response.regions[region.name]
+            shown.name, shown.key = region.name, region.key
+            shown.offset, shown.byte_size = region.offset, region.byte_size
         return response
 
     async def register(
@@ -201,8 +203,8 @@ class _Calls:
 
     async def repository_index(self, request: pb.RepositoryIndexRequest, call: GrpcCall) -> Message:
         _check_repository(request)
-        found = await self._models.index(request.ready)
-        models = [pb.RepositoryIndexResponse.ModelIndex(**entry) for entry in found]
+        index = await self._models.index(request.ready)
+        models = [pb.RepositoryIndexResponse.ModelIndex(**entry) for entry in index]
         return pb.RepositoryIndexResponse(models=models)
 
     async def load(self, request: pb.RepositoryModelLoadRequest, call: GrpcCall) -> Message:
@@ -253,11 +255,11 @@ class _InferenceCalls:
         """Begin a short request, or one of a form that is known; see `DirectMethod`."""
         if isinstance(message, bytes) and len(message) > SHORT_BYTES:
             return None
-        told = self._told(call, call.time_left())
+        caller = self._told(call, call.time_left())
         try:
             if isinstance(message, bytes):
-                return self._forms.begin(message, None, told, sink)
-            return self._forms.begin_on(message, raw_place(message)[0], told, sink)
+                return self._forms.begin(message, None, caller, sink)
+            return self._forms.begin_on(message, raw_place(message)[0], caller, sink)
         except UnknownFormError:
             return None
         except (V2Error, PipelineError) as error:
@@ -265,10 +267,10 @@ class _InferenceCalls:
 
     def reply(self, answer: Any, call: GrpcCall) -> Reply:
         """Return the answer, written; see `DirectMethod`."""
-        asked, found = answer
-        written: bytes | list[Piece] | None = asked.written(found)
+        asked, response = answer
+        written: bytes | list[Piece] | None = asked.written(response)
         if written is None:
-            return self._finish(asked, found, call)
+            return self._finish(asked, response, call)
         if isinstance(written, bytes) or call.takes_pieces:
             return written
         return self._joined(written, call)
@@ -362,12 +364,12 @@ class _InferenceCalls:
                 place.leave()
             wants_empty = request.parameters.get(_WANTS_EMPTY_FINAL) is True
             empty = InferResponse(model, "", request.id, {}, {})
-            told = self._told(call, left_s)
-            found = self._inference.answers(request, told, place.entrance)
+            caller = self._told(call, left_s)
+            answers = self._inference.answers(request, caller, place.entrance)
             del request
             has_ended = not is_decoupled
-            async with aclosing(found):
-                async for response, goes_on in found:
+            async with aclosing(answers):
+                async for response, goes_on in answers:
                     if errors_end and response.error is not None:
                         raise response.error
                     has_ended = has_ended or not goes_on
@@ -399,8 +401,8 @@ def _told(error: V2Error | PipelineError, call: GrpcCall) -> V2Error | GrpcError
 
 
 def _ended(error: V2Error | PipelineError, call: GrpcCall) -> GrpcError:
-    told = _told(error, call)
-    return told if isinstance(told, GrpcError) else _failure(told)
+    trailers = _told(error, call)
+    return trailers if isinstance(trailers, GrpcError) else _failure(trailers)
 
 
 def _id_of(message: bytes) -> str:

@@ -137,11 +137,11 @@ class InferenceRoutes:
             return self._state({"name": asked.name, "ready": True}, True)
         return failed(400, "Model version not ready", content_type=TEXT)
 
-    def _state(self, said: dict[str, Any], is_good: bool) -> WebResponse:
+    def _state(self, state: dict[str, Any], is_good: bool) -> WebResponse:
         status = 200 if is_good else 400
         if self._models.is_repository:
             return WebResponse(status, content_type=TEXT)
-        return _json(said, status)
+        return _json(state, status)
 
     async def _metadata(self, asked: ModelRequest) -> WebResponse:
         return _json(self._models.metadata(asked.name, asked.version))
@@ -198,7 +198,7 @@ class InferenceRoutes:
 
     async def _region_status(self, asked: ModelRequest) -> WebResponse:
         return _json(
-            [msgspec.to_builtins(each) for each in self._models.regions.status(asked.name)]
+            [msgspec.to_builtins(region) for region in self._models.regions.status(asked.name)]
         )
 
     async def _register_region(self, asked: ModelRequest) -> WebResponse:

@@ -81,24 +81,24 @@ class HttpInference:
             return None
         if accepted(headers.get(b"accept-encoding", b"").decode("latin-1")):
             return None
-        told = headers.get(HEADER_LENGTH)
-        if told is not None and _LENGTH.fullmatch(told) is None:
+        json_length = headers.get(HEADER_LENGTH)
+        if json_length is not None and _LENGTH.fullmatch(json_length) is None:
             return None
         forms = self._forms_of(match[1], match[2] or "")
-        length = None if told is None else int(told)
+        length = None if json_length is None else int(json_length)
         if length is not None and int(headers.get(b"content-length", 0)) > SHORT_BYTES:
             return LargeInferEndpoint(self, forms, length, request)
         return InferEndpoint(self, forms, length, request)
 
     def _forms_of(self, name: str, version: str) -> RequestForms:
-        found = self._forms.get((name, version))
-        if found is None:
+        forms = self._forms.get((name, version))
+        if forms is None:
             if len(self._forms) >= _MOST_MODELS:
                 self._forms.clear()
             codec = json_codec(name, version, self.limits)
-            found = RequestForms(self.inference, codec, self.limits)
-            self._forms[name, version] = found
-        return found
+            forms = RequestForms(self.inference, codec, self.limits)
+            self._forms[name, version] = forms
+        return forms
 
     async def infer(self, asked: ModelRequest) -> WebResponse:
         """Answer a request of any size, with an answer in the encoding that its caller takes."""
@@ -142,21 +142,21 @@ class HttpInference:
         return (await self.offload.run(write, left_s))[0]
 
     async def generate(self, asked: ModelRequest) -> WebResponse:
-        async with aclosing(await self._generated(asked)) as found:
-            body = await anext(found, None)
-            if body is None or await anext(found, None) is not None:
+        async with aclosing(await self._generated(asked)) as answers:
+            body = await anext(answers, None)
+            if body is None or await anext(answers, None) is not None:
                 return failed(200, NOT_ONE)  # Triton's status: the model has not failed
         return WebResponse(200, body)
 
     async def generate_stream(self, asked: ModelRequest) -> WebStream:
         """Answer with server-sent events; the first answer is awaited, to tell its status."""
-        found = await self._generated(asked)
+        answers = await self._generated(asked)
         try:
-            first = await anext(found, None)
+            first = await anext(answers, None)
         except (PipelineError, V2Error) as error:
-            told = failure(error)
-            return WebStream(_one(told.body), EVENTS, told.headers, told.status)
-        return WebStream(_events(first, found), EVENTS)
+            refusal = failure(error)
+            return WebStream(_one(refusal.body), EVENTS, refusal.headers, refusal.status)
+        return WebStream(_events(first, answers), EVENTS)
 
     async def _generated(self, asked: ModelRequest) -> AsyncGenerator[bytes, None]:
         """Return the answers to a request, as they come. Raises for one that does not fit."""
@@ -283,14 +283,14 @@ async def _one(body: bytes) -> AsyncGenerator[bytes, None]:
 
 
 async def _events(
-    first: bytes | None, found: AsyncGenerator[bytes, None]
+    first: bytes | None, answers: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[bytes, None]:
     """Yield an event for each answer; an error after some of them is the last event."""
-    async with aclosing(found):
+    async with aclosing(answers):
         if first is not None:
             yield b"data: %b\n\n" % first
         try:
-            async for body in found:
+            async for body in answers:
                 yield b"data: %b\n\n" % body
         except (PipelineError, V2Error) as error:
             yield b"data: %b\n\n" % failure(error).body
@@ -301,10 +301,10 @@ def failure(error: HttpError | PipelineError | V2Error, content_type: bytes = JS
     if isinstance(error, HttpError):  # of reading the body
         status = 501 if error.status == 415 else error.status  # as Triton says it
         return failed(status, str(error), error.headers, content_type)
-    told = v2_error(error)
-    after_s = told.retry_after_s
+    refusal = v2_error(error)
+    after_s = refusal.retry_after_s
     headers = () if after_s is None else ((b"retry-after", b"%d" % after_s),)
-    return failed(told.kind.http_status, str(told), headers, content_type)
+    return failed(refusal.kind.http_status, str(refusal), headers, content_type)
 
 
 def failed(
@@ -338,8 +338,8 @@ def accepted(header: str) -> str:
     for entry in header.lower().split(","):
         name, _, weight = entry.partition(";")
         weights[name.strip()] = _weight(weight)
-    found = max(_WINDOW_BITS, key=lambda name: weights.get(name, weights.get("*", 0.0)))
-    return found if weights.get(found, weights.get("*", 0.0)) > 0 else ""
+    encoding = max(_WINDOW_BITS, key=lambda name: weights.get(name, weights.get("*", 0.0)))
+    return encoding if weights.get(encoding, weights.get("*", 0.0)) > 0 else ""
 
 
 def _weight(text: str) -> float:

@@ -97,8 +97,8 @@ class FittedRequest(msgspec.Struct, frozen=True):
             labels = model.labels.get(name, ()) if isinstance(model, ConfiguredModel) else ()
             count = self.classes[name]
             outputs[name] = classes_of(outputs[name], count, labels, interface.batches)
-        told = payload.get(PARAMETERS) if may_lack else None
-        return OutputsAndParameters(outputs, told) if told else outputs
+        answered = payload.get(PARAMETERS) if may_lack else None
+        return OutputsAndParameters(outputs, answered) if answered else outputs
 
     def failed(self, request_id: str, error: V2Error) -> InferResponse:
         """Return an answer that is an error, of several."""
@@ -110,12 +110,12 @@ class FittedRequest(msgspec.Struct, frozen=True):
     ) -> InferResponse:
         """Return the answer to a request that `asked` so; an ensemble repeats its sequence."""
         entry = self.entry
-        told: Parameters = {}
+        parameters: Parameters = {}
         if entry.op is None and isinstance(self.model, ConfiguredModel):
-            told = {name: asked.get(name, default) for name, default in OF_SEQUENCES.items()}
+            parameters = {name: asked.get(name, default) for name, default in OF_SEQUENCES.items()}
         if isinstance(outputs, OutputsAndParameters):
-            told |= outputs.parameters
-        return InferResponse(entry.name, entry.version, request_id, told, outputs)
+            parameters |= outputs.parameters
+        return InferResponse(entry.name, entry.version, request_id, parameters, outputs)
 
 
 class Inference:
@@ -150,7 +150,7 @@ class Inference:
     async def infer(
         self,
         request: InferRequest,
-        told: Told = Told(),  # noqa: B008 - it cannot be changed
+        caller: Told = Told(),  # noqa: B008 - it cannot be changed
         learn: Callable[[InferRequest, FittedRequest], object] | None = None,
     ) -> InferResponse:
         """Run the pipeline, or one Op alone; `learn` receives the checked request.
@@ -159,15 +159,15 @@ class Inference:
         request ended in.
         """
         try:
-            async with self._opened(request, told.timeout_s) as (request, left_s):
+            async with self._opened(request, caller.timeout_s) as (request, left_s):
                 fitted = self.fit(request)
                 if learn is not None:
                     learn(request, fitted)
-                asked = await self._asked(fitted, request, told, left_s)
-                begin = self.begin_of(fitted.entry, request.id, request.inputs, told.door)
+                asked = await self._asked(fitted, request, caller, left_s)
+                begin = self.begin_of(fitted.entry, request.id, request.inputs, caller.door)
                 answer = await ask(begin, *asked)
-                said = request.id, request.parameters
-                response = await self._response(fitted, said, answer, asked[1])
+                own = request.id, request.parameters
+                response = await self._response(fitted, own, answer, asked[1])
                 return await self._stored(response, request.places)
         except PipelineError as error:
             raise v2_error(error) from error
@@ -175,7 +175,7 @@ class Inference:
     async def answers(
         self,
         request: InferRequest,
-        told: Told,
+        caller: Told,
         entrance: Place | None = None,
     ) -> AsyncGenerator[tuple[InferResponse, bool], None]:
         """Run as `infer` does; yield each answer, and whether others follow it, or may.
@@ -185,25 +185,25 @@ class Inference:
         those before have asked it.
         """
         try:
-            async with self._opened(request, told.timeout_s) as (request, left_s):
-                fitted, said = self.fit(request), (request.id, request.parameters)
+            async with self._opened(request, caller.timeout_s) as (request, left_s):
+                fitted, own = self.fit(request), (request.id, request.parameters)
                 request_id, places = request.id, request.places
-                asked = await self._asked(fitted, request, told, left_s)
-                begin = self.begin_of(fitted.entry, request_id, request.inputs, told.door)
+                asked = await self._asked(fitted, request, caller, left_s)
+                begin = self.begin_of(fitted.entry, request_id, request.inputs, caller.door)
                 del request
                 if entrance is not None:
                     await entrance.come()
                     begin = entrance.leaving(begin)
-                found = answers_to(begin, *asked)
-                async with aclosing(found):
-                    async for answer, is_part in found:
+                responses = answers_to(begin, *asked)
+                async with aclosing(responses):
+                    async for answer, is_part in responses:
                         payload = answer.payload if type(answer) is ChannelData else None
                         failure = error_in(payload)
                         if failure is not None:
                             yield fitted.failed(request_id, v2_error(failure)), is_part
                             continue
                         goes_on = is_part and not is_last_part(payload)
-                        response = await self._response(fitted, said, answer)
+                        response = await self._response(fitted, own, answer)
                         yield await self._stored(response, places), goes_on
         except PipelineError as error:
             raise v2_error(error) from error
@@ -242,12 +242,12 @@ class Inference:
         self,
         fitted: FittedRequest,
         request: InferRequest,
-        told: Told,
+        caller: Told,
         left_s: float | None,
     ) -> tuple[Request, float | None, RequestTarget]:
         """Return what the engine is asked."""
         left_s = fitted.left_of(left_s)
-        route = partial(self.route, fitted, request.inputs, request.id, request.parameters, told)
+        route = partial(self.route, fitted, request.inputs, request.id, request.parameters, caller)
         if is_short(request.inputs):
             raw, target = route()
         else:
@@ -257,7 +257,7 @@ class Inference:
     async def _response(
         self,
         fitted: FittedRequest,
-        said: tuple[str, Parameters],
+        own: tuple[str, Parameters],
         answer: Any,
         left_s: float | None = None,
     ) -> InferResponse:
@@ -266,7 +266,7 @@ class Inference:
             outputs = fitted.outputs(answer)
         else:
             outputs, _ = await self._offload.run(partial(fitted.outputs, answer), left_s)
-        return fitted.response(*said, outputs)
+        return fitted.response(*own, outputs)
 
     def fit(self, request: InferRequest) -> FittedRequest:
         """Return what the model is asked. Raises V2Error for what does not fit it."""
@@ -301,12 +301,12 @@ class Inference:
         inputs: Mapping[str, Array],
         request_id: str,
         parameters: Parameters,
-        told: Told,
+        caller: Told,
     ) -> tuple[Request, RequestTarget]:
         """Return what the engine takes. Raises V2Error, PipelineError."""
-        raw, target = fitted.model.routed(inputs, request_id, fitted.rows, told.traceparent)
+        raw, target = fitted.model.routed(inputs, request_id, fitted.rows, caller.traceparent)
         if self._takes_info:
-            info = self.info(fitted, request_id, parameters, told.headers)
+            info = self.info(fitted, request_id, parameters, caller.headers)
             target = msgspec.structs.replace(target, info=info)
         return raw, target
 
@@ -350,10 +350,10 @@ class Inference:
             if self.is_current(fitted):
                 return None
             try:
-                found = self.fit(asks_again(inputs))
+                successor_fit = self.fit(asks_again(inputs))
             except (PipelineError, V2Error):
                 return None
-            return found.entry.served.engine.begin, partial(_routed, found.model)
+            return successor_fit.entry.served.engine.begin, partial(_routed, successor_fit.model)
 
         engine = fitted.entry.served.engine
         routed = partial(_routed, fitted.model)

@@ -183,7 +183,7 @@ def interface_of_config(config: ModelConfig, checks_shapes: bool = True) -> Mode
     `checks_shapes`: of outputs, as its backend has it.
     """
     return ModelInterface(
-        tuple(_slot_of_config(each, each.optional) for each in config.input),
+        tuple(_slot_of_config(tensor, tensor.optional) for tensor in config.input),
         tuple(map(_slot_of_config, config.output)),
         config.max_batch_size,
         checks_shapes,

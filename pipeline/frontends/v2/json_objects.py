@@ -21,9 +21,9 @@ def json_object(body: bytes, what: str, most_bytes: int = SHORT_BYTES) -> dict[s
     if not body.strip():
         return {}
     try:
-        said = orjson.loads(body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise invalid(f"failed to parse the {what} JSON buffer: {error}") from error
-    if not isinstance(said, dict):
+    if not isinstance(value, dict):
         raise invalid(f"the {what} request must be a JSON object")
-    return said
+    return value

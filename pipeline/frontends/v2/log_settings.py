@@ -30,15 +30,15 @@ class LogSettings:
         """Return all settings, in the words of the protocol."""
         now = log_switches()
         switches = {name: getattr(now, field) for name, field in _SWITCHES.items()}
-        said = {_VERBOSE: now.verbose, _FORMAT: self._format}
-        return {_FILE: "", **switches, **said}
+        settings = {_VERBOSE: now.verbose, _FORMAT: self._format}
+        return {_FILE: "", **switches, **settings}
 
-    def change(self, said: Mapping[str, Any]) -> None:
+    def change(self, values: Mapping[str, Any]) -> None:
         """Change settings; None leaves one unchanged, and unknown ones are ignored.
 
         Raises V2Error, in Triton's words; nothing is changed then.
         """
-        given = {name: value for name, value in said.items() if value is not None}
+        given = {name: value for name, value in values.items() if value is not None}
         if _FILE in given:
             raise V2Error(V2Status.UNSUPPORTED, _NO_FILE)
         changes = {}
@@ -59,11 +59,11 @@ class LogSettings:
 
 def settings_of_message(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a message: a value, or None for one without."""
-    found = {}
+    changes = {}
     for name, value in settings.items():
         kind = value.WhichOneof("parameter_choice")
-        found[name] = None if kind is None else getattr(value, kind)
-    return found
+        changes[name] = None if kind is None else getattr(value, kind)
+    return changes
 
 
 def _check(name: str, value: object, kind: type, word: str) -> None:

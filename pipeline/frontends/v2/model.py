@@ -139,8 +139,8 @@ class OpModel:
             hidden = hidden_inputs(self.op), hidden_outputs(self.op)
             note = msgspec.structs.replace(
                 note,
-                inputs=[each for each in note.inputs if each.name not in hidden[0]],
-                outputs=[each for each in note.outputs if each.name not in hidden[1]],
+                inputs=[tensor for tensor in note.inputs if tensor.name not in hidden[0]],
+                outputs=[tensor for tensor in note.outputs if tensor.name not in hidden[1]],
             )
         return interface_of(note, config.batch_size, fetch, max_batch_size_of(self.op))
 
@@ -265,7 +265,7 @@ class ModelViews:
         if entry not in self._views:
             if entry.served.model_config is not None:
                 known = set(self.registry.entries())
-                self._views = {each: self._views[each] for each in self._views if each in known}
+                self._views = {key: self._views[key] for key in self._views if key in known}
                 self._views[entry] = ConfiguredModel(
                     entry.served.model_config,
                     entry.op,
@@ -276,7 +276,7 @@ class ModelViews:
             is_decoupled = entry.served.engine.executor.is_decoupled(entry.op)
             if entry.op is None:
                 _, *ops = self.registry.members(entry.served)
-                steps = [self.view(each) for each in ops]
+                steps = [self.view(op) for op in ops]
                 graph = entry.served.graph
                 self._views[entry] = PipelineModel(entry.name, graph, steps, is_decoupled)
             else:

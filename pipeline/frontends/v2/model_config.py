@@ -70,7 +70,7 @@ def _tell_ragged(config: dict[str, Any], settings: OpConfig) -> None:
     for tensor in config["input"]:
         tensor["allow_ragged_batch"] = tensor["name"] in settings.allow_ragged_batch
     for key in ("batch_input", "batch_output"):
-        config[key] = [msgspec.to_builtins(each) for each in getattr(settings, key)]
+        config[key] = [msgspec.to_builtins(setting) for setting in getattr(settings, key)]
 
 
 def _sequence_batching(settings: OpConfig, max_batch_size: int) -> dict[str, Any]:
@@ -95,8 +95,8 @@ def _sequence_batching(settings: OpConfig, max_batch_size: int) -> dict[str, Any
     return {
         "direct" if keeps_places else "oldest": strategy,
         "max_sequence_idle_microseconds": sequence.max_idle_ms * 1000,
-        "control_input": [_control(each) for each in controls_of("", sequence.controls)],
-        "state": [_state(each) for each in sequence.state],
+        "control_input": [_control(control) for control in controls_of("", sequence.controls)],
+        "state": [_state(control) for control in sequence.state],
         "iterative_sequence": traits_of(settings.batching).steps,
     }
 
@@ -112,7 +112,7 @@ def _dynamic_batching(settings: OpConfig, max_batch_size: int) -> dict[str, Any]
         "default_priority_level": batching.default_priority_level,
         "default_queue_policy": _queue_policy(batching.default_queue_policy),
         "priority_queue_policy": {
-            str(each.level): _queue_policy(each) for each in batching.priority_queue_policy
+            str(policy.level): _queue_policy(policy) for policy in batching.priority_queue_policy
         },
     }
 
@@ -132,8 +132,8 @@ def _control(control: Control) -> dict[str, Any]:
         for datatype in ("INT32", "FP32", "BOOL")
     }
     kind = "INVALID" if control.values else control.datatype
-    said = {"kind": control.kind.value, **pairs, "data_type": f"TYPE_{kind}"}
-    return {"name": control.name, "control": [said]}
+    settings = {"kind": control.kind.value, **pairs, "data_type": f"TYPE_{kind}"}
+    return {"name": control.name, "control": [settings]}
 
 
 def _state(state: StateConfig) -> dict[str, Any]:
@@ -246,8 +246,8 @@ def _instance_group(name: str, settings: OpConfig) -> dict[str, Any]:
     }
     for needs in settings.rate_limiter[:1]:  # one group is shown, of all workers
         resources = [
-            {"name": each.name, "global": each.is_global, "count": each.count}
-            for each in needs.resources
+            {"name": resource.name, "global": resource.is_global, "count": resource.count}
+            for resource in needs.resources
         ]
         group["rate_limiter"] = {"resources": resources, "priority": needs.priority}
     return group

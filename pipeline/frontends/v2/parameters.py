@@ -67,13 +67,13 @@ def info_of(
 
     `outputs`: the outputs that it asks for; empty: all.
     """
-    said = {name: parameters[name] for name in _OF_INFO if name in parameters}
-    id = said.get("sequence_id")
+    given = {name: parameters[name] for name in _OF_INFO if name in parameters}
+    id = given.get("sequence_id")
     if isinstance(id, int) and id < 0:
-        said["sequence_id"] = id + 2**64
+        given["sequence_id"] = id + 2**64
     outputs = tuple(outputs)
     info = RequestInfo(id=request_id, parameters=parameters, headers=headers, outputs=outputs)
-    return msgspec.structs.replace(info, **said) if said else info
+    return msgspec.structs.replace(info, **given) if given else info
 
 
 def _check_kind(name: str, value: object) -> None:

@@ -100,7 +100,9 @@ class ModelRepository:
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
         """Return one model's, in the words of ModelMetadataResponse."""
         model = self.views.view(self.views.entry(name, version))
-        ready = [each for each in self._registry.versions(name).values() if not each.is_unloaded]
+        ready = [
+            version for version in self._registry.versions(name).values() if not version.is_unloaded
+        ]
         versions = sorted((entry.version for entry in ready), key=int)
         if version and self._registry.is_repository:
             versions = [str(version_number(version))]
@@ -133,8 +135,8 @@ class ModelRepository:
             return False
         if self._control is not None and not self._registry.graphs():
             return True
-        found = [_all_ready(await served.snapshots()) for served in self._registry.graphs()]
-        return bool(found) and all(found)
+        states = [_all_ready(await served.snapshots()) for served in self._registry.graphs()]
+        return bool(states) and all(states)
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
         """Return whether all replicas take requests for this model; False for an unknown one."""
@@ -148,15 +150,15 @@ class ModelRepository:
         """Return all models, in the words of RepositoryIndexResponse.ModelIndex, sorted by name."""
         if self._control is not None:
             indexed = await self._control.index()
-            shown = (each for each in indexed if each.state == "READY" or not only_ready)
-            return [msgspec.to_builtins(each) for each in shown]
+            shown = (entry for entry in indexed if entry.state == "READY" or not only_ready)
+            return [msgspec.to_builtins(entry) for entry in shown]
         snapshots = {served: await served.snapshots() for served in self._registry.graphs()}
-        found = []
+        entries = []
         for entry in sorted(self._registry.entries(), key=lambda entry: entry.name):
             is_ready = _is_ready(entry, snapshots.get(entry.served, ()))
             if is_ready or not only_ready:
-                found.append(_indexed(entry, is_ready))
-        return found
+                entries.append(_indexed(entry, is_ready))
+        return entries
 
     async def statistics(self, name: str = "", version: str = "") -> list[ModelCounters]:
         """Return the counters of one model, or ("") of all, sorted by name."""
@@ -165,7 +167,7 @@ class ModelRepository:
                 V2Status.UNSUPPORTED, "the statistics are switched off: statistics: False"
             )
         graphs = self._registry.graphs()
-        snapshots = [each for served in graphs for each in await served.snapshots()]
+        snapshots = [snapshot for served in graphs for snapshot in await served.snapshots()]
         counters = merge(snapshot.models for snapshot in snapshots)
         try:
             return select(counters, name, version)

@@ -97,16 +97,16 @@ Secrets = Mapping[str, Secret]
 
 def secrets_of(restrictions: Iterable[RestrictionConfig]) -> Secrets:
     """Return what opens each restricted part. Raises ConfigError: one is there twice."""
-    found: dict[str, Secret] = {}
+    secrets: dict[str, Secret] = {}
     for restriction in restrictions:
         header = restriction.header.lower()
         for api in restriction.apis:
-            if api in found:
+            if api in secrets:
                 raise ConfigError(
                     f"restricted_apis: '{api}' can not be specified in multiple config groups"
                 )
-            found[api] = Secret(header, restriction.value.encode())
-    return found
+            secrets[api] = Secret(header, restriction.value.encode())
+    return secrets
 
 
 class RestrictedRoutes:
@@ -121,7 +121,7 @@ class RestrictedRoutes:
         apis = _ELSEWHERE.get(request.path) or (api_of(request.raw_path),)
         needed = (self._secrets[api] for api in apis if api in self._secrets)
         headers = request.headers.items()
-        secret = next((each for each in needed if not each.is_in(headers)), None)
+        secret = next((candidate for candidate in needed if not candidate.is_in(headers)), None)
         if secret is None:
             return self._routes.endpoint(request)
         text = f"This API is restricted, expecting header '{secret.header}'"
@@ -151,8 +151,10 @@ def restricted_service(service: GrpcService, secrets: Secrets) -> GrpcService:
     """Return a service of which some methods need a secret."""
     closed = {method: secrets[api] for method, api in _API_OF.items() if api in secrets}
 
-    def guarded(found: Mapping[str, _Method], guard: Callable[[_Method, Secret], Any]) -> Any:
-        return {n: guard(each, closed[n]) if n in closed else each for n, each in found.items()}
+    def guarded(methods: Mapping[str, _Method], guard: Callable[[_Method, Secret], Any]) -> Any:
+        return {
+            n: guard(method, closed[n]) if n in closed else method for n, method in methods.items()
+        }
 
     return replace(
         service,

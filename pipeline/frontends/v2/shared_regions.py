@@ -89,44 +89,44 @@ class SharedRegions:
         """
         self._check_enabled()
         with self._lock:
-            for each in [name] if name else list(self._open):
-                found = self._open.get(each)
-                if found is not None:
-                    found.is_leaving = True
-                    self._close_unused(found)
+            for known in [name] if name else list(self._open):
+                opened = self._open.get(known)
+                if opened is not None:
+                    opened.is_leaving = True
+                    self._close_unused(opened)
 
-    def _close_unused(self, found: _Open) -> None:
-        if found.is_leaving and not found.uses:
-            del self._open[found.region.name]
-            os.close(found.descriptor)
+    def _close_unused(self, opened: _Open) -> None:
+        if opened.is_leaving and not opened.uses:
+            del self._open[opened.region.name]
+            os.close(opened.descriptor)
 
     @contextmanager
     def held(self, names: Collection[str]) -> Iterator[None]:
         """Keep regions, as long as a request needs them. Raises V2Error: one is not there."""
         self._check_enabled()
         with self._lock:
-            found = [self._found(name) for name in names]
-            for each in found:
-                each.uses += 1
+            regions = [self._found(name) for name in names]
+            for region in regions:
+                region.uses += 1
         try:
             yield
         finally:
             with self._lock:
-                for each in found:
-                    each.uses -= 1
-                    self._close_unused(each)
+                for region in regions:
+                    region.uses -= 1
+                    self._close_unused(region)
 
     def _found(self, name: str) -> _Open:
-        found = self._open.get(name)
-        if found is None:
+        opened = self._open.get(name)
+        if opened is None:
             raise V2Error(V2Status.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
-        return found
+        return opened
 
     def status(self, name: str = "") -> list[Region]:
         """Return one region, or ("") all, by name. Raises V2Error."""
         with self._lock:
             if not name:
-                return [self._open[each].region for each in sorted(self._open)]
+                return [self._open[name].region for name in sorted(self._open)]
             if name not in self._open:
                 text = f"Unable to find system shared memory region: '{name}'"
                 raise V2Error(V2Status.NOT_FOUND, text)
@@ -164,8 +164,8 @@ class SharedRegions:
         """Yield a descriptor of the caller's own, and where in its file the bytes begin."""
         self._check_enabled()
         with self._lock:
-            found = self._found(name)
-            region, descriptor = found.region, found.descriptor
+            opened = self._found(name)
+            region, descriptor = opened.region, opened.descriptor
             if not 0 <= offset < region.byte_size:
                 raise invalid(f"Invalid offset for shared memory region: '{name}'")
             if byte_size > _MOST - offset:
@@ -220,12 +220,12 @@ class SharedRegions:
             descriptor = os.open(path, flags)
         except (OSError, UnicodeEncodeError):
             raise internal(f"Unable to open shared memory region: '{region.key}'") from None
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
         is_within = 0 <= region.offset <= _MOST and 0 <= region.byte_size <= _MOST
         if (
-            not stat.S_ISREG(found.st_mode)
+            not stat.S_ISREG(status.st_mode)
             or not is_within
-            or region.offset + region.byte_size > found.st_size
+            or region.offset + region.byte_size > status.st_size
         ):
             os.close(descriptor)
             raise invalid(f"failed to register shared memory region '{region.name}': invalid args")
@@ -254,11 +254,11 @@ def region_of_json(name: str, body: bytes) -> Region:
     """Return the region that is to be registered. Raises V2Error, in Triton's words."""
     if not name:
         raise invalid(_NO_NAME)
-    said = json_object(body, "register")
+    members = json_object(body, "register")
     for field in ("key", "byte_size"):
-        if field not in said:
+        if field not in members:
             raise invalid(_LACKS.format(field))
-    key, offset, size = said["key"], said.get("offset", 0), said["byte_size"]
+    key, offset, size = members["key"], members.get("offset", 0), members["byte_size"]
     if not isinstance(key, str):
         raise invalid("attempt to access JSON non-string as string: 'key'")
     for field, value in (("offset", offset), ("byte_size", size)):

@@ -167,21 +167,21 @@ class _Stream:
     async def _work(self, message: bytes, place: Place) -> None:
         async with self._room:
             self._waiting.free(len(message) + _TASK_BYTES)
-            found = self._answers(message, place)
+            answers = self._answers(message, place)
             del message
-            await self._say(found, place)
+            await self._say(answers, place)
 
     async def _work_on_step(self, message: bytes, place: Place) -> None:
         size = len(message) + _STEP_BYTES
-        found = self._answers(message, place)
+        answers = self._answers(message, place)
         del message
-        await self._say(found, place)
+        await self._say(answers, place)
         self._steps.free(size)
 
-    async def _say(self, found: AsyncGenerator[bytes, None], place: Place) -> None:
+    async def _say(self, answers: AsyncGenerator[bytes, None], place: Place) -> None:
         try:
-            async with aclosing(found):
-                async for answer in found:
+            async with aclosing(answers):
+                async for answer in answers:
                     await self.said.put(answer)
         except Exception as error:
             await place.come()

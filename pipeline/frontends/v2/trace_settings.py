@@ -32,17 +32,17 @@ def shown(settings: RequestTracesConfig) -> dict[str, list[str] | str]:
     return {_LEVEL: level, **numbers, _FILE: settings.file, "trace_mode": "triton"}
 
 
-def changes_of_json(said: Mapping[str, Any]) -> dict[str, Any]:
+def changes_of_json(members: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes that an object asks for: null clears a setting. Raises V2Error."""
     values: dict[str, Sequence[str]] = {}
-    for name, value in said.items():
+    for name, value in members.items():
         if value is None:
             values[name] = ()
         elif name == _LEVEL:
             if not isinstance(value, list):
                 raise invalid("attempt to access JSON non-array as array")
             if value:
-                values[name] = [_text(each) for each in value]
+                values[name] = [_text(item) for item in value]
         elif name in _NUMBERS:
             values[name] = [_text(value)]
         else:
@@ -50,21 +50,21 @@ def changes_of_json(said: Mapping[str, Any]) -> dict[str, Any]:
     return changes_of(values)
 
 
-def changes_of(said: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def changes_of(settings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the changes that settings of a message ask for: one without a value is cleared.
 
     They are by the names of RequestTracesConfig; None clears. Unknown ones are passed over. Raises
     V2Error, in Triton's words.
     """
-    if _FILE in said:
+    if _FILE in settings:
         raise V2Error(V2Status.UNSUPPORTED, _NO_FILE)
     changes: dict[str, Any] = {}
-    if _LEVEL in said:
-        level = _level(said[_LEVEL])
-        if not said[_LEVEL] or level is not None:
+    if _LEVEL in settings:
+        level = _level(settings[_LEVEL])
+        if not settings[_LEVEL] or level is not None:
             changes["level"] = level
     for name, (field, least, most) in _NUMBERS.items():
-        values = said.get(name)
+        values = settings.get(name)
         if values is None:
             continue
         if len(values) > 1:
@@ -83,10 +83,10 @@ def _level(names: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _number(name: str, text: str, least: int, most: int) -> int:
-    found = _NUMBER.match(text)
-    if found is None:
+    match = _NUMBER.match(text)
+    if match is None:
         raise invalid(f"Unable to parse '{name}', got: {text}")
-    value = int(found[1])
+    value = int(match[1])
     if value not in _INT32:
         bounds = f"[ {least}, {most} ]"
         raise invalid(f"Unable to parse '{name}', value is out of range {bounds}, got: {text}")

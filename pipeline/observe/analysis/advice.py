@@ -79,20 +79,20 @@ def advise(figures: Figures, target_per_s: float | None = None) -> Advice:
     # It is busy, or has more in its channel than its workers take at once.
     is_full = slowest.busy >= _FULL or slowest.waiting > slowest.workers * slowest.largest_batch
     target = target_per_s if target_per_s is not None else _reachable(figures)
-    found = []
+    all_advice = []
     if is_full or target_per_s is not None:
-        found = [advice for op in ran if (advice := _advise_op(op, target)) is not None]
+        all_advice = [advice for op in ran if (advice := _advise_op(op, target)) is not None]
     notes = _notes(figures, ran)
-    if found:
+    if all_advice:
         notes.append(
             "workers that compute need a core each; threads run Python code one at a time: "
             "`workers: process` gives each a process"
         )
-    followed = {given.op: given for given in found}
+    followed = {given.op: given for given in all_advice}
     # What the slowest Op lets through then.
     capacity = min(_capacity(op, followed.get(op.name)) for op in ran)
-    expected = min(target, capacity) if found else math.nan
-    return Advice(target, slowest.name, is_full, expected, tuple(found), tuple(notes))
+    expected = min(target, capacity) if all_advice else math.nan
+    return Advice(target, slowest.name, is_full, expected, tuple(all_advice), tuple(notes))
 
 
 def _reachable(figures: Figures) -> float:

@@ -81,8 +81,13 @@ class Analyst:
 
         A time is NaN if the file does not tell it.
         """
-        found = self.figures
-        return found.graph_ms, found.unpack_ms, found.pack_ms, self.get_op_analyst()
+        own_figures = self.figures
+        return (
+            own_figures.graph_ms,
+            own_figures.unpack_ms,
+            own_figures.pack_ms,
+            self.get_op_analyst(),
+        )
 
     def print_profile(self) -> None:
         """Write `get_profile` to standard output."""
@@ -117,22 +122,22 @@ class OpAnalyst:
 
         Of one Op, the inner dict; KeyError if the profile does not have it.
         """
-        found = {name: _steps(op) for name, op in self._ops.items()}
-        return found if op_name is None else found[op_name]
+        steps = {name: _steps(op) for name, op in self._ops.items()}
+        return steps if op_name is None else steps[op_name]
 
     def qps(self, op_name: str | None = None) -> Any:
         """Return the requests/s of one worker that did nothing but this step, as `times` does.
 
         A request's time is its share of its batch. A step that takes no time is infinitely fast.
         """
-        found = {
+        rates = {
             name: {
                 step: 1e3 * op.batch_size / ms if ms else math.inf
                 for step, ms in _steps(op).items()
             }
             for name, op in self._ops.items()
         }
-        return found if op_name is None else found[op_name]
+        return rates if op_name is None else rates[op_name]
 
     def concurrency_analysis(self, op_config_yaml: str | os.PathLike[str]) -> dict[str, float]:
         """Return workers that each Op needs to keep the cards busy: {Op: op_concurrency}.
@@ -187,12 +192,12 @@ def _cards(
             place = source.place((name, step))
             if step not in ("prep", "midp", "postp"):
                 raise ConfigError(f"{place}: a step is prep, midp or postp")
-            found = _card_numbers(place, value)
-            for card in found:
+            cards = _card_numbers(place, value)
+            for card in cards:
                 if card in taken:
                     raise ConfigError(f"{place}: card {card} has {taken[card]} already")
                 taken[card] = f"{name}.{step}"
-            yield (name, step), len(found)
+            yield (name, step), len(cards)
 
 
 def _card_numbers(place: str, value: object) -> list[int]:

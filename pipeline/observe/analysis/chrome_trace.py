@@ -70,11 +70,11 @@ def first_time_ns(spans: Rows, requests: Rows) -> int:
     return int(times[times > 0].min()) if (times > 0).any() else 0
 
 
-def trace_json(found: Sequence[Event]) -> bytes:
+def trace_json(events: Sequence[Event]) -> bytes:
     """Return the file that the viewers open: a JSON list, an event a line."""
     # In one go each of the many pieces keeps the 4 KB that orjson begins with, however short it is.
-    starts = range(0, len(found), _AT_ONCE)
-    pieces = (b",\n".join(map(orjson.dumps, found[at : at + _AT_ONCE])) for at in starts)
+    starts = range(0, len(events), _AT_ONCE)
+    pieces = (b",\n".join(map(orjson.dumps, events[at : at + _AT_ONCE])) for at in starts)
     return b"[" + b",\n".join(pieces) + b"]\n"
 
 
@@ -242,10 +242,10 @@ class _Tracer:
                 point.clear()
             return
         ways = ["s", *["t"] * (len(points) - 2), "f"]
-        for point, way in zip(points, ways, strict=True):
+        for point, route in zip(points, ways, strict=True):
             about = {"name": "request", "cat": "request", "id": self._first_id + data_id}
-            point |= {"ph": way, **about}
-            if way != "s":
+            point |= {"ph": route, **about}
+            if route != "s":
                 point["bp"] = "e"  # to the slice around it, not to the next one
 
     def _never_ran(self, spans: Rows) -> Iterator[Event]:
@@ -297,12 +297,12 @@ def depth(
 
 def _by_worker(ran: Rows, bounds: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
     """Yield the batches of each worker of each Op, by their start."""
-    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    jobs: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for first, stop in bounds:
         key = (int(ran["op"][first]), int(ran["worker"][first]))
-        found.setdefault(key, []).append((first, stop))
-    for key in sorted(found):
-        yield sorted(found[key], key=lambda batch: int(ran["start_ns"][batch[0]]))
+        jobs.setdefault(key, []).append((first, stop))
+    for key in sorted(jobs):
+        yield sorted(jobs[key], key=lambda batch: int(ran["start_ns"][batch[0]]))
 
 
 def _lanes(starts: Sequence[int], ends: Sequence[int]) -> list[int]:
@@ -332,10 +332,10 @@ def _plain(row: Any) -> dict[str, int]:
 
 def first_known(*columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the first time that is known of each row; -1 if there is none."""
-    found = np.full(columns[0].shape, -1, np.int64)
+    values = np.full(columns[0].shape, -1, np.int64)
     for column in reversed(columns):
-        found = np.where(column > 0, column, found)
-    return found
+        values = np.where(column > 0, column, values)
+    return values
 
 
 def request_times(rows: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

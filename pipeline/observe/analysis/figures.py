@@ -25,11 +25,11 @@ Numbers = npt.NDArray[Any]
 
 def weighted(rows: Rows, weights: npt.NDArray[np.float64]) -> Rows:
     """Return the rows with a field more, `weight`."""
-    found = np.empty(rows.size, [*rows.dtype.descr, ("weight", np.float64)])
+    table = np.empty(rows.size, [*rows.dtype.descr, ("weight", np.float64)])
     for name in rows.dtype.names or ():
-        found[name] = rows[name]
-    found["weight"] = weights
-    return found
+        table[name] = rows[name]
+    table["weight"] = weights
+    return table
 
 
 def count(rows: Rows) -> int:
@@ -106,15 +106,15 @@ def critical_path(spans: Rows, names: Sequence[str]) -> Path | None:
     known = spans[is_known]
     ordered = known[np.lexsort((known["end_ns"], known["data_id"]))]
     ways: dict[tuple[int, ...], list[_Way]] = {}
-    for way in itertools.islice(_ways(ordered), _MAX_WALKED):
-        ways.setdefault(tuple(step[0] for step in way), []).append(way)
+    for path in itertools.islice(_ways(ordered), _MAX_WALKED):
+        ways.setdefault(tuple(step[0] for step in path), []).append(path)
     if not ways:
         return None
-    took = {ops: _weights(found).sum() for ops, found in ways.items()}
+    took = {ops: _weights(paths).sum() for ops, paths in ways.items()}
     ops = max(took, key=lambda ops: float(took[ops]))
     weights = _weights(ways[ops])
-    costs_ns = [sum(end - start for _, _, start, end, _ in way) for way in ways[ops]]
-    queues_ns = [sum(start - ready for _, ready, start, _, _ in way) for way in ways[ops]]
+    costs_ns = [sum(end - start for _, _, start, end, _ in path) for path in ways[ops]]
+    queues_ns = [sum(start - ready for _, ready, start, _, _ in path) for path in ways[ops]]
     return Path(
         tuple(names[op] for op in ops),
         cost_ms=Durations(np.array(costs_ns), weights).mean_ms,
@@ -128,7 +128,7 @@ _Way = list[_Step]
 
 
 def _weights(ways: Sequence[_Way]) -> Numbers:
-    return np.array([way[0][4] for way in ways])
+    return np.array([path[0][4] for path in ways])
 
 
 def _ways(ordered: Rows) -> Iterator[_Way]:
@@ -138,12 +138,12 @@ def _ways(ordered: Rows) -> Iterator[_Way]:
     columns = [ordered[name] for name in ("op", "ready_ns", "start_ns", "end_ns", "weight")]
     for first, stop in itertools.pairwise(bounds):
         steps = list(zip(*(column[first:stop].tolist() for column in columns), strict=True))
-        way: _Way = []
+        path: _Way = []
         for step in reversed(steps):
-            if not way or step[3] <= way[-1][1]:  # ended before the next one was ready
-                way.append(step)
-        if way:
-            yield way[::-1]
+            if not path or step[3] <= path[-1][1]:  # ended before the next one was ready
+                path.append(step)
+        if path:
+            yield path[::-1]
 
 
 _MIN_FITTED = 10  # batches, for a line through their times
@@ -348,12 +348,12 @@ def _ops(
 ) -> tuple[OpFigures, ...]:
     of_ended = _of_requests(spans, requests)
     total = requests["weight"].sum() or _most_spans(spans)
-    found = []
+    ops = []
     for op in np.unique(spans["op"]).tolist():
         here, ended_here = spans[spans["op"] == op], of_ended[of_ended["op"] == op]
         visits = ratio((ended_here if ended_here.size else here)["weight"].sum(), total)
-        found.append(_op_figures(names[op], here, seconds, visits))
-    return tuple(found)
+        ops.append(_op_figures(names[op], here, seconds, visits))
+    return tuple(ops)
 
 
 def _most_spans(spans: Rows) -> int:
@@ -363,11 +363,11 @@ def _most_spans(spans: Rows) -> int:
 
 def _of_requests(spans: Rows, requests: Rows) -> Rows:
     """Return the spans of these requests, in a sample those it has, with the requests' weight."""
-    found = spans[np.isin(spans["data_id"], requests["data_id"])]
+    own_spans = spans[np.isin(spans["data_id"], requests["data_id"])]
     order = np.argsort(requests["data_id"], kind="stable")
-    places = np.searchsorted(requests["data_id"], found["data_id"], sorter=order)
-    found["weight"] = requests["weight"][order[places]]
-    return found
+    places = np.searchsorted(requests["data_id"], own_spans["data_id"], sorter=order)
+    own_spans["weight"] = requests["weight"][order[places]]
+    return own_spans
 
 
 def _op_figures(name: str, spans: Rows, seconds: float, visits: float) -> OpFigures:

@@ -38,8 +38,8 @@ def report_json(figures: Figures, advice: Advice) -> bytes:
         dataclasses.asdict(op) | {name: getattr(op, name) for name in _DERIVED}
         for op in figures.ops
     ]
-    found = dataclasses.asdict(figures) | {"per_s": figures.per_s, "ops": ops}
-    report = {"figures": found, "advice": advice, "config": advice.as_config()}
+    as_dict = dataclasses.asdict(figures) | {"per_s": figures.per_s, "ops": ops}
+    report = {"figures": as_dict, "advice": advice, "config": advice.as_config()}
     return orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 

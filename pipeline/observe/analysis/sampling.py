@@ -184,19 +184,19 @@ class OpenStreams:
         for row in part_records(parts):
             if row.kind != PartKind.GIVEN:
                 continue
-            found = self._of.setdefault(row.data_id, {})
-            times = found.setdefault(row.target, [0, row.start_ns, row.end_ns, 0])
+            streams = self._of.setdefault(row.data_id, {})
+            times = streams.setdefault(row.target, [0, row.start_ns, row.end_ns, 0])
             times[0] += 1
             times[3] = row.end_ns
 
-    def take(self, ended: Rows, told: Rows, strides: Sequence[int] | None = None) -> Rows:
+    def take(self, ended: Rows, reported: Rows, strides: Sequence[int] | None = None) -> Rows:
         """Forget the streams of requests that have ended; return those of them that are `told`.
 
         `strides`: how many each of these stands for; None: for itself.
         """
         if not self._of:
             return NO_STREAMS
-        ids = told["data_id"].tolist()
+        ids = reported["data_id"].tolist()
         rows = [
             (data_id, target, *times, weight)
             for data_id, weight in zip(ids, strides or [1] * len(ids), strict=True)

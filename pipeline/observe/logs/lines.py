@@ -67,8 +67,8 @@ class JsonFormatter(logging.Formatter):
             "thread": record.threadName,
             "message": record.getMessage(),
         }
-        told: dict[str, Any] = getattr(record, FIELDS, {})
-        fields |= {name: told[name] for name in told if name == "message" or name not in fields}
+        extra: dict[str, Any] = getattr(record, FIELDS, {})
+        fields |= {name: extra[name] for name in extra if name == "message" or name not in fields}
         about = running_of(record)
         if about is not None:
             fields |= about.fields()
@@ -78,7 +78,7 @@ class JsonFormatter(logging.Formatter):
         if trace := traceback_of(record):
             fields["traceback"] = trace
         text = json.dumps(fields, ensure_ascii=False)
-        return UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+        return UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def running_of(record: logging.LogRecord) -> Running | None:

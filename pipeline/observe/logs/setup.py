@@ -115,7 +115,9 @@ class LogSession:
     """The log as long as one server needs it. `close` may be called more than once."""
 
     def __init__(self, destinations: Sequence[Destination]) -> None:
-        self.destinations: dict[object, Destination] = {each.key: each for each in destinations}
+        self.destinations: dict[object, Destination] = {
+            destination.key: destination for destination in destinations
+        }
 
     def close(self) -> None:
         """Write what was logged so far; the last session of a folder closes its files."""
@@ -200,7 +202,9 @@ class _OpenSessions:
         level, propagate = self._before
         if self._sessions:
             wanted = min(
-                each.level for session in self._sessions for each in session.destinations.values()
+                destination.level
+                for session in self._sessions
+                for destination in session.destinations.values()
             )
             # A user who set the logger itself to a lower level has a handler that wants it.
             wanted = self.switches.least(wanted)
@@ -214,7 +218,7 @@ class _OpenSessions:
             self._root.leave()
         for key, writer in self._writers.items():
             wanting = (session.destinations.get(key) for session in self._sessions)
-            lowest = min(each.level for each in wanting if each is not None)
+            lowest = min(destination.level for destination in wanting if destination is not None)
             writer.handler.setLevel(self.switches.least(lowest))
 
 

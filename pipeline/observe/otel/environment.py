@@ -78,8 +78,8 @@ def _otlp(signal: Signal) -> str:
 def _exporter(signal: Signal, name: str) -> Any:
     name = _otlp(signal) if name == "otlp" else name
     group = f"opentelemetry_{signal}_exporter"
-    found = list(entry_points(group=group, name=name))
-    if not found:
+    points = list(entry_points(group=group, name=name))
+    if not points:
         known = sorted({point.name for point in entry_points(group=group)})
         raise InitError(
             f"opentelemetry: the exporter {name!r} is not installed, only {', '.join(known)}: "
@@ -87,7 +87,7 @@ def _exporter(signal: Signal, name: str) -> Any:
             f"OTEL_{signal.upper()}_EXPORTER or {OTEL_EXPORTER_OTLP_PROTOCOL}"
         )
     try:
-        return found[0].load()()
+        return points[0].load()()
     except Exception as error:  # another package's code, which reads the environment
         raise InitError(
             f"opentelemetry: the exporter {name!r} cannot be made: {one_line(str(error))}"

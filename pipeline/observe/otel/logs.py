@@ -60,10 +60,10 @@ class OtelLogSink(LogSink):
             self._provider.shutdown()
 
     def _logger(self, name: str) -> Any:
-        found = self._loggers.get(name)
-        if found is None:
-            self._loggers[name] = found = self._provider.get_logger(name)  # type: ignore[assignment]
-        return found
+        logger = self._loggers.get(name)
+        if logger is None:
+            self._loggers[name] = logger = self._provider.get_logger(name)  # type: ignore[assignment]
+        return logger
 
 
 def as_otel(record: logging.LogRecord) -> LogRecord:
@@ -86,7 +86,7 @@ def as_otel(record: logging.LogRecord) -> LogRecord:
         attributes |= {f"pipeline.{name}": value for name, value in about.fields().items()}
         ids = about.span()
         if all(ids):
-            trace_id, span_id = (int(each, 16) for each in ids)
+            trace_id, span_id = (int(part, 16) for part in ids)
             flags = int(is_sampled(about.traceparent))
     return LogRecord(
         timestamp=int(record.created * 1e9),

@@ -337,11 +337,11 @@ class _LineReader:
         self._damaged += max(0, len(marks) - 1)  # lines that another one has cut into
         if not marks:
             return
-        found = _LINE.match(line.rstrip("\r\n"), marks[-1].start())
-        if found is None:
+        match = _LINE.match(line.rstrip("\r\n"), marks[-1].start())
+        if match is None:
             self._damaged += 1
             return
-        pid, events, data = int(found[1]), found[2], found[3]
+        pid, events, data = int(match[1]), match[2], match[3]
         is_read = self._read_data(pid, data) if data else self._read_events(pid, events)
         self._damaged += not is_read
 
@@ -402,9 +402,9 @@ class _LineReader:
         )  # fmt: skip
 
 
-def _table(found: Sequence[_Weighted], dtype: np.dtype[np.void]) -> tuple[Any, Any, Rows]:
+def _table(weighted_rows: Sequence[_Weighted], dtype: np.dtype[np.void]) -> tuple[Any, Any, Rows]:
     """Return pids, weights and rows."""
-    pids, weights, rows = zip(*found, strict=True) if found else ((), (), ())
+    pids, weights, rows = zip(*weighted_rows, strict=True) if weighted_rows else ((), (), ())
     return np.array(pids, np.int64), np.array(weights, np.float64), np.array(list(rows), dtype)
 
 

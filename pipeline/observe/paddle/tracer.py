@@ -181,11 +181,11 @@ class TracerBlock:
 
     def figures(self) -> dict[str, dict[str, float]]:
         """Return what goes to `benchmark.log`: means in ms by Op, and `DAG`."""
-        found: dict[str, dict[str, float]] = {
+        shown: dict[str, dict[str, float]] = {
             name: {"count": op.count, **{stage: op.mean_ms(stage) for stage in STAGES}}
             for name, op in self._ops()
         }
-        return {**found, "DAG": self._requests()} if self.interval.queries else found
+        return {**shown, "DAG": self._requests()} if self.interval.queries else shown
 
     def _ops(self) -> Iterator[tuple[str, OpInterval]]:
         for name, op in zip(self.graph.names, self.interval.ops, strict=True):
@@ -409,14 +409,14 @@ class BatchTimes:
         is_good = np.minimum.reduceat(spans["outcome"], first) == Outcome.OK
         op, worker = columns(spans, "op", "worker").take(first, axis=1)
         order = np.lexsort((spans["start_ns"].take(first), worker, op))
-        op, worker, first, is_good = (each.take(order) for each in (op, worker, first, is_good))
+        op, worker, first, is_good = (column.take(order) for column in (op, worker, first, is_good))
         spent = self._spent(op, worker, spans.take(first))
         op, spent = kept(op, is_good), kept(spent, is_good)
         if not len(op):
             return
-        found = groups(op)
-        numbers, sizes = found.keys.tolist(), found.sizes.tolist()
-        for number, size, sums in zip(numbers, sizes, found.sums(spent).T.tolist(), strict=True):
+        by_op = groups(op)
+        numbers, sizes = by_op.keys.tolist(), by_op.sizes.tolist()
+        for number, size, sums in zip(numbers, sizes, by_op.sums(spent).T.tolist(), strict=True):
             ops[number].count += size
             for stage, spent_ns in zip(STAGES, sums, strict=True):
                 ops[number].sums[stage] += spent_ns

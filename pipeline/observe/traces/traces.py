@@ -111,7 +111,7 @@ class TraceRegister:
     @property
     def is_off(self) -> bool:
         """True if nothing is traced of any model."""
-        return self._for_all.is_off and all(each.is_off for each in self._of_models.values())
+        return self._for_all.is_off and all(model.is_off for model in self._of_models.values())
 
     def sampler(self, model: str = "") -> TraceSampler:
         """Return the settings in force for a model; "": for models without their own."""
@@ -146,21 +146,21 @@ class TraceRegister:
         otherwise: RequestTracesConfig,
         changes: Mapping[str, Any],
     ) -> TraceSampler:
-        said: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
         if before is not None:
             now = before.settings
-            said = {name: getattr(now, name) for name in before.own}
-        said |= changes
-        said = {name: value for name, value in said.items() if value is not None}
-        settings = msgspec.structs.replace(otherwise, **said)
+            changed = {name: getattr(now, name) for name in before.own}
+        changed |= changes
+        changed = {name: value for name, value in changed.items() if value is not None}
+        settings = msgspec.structs.replace(otherwise, **changed)
         if settings.level and settings.fault:
             raise ConfigError(f"Attempting to set invalid trace setting :{settings.fault}")
-        return TraceSampler(settings, frozenset(said))
+        return TraceSampler(settings, frozenset(changed))
 
 
 def _over(samplers: list[TraceSampler]) -> list[TraceSampler]:
-    for each in samplers:
-        each.is_over = True
+    for sampler in samplers:
+        sampler.is_over = True
     return samplers
 
 
@@ -572,7 +572,7 @@ def _head(number: int, model: str, version: str, request_id: str, parent: int) -
 
 
 def _stamped(number: int, times: _Times) -> Iterator[dict[str, Any]]:
-    for name, ns in sorted(times, key=lambda each: each[1]):
+    for name, ns in sorted(times, key=lambda stamp: stamp[1]):
         yield {"id": number, "timestamps": [{"name": name, "ns": ns}]}
 
 
@@ -580,7 +580,7 @@ def _tensor(name: str, value: Any) -> dict[str, str]:
     array = np.asarray(value)
     elements, text = array.reshape(-1), _text_of(array.dtype)
     pieces = range(0, elements.size, _PIECE)  # a long `tolist` would stop all other threads
-    texts = (text(each) for at in pieces for each in elements[at : at + _PIECE].tolist())
+    texts = (text(element) for at in pieces for element in elements[at : at + _PIECE].tolist())
     shape = ",".join(map(str, array.shape))
     return {
         "name": name,

@@ -246,8 +246,8 @@ class FrameReader:
             return None
         body_at = HEADER_BYTES + meta_size
         number = _NUMBER_TAG + varint(correlation_id)
-        before, found, behind = data[HEADER_BYTES:body_at].partition(number)
-        return data[body_at:] if found and _went_well(before, behind) else None
+        before, separator, behind = data[HEADER_BYTES:body_at].partition(number)
+        return data[body_at:] if separator and _went_well(before, behind) else None
 
     def _whole(self, data: bytes | bytearray | memoryview) -> BrpcFrame | None:
         """Return the frame that `data` are, as nearly always; None: they are something else."""

@@ -317,8 +317,8 @@ def _dumped(fields: dict[str, Any]) -> bytes:
 
 
 def _tensor(tensor: Tensor) -> dict[str, Any]:
-    found = {field.name: _value(tensor, field.name) for field, _ in tensor.ListFields()}
-    return {**{name: getattr(tensor, name) for name in _ALWAYS}, **found}
+    values = {field.name: _value(tensor, field.name) for field, _ in tensor.ListFields()}
+    return {**{name: getattr(tensor, name) for name in _ALWAYS}, **values}
 
 
 def _value(message: Message, field: str) -> Any:

@@ -306,8 +306,8 @@ class _TextReader:
         return match
 
     def _fail(self, expected: str) -> NoReturn:
-        found = self._text[self._at : self._at + 20]
-        raise ValueError(f"expected {expected} at character {self._at}, found {found!r}")
+        rest = self._text[self._at : self._at + 20]
+        raise ValueError(f"expected {expected} at character {self._at}, found {rest!r}")
 
 
 def _unquoted(token: str) -> str | bytes:

@@ -61,16 +61,16 @@ def hollow(data: Piece, kind: type[Message], shape: Shape, limits: Limits) -> Bl
     """
     view = memoryview(data)
     try:
-        found = _BlockWalk(limits).message(view, shape)
-        rest = data if found.rest is view else found.rest
-        return _paired(kind.FromString(bytes(rest)), found, limits)
+        message = _BlockWalk(limits).message(view, shape)
+        rest = data if message.rest is view else message.rest
+        return _paired(kind.FromString(bytes(rest)), message, limits)
     except _OddError:
         return BlockMessage(kind.FromString(bytes(data)), {}, {}, limits)
 
 
-def _paired(message: Any, found: _Found, limits: Limits) -> BlockMessage:
+def _paired(message: Any, fields: _Found, limits: Limits) -> BlockMessage:
     nested = {}
-    for number, children in found.nested.items():
+    for number, children in fields.nested.items():
         name = message.DESCRIPTOR.fields_by_number[number].name
         value = getattr(message, name)
         if isinstance(value, Message):
@@ -81,7 +81,7 @@ def _paired(message: Any, found: _Found, limits: Limits) -> BlockMessage:
             nested[name] = {
                 index: _paired(value[index], child, limits) for index, child in children.items()
             }
-    names = {message.DESCRIPTOR.fields_by_number[n].name: b for n, b in found.blocks.items()}
+    names = {message.DESCRIPTOR.fields_by_number[n].name: b for n, b in fields.blocks.items()}
     return BlockMessage(message, names, nested, limits)
 
 
@@ -112,22 +112,22 @@ class _BlockWalk:
                     child = self.message(view[at:end], shape.nested[number])
                     nested.setdefault(number, {})[index] = child
                     cuts.append((start, end, bytes_field(number, child.rest)))
-        found: dict[int, list[View]] = {}
+        views: dict[int, list[View]] = {}
         for number, places in blocks.items():
             if any(end - at > _LONG for _, at, end in places):
                 if number in unpacked:
                     raise _OddError
-                found[number] = [view[at:end] for _, at, end in places]
+                views[number] = [view[at:end] for _, at, end in places]
                 cuts += [(start, end, b"") for start, _, end in places]
-        return _Found(_without(view, cuts), found, nested)
+        return _Found(_without(view, cuts), views, nested)
 
     def _fields(self, view: View) -> Iterator[tuple[int, int, int, int, int]]:
-        for found in wire_fields(view):
+        for entry in wire_fields(view):
             self._count += 1
             if self._count % _FIELDS_AT_ONCE == 0:
                 breathe()
                 self._limits.check_texts(self._count)
-            yield found
+            yield entry
 
 
 def wire_fields(view: View) -> Iterator[tuple[int, int, int, int, int]]:
@@ -207,12 +207,12 @@ class BlockMessage:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.message, name)
-        found = self._nested.get(name)
-        if found is None:
+        nested = self._nested.get(name)
+        if nested is None:
             return value
         if isinstance(value, Message):
-            return found[0]
-        return [found.get(index, item) for index, item in enumerate(value)]
+            return nested[0]
+        return [nested.get(index, item) for index, item in enumerate(value)]
 
     def ListFields(self) -> list[tuple[Any, Any]]:
         """Return what a message returns; of a long field, its first byte stands for it."""
@@ -234,10 +234,12 @@ class BlockMessage:
         if any(len(view) % dtype.itemsize for view in views):
             raise PackageError(f"{name} ends within a number")
         if dtype == np.bool_:
-            found: Array = np.concatenate([np.frombuffer(view, np.uint8) for view in views])
-            if (found >= 0x80).any():  # no writer does so, but they are varints
-                found = np.concatenate([part for view in views for part in _varints(view, _WIDEST)])
-            truths: Array = found != 0
+            joined: Array = np.concatenate([np.frombuffer(view, np.uint8) for view in views])
+            if (joined >= 0x80).any():  # no writer does so, but they are varints
+                joined = np.concatenate(
+                    [part for view in views for part in _varints(view, _WIDEST)]
+                )
+            truths: Array = joined != 0
             return truths
         if len(views) == 1:
             return np.frombuffer(views[0], dtype)
@@ -258,10 +260,10 @@ class BlockMessage:
     def remove(self, name: str, index: int) -> None:
         """Take one out of the messages of a repeated field."""
         del getattr(self.message, name)[index]
-        found = self._nested.get(name, {})
-        found.pop(index, None)
-        later = sorted(at for at in found if at > index)
-        found.update({at - 1: found.pop(at) for at in later})
+        nested = self._nested.get(name, {})
+        nested.pop(index, None)
+        later = sorted(at for at in nested if at > index)
+        nested.update({at - 1: nested.pop(at) for at in later})
 
     def count(self, name: str) -> int:
         """Count the varints of a long field."""
@@ -429,8 +431,8 @@ def write_packed(tensor: Message, field: str, data: Array) -> None:
 def read_packed(tensor: Message | BlockMessage, field: str) -> Array:
     """Return a field of PACKED_DTYPES as a 1-D array, of the memory that came if it can be."""
     dtype = PACKED_DTYPES[field]
-    if isinstance(tensor, BlockMessage) and (found := tensor.packed(field, dtype)) is not None:
-        return found
+    if isinstance(tensor, BlockMessage) and (packed := tensor.packed(field, dtype)) is not None:
+        return packed
     repeated = getattr(tensor, field)
     if len(repeated) > _FEW:
         wire = tensor.SerializeToString()

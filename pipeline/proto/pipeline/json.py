@@ -90,12 +90,12 @@ class JsonField:
 
 def fields_of(message: type[Message]) -> dict[str, JsonField]:
     """Return a message's plain fields, by their original and their camelCase names."""
-    found = {}
+    fields = {}
     for field in message.DESCRIPTOR.fields:
         if field.type != FieldDescriptor.TYPE_MESSAGE:
             known = JsonField(field.name, _KINDS[field.type], field.is_repeated)
-            found[field.name] = found[field.json_name] = known
-    return found
+            fields[field.name] = fields[field.json_name] = known
+    return fields
 
 
 def shown(value: Any) -> str:
@@ -113,9 +113,9 @@ def no_data_error(spelling: str) -> PackageError:
     """Return the error for a caller that sent unknown fields; gateways send the same
     (nodata.go)."""
     is_shown = len(spelling) <= _MAX_SHOWN and not _NOT_SHOWN.search(spelling)
-    found = f'the field "{spelling}"' if is_shown else "other fields"
+    shown_as = f'the field "{spelling}"' if is_shown else "other fields"
     return PackageError(
-        f"the request has {found} and none of key, value and tensors; expected pairs, like "
+        f"the request has {shown_as} and none of key, value and tensors; expected pairs, like "
         '{"key": ["x"], "value": ["0.1"]}, or tensors; POST /api/<name> takes plain JSON, '
         'like {"x": 0.1}'
     )
@@ -261,8 +261,8 @@ def response_from_json(body: bytes) -> Response:
     try:
         return _response_of(object_of(body))
     except PackageError as error:
-        told = str(error).removeprefix(_REQUEST)
-        raise PackageError(f"the answer{told}") from None
+        reason = str(error).removeprefix(_REQUEST)
+        raise PackageError(f"the answer{reason}") from None
 
 
 def _response_of(fields: dict[str, Any]) -> Response:
@@ -337,14 +337,14 @@ def _add_large_tensors(request: Request, text: memoryview, limits: Limits) -> No
             raise _misfit("tensors", "an array", value)
         return
     try:
-        found = elements_of(text, _TENSOR_STRUCT, "tensors")
+        elements = elements_of(text, _TENSOR_STRUCT, "tensors")
     except TypeError as error:
         found_at = re.search(r"\$\[(\d+)\]", str(error))
         place = f"tensors[{found_at[1] if found_at else 0}]"
         raise PackageError(
             f"{_REQUEST} does not fit its message: {place} must be an object: {error}"
         ) from None
-    for at, members in enumerate(found):
+    for at, members in enumerate(elements):
         tensor = request.tensors.add()
         fill(tensor, _values(members), _TENSOR_FIELDS, f"tensors[{at}].", limits)
         breathe()
@@ -451,9 +451,9 @@ def _set_floats(message: Message, field: str, values: list[Any]) -> None:
 
 
 def _misfit(place: str, expected: str, value: Any) -> PackageError:
-    found = "an array" if type(value) is LongArray else shown(value)
+    actual = "an array" if type(value) is LongArray else shown(value)
     return PackageError(
-        f"{_REQUEST} does not fit its message: {place} must be {expected}, not {found}"
+        f"{_REQUEST} does not fit its message: {place} must be {expected}, not {actual}"
     )
 
 

@@ -96,9 +96,9 @@ class LongArray:
         at = 0
         for window in self.windows():
             text = _STRING.sub(b"", window)
-            found = min((text.find(mark) for mark in (b"[", b"{") if mark in text), default=-1)
-            if found >= 0:
-                return at + text.count(b",", 0, found)
+            place = min((text.find(mark) for mark in (b"[", b"{") if mark in text), default=-1)
+            if place >= 0:
+                return at + text.count(b",", 0, place)
             at += text.count(b",") + 1
         return at
 
@@ -188,8 +188,8 @@ def members_of(
         raise NotJsonError(str(error)) from None
 
 
-def _members(found: msgspec.Struct) -> dict[str, memoryview]:
-    raws = {name: getattr(found, name) for name in found.__struct_fields__}
+def _members(struct: msgspec.Struct) -> dict[str, memoryview]:
+    raws = {name: getattr(struct, name) for name in struct.__struct_fields__}
     views = [(name, memoryview(raw)) for name, raw in raws.items() if raw is not msgspec.UNSET]
 
     def address(member: tuple[str, memoryview]) -> int:
@@ -216,10 +216,10 @@ def elements_of(
     if count > MAX_TENSORS:
         raise TooLargeError(f"the request has more than {MAX_TENSORS} objects in its {what}")
     try:
-        found = msgspec.json.decode(text, type=list[kind])  # type: ignore[valid-type]  # a value
+        elements = msgspec.json.decode(text, type=list[kind])  # type: ignore[valid-type]  # a value
     except msgspec.ValidationError as error:
         raise TypeError(str(error)) from None
-    return list(map(_members, found))
+    return list(map(_members, elements))
 
 
 def marked(text: bytes | memoryview) -> bytes:

@@ -101,13 +101,13 @@ def plain_request_from_json(body: bytes, name: str, method: str) -> PlainRequest
 
 def plain_request_from_message(message: bytes) -> PlainRequest | None:
     """Return the Request that a message is, if it is a few texts; None: protobuf knows."""
-    found = PlainRequest([], [])
-    keys, values = found.key, found.value
+    request = PlainRequest([], [])
+    keys, values = request.key, request.value
     start, size = 0, len(message)
     try:
         for _ in range(_MOST_FIELDS):
             if start == size:
-                return found
+                return request
             tag, length = message[start], message[start + 1]
             start += 2
             if length > _ONE_BYTE:  # a number of two
@@ -124,11 +124,11 @@ def plain_request_from_message(message: bytes) -> PlainRequest | None:
             elif tag == _VALUE:
                 values.append(text)
             elif tag == _NAME:
-                found.name = text
+                request.name = text
             elif tag == _METHOD:
-                found.method = text
+                request.method = text
             elif tag == _CLIENTIP:
-                found.clientip = text
+                request.clientip = text
             else:
                 return None
     except (IndexError, UnicodeDecodeError):  # it is cut, or no text

@@ -142,12 +142,12 @@ class InferRequest(msgspec.Struct, frozen=True):
     @property
     def places(self) -> dict[str, SharedPlace]:
         """Return the places in shared memory that outputs are to be put in, by name."""
-        return {each.name: each.place for each in self.outputs if each.place is not None}
+        return {output.name: output.place for output in self.outputs if output.place is not None}
 
     @property
     def regions(self) -> set[str]:
         """Return the shared memory that something is in, or is to be put in."""
-        places = [*(each.place for each in self.shared.values()), *self.places.values()]
+        places = [*(tensor.place for tensor in self.shared.values()), *self.places.values()]
         return {place.region for place in places}
 
 
@@ -199,13 +199,13 @@ def request_from_message(
 
 def _shared_inputs(tensors: Iterable[InferTensor]) -> dict[str, SharedInput]:
     """Return those of a request's tensors whose data are in shared memory."""
-    found = {}
+    inputs = {}
     for tensor in tensors:
         if REGION in tensor.parameters:
             place = shared_place(f"tensor '{tensor.name}'", _from_parameters(tensor.parameters))
             if place is not None:
-                found[tensor.name] = SharedInput(tensor.datatype, list(tensor.shape), place)
-    return found
+                inputs[tensor.name] = SharedInput(tensor.datatype, list(tensor.shape), place)
+    return inputs
 
 
 def _inputs_of(
@@ -233,10 +233,10 @@ def _inputs_of(
 def read_message(message: bytes, limits: Limits) -> InferRequest:
     """Return the request in a message. Raises PackageError, also for an invalid message."""
     try:
-        found = ModelInferRequest.FromString(message)
+        parsed = ModelInferRequest.FromString(message)
     except DecodeError as error:
         raise PackageError(f"the message is no ModelInferRequest: {error}") from error
-    return request_from_message(found, limits)
+    return request_from_message(parsed, limits)
 
 
 def read_large_message(messages: list[Piece], limits: Limits) -> InferRequest:
@@ -252,8 +252,8 @@ def large_request_from_message(message: Piece, limits: Limits) -> InferRequest:
 
     Raises DecodeError besides: it is no ModelInferRequest.
     """
-    found = hollow(message, ModelInferRequest, _REQUEST_SHAPE, limits)
-    return request_from_message(found, limits, stays=type(message) is memoryview)
+    parsed = hollow(message, ModelInferRequest, _REQUEST_SHAPE, limits)
+    return request_from_message(parsed, limits, stays=type(message) is memoryview)
 
 
 def response_pieces(response: InferResponse) -> list[bytes | memoryview]:
@@ -328,15 +328,15 @@ def _from_parameters(
     parameters: Mapping[str, InferParameter], fields: Mapping[str, tuple[str, ...]] = {}
 ) -> Parameters:
     """Read parameters; those named in `fields` may only be in a field that stands there."""
-    found: Parameters = {}
+    values: Parameters = {}
     for name, parameter in parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
         allowed = fields.get(name)
         if kind is None or (allowed is not None and kind not in allowed):
             expected = _listed(allowed or _ANY_FIELD)
             raise PackageError(f"invalid value type for '{name}' parameter, expected {expected}.")
-        found[name] = getattr(parameter, kind)
-    return found
+        values[name] = getattr(parameter, kind)
+    return values
 
 
 def _listed(fields: tuple[str, ...]) -> str:
@@ -442,7 +442,9 @@ def contents_to_array(
     came, parts = _parts(contents, field, wide)
     filled = contents.ListFields()
     if came != size or len(filled) > 1:
-        raise _wrong_contents(datatype, list(shape), field, [each.name for each, _ in filled], came)
+        raise _wrong_contents(
+            datatype, list(shape), field, [descriptor.name for descriptor, _ in filled], came
+        )
     if dtype == BYTES:
         if limits is not None:
             limits.check_texts(size)
@@ -467,9 +469,9 @@ def _parts(
     if not isinstance(contents, BlockMessage) or contents.views(field) is None:
         elements = getattr(contents, field)
         return len(elements), sliced(elements)
-    found = contents.packed(field, wide) if wide.kind in "bf" else None
-    if found is not None:
-        return found.size, (found,)
+    packed = contents.packed(field, wide) if wide.kind in "bf" else None
+    if packed is not None:
+        return packed.size, (packed,)
     return contents.count(field), contents.varints(field, wide) or ()
 
 
@@ -486,14 +488,14 @@ def _wrong_contents(
     if not filled:
         return UnfilledError(text, "unable to find data for input tensor {} in request.")
     if filled[0] != field:
-        told = "unexpected explicit tensor data for input tensor {} of type "
-        told += f"'{_CONTENTS_OF[filled[0]]}', expected datatype '{datatype}'"
-        return UnfilledError(text, told)
+        pattern = "unexpected explicit tensor data for input tensor {} of type "
+        pattern += f"'{_CONTENTS_OF[filled[0]]}', expected datatype '{datatype}'"
+        return UnfilledError(text, pattern)
     if len(filled) > 1:
-        told = (
+        pattern = (
             "unexpected explicit tensor data for input tensor {}, binary data was already supplied."
         )
-        return UnfilledError(f"{what} has {' and '.join(filled)}", told)
+        return UnfilledError(f"{what} has {' and '.join(filled)}", pattern)
     if datatype == "BYTES":
         return count_mismatch(size, came)
     item = DATATYPES[datatype].itemsize

@@ -17,11 +17,11 @@ def as_json(config: ModelConfig) -> dict[str, Any]:
 
     A message within that was not given is left out, as Triton leaves it out.
     """
-    found: dict[str, Any] = json_format.MessageToDict(
+    result: dict[str, Any] = json_format.MessageToDict(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    _unquote(found, config.DESCRIPTOR)
-    return found
+    _unquote(result, config.DESCRIPTOR)
+    return result
 
 
 def _unquote(message: dict[str, Any], descriptor: Any) -> None:
@@ -29,13 +29,13 @@ def _unquote(message: dict[str, Any], descriptor: Any) -> None:
     for name, value in message.items():
         field = descriptor.fields_by_name[name]
         if field.cpp_type in _SIXTY_FOUR_BITS:
-            message[name] = [int(each) for each in value] if type(value) is list else int(value)
+            message[name] = [int(item) for item in value] if type(value) is list else int(value)
         elif field.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE:
             continue
         elif field.message_type.GetOptions().map_entry:
             of_values = field.message_type.fields_by_name["value"]
-            for each in value.values() if of_values.message_type is not None else ():
-                _unquote(each, of_values.message_type)
+            for item in value.values() if of_values.message_type is not None else ():
+                _unquote(item, of_values.message_type)
         else:
-            for each in value if type(value) is list else (value,):
-                _unquote(each, field.message_type)
+            for item in value if type(value) is list else (value,):
+                _unquote(item, field.message_type)

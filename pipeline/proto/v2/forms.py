@@ -100,8 +100,8 @@ def _cut_lists(text: bytes) -> tuple[bytes, Sequence[bytes]] | None:
     pieces: list[bytes] = []
     lists: list[bytes] = []
     at = 0
-    while (found := text.find(_DATA, at)) >= 0:
-        begin = found + len(_DATA)
+    while (place := text.find(_DATA, at)) >= 0:
+        begin = place + len(_DATA)
         begin += text.startswith(b" ", begin)
         end = text.find(b"]", begin) + 1
         if not end or not text.startswith(b"[", begin) or len(lists) == _MOST_INPUTS:
@@ -227,16 +227,16 @@ class InputsForm(msgspec.Struct, frozen=True):
         """Return the data of a body, unread, for `joined`; None: `read` takes them."""
         try:
             if not self.ends:
-                found: Parts = tuple(map(InputForm.listed, self.tensors, cut.lists))
+                parts: Parts = tuple(map(InputForm.listed, self.tensors, cut.lists))
             elif len(cut.body) - cut.end != self.ends[-1]:
                 return None
             else:
                 ends = [cut.end + end for end in self.ends]
                 bodies = [cut.body] * len(ends)
-                found = tuple(map(InputForm.raw, self.tensors, bodies, [cut.end, *ends], ends))
+                parts = tuple(map(InputForm.raw, self.tensors, bodies, [cut.end, *ends], ends))
         except ValueError:
             return None
-        return None if None in found else found
+        return None if None in parts else parts
 
     def read(self, cut: Cut, limits: Limits) -> dict[str, Array] | None:
         """Return the arrays of a body; they can be written to.
@@ -364,14 +364,14 @@ class OutputsForm(msgspec.Struct, frozen=True):
         if not all(value.flags.c_contiguous for value in tail):
             return None  # it has to be copied, and not here
         values = [np.zeros(0, value.dtype) if binary else value for value, binary in pairs]
-        found = self.write(request_id, values)
-        return found and (found[0], found[1], tuple(map(raw_view, tail)))
+        written = self.write(request_id, values)
+        return written and (written[0], written[1], tuple(map(raw_view, tail)))
 
     def write_each(self, ids: Sequence[str], stacks: Sequence[Any]) -> list[Written] | None:
         """Return what `write` does of each answer, of the arrays of all, one behind the other."""
         if any(self.binary):
-            each = zip(*(stack.reshape(len(ids), -1) for stack in stacks), strict=True)
-            written = [self.write(name, values) for name, values in zip(ids, each, strict=True)]
+            rows = zip(*(stack.reshape(len(ids), -1) for stack in stacks), strict=True)
+            written = [self.write(name, values) for name, values in zip(ids, rows, strict=True)]
             return written if None not in written else None  # type: ignore[return-value]
         first, *others = self.pieces
         firsts = [
@@ -383,7 +383,7 @@ class OutputsForm(msgspec.Struct, frozen=True):
             if b"null" in text:
                 return None
             lists = text[2:-2].split(b"],[")
-            columns.append([b"[%b]%b" % (each, piece) for each in lists])
+            columns.append([b"[%b]%b" % (text, piece) for text in lists])
         return [(text, None, ()) for text in map(b"".join, zip(*columns, strict=True))]
 
 
@@ -421,11 +421,11 @@ def json_codec(name: str, version: str, limits: Limits) -> FormCodec:
             is_list = text.startswith(b"[") and text.find(b"]") == len(text) - 1
             if is_list and _MARK not in text:
                 return Cut(key, None, [text], body, size)
-        found = cut_json(body, None)
-        if found is not None and found.id is None and len(found.lists) == 1:
-            key = found.key
+        parts = cut_json(body, None)
+        if parts is not None and parts.id is None and len(parts.lists) == 1:
+            key = parts.key
             before, behind = key.split(_MARK)
-        return found
+        return parts
 
     def read(body: bytes, length: int | None) -> InferRequest:
         return read_request(body, length, model_name=name, model_version=version, limits=limits)
@@ -480,21 +480,21 @@ class AnswerForms:
         if not self._known:
             return None
         names = self._names or tuple(payload)
-        found = _layout(payload, names)
-        form = None if found is None else self._known.get((names, found[1]))
-        return None if form is None or found is None else form.write(request_id, found[0])
+        layout = _layout(payload, names)
+        form = None if layout is None else self._known.get((names, layout[1]))
+        return None if form is None or layout is None else form.write(request_id, layout[0])
 
     def write_each(self, stack: Mapping[str, Any], ids: Sequence[str]) -> Sequence[Any] | None:
         """Return what `write` does of so many answers, whose arrays stand one behind the other."""
         names = self._names or tuple(stack)
-        found = _layout(stack, names) if self._known else None
-        if found is None or any(value.shape[0] % len(ids) for value in found[0]):
+        layout = _layout(stack, names) if self._known else None
+        if layout is None or any(value.shape[0] % len(ids) for value in layout[0]):
             return None
         key: list[Any] = []
-        for value in found[0]:
+        for value in layout[0]:
             key += (value.dtype, (value.shape[0] // len(ids), *value.shape[1:]))
         form = self._known.get((names, tuple(key)))
-        return None if form is None else form.write_each(ids, found[0])
+        return None if form is None else form.write_each(ids, layout[0])
 
     def learn(
         self, payload: Mapping[Any, Any], response: InferResponse, binary: Collection[str]
@@ -503,17 +503,17 @@ class AnswerForms:
         names = self._names or tuple(payload)
         if tuple(response.outputs) != names:
             return
-        found = _layout(payload, names)
-        if found is None or any(type(name) is not str for name in payload):
+        layout = _layout(payload, names)
+        if layout is None or any(type(name) is not str for name in payload):
             return
-        for value, array in zip(found[0], response.outputs.values(), strict=True):
+        for value, array in zip(layout[0], response.outputs.values(), strict=True):
             if value.dtype != array.dtype or value.size != array.size:
                 return
         form = self._form_of(response, binary)
         if form is not None:
             if len(self._known) >= _MOST_LAYOUTS:
                 self._known.clear()
-            self._known[names, found[1]] = form
+            self._known[names, layout[1]] = form
 
 
 def _layout(values: Mapping[str, Any], names: Sequence[str]) -> tuple[list[Any], Any] | None:
@@ -521,12 +521,12 @@ def _layout(values: Mapping[str, Any], names: Sequence[str]) -> tuple[list[Any],
 
     None: one is not there, or neither an array nor one of numpy's numbers.
     """
-    found: list[Any] = []
+    layout: list[Any] = []
     key: list[Any] = []
     for name in names:
         value = values.get(name)
         if type(value) is not np.ndarray and not isinstance(value, np.generic):
             return None
-        found.append(value)
+        layout.append(value)
         key += (value.dtype, value.shape)
-    return found, tuple(key)
+    return layout, tuple(key)

@@ -421,7 +421,7 @@ def _large_inputs(text: memoryview, is_marked: bool) -> Any:
     if bytes(text[:1]) != b"[":
         return _short("inputs", value_of(text))
     try:
-        found = elements_of(text, _INPUT, "inputs")
+        elements = elements_of(text, _INPUT, "inputs")
     except TypeError as error:
         raise PackageError(f"not as it has to be: each of 'inputs' is an object: {error}") from None
     return [
@@ -429,7 +429,7 @@ def _large_inputs(text: memoryview, is_marked: bool) -> Any:
             name: value_of(value, is_marked) if name == "data" else _short(name, value_of(value))
             for name, value in members.items()
         }
-        for members in found
+        for members in elements
     ]
 
 

@@ -125,11 +125,11 @@ class MessageInputs(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, cut: MessageCut, request: InferRequest) -> MessageInputs | None:
         """Return the form of `request`, whose message was cut; None if it is not known."""
-        found = ModelInferRequest.FromString(cut.key)
-        if len(found.inputs) != len(request.inputs) or sys.byteorder != "little":
+        message = ModelInferRequest.FromString(cut.key)
+        if len(message.inputs) != len(request.inputs) or sys.byteorder != "little":
             return None
         tensors = []
-        for entry, (name, array) in zip(found.inputs, request.inputs.items(), strict=True):
+        for entry, (name, array) in zip(message.inputs, request.inputs.items(), strict=True):
             if not array.size:
                 return None
             tensors.append(InputForm.of(name, entry.datatype, array))
@@ -169,8 +169,8 @@ class MessageInputs(msgspec.Struct, frozen=True):
         if len(cut.raws) != len(self.tensors):
             return None
         pairs = zip(self.tensors, cut.raws, strict=True)
-        found = tuple([tensor.raw(cut.data, *place) for tensor, place in pairs])
-        return None if None in found else found
+        parts = tuple([tensor.raw(cut.data, *place) for tensor, place in pairs])
+        return None if None in parts else parts
 
     def read(self, cut: MessageCut, limits: Limits) -> dict[str, Array] | None:
         """Return the arrays; they can be written to.
@@ -240,12 +240,12 @@ class MessageOutputs(msgspec.Struct, frozen=True):
 
     def write_each(self, ids: Sequence[str], stacks: Sequence[Any]) -> list[bytes] | None:
         """Return what `write` does of each answer, of the arrays of all, one behind the other."""
-        each = zip(*(stack.reshape(len(ids), -1) for stack in stacks), strict=True)
+        rows = zip(*(stack.reshape(len(ids), -1) for stack in stacks), strict=True)
         written: list[bytes] = []
-        for found in map(self.write, ids, each):
-            if found is None:
+        for pieces in map(self.write, ids, rows):
+            if pieces is None:
                 return None
-            written.append(found if isinstance(found, bytes) else b"".join(found))
+            written.append(pieces if isinstance(pieces, bytes) else b"".join(pieces))
         return written
 
 
@@ -253,10 +253,10 @@ def message_codec(limits: Limits) -> FormCodec:
     """Return the codec of ModelInferRequests; forms are for messages with raw tensors."""
 
     def cut(body: bytes, length: int | None) -> MessageCut:
-        found = cut_message(body, is_head=length is not None)
-        if found is None:
+        message = cut_message(body, is_head=length is not None)
+        if message is None:
             raise UnknownFormError
-        return found
+        return message
 
     def read(body: bytes, length: int | None) -> InferRequest:
         return read_message(body, limits)

@@ -113,14 +113,14 @@ class UnfilledError(PackageError):
             model stand in the place of `{}`.
     """
 
-    def __init__(self, text: str, told: str) -> None:
+    def __init__(self, text: str, pattern: str) -> None:
         super().__init__(text)
-        self._told = told
+        self._told = pattern
 
     def of_input(self, name: str, model: str, request_id: str) -> PackageError:
         """Return the same, of an input of a request."""
-        told = self._told.replace("{}", f"'{name}' for model '{model}'", 1)
-        return PackageError(f"{about_request(request_id)}{told}")
+        text = self._told.replace("{}", f"'{name}' for model '{model}'", 1)
+        return PackageError(f"{about_request(request_id)}{text}")
 
 
 def size_mismatch(what: str, expected: int, came: int) -> UnfilledError:
@@ -134,13 +134,13 @@ def size_mismatch(what: str, expected: int, came: int) -> UnfilledError:
 def count_mismatch(expected: int, came: int) -> UnfilledError:
     """Return the error of BYTES of which more or fewer elements came than expected."""
     if came > expected:
-        told = (
+        pattern = (
             f"unexpected number of string elements {came} for inference input {{}}, "
             f"expecting {expected}"
         )
     else:
-        told = f"expected {expected} string elements for inference input {{}}, got {came}"
-    return UnfilledError(f"{came} elements of BYTES came, but its shape has {expected}", told)
+        pattern = f"expected {expected} string elements for inference input {{}}, got {came}"
+    return UnfilledError(f"{came} elements of BYTES came, but its shape has {expected}", pattern)
 
 
 def about_request(request_id: str) -> str:
@@ -304,15 +304,15 @@ def _text_array(array: Array) -> Array:
 
 def in_datatype(array: Array, datatype: str) -> Array:
     """Return an array in a datatype that holds all of it. Raises PayloadTypeError: none does."""
-    found = datatype_of(array.dtype)
-    if found == datatype:
+    actual = datatype_of(array.dtype)
+    if actual == datatype:
         return array
     dtype = DATATYPES[datatype]
     if not array.size:
         return np.empty(array.shape, dtype)
-    is_text = "BYTES" in (found, datatype)
+    is_text = "BYTES" in (actual, datatype)
     if is_text or not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise PayloadTypeError(f"it is {found}, but {datatype} is declared")
+        raise PayloadTypeError(f"it is {actual}, but {datatype} is declared")
     with np.errstate(over="ignore"):
         cast = array.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(cast, array):

@@ -38,12 +38,12 @@ class IdentityOp(Op):
         self.optional: dict[
             str, tuple[str, list[int]]
         ] = {  # defaults for the inputs that are left out
-            each.name: (
-                DataType.Name(each.data_type).removeprefix("TYPE_"),
-                list(each.reshape.shape if each.HasField("reshape") else each.dims),
+            tensor.name: (
+                DataType.Name(tensor.data_type).removeprefix("TYPE_"),
+                list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims),
             )
-            for each in config.input
-            if each.optional
+            for tensor in config.input
+            if tensor.optional
         }
         self.delay_s: float = _number(config, _DELAY) / 1e3
         self.creation_delay_s: float = _number(config, _CREATION_DELAY)

@@ -103,33 +103,33 @@ def completed(config: ModelConfig, note: ModelMetadata) -> ModelConfig:
 
     A model whose tensors all have a first dimension of any size batches.
     """
-    found = ModelConfig()
-    found.CopyFrom(config)
+    result = ModelConfig()
+    result.CopyFrom(config)
     tensors = [*note.inputs, *note.outputs]
-    can_batch = all(each.shape and each.shape[0] == _ANY for each in tensors)
-    if not found.max_batch_size and can_batch and _is_meant_to_batch(found, note):
-        found.max_batch_size = _MAX_BATCH_SIZE
-        if not (found.HasField("sequence_batching") or found.HasField("dynamic_batching")):
-            found.dynamic_batching.SetInParent()
-            found.dynamic_batching.preferred_batch_size.append(_MAX_BATCH_SIZE)
-    skip = 1 if found.max_batch_size > 0 else 0
-    for there, said in ((note.inputs, found.input), (note.outputs, found.output)):
-        _fill_in(config.name, there, said, skip)
-    return found
+    can_batch = all(tensor.shape and tensor.shape[0] == _ANY for tensor in tensors)
+    if not result.max_batch_size and can_batch and _is_meant_to_batch(result, note):
+        result.max_batch_size = _MAX_BATCH_SIZE
+        if not (result.HasField("sequence_batching") or result.HasField("dynamic_batching")):
+            result.dynamic_batching.SetInParent()
+            result.dynamic_batching.preferred_batch_size.append(_MAX_BATCH_SIZE)
+    skip = 1 if result.max_batch_size > 0 else 0
+    for there, configured in ((note.inputs, result.input), (note.outputs, result.output)):
+        _fill_in(config.name, there, configured, skip)
+    return result
 
 
-def _fill_in(model: str, there: Sequence[TensorMetadata], said: Any, skip: int) -> None:
+def _fill_in(model: str, there: Sequence[TensorMetadata], configured: Any, skip: int) -> None:
     """Add the file's tensors, and their missing settings, to the tensors of a configuration.
 
     Raises ConfigError: the file does not say how many dimensions a tensor has.
     """
-    known = {tensor.name: tensor for tensor in said}
+    known = {tensor.name: tensor for tensor in configured}
     adds = not known
     for tensor in there:
         if tensor.name not in known:
             if not adds:
                 continue
-            known[tensor.name] = said.add(name=tensor.name)
+            known[tensor.name] = configured.add(name=tensor.name)
         slot = known[tensor.name]
         if not slot.data_type:
             name = datatype_of(np.dtype(tensor.dtype)) if tensor.dtype else "STRING"
@@ -149,16 +149,16 @@ def _fill_in(model: str, there: Sequence[TensorMetadata], said: Any, skip: int) 
 
 def _is_meant_to_batch(config: ModelConfig, note: ModelMetadata) -> bool:
     """Return whether the tensors that a configuration gives, if any, are without the batch."""
-    ranks = {each.name: len(each.shape or ()) for each in (*note.inputs, *note.outputs)}
+    ranks = {tensor.name: len(tensor.shape or ()) for tensor in (*note.inputs, *note.outputs)}
     tensors: list[Any] = [*config.input, *config.output]
-    given = [each for each in tensors if each.dims]
-    return all(len(each.dims) == ranks.get(each.name, math.inf) - 1 for each in given)
+    given = [tensor for tensor in tensors if tensor.dims]
+    return all(len(tensor.dims) == ranks.get(tensor.name, math.inf) - 1 for tensor in given)
 
 
 def _is_whole(config: ModelConfig) -> bool:
     tensors: list[Any] = [*config.input, *config.output]
-    said = all(tensor.data_type and tensor.dims for tensor in tensors)
-    return bool(config.input and config.output and said)
+    is_complete = all(tensor.data_type and tensor.dims for tensor in tensors)
+    return bool(config.input and config.output and is_complete)
 
 
 def _read(source: ModelSource) -> ModelMetadata:
@@ -173,18 +173,18 @@ def _read(source: ModelSource) -> ModelMetadata:
 
 
 def _threads(config: ModelConfig) -> int:
-    said = config.parameters[_THREADS].string_value if _THREADS in config.parameters else ""
-    if said and not (said.isascii() and said.isdigit()):
+    text = config.parameters[_THREADS].string_value if _THREADS in config.parameters else ""
+    if text and not (text.isascii() and text.isdigit()):
         raise ConfigError(
-            f"model '{config.name}': parameters: {_THREADS}: expected a number, found {said!r}"
+            f"model '{config.name}': parameters: {_THREADS}: expected a number, found {text!r}"
         )
-    return int(said or 0)
+    return int(text or 0)
 
 
 def _takes_empty(config: ModelConfig) -> bool:
-    said = config.parameters[_EMPTY].string_value if _EMPTY in config.parameters else "false"
-    if said not in ("true", "false"):
+    text = config.parameters[_EMPTY].string_value if _EMPTY in config.parameters else "false"
+    if text not in ("true", "false"):
         raise ConfigError(
-            f"model '{config.name}': parameters: {_EMPTY}: expected true or false, found {said!r}"
+            f"model '{config.name}': parameters: {_EMPTY}: expected true or false, found {text!r}"
         )
-    return said == "true"
+    return text == "true"

@@ -67,7 +67,7 @@ def graph_of_file(file: Path, name: str) -> Graph:
         raise
     except Exception as error:  # the user's
         raise ConfigError(f"{file} raised {described(error)}") from error
-    ends = [each for each in vars(module).values() if isinstance(each, ResponseOp)]
+    ends = [value for value in vars(module).values() if isinstance(value, ResponseOp)]
     if len(ends) != 1:
         raise ConfigError(f"{file}: there are {len(ends)} ResponseOps among its names, not one")
     return build_graph(ends[0])

@@ -50,7 +50,7 @@ class Reshaping(msgspec.Struct, frozen=True):
     def _reshaped(
         self, arrays: Mapping[str, Any], shapes: Mapping[str, tuple[Dims, Dims]]
     ) -> dict[str, Any]:
-        found = dict(arrays)
+        reshaped = dict(arrays)
         for name in shapes.keys() & arrays.keys():
             array, (given, wanted) = np.asarray(arrays[name]), shapes[name]
             sizes = array.shape[self.skip :]
@@ -58,12 +58,12 @@ class Reshaping(msgspec.Struct, frozen=True):
             sized = [next(free, _ANY) if dim == _ANY else dim for dim in wanted]
             shape = [*array.shape[: self.skip], *sized]
             try:
-                found[name] = array.reshape(shape)
+                reshaped[name] = array.reshape(shape)
             except ValueError:
                 raise PayloadTypeError(
                     f"{name!r} has the shape {list(array.shape)}, which cannot become {shape}"
                 ) from None
-        return found
+        return reshaped
 
 
 def reshaping_of(config: ModelConfig) -> Reshaping:
@@ -71,14 +71,14 @@ def reshaping_of(config: ModelConfig) -> Reshaping:
     return Reshaping(
         1 if config.max_batch_size > 0 else 0,
         {
-            each.name: (tuple(each.dims), tuple(each.reshape.shape))
-            for each in config.input
-            if each.HasField("reshape")
+            tensor.name: (tuple(tensor.dims), tuple(tensor.reshape.shape))
+            for tensor in config.input
+            if tensor.HasField("reshape")
         },
         {
-            each.name: (tuple(each.reshape.shape), tuple(each.dims))
-            for each in config.output
-            if each.HasField("reshape")
+            tensor.name: (tuple(tensor.reshape.shape), tuple(tensor.dims))
+            for tensor in config.output
+            if tensor.HasField("reshape")
         },
     )
 
@@ -93,14 +93,16 @@ class ModelBatch(RaggedBatch):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(
             ragged_inputs(config),
-            [_batch_input(each) for each in config.batch_input],
+            [_batch_input(entry) for entry in config.batch_input],
             [
-                BatchOutputConfig(target_name=tuple(each.target_name), source_input=_source(each))
-                for each in config.batch_output
+                BatchOutputConfig(target_name=tuple(entry.target_name), source_input=_source(entry))
+                for entry in config.batch_output
             ],
             {
-                each.name: tuple(each.reshape.shape if each.HasField("reshape") else each.dims)
-                for each in config.output
+                tensor.name: tuple(
+                    tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+                )
+                for tensor in config.output
             },
         )
         self._reshaping = reshaping_of(config)
@@ -128,23 +130,23 @@ class RaggedOp(Op):
 
 def is_ragged(config: ModelConfig) -> bool:
     """Return whether a model is fed more, or otherwise, than the rows of its requests."""
-    has_ragged = any(each.allow_ragged_batch for each in config.input)
+    has_ragged = any(tensor.allow_ragged_batch for tensor in config.input)
     return has_ragged or bool(config.batch_input) or bool(config.batch_output)
 
 
 def ragged_inputs(config: ModelConfig) -> frozenset[str]:
     """Return the names of the inputs whose shapes may differ in a batch."""
-    return frozenset(each.name for each in config.input if each.allow_ragged_batch)
+    return frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
 
 
 def _batch_input(made: BatchInput) -> BatchInputConfig:
-    said = {
+    settings = {
         "kind": BatchInput.Kind.Name(made.kind),
         "target_name": list(made.target_name),
         "data_type": DataType.Name(made.data_type),
         "source_input": list(_source(made)),
     }
-    return msgspec.convert(said, BatchInputConfig)
+    return msgspec.convert(settings, BatchInputConfig)
 
 
 def _source(made: Any) -> tuple[str, ...]:

@@ -30,10 +30,10 @@ class CompletedConfig:
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Say how many samples one execution takes; a larger number cannot be taken back."""
-        said = self._config["max_batch_size"]
-        if said > max_batch_size:
+        configured = self._config["max_batch_size"]
+        if configured > max_batch_size:
             raise ValueError(
-                f"configuration specified max_batch_size {said}, but in {_FUNCTION} "
+                f"configuration specified max_batch_size {configured}, but in {_FUNCTION} "
                 f"'{self._name}' specified max_batch_size {max_batch_size}"
             )
         self._config["max_batch_size"] = max_batch_size
@@ -76,15 +76,15 @@ class CompletedConfig:
     def _add(self, kind: str, tensor: Mapping[str, Any], known: tuple[str, ...]) -> None:
         self._check(kind, tensor, known)
         name = tensor["name"]
-        there = next((each for each in self._config[kind] if each["name"] == name), None)
+        there = next((known for known in self._config[kind] if known["name"] == name), None)
         if there is None:
             self._config[kind].append(dict(tensor))
             return
-        said = there.get("data_type", _INVALID)
-        if said not in (_INVALID, tensor["data_type"]):
+        configured = there.get("data_type", _INVALID)
+        if configured not in (_INVALID, tensor["data_type"]):
             raise ValueError(
-                f"unable to load model '{self._name}', configuration expects datatype {said} for "
-                f"{kind} '{name}', model provides {tensor['data_type']}"
+                f"unable to load model '{self._name}', configuration expects datatype {configured} "
+                f"for {kind} '{name}', model provides {tensor['data_type']}"
             )
         for key in ("dims", *known[3:]):
             if key in tensor and there.get(key) and there[key] != tensor[key]:

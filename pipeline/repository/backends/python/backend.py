@@ -63,7 +63,7 @@ class PythonBackend(Backend):
         interpreter = await asyncio.to_thread(self._environments.prepare, source)
         if source.is_complete or not await asyncio.to_thread(_has_hook, source.file):
             return source.config
-        said = json.dumps(as_json(source.config)).encode()
+        config = json.dumps(as_json(source.config)).encode()
         arguments = (str(source.file), source.name, str(source.version))
         if interpreter is None:
             command, variables = [sys.executable, "-m", _COMPLETE, *arguments], None
@@ -79,7 +79,7 @@ class PythonBackend(Backend):
         )
         try:
             async with asyncio.timeout(_LIMIT_S):
-                found, errors = await process.communicate(said)
+                output, errors = await process.communicate(config)
         except TimeoutError:
             process.kill()
             await process.wait()
@@ -88,7 +88,7 @@ class PythonBackend(Backend):
         if process.returncode:
             lines = errors.decode(errors="replace").strip().splitlines()
             raise InitError(lines[-1] if lines else f"{_HOOK} ended with {process.returncode}")
-        return parse_json(found.rpartition(b"\n")[2], f"{_HOOK} of '{source.name}'")
+        return parse_json(output.rpartition(b"\n")[2], f"{_HOOK} of '{source.name}'")
 
     def settings(self, source: ModelSource) -> dict[str, Any]:
         """Return what is different: in a thread a model that answers in parts has one request.
@@ -156,26 +156,28 @@ PYTHON = PythonBackend()
 
 def _workers(config: ModelConfig) -> str:
     """Return the kind of workers that are a model's instances. Raises ConfigError."""
-    said = config.parameters[_WORKERS].string_value if _WORKERS in config.parameters else _KINDS[0]
-    if said not in _KINDS:
+    kind = config.parameters[_WORKERS].string_value if _WORKERS in config.parameters else _KINDS[0]
+    if kind not in _KINDS:
         raise ConfigError(
             f"model '{config.name}': parameters: {_WORKERS}: expected process or thread, found "
-            f"{said!r}"
+            f"{kind!r}"
         )
-    if said != _KINDS[0] and instances_of(config) > 1:
+    if kind != _KINDS[0] and instances_of(config) > 1:
         raise ConfigError(
             f"model '{config.name}': parameters: {_WORKERS}: a model in threads of the server has "
             f"one instance, not {instances_of(config)}"
         )
-    return said
+    return kind
 
 
 def _controls(config: ModelConfig) -> tuple[Control, ...]:
     """Return the inputs that say what a request is in its sequence. Raises ConfigError."""
     if not config.HasField("sequence_batching"):
         return ()
-    said = op_settings(config)["sequence"]["controls"]
-    return controls_of(config.name, [msgspec.convert(each, ControlConfig) for each in said])
+    controls = op_settings(config)["sequence"]["controls"]
+    return controls_of(
+        config.name, [msgspec.convert(control, ControlConfig) for control in controls]
+    )
 
 
 _PARSING = threading.Lock()  # CPython 3.11 counts the depth of all trees that are made as one

@@ -196,11 +196,11 @@ class InferenceRequest:
         `exec` does.
         """
         loop = asyncio.get_running_loop()
-        found: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[Any] = loop.create_future()
 
         def take(answer: Callable[[], Any]) -> None:
-            if not found.done():
-                found.set_result(answer())
+            if not future.done():
+                future.set_result(answer())
 
         def soon(answer: Callable[[], Any]) -> None:
             if not loop.is_closed():
@@ -208,22 +208,22 @@ class InferenceRequest:
 
         if decoupled:
             responses = _Responses(self, lambda: soon(lambda: responses))
-            return found
+            return future
         try:
             asked = self.begin(False, lambda part: soon(functools.partial(self.response, part)))
         except PipelineError as error:
-            found.set_result(failed(error))
+            future.set_result(failed(error))
         else:
-            found.add_done_callback(lambda done: asked.cancel() if done.cancelled() else None)
-        return found
+            future.add_done_callback(lambda done: asked.cancel() if done.cancelled() else None)
+        return future
 
     def begin(self, takes_parts: bool, tell: Tell) -> Any:
         """Ask the model. Raises PipelineError, and TritonModelException as `exec` does."""
         if ServerAccess.is_idle.get():
             raise TritonModelException("BLS is only supported during the 'execute' function.")
-        said = self._parameters()
+        own_parameters = self._parameters()
         limit_s = self._timeout / 1e6 if self._timeout else None
-        info = info_of(self._id, said, {}, self._outputs)
+        info = info_of(self._id, own_parameters, {}, self._outputs)
         call = PeerCall(self._name, self._version, info, limit_s, call_trace(), takes_parts)
         feeds = {tensor.name(): sent(tensor.as_numpy()) for tensor in self._inputs}
         return ServerAccess.get().begin(call, feeds, tell)
@@ -242,14 +242,14 @@ class InferenceRequest:
         return InferenceResponse(tensors, parameters=answer.get(PARAMETERS))
 
     def _parameters(self) -> dict[str, Any]:
-        said = dict(self._said)
+        values = dict(self._said)
         if self._timeout:
-            said["timeout"] = self._timeout
+            values["timeout"] = self._timeout
         if self._sequence:
-            said["sequence_id"] = self._sequence
-            said["sequence_start"] = bool(self._flags & FLAG_START)
-            said["sequence_end"] = bool(self._flags & FLAG_END)
-        return said
+            values["sequence_id"] = self._sequence
+            values["sequence_start"] = bool(self._flags & FLAG_START)
+            values["sequence_end"] = bool(self._flags & FLAG_END)
+        return values
 
 
 class _Responses:
@@ -347,12 +347,12 @@ def _change(change: ModelChange) -> ModelPart:
     answers: queue.SimpleQueue[ModelPart] = queue.SimpleQueue()
     try:
         ServerAccess.get().change(change, answers.put)
-        found = answers.get()
-        if found.error is not None:
-            raise found.error
+        outcome = answers.get()
+        if outcome.error is not None:
+            raise outcome.error
     except PipelineError as error:
         raise TritonModelException(str(error)) from None
-    return found
+    return outcome
 
 
 def _text(name: str | bytes) -> str:
@@ -475,7 +475,7 @@ class MetricFamily:
         labels = {} if labels is None else labels
         if not isinstance(labels, dict):
             raise TritonModelException(f"{about}. Labels must be a dictionary.")
-        if not all(isinstance(text, str) for each in labels.items() for text in each):
+        if not all(isinstance(text, str) for item in labels.items() for text in item):
             raise TritonModelException(f"{about}. Labels and their values must be str.")
         self._check_buckets(about, buckets)
         bounds = [float(bound) for bound in buckets or ()]
@@ -507,10 +507,10 @@ def _asked(caller: ModelCaller, use: MetricUse, about: str) -> float:
     """Return the server's answer. TritonModelException: it is an error, as `about` says."""
     answers: queue.SimpleQueue[ModelPart] = queue.SimpleQueue()
     _caught(lambda: caller.metric(use, answers.put), about)
-    found = answers.get()
-    if found.error is not None:
-        raise TritonModelException(f"{about}: {found.error}")
-    return found.value
+    outcome = answers.get()
+    if outcome.error is not None:
+        raise TritonModelException(f"{about}: {outcome.error}")
+    return outcome.value
 
 
 def _caught(work: Callable[[], None], about: str) -> None:

@@ -19,11 +19,11 @@ def main(file: str, name: str, version: str) -> int:
     try:
         model = load_alone(Path(file), name, int(version))
         complete = getattr(model, "auto_complete_config", None)  # users' class
-        found = (complete and complete(config)) or config
+        completed = (complete and complete(config)) or config
     except Exception as error:
         sys.stderr.write(f"\n{type(error).__name__}: {error}\n".replace("ValueError: ", ""))
         return 1
-    os.write(answer, json.dumps(found.as_dict()).encode())
+    os.write(answer, json.dumps(completed.as_dict()).encode())
     return 0
 
 

@@ -118,15 +118,15 @@ def _checked(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
 def _place(source: ModelSource) -> Path | None:
     """Return what a configuration names. ConfigError: a relative path, which is of no folder."""
     parameters = source.config.parameters
-    said = parameters[EXECUTION_ENV_PATH].string_value if EXECUTION_ENV_PATH in parameters else ""
-    if not said:
+    text = parameters[EXECUTION_ENV_PATH].string_value if EXECUTION_ENV_PATH in parameters else ""
+    if not text:
         return None
-    if said.startswith(_FOLDER_OF_MODEL):
-        return source.folder / said.removeprefix(_FOLDER_OF_MODEL).lstrip("/")
-    place = Path(said)
+    if text.startswith(_FOLDER_OF_MODEL):
+        return source.folder / text.removeprefix(_FOLDER_OF_MODEL).lstrip("/")
+    place = Path(text)
     if not place.is_absolute():
         raise ConfigError(
-            f"model '{source.name}': parameters: {EXECUTION_ENV_PATH}: {said} is to be an absolute "
+            f"model '{source.name}': parameters: {EXECUTION_ENV_PATH}: {text} is to be an absolute "
             f"path, or begin with {_FOLDER_OF_MODEL}"
         )
     return place
@@ -134,15 +134,15 @@ def _place(source: ModelSource) -> Path | None:
 
 def _tried(name: str, folder: Path) -> Interpreter:
     """Return the interpreter of an environment. InitError: models cannot be run by it."""
-    file = next((folder / each for each in _PROGRAMS if (folder / each).exists()), None)
+    file = next((folder / item for item in _PROGRAMS if (folder / item).exists()), None)
     if file is None:
         raise InitError(f"{_about(name, folder)} has no {_PROGRAMS[0]}")
     activation = folder / _ACTIVATION
-    found = Interpreter(str(file), str(activation) if activation.exists() else "")
-    version, missing = _look(name, folder, found)
+    interpreter = Interpreter(str(file), str(activation) if activation.exists() else "")
+    version, missing = _look(name, folder, interpreter)
     if version == sys.version_info[:2]:
-        return found
-    theirs, ours = (".".join(map(str, each)) for each in (version, sys.version_info[:2]))
+        return interpreter
+    theirs, ours = (".".join(map(str, item)) for item in (version, sys.version_info[:2]))
     if version < _OLDEST:
         raise InitError(f"{_about(name, folder)} has Python {theirs}: at least 3.11 is needed")
     if missing:
@@ -151,7 +151,7 @@ def _tried(name: str, folder: Path) -> Interpreter:
             f"Python {ours}, do not fit, and it lacks {', '.join(missing)}: install this library "
             f"there, or make it with Python {ours}"
         )
-    return Interpreter(found.file, found.activation, is_like_ours=False)
+    return Interpreter(interpreter.file, interpreter.activation, is_like_ours=False)
 
 
 def _look(name: str, folder: Path, interpreter: Interpreter) -> tuple[tuple[int, int], list[str]]:
@@ -166,10 +166,12 @@ def _look(name: str, folder: Path, interpreter: Interpreter) -> tuple[tuple[int,
         )
         (major, minor), missing = json.loads(done.stdout.splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
-        told = str(error)
+        reason = str(error)
         if not isinstance(error, OSError | subprocess.TimeoutExpired):
-            told = done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
-        raise InitError(f"{_about(name, folder)} cannot be run: {told}") from error
+            reason = (
+                done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
+            )
+        raise InitError(f"{_about(name, folder)} cannot be run: {reason}") from error
     return (major, minor), missing
 
 

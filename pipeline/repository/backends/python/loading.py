@@ -90,9 +90,9 @@ def _end(package: str) -> None:
     with _lock:
         space = _spaces.pop(package)
         utils_module.FOLDERS.pop(package, None)
-        for module in [each for each in list(sys.modules) if each.partition(".")[0] == package]:
+        for module in [name for name in list(sys.modules) if name.partition(".")[0] == package]:
             sys.modules.pop(module, None)
-        others = _alone.union(*(each.folders for each in list(_spaces.values())))
+        others = _alone.union(*(other.folders for other in list(_spaces.values())))
         unused = [folder for folder in space.folders if folder not in others]
         for folder in unused:
             if folder in _on_path:
@@ -105,7 +105,7 @@ def _end(package: str) -> None:
 
 
 def _forget_finders() -> None:
-    for path in [each for each in list(sys.path_importer_cache) if _is_of_model(Path(each))]:
+    for path in [path for path in list(sys.path_importer_cache) if _is_of_model(Path(path))]:
         sys.path_importer_cache.pop(path, None)
 
 
@@ -136,10 +136,10 @@ def _class_of(file: Path, name: str, full_name: str, folders: list[str] | None =
     sys.modules[full_name] = module
     assert spec.loader is not None
     spec.loader.exec_module(module)
-    found = getattr(module, MODEL_CLASS, None)
-    if found is None:
+    model_class = getattr(module, MODEL_CLASS, None)
+    if model_class is None:
         raise InitError(f"model '{name}': {file.name} has no class {MODEL_CLASS}")
-    return found
+    return model_class
 
 
 class _Loader(SourceLoader):

@@ -141,10 +141,10 @@ class PythonModelOp(Op):
         """Return the result, or the error, of each request of the batch."""
         if not self.spec.controls:  # nobody is refused
             return self._answers(list(map(self.request, feed_batch, context)))
-        refusals = [self._refusal(each) for each in context]
+        refusals = [self._refusal(request) for request in context]
         asked = [
-            self.request(feed, each)
-            for feed, each, refusal in zip(feed_batch, context, refusals, strict=True)
+            self.request(feed, request)
+            for feed, request, refusal in zip(feed_batch, context, refusals, strict=True)
             if refusal is None
         ]
         answers = iter(self._answers(asked) if asked else ())
@@ -160,7 +160,9 @@ class PythonModelOp(Op):
         answers = self._answers_of_one(requests)
         if True not in map(_IS_RESCHEDULED, requests):  # as nearly always
             return answers
-        places: Sequence[int] = [at for at, each in enumerate(requests) if each.is_rescheduled]
+        places: Sequence[int] = [
+            at for at, request in enumerate(requests) if request.is_rescheduled
+        ]
         while places := [place for place in places if requests[place].comes_again()]:
             again = self._answers_of_one([requests[place] for place in places])
             for place, answer in zip(places, again, strict=True):
@@ -231,8 +233,8 @@ class PythonModelOp(Op):
     def executed(self, requests: Sequence[IncomingRequest]) -> Any:
         """Return what `execute` does. UserCodeError: it raised something, in Triton's words."""
         try:
-            found = self.model.execute(requests)
-            return self.loop.run(found) if inspect.iscoroutine(found) else found
+            responses = self.model.execute(requests)
+            return self.loop.run(responses) if inspect.iscoroutine(responses) else responses
         except Exception as error:
             raise self.raised(error) from error
 
@@ -246,7 +248,7 @@ class PythonModelOp(Op):
     def raised(self, error: Exception) -> UserCodeError:
         """Return what `execute` has raised, in Triton's words."""
         frames = reversed(traceback.extract_tb(error.__traceback__)[1:])
-        at = "".join(f"  {each.filename}({each.lineno}): {each.name}\n" for each in frames)
+        at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in frames)
         return UserCodeError(
             f"Failed to process the request(s) for model '{self.instance}', message: "
             f"{type(error).__name__}: {error}\n\nAt:\n{at}"
@@ -354,11 +356,13 @@ class DecoupledModelOp(PythonModelOp):
         """
         try:
             while requests:
-                found = self.model.execute(requests)
-                if inspect.iscoroutine(found):
-                    asyncio.run_coroutine_threadsafe(self._awaited(found, requests), self.loop.loop)
+                returned = self.model.execute(requests)
+                if inspect.iscoroutine(returned):
+                    asyncio.run_coroutine_threadsafe(
+                        self._awaited(returned, requests), self.loop.loop
+                    )
                     return
-                requests = self._again(found, requests)
+                requests = self._again(returned, requests)
         except Exception as error:
             _fail(requests, self.raised(error))
 
@@ -369,9 +373,11 @@ class DecoupledModelOp(PythonModelOp):
         except Exception as error:
             _fail(requests, self.raised(error))
 
-    def _again(self, found: Any, requests: Sequence[IncomingRequest]) -> Sequence[IncomingRequest]:
+    def _again(
+        self, returned: Any, requests: Sequence[IncomingRequest]
+    ) -> Sequence[IncomingRequest]:
         """Return the requests that come again behind an `execute`, which has returned `found`."""
-        if found is not None:
+        if returned is not None:
             text = (
                 f"Python model '{self.instance}' is using the decoupled mode and the execute "
                 "function must return None."
@@ -383,8 +389,8 @@ class DecoupledModelOp(PythonModelOp):
 
 def _fail(requests: Sequence[IncomingRequest], error: UserCodeError) -> None:
     """End those of some requests with an error that have not ended; if none has, log it."""
-    told = [request.sender.fail(error) for request in requests]
-    if not any(told):
+    failures = [request.sender.fail(error) for request in requests]
+    if not any(failures):
         _LOGGER.error("%s", error)
 
 

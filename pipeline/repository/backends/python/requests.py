@@ -155,12 +155,12 @@ class InferenceResponse:
         """Return the arrays by name, or the error that the caller gets."""
         if self._error is not None:
             return error_of(self._error)
-        found: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for tensor in self._outputs:
-            found[tensor.name()] = sent(tensor.as_numpy())
+            tensors[tensor.name()] = sent(tensor.as_numpy())
         if self._parameters:
-            found[PARAMETERS] = self._parameters
-        return found
+            tensors[PARAMETERS] = self._parameters
+        return tensors
 
     def part(self) -> Any:
         """Return it as one response of several: an error does not end them."""
@@ -328,8 +328,8 @@ class IncomingRequest:
 
     def timeout(self) -> int:
         """Return the caller's timeout in microseconds; 0: none."""
-        found = self._context.parameters.get("timeout", 0)
-        return found if isinstance(found, int) else 0
+        timeout_us = self._context.parameters.get("timeout", 0)
+        return timeout_us if isinstance(timeout_us, int) else 0
 
     def parameters(self) -> str:
         """Return the parameters that are the caller's own, and forwarded headers, as JSON."""
@@ -349,11 +349,11 @@ class IncomingRequest:
     def sender(self) -> ResponseSender:
         """Return what sends its responses, which few models ask for; in any thread."""
         own: dict[str, Any] = vars(self)
-        found: ResponseSender | None = own.get("_sender")
-        if found is None:
+        own_sender: ResponseSender | None = own.get("_sender")
+        if own_sender is None:
             made = ResponseSender(self._context.is_cancelled, *self._told)
-            found = own.setdefault("_sender", made)
-        return found
+            own_sender = own.setdefault("_sender", made)
+        return own_sender
 
     @property
     def has_sent(self) -> bool:

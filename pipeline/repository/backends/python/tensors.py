@@ -137,11 +137,11 @@ def sent(array: np.ndarray) -> np.ndarray:
 
 def _of_bytes(array: np.ndarray) -> np.ndarray:
     """Return an array of text whose elements are bytes."""
-    found = np.empty(array.shape, object)
-    flat = found.reshape(-1)
+    elements = np.empty(array.shape, object)
+    flat = elements.reshape(-1)
     for at, element in enumerate(array.reshape(-1).tolist()):
         flat[at] = element if isinstance(element, bytes) else str(element).encode()
-    return found
+    return elements
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
@@ -152,8 +152,8 @@ def triton_string_to_numpy(triton_type_string: str) -> Any:
 def triton_to_numpy_type(data_type: int) -> Any:
     """Return numpy's type of a data type's number; None: there is none."""
     name = _NUMBERS[data_type] if 0 < data_type < len(_NUMBERS) else ""
-    found = TRITON_STRING_TO_NUMPY.get(f"TYPE_{name}")
-    return np.bool_ if found is bool else found
+    dtype = TRITON_STRING_TO_NUMPY.get(f"TYPE_{name}")
+    return np.bool_ if dtype is bool else dtype
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
@@ -172,7 +172,7 @@ def serialize_byte_tensor(input_tensor: np.ndarray) -> Any:
     if input_tensor.dtype.kind not in "OS":
         return None
     elements = _of_bytes(input_tensor).reshape(-1).tolist()
-    return b"".join(_LENGTH.pack(len(each)) + each for each in elements)
+    return b"".join(_LENGTH.pack(len(element)) + element for element in elements)
 
 
 def deserialize_bytes_tensor(encoded_tensor: bytes) -> np.ndarray:
@@ -183,6 +183,6 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> np.ndarray:
         at += _LENGTH.size
         elements.append(bytes(encoded_tensor[at : at + length]))
         at += length
-    found = np.empty(len(elements), object)
-    found[:] = elements
-    return found
+    result = np.empty(len(elements), object)
+    result[:] = elements
+    return result

@@ -138,10 +138,10 @@ def install() -> types.ModuleType:
 def get_model_dir() -> str:
     """Return the folder of the version of the model whose code asks. TritonModelException."""
     package = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
-    found = FOLDERS.get(package) or FOLDERS.get(ALONE)
-    if found is None:
+    folder = FOLDERS.get(package) or FOLDERS.get(ALONE)
+    if folder is None:
         raise tensors.TritonModelException("get_model_dir: expected a call from a model's code")
-    return found
+    return folder
 
 
 def get_input_tensor_by_name(inference_request: Any, name: str) -> Any:
@@ -154,18 +154,22 @@ def get_input_tensor_by_name(inference_request: Any, name: str) -> Any:
 
 def get_output_tensor_by_name(inference_response: Any, name: str) -> Any:
     """Return an output of a response; None: it has none of this name."""
-    found = (each for each in inference_response.output_tensors() if each.name() == name)
-    return next(found, None)
+    tensors = (tensor for tensor in inference_response.output_tensors() if tensor.name() == name)
+    return next(tensors, None)
 
 
 def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
     """Return what a configuration says of an input; None: nothing."""
-    return next((each for each in model_config.get("input", ()) if each["name"] == name), None)
+    return next(
+        (tensor for tensor in model_config.get("input", ()) if tensor["name"] == name), None
+    )
 
 
 def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> Any:
     """Return what a configuration says of an output; None: nothing."""
-    return next((each for each in model_config.get("output", ()) if each["name"] == name), None)
+    return next(
+        (tensor for tensor in model_config.get("output", ()) if tensor["name"] == name), None
+    )
 
 
 def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
