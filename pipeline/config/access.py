@@ -100,7 +100,7 @@ class AccessConfig(Struct, frozen=True, kw_only=True):
     anonymous: Annotated[
         tuple[Role, ...], "Roles of a caller without credentials: infer, observe, admin."
     ] = ROLES
-    limits: Annotated[CallerLimits, "Limits of each caller that has none of its own."] = (
+    limits: Annotated[CallerLimits, "Limits of a caller whose entry sets no limits."] = (
         CallerLimits()
     )
     fair_share: Annotated[

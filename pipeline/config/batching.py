@@ -16,7 +16,7 @@ Size = Annotated[int, Meta(ge=0)]
 
 
 class QueuePolicyConfig(Struct, frozen=True, kw_only=True):
-    """Limits of a queue: how many wait there, how long, and what becomes of those who are late."""
+    """Limits of a queue: how many requests wait, how long, and the action for late ones."""
 
     timeout_action: Annotated[
         Literal["reject", "delay"],

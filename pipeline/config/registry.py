@@ -154,7 +154,7 @@ def options_of(kind: Kind, name: str) -> type[msgspec.Struct] | None:
 def known_as(kind: Kind, word: str) -> str | None:
     """Return the name that `word` is in any case; None: there is none.
 
-    Plug-ins are looked for only where the word is none of ours.
+    Plug-ins are searched only when no built-in name matches.
     """
     return _in_any_case(word, BUILT_IN[kind]) or _in_any_case(word, names(kind))
 

@@ -426,12 +426,12 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     http_port: Annotated[Port | None, "Port for HTTP; 0: any free port; absent: no HTTP."] = None
     edge: Annotated[
         Edge,
-        "What takes HTTP and gRPC: embedded: the server itself; gateway: the Go gateway; auto: "
-        "the gateway for gRPC if it is installed, the server for HTTP.",
+        "Where HTTP and gRPC are served: embedded: the server itself; gateway: the Go gateway; "
+        "auto: the gateway for gRPC if it is installed, the server for HTTP.",
     ] = "embedded"
     http_server: Annotated[
         Literal["embedded", "gateway"] | None,
-        "What takes HTTP: embedded or gateway; absent: as edge.",
+        "Where HTTP is served: embedded or gateway; absent: as edge.",
     ] = None
     host: Annotated[
         str, 'Address to listen on; "::": all addresses, IPv4 and IPv6, for a trusted network.'

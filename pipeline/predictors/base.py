@@ -142,7 +142,7 @@ class LocalModel(Struct, frozen=True):
     def device(self, worker_index: int = 0) -> Device:
         """Return the device of one worker: the cards of `devices` are given out in turn.
 
-        Raises InitError: `device_type` is none of ours, or needs a card and `devices` has none.
+        Raises InitError: `device_type` is unknown, or needs a card and `devices` names none.
         """
         cards = self._cards()
         try:

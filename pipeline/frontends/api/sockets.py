@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 128  # requests of one connection that are under way
-_MOST_READ = 2 * _MOST_AT_ONCE  # those that wait for their turn included: cancels come behind
+_MOST_READ = 2 * _MOST_AT_ONCE  # waiting requests included, so that a cancel behind them is read
 _KEY = "data"
 _JSON = b"application/json"
 

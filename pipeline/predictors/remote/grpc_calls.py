@@ -74,7 +74,7 @@ class GrpcCalls:
     def method(self, path: str, waits: bool = False) -> Method:
         """Return the method at `path`; with `waits` it waits for a server that is down to come up.
 
-        The server is told of which trace the running call is.
+        The call's metadata carries the trace of the running request.
         """
         call: Any = self._channel.unary_unary(path)
         waits_for = True if waits else None  # None: as the channel does

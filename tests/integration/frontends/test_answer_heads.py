@@ -51,7 +51,7 @@ class Feeds(Find):
 
 
 class Packs(ResponseOp):
-    """A ResponseOp of the user's, whose answers and errors are as ever."""
+    """A user's ResponseOp; its answers and errors have no heads."""
 
     def pack_response_package(self, channeldata):
         return super().pack_response_package(channeldata)

@@ -184,7 +184,7 @@ def test_a_picture_of_api_is_bytes(caller, size):
 
 @pytest.mark.parametrize("is_thread_op", [False, True])
 def test_a_picture_is_answered_from_where_it_lies(monkeypatch, is_thread_op):
-    """Nothing of it is copied or written in a thread; what is no picture is, as ever."""
+    """A picture is not copied and no thread writes it; any other answer is written as before."""
     copied = []
 
     def written_large(answer, limits, write=routes.written_large):
