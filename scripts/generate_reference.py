@@ -111,13 +111,13 @@ def _sections() -> Iterator[tuple[str, type[msgspec.Struct], str]]:
                 yield from _below(options, f"{key}.{name}.")
     for name in registry.BUILT_IN["clients"]:
         if options := registry.options_of("clients", name):
-            yield f"op.<name> with client_type: {name}", options, "Additional keys of the Op."
+            yield f"op.NAME with client_type: {name}", options, "Additional keys of the Op."
 
 
 def _below(struct: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, Any, str]]:
     for key, setting in settings_of(struct).items():
         if setting.section is not None:
-            path = prefix + key + (".<name>" if setting.many else _LISTS if setting.listed else "")
+            path = prefix + key + (".NAME" if setting.many else _LISTS if setting.listed else "")
             yield path, setting.section, setting.doc
             yield from _below(setting.section, f"{path}.")
 
@@ -132,7 +132,7 @@ def _table(settings: Mapping[str, Setting], prefix: str, page: str = "") -> str:
     for key, setting in settings.items():
         meaning, value, default = setting.doc, "", ""
         if setting.section is not None:
-            path = f"{prefix}{key}{'.<name>' if setting.many else ''}"
+            path = f"{prefix}{key}{'.NAME' if setting.many else ''}"
             value = f"[{'list' if setting.listed else 'section'}]({page}#{_anchor(path)})"
         elif setting.chosen is not None:
             value = "names with options"
