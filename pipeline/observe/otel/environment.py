@@ -66,11 +66,12 @@ def impatience(exporters: Sequence[Any], close_s: float) -> Iterator[None]:
 def _otlp(signal: Signal) -> str:
     """Return the exporter of the protocol that is set, for the signal or for all of them."""
     variables = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", OTEL_EXPORTER_OTLP_PROTOCOL)
-    protocol = next(filter(None, map(setting, variables)), "grpc")
+    variable = next(filter(setting, variables), OTEL_EXPORTER_OTLP_PROTOCOL)
+    protocol = setting(variable) or "grpc"
     if protocol not in _PROTOCOLS:
         raise InitError(
-            f"opentelemetry: {OTEL_EXPORTER_OTLP_PROTOCOL}: expected one of "
-            f"{', '.join(_PROTOCOLS)}, found {protocol!r}"
+            f"opentelemetry: {variable}: expected one of {', '.join(_PROTOCOLS)}, "
+            f"found {protocol!r}"
         )
     return _PROTOCOLS[protocol]
 

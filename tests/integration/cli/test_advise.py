@@ -49,7 +49,7 @@ def test_the_best_of_some_trials_is_written(folder, capsys):
     assert _advise("--most-trials", "2") == 0
     told = capsys.readouterr().out
     assert "8 clients" in told
-    assert "the constructor of model says concurrency" in told
+    assert "the constructor of model sets concurrency" in told
     text = (folder / "config.advised.yml").read_text()
     assert "# ours" in text
     (values,) = yaml.safe_load(text)["op"].values()
@@ -62,7 +62,7 @@ def test_a_service_that_answers_with_errors_is_tried_once(folder, capsys):
     assert _advise() == 1
     seen = capsys.readouterr()
     assert seen.out.count("Service name error") == 1
-    assert "all failed" in seen.err
+    assert "every trial failed" in seen.err
     assert not (folder / "config.advised.yml").exists()
 
 

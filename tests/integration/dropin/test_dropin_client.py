@@ -76,7 +76,7 @@ def test_a_path_that_is_none_is_refused_before_anything_is_sent(answering, http_
 @pytest.mark.parametrize(("ip", "port"), [("a..b", "80"), ("\udc80", "80"), ("a", "\u00b2")])
 def test_an_address_that_is_none_is_told_when_it_is_asked(http_client, ip, port):
     http_client.ip, http_client.port = ip, port
-    with pytest.raises(InitError, match="is no address"):
+    with pytest.raises(InitError, match="is not an address"):
         http_client.predict({"words": [1]})
 
 
@@ -102,9 +102,9 @@ def test_an_answer_may_end_with_its_connection(answering, http_client, answer):
     [
         (PROTO + b"Content-Length: 99\r\n\r\n" + MESSAGE, "cut off"),
         (PACKED + b"\r\n" + gzip.compress(MESSAGE, mtime=0)[:-9], "cut off"),
-        (PACKED + b"\r\n" + MESSAGE, "no gzip"),
+        (PACKED + b"\r\n" + MESSAGE, "not valid gzip"),
         (PROTO + b"\r\n\xff", "no Response"),
-        (b"HTTP/1.1 200 OK\r\n\r\n{", "no JSON"),
+        (b"HTTP/1.1 200 OK\r\n\r\n{", "not valid JSON"),
     ],
 )
 def test_an_answer_that_cannot_be_read_is_told_as_such(answering, http_client, answer, text):
