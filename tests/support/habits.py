@@ -1,7 +1,7 @@
 """Habits of writing that a reader with English as a second language stumbles over, counted.
 
-`python -m words` (with `tests/support` on the path) lowers the allowances to what is counted now;
-`python -m words TREE ...` lists the hits of these trees, each with what to write instead.
+`python -m habits` (with `tests/support` on the path) lowers the allowances to what is counted now;
+`python -m habits TREE ...` lists the hits of these trees, each with what to write instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paths import ROOT, TESTS
 
-ALLOWANCES = TESTS / "support" / "golden" / "words.txt"
+ALLOWANCES = TESTS / "support" / "golden" / "habits.txt"
 
 HABITS = {
     r"(?<!there )\b(?:is|are|was|were|be) none\b": "is not a ..., are fake ..., does not exist",
@@ -72,7 +72,7 @@ QUOTED: tuple[str, ...] = ()
 
 FOLDERS = ["pipeline", "docs", "tests", "examples", "benchmarks", "interop", "scripts", "deploy"]
 NOT_OURS = re.compile(
-    r"(?:^|/)\.|node_modules|_pb2|\.pb\.|\.pb\.gw\.|tests/support/(?:golden/|words\.py)|\.pyi$"
+    r"(?:^|/)\.|node_modules|_pb2|\.pb\.|\.pb\.gw\.|tests/support/(?:golden/|habits\.py)|\.pyi$"
 )
 PYTHON = re.compile(
     r"#[^\n]*|[rRbBfFuU]{0,2}(?:"

@@ -1,17 +1,17 @@
-"""Prose has at most the allowed number of the habits that `words` lists."""
+"""Prose has at most the allowed number of the habits that `habits` lists."""
 
 from __future__ import annotations
 
 import pytest
-import words
+import habits
 
 
 def test_no_tree_has_more_bad_habits_than_are_allowed():
-    allowed = words.allowances()
+    allowed = habits.allowances()
     more = [
-        f"{tree}: {number} instead of {allowed[tree, habit]}: {habit} ({words.HABITS[habit]}); "
-        f"PYTHONPATH=tests/support .venv/bin/python -m words {tree} lists them"
-        for (tree, habit), number in sorted(words.counts().items())
+        f"{tree}: {number} instead of {allowed[tree, habit]}: {habit} ({habits.HABITS[habit]}); "
+        f"PYTHONPATH=tests/support .venv/bin/python -m habits {tree} lists them"
+        for (tree, habit), number in sorted(habits.counts().items())
         if number > allowed[tree, habit]
     ]
     assert more == []
@@ -28,9 +28,9 @@ def test_no_tree_has_more_bad_habits_than_are_allowed():
     ],
 )
 def test_prose_is_read_in_lines_of_their_own(suffix, text, sentences):
-    assert [piece for _, piece in words.pieces(text, suffix)] == sentences
+    assert [piece for _, piece in habits.pieces(text, suffix)] == sentences
 
 
 def test_files_of_each_kind_are_read():
-    suffixes = {name.rpartition(".")[2] for name in words.files()}
+    suffixes = {name.rpartition(".")[2] for name in habits.files()}
     assert {"py", "go", "md", "yml", "html", "js"} <= suffixes
