@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import habits
+import pytest
 
 
 def test_no_tree_has_more_bad_habits_than_are_allowed():
