@@ -142,7 +142,7 @@ class CallerEntry(Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         tokens: `sha256:` and the digest of each, in hexadecimal digits.
-        certificates: names in those that it shows: DNS, URI, e-mail or common name.
+        certificates: names in its client certificates: DNS, URI, e-mail or common name.
         subjects: its names in tokens that somebody else signs.
         limits: None: those of `access.limits`.
     """
@@ -187,14 +187,14 @@ def _fault_of_proxies(proxies: tuple[str, ...]) -> str:
         try:
             ip_network(proxy, strict=False)
         except ValueError:
-            return f"access.trusted_proxies: {proxy!r} is no address and no network"
+            return f"access.trusted_proxies: {proxy!r} is neither an address nor a network"
     return ""
 
 
 def _fault_of_jwt(jwt: JwtConfig) -> str:
     unknown = [name for name in jwt.algorithms if name not in SIGNATURES]
     if unknown:
-        return f"access.jwt.algorithms: {unknown[0]!r} is none of {', '.join(SIGNATURES)}"
+        return f"access.jwt.algorithms: {unknown[0]!r} is not one of {', '.join(SIGNATURES)}"
     if jwt.jwks_file and not (jwt.issuer and jwt.audience):
         return "access.jwt: issuer and audience say which tokens are for this server: give both"
     if not jwt.jwks_file and jwt != JwtConfig():
@@ -203,5 +203,5 @@ def _fault_of_jwt(jwt: JwtConfig) -> str:
 
 
 def document_of(access: AccessConfig) -> bytes:
-    """Return what the gateway is told, as JSON; its own package `access` reads it."""
+    """Return the gateway's copy of it, as JSON; its own package `access` reads it."""
     return msgspec.json.encode(access)

@@ -59,7 +59,7 @@ class OneOf:
         return " or ".join(self.known)
 
     def canonical(self, word: str) -> str:
-        """Return the word as it is spelt where it is known; else as it is."""
+        """Return the word in its registered spelling; unchanged if it is unknown."""
         return next((name for name in self.also if name.lower() == word.lower()), None) or (
             registry.known_as(self.kind, word) or word
         )
@@ -94,7 +94,7 @@ class OptionsOf:
         return self.settings(name, field)
 
     def without_own(self) -> tuple[str, ...]:
-        """Return which of ours bring no keys that depend on the choice."""
+        """Return which of our names bring no keys that depend on the choice."""
         return tuple(
             name
             for name in registry.BUILT_IN[self.kind]
@@ -203,7 +203,7 @@ class Setting:
     def _mismatch(self, value: object) -> Mismatch:
         note = ""
         if isinstance(value, bool) and isinstance(inspect.type_info(self.value_type), _NUMBER):
-            note = ": true, false, yes, no, on and off are no numbers"
+            note = ": true, false, yes, no, on and off are not numbers"
         elif _is_huge(value):
             note = ": more than 64 bits"
         elif isinstance(value, str) and isinstance(self.rule, OneOf):
@@ -309,7 +309,7 @@ def _duration_type(base: type, optional: bool) -> Any:
 
 
 def _unwrap(hint: Any) -> tuple[Any, list[Any], bool]:
-    """Return the bare type, all that Annotated says about it, and whether it may be None."""
+    """Return the bare type, the notes of its Annotated, and whether it may be None."""
     notes: list[Any] = []
     optional = False
     while True:
@@ -319,7 +319,7 @@ def _unwrap(hint: Any) -> tuple[Any, list[Any], bool]:
             hint = args[0]
         elif origin in (typing.Union, types.UnionType):
             others = [arg for arg in args if arg is not types.NoneType]
-            if len(others) > 1:  # no key's type, so that of a field which is none
+            if len(others) > 1:  # not a key's type: the field is not a key
                 return hint, notes, optional
             hint = others[0]
             optional = True

@@ -71,7 +71,7 @@ class _Schemas:
         plugged = chosen_by(struct)
         if not plugged:
             return {**schema, "additionalProperties": False}
-        # What is chosen may have keys of its own, so that only without that are others unknown.
+        # A plug-in may bring keys: other keys are errors only if no plug-in is chosen.
         ours = {key: {"enum": [*names, None]} for key, names in plugged.items()}
         return {
             **schema,

@@ -42,7 +42,7 @@ class Layers(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         environ: the environment, for keys, profiles and expressions.
-        profiles: names of profiles in the place of those that the environment names.
+        profiles: names of profiles; they replace the environment's.
         settings: `op.bow.concurrency=4`, as `--set` has them.
     """
 
@@ -95,7 +95,7 @@ def read_layers(
     if yml_file is not None:
         source = reduce(merged, _files(yml_file, profiles, named_by, layers.environ))
     else:
-        unused = f"{named_by}: the configuration is no file, so it has no profiles"
+        unused = f"{named_by}: the configuration is not a file, so it has no profiles"
         source = ConfigSource("yml_dict", yml_dict, warnings=(unused,) if profiles else ())
     given: list[KeyPath] = []
     for setting in (*_in_environment(layers.environ), *map(_flag, layers.settings)):
@@ -264,7 +264,7 @@ def _source_of(
 
 
 def _leaves(path: KeyPath, value: object) -> Iterator[KeyPath]:
-    """Yield the keys of values that are no mappings."""
+    """Yield the keys of values that are not mappings."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves((*path, key), inner)

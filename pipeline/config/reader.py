@@ -38,7 +38,7 @@ class Reader:
         self.problems.append(f"{self._source.place(path)}: {text}")
 
     def fields(self, struct: type[msgspec.Struct], raw: object, path: KeyPath) -> dict[str, Any]:
-        """Return values for the fields of `struct`: those that `raw` gives, without bad ones."""
+        """Return the valid values that `raw` gives for the fields of `struct`."""
         given = self._mapping(raw, path)
         settings = self._with_plug_ins(struct, given, path)
         aliases = {setting.alias: setting for setting in settings.values() if setting.alias}
@@ -177,7 +177,7 @@ class Reader:
 def as_meant(source: ConfigSource, setting: Setting, value: object, path: KeyPath) -> object:
     """Return a value of `source`: the text that it was given as, where its key holds text.
 
-    An empty text, and null, are none where the key may be absent.
+    An empty text and null mean an absent value where the key may be absent.
     """
     texts = source.texts
     if not texts or setting.section is not None or setting.chosen is not None:

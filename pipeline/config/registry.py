@@ -105,7 +105,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "python": "pipeline.repository.backends.python.backend:PYTHON",
     },
 }
-"""The place "module:attribute" of each implementation of ours."""
+"""The place "module:attribute" of each of our implementations."""
 
 _registered: dict[tuple[Kind, str], Any] = {}
 
@@ -148,7 +148,7 @@ def options_of(kind: Kind, name: str) -> type[msgspec.Struct] | None:
     options: Any = getattr(find(kind, name), "Options", None)
     if options is None or (isinstance(options, type) and issubclass(options, msgspec.Struct)):
         return options
-    raise ConfigError(f"{kind}: the Options of {name!r} are no msgspec.Struct, but {options!r}")
+    raise ConfigError(f"{kind}: expected a msgspec.Struct as the Options of {name!r}, got {options!r}")
 
 
 def known_as(kind: Kind, word: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Rows of a configuration as it is: every key, its value, and where that came from."""
+"""Rows of a configuration: every key, its value, and where the value came from."""
 
 from __future__ import annotations
 

@@ -410,7 +410,7 @@ Signal = Literal["traces", "logs", "metrics"]
 """Kinds of data that OpenTelemetry's collectors take."""
 
 Edge = Literal["embedded", "gateway", "auto"]
-"""Who takes HTTP and gRPC."""
+"""The process that listens for HTTP and gRPC."""
 
 
 class ServiceConfig(Struct, frozen=True, kw_only=True):
@@ -727,5 +727,5 @@ def _settle_ports(values: dict[str, Any], raw: object, reader: Reader) -> None:
 
 
 def _names(raw: object, key: str) -> bool:
-    """Return whether `key` has a value, be it a wrong one, or no place for one."""
+    """Return whether `key` has a value (even a wrong one) or cannot have one."""
     return raw.get(key) is not None if isinstance(raw, Mapping) else raw is not None

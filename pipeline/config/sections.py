@@ -120,7 +120,7 @@ def fault_of_cors(cors: CorsConfig) -> str:
     """Return what is wrong with the section; "": nothing."""
     for origin in cors.origins:
         if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
-            return f"cors.origins: {origin!r} is no origin, such as https://app.example.com"
+            return f"cors.origins: {origin!r} is not an origin, such as https://app.example.com"
     if cors.credentials and ANY_ORIGIN in cors.origins:
         return "cors.credentials: any page could ask in the name of who looks at it: name origins"
     return ""

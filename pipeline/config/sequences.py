@@ -88,7 +88,7 @@ class ControlConfig(ControlValuesConfig, frozen=True, kw_only=True):
 
 
 def datatype(given: str) -> str:
-    """Return the v2 protocol's name of a `data_type`; one that is none as it stands."""
+    """Return the v2 protocol's name of a `data_type`; an unknown one unchanged."""
     name = given.upper().removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
 
@@ -106,7 +106,9 @@ def fault_of_states(states: Iterable[StateConfig]) -> str:
             return f"State output name '{state.output_name}' specified more than once."
         if datatype(state.data_type) not in DATATYPES:
             known = ", ".join(sorted(DATATYPES))
-            return f"state '{state.input_name}': data_type '{state.data_type}' is none of {known}"
+            return (
+                f"state '{state.input_name}': data_type '{state.data_type}' is not one of {known}"
+            )
         if state.batch_axis > len(state.dims):
             return f"state '{state.input_name}': batch_axis is beyond its dims"
         if fault := _fault_of_buffers(state) or _fault_of_initial(state):

@@ -79,7 +79,7 @@ class Expressions:
                 f"default: ${{{name}{_DEFAULT}...}}"
             )
         if not is_text(value):
-            raise ExpressionError(f"${{{name}}}: the environment variable is no text in UTF-8")
+            raise ExpressionError(f"${{{name}}}: the environment variable is not UTF-8 text")
         return value
 
     def _file(self, path: str, default: str | None) -> str:
@@ -90,12 +90,12 @@ class Expressions:
             if not file.exists() and default is not None:
                 return default
             if file.exists() and not file.is_file():  # a pipe would be waited for
-                raise ExpressionError(f"{place}: it is no file")
+                raise ExpressionError(f"{place}: it is not a file")
             with file.open("rb") as opened:
                 data = opened.read(MAX_FILE_BYTES + 1)
             text = data.decode()
         except UnicodeDecodeError:
-            raise ExpressionError(f"{place}: the file is no text in UTF-8") from None
+            raise ExpressionError(f"{place}: the file is not UTF-8 text") from None
         except (OSError, ValueError) as error:
             if isinstance(error, ExpressionError):
                 raise
@@ -163,7 +163,7 @@ class ConfigSource(msgspec.Struct, frozen=True):
     def place(self, path: KeyPath) -> str:
         """Return `config.yml:12: op.bow.timeout`, to open a message about the value at `path`.
 
-        What is missing has the line of what it is missing in.
+        A missing value has the line of the mapping that lacks it.
         """
         origin, key = self.origin(path), dotted(path)
         return f"{origin}: {key}" if key else origin
@@ -179,7 +179,7 @@ class ConfigSource(msgspec.Struct, frozen=True):
         return self.name
 
     def is_secret(self, path: KeyPath) -> bool:
-        """Return whether the value at `path`, or a part of it, is for nobody's eyes."""
+        """Return whether the value at `path`, or a part of it, is secret."""
         return any(secret[: len(path)] == path for secret in self.secrets)
 
 

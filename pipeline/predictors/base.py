@@ -149,7 +149,7 @@ class LocalModel(Struct, frozen=True):
             wanted = DeviceType(self.device_type)
         except ValueError as error:
             known = ", ".join(f"{kind.value} {kind.name}" for kind in DeviceType)
-            raise InitError(f"device_type: {self.device_type} is none of {known}") from error
+            raise InitError(f"device_type: {self.device_type} is not one of {known}") from error
         if wanted is DeviceType.BY_CARDS:
             wanted = DeviceType.GPU if cards else DeviceType.CPU
         if wanted in _HOST_DEVICES:

@@ -57,7 +57,7 @@ def read_model_conf(path: Path | Sequence[Path], file_name: str = CLIENT_FILE) -
         path: the file, or the folder that holds it under `file_name`; of several models in a
             row, all of them: the feeds are the first one's, the fetches the last one's.
 
-    Raises InitError: a file is missing or is no such configuration; the text names file and line.
+    Raises InitError: a file is missing or not such a configuration; the text names file and line.
     """
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
@@ -154,7 +154,7 @@ def conf_of(signature: ModelSignature, names: ModelConf | None = None) -> ModelC
 
 
 def write_client_conf(folder: Path, conf: ModelConf) -> None:
-    """Write `conf` into a folder that is there; whoever reads meanwhile gets the old or the new.
+    """Write `conf` into an existing folder; a concurrent reader gets the old or the new one.
 
     Raises InitError: it cannot be written.
     """

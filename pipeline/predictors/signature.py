@@ -44,7 +44,7 @@ class ModelSignature:
 
     Args:
         fetch_list: the outputs that are fetched by default; none: all.
-        takes_bytes: whether `bytes` among text go to the model as they are: they need be no UTF-8.
+        takes_bytes: whether `bytes` among text go to the model unchanged: they need not be UTF-8.
         checks_shapes: False where the engine takes shapes that the model does not declare.
         options: inputs that have a value in the model, and another one if they are fed.
 
@@ -107,7 +107,7 @@ class ModelSignature:
         return names
 
     def feed(self, feed: Any, batch: bool = True) -> dict[str, np.ndarray]:
-        """Return the arrays to run on, in the model's dtypes; `feed` itself is left as it is.
+        """Return the arrays to run on, in the model's dtypes; `feed` itself does not change.
 
         Numbers are cast within their kind or to a wider kind (int to float, not float to int);
         text becomes an object array of str; numbers and lists, as JSON has them, become arrays.
@@ -158,8 +158,8 @@ class ModelSignature:
             array = as_array(value)
         except ValueError:
             raise InputError(
-                f"[{self.model}] feed {spec.name!r} has lists of different lengths, which are no "
-                "array"
+                f"[{self.model}] feed {spec.name!r} has lists of different lengths: they do not "
+                "form an array"
             ) from None
         if array.dtype.hasobject and spec.dtype != TEXT:
             self._refuse_type(spec, value)
@@ -227,7 +227,7 @@ class ModelSignature:
         wanted = "text" if spec.dtype == TEXT else str(spec.dtype)
         raise InputError(
             f"[{self.model}] feed {spec.name!r} has dtype {value.dtype}, which is not cast to "
-            f"the model's {wanted}: cast it in preprocess if that loses nothing"
+            f"the model's {wanted}: cast it in preprocess if no value changes"
         )
 
     def _refuse_shape(self, spec: TensorSpec, value: np.ndarray) -> NoReturn:
@@ -330,9 +330,9 @@ def answer_without_rows(
         arrays: the inputs that the model would be run on.
         can_infer: False: something about the outputs is not in their shapes.
 
-    Raises InputError: it cannot be told of an output that it has no elements.
+    Raises InputError: it is unknown whether an output has no elements.
     """
-    for array in arrays.values():  # of every batch: nothing is made for those that are usual
+    for array in arrays.values():  # runs for every batch: the usual case builds nothing
         if not array.size:
             break
     else:
@@ -343,7 +343,7 @@ def answer_without_rows(
         if math.prod(shapes.get(output, (1,))):
             raise InputError(
                 f"[{signature.model}] feed {name!r} has shape {arrays[name].shape}, no elements, "
-                f"and what {output!r} is then cannot be told from the model: skip the call, or set "
+                f"and the model does not say what {output!r} is then: skip the call, or set "
                 "takes_empty: true (a parameter of config.pbtxt, a key of local_service_conf) if "
                 "the model can be run on nothing; some end the process"
             )

@@ -34,8 +34,8 @@ class Ingress:
     """No ingress, and the base of one: a process that takes requests and asks the frontends.
 
     Attributes:
-        takes: names of the ports that are its own, of "HTTP" and "gRPC"; there it stands before
-            the frontends.
+        takes: names of its own ports, of "HTTP" and "gRPC"; there it forwards to the
+            frontends.
         ports: where it listens, by these names, after `start`.
     """
 
@@ -70,7 +70,7 @@ no_ingress: Ingress = Ingress()
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """The outside of a server: its frontends, where its logs go, what stands before all."""
+    """The outside of a server: its frontends, where its logs go, its edge."""
 
     frontends: OpenFrontends = pipeline_frontends
     logs: Callable[[LogConfig], AbstractContextManager[object]] = open_logs
@@ -128,7 +128,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return one line for whoever started the server."""
+        """Return one line for the user who started the server."""
 
     @abstractmethod
     def fork(self) -> None:
@@ -188,7 +188,7 @@ class Runtime(ABC):
 
 
 def ready_line(pipelines: Pipelines, ports: Mapping[str, int | None], more: str = "") -> str:
-    """Return one line for whoever started a server."""
+    """Return one line for the user who started a server."""
     names = ", ".join(pipeline.name for pipeline in pipelines if pipeline.name)
     where = ", ".join(f"{frontend} on port {port}" for frontend, port in ports.items() if port)
     return f"pipeline server {names} is ready: {where}{more}".replace("  ", " ")

@@ -188,7 +188,7 @@ class LoadedGraph:
         await resize(self.engine.executor.nodes[op], count)
 
     def leave(self) -> None:
-        """Say not ready for good; go on serving."""
+        """Report not ready permanently; continue to serve."""
         if self._engine is not None:
             self._engine.leave()
 

@@ -127,7 +127,7 @@ class _ModelService:
 
 
 def _bound(op: str) -> socket.socket:
-    """Return a socket with a port that nobody else gets; whoever inherits it listens."""
+    """Return a socket with a port of its own; the process that inherits it listens."""
     for _ in range(_MAX_ATTEMPTS):
         with socket.create_server((_HOST, 0)) as probe:
             port = probe.getsockname()[1]

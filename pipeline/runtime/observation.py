@@ -1,4 +1,4 @@
-"""ObservabilityStack: all that looks into one process of a server, as it is configured."""
+"""ObservabilityStack: the configured logs, metrics, traces and sinks of one server process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pipeline.runtime.replica_query import SNAPSHOT
 
 _LOGGER = logging.getLogger(__name__)
 
-_FLUSH_S = 1.0  # what happened is told this soon; an idle second costs nothing
+_FLUSH_S = 1.0  # sinks receive events this soon; an idle second costs nothing
 
 _SWITCHES: Mapping[str, Callable[[ServiceConfig], bool]] = {
     "statistics": lambda config: config.statistics,
@@ -54,7 +54,7 @@ def wanted_sinks(
 ) -> dict[str, object]:
     """Return the options of each sink that is to be opened, by its name in the registry.
 
-    Further graphs of a server open none that would write where that of the first one does. Models
+    A further graph opens no sink that would write where one of the first graph writes. Models
     of a repository have none of a user's.
     """
     ours: dict[str, object] = {
@@ -183,7 +183,7 @@ class ObservabilityStack:
         self._tell_snapshot()
 
     def add_families(self, families: Callable[[], list[MetricSamples]]) -> None:
-        """Have the Snapshot say this of the process, too."""
+        """Also have the Snapshot include these families of the process."""
         self._families = families
 
     def _tell_snapshot(self) -> None:
@@ -205,7 +205,7 @@ class ObservabilityStack:
         self._timers[name] = loop.call_later(interval_s, tick)
 
     def stop_soon(self) -> None:
-        """Tell the sinks that the server is about to stop: whoever records is answered."""
+        """Notify the sinks that the server is about to stop: they answer clients that record."""
         for stop in self._hooks.stops:
             stop()
 

@@ -86,7 +86,7 @@ class ReplicaMain:
         replica = _Replica(self, number)
         try:
             replica.service.fork()
-        except Exception as error:  # whatever it is: the server says why it does not start
+        except Exception as error:  # of any type: the server says why it does not start
             sock.sendall(framed(ReplicaStatus(failure=_failure_of(error))))
             return
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -126,7 +126,7 @@ class _Replica:
         LogsHome(self._level)(send_record)
         try:
             await self._serve_until_stopped()
-        except Exception as error:  # whatever it is: the server says why it does not start
+        except Exception as error:  # of any type: the server says why it does not start
             self._status.failure = _failure_of(error)
         finally:
             await self.service.stop()
@@ -171,7 +171,7 @@ class _Replica:
                 answer = await self._context.answers[word](rest, question.number)
         except InitError:  # it has not come so far
             pass
-        except Exception:  # a bug of ours: who asks must not wait for what does not come
+        except Exception:  # a bug in our code: the asking replica must get an answer
             _LOGGER.exception("a question of another replica could not be answered: %s", word)
         self._send(ReplicaStatus(reply=QueryReply(question.number, [answer])))
 
@@ -206,6 +206,6 @@ class _Replica:
 
 
 def _failure_of(error: Exception) -> str:
-    """Return the text of an error of ours, which says what is wrong, else the traceback."""
+    """Return the text of a PipelineError, which says what is wrong; otherwise the traceback."""
     is_ours = isinstance(error, PipelineError)
     return utf8_text(str(error) if is_ours else "".join(traceback.format_exception(error)))

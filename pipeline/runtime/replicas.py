@@ -113,7 +113,7 @@ class _RunningReplica:
 
     def _on_child_change(self, child: Child) -> None:
         if child.state == "stopped":
-            self._kill_in(STOPPED_S, "was stopped (SIGSTOP), did not go on, and was killed")
+            self._kill_in(STOPPED_S, "was stopped (SIGSTOP), did not continue, and was killed")
         elif child.state == "running":
             self.slot.set_timer(None)
         else:
@@ -194,7 +194,7 @@ class Replicas(Runtime):
             raise
 
     def _with_real_ports(self) -> ServiceConfig:
-        """Reserve the ports; return the configuration with those that the replicas listen on."""
+        """Reserve the ports; return the configuration with the replicas' ports."""
         config = self._config
         rpc_port, http_port, dag = config.rpc_port, config.http_port, config.dag
         bound_elsewhere = self._exposure.ingress.takes
@@ -255,7 +255,7 @@ class Replicas(Runtime):
             self._tell(ReplicaCommand(drains=True))
             await waited(self._grace_cancelled, self._config.drain_delay_s)
         late = loop.call_later(grace_s, self._answer_all)
-        if not self._is_up:  # what waits for the Ops waits in vain
+        if not self._is_up:  # the Ops will never answer the waiting requests
             self.cancel_grace()
         elif not self._command.stop:
             self._tell(ReplicaCommand(closes=True))

@@ -52,11 +52,11 @@ _FRONTEND_GRACE_S = 1.0  # for answers that are on their way out when the fronte
 class ReplicaContext:
     """The place of a Service among the replicas of a server, which share its ports.
 
-    `on_readiness` is told instead of the frontends: what they say is up to all replicas together.
-    `ask` puts a question to all of them; those that begin with a word of `answers` are answered
-    there, by the rest of its text and its number: they come to all replicas in this order. One that
-    `opens_late` opens its frontends when it can answer: until then the system gives the connections
-    to the others. `leave` has this one stopped, and replaced.
+    `on_readiness` gets the notice instead of the frontends: their readiness depends on all replicas
+    together. `ask` puts a question to all of them; each answers a question that begins with a word
+    of `answers`, by the rest of its text and its number: all replicas get them in this order. One
+    that `opens_late` opens its frontends when it can answer: until then the system gives the
+    connections to the others. `leave` has this one stopped, and replaced.
     """
 
     number: int
@@ -93,8 +93,8 @@ what all models have in common."""
 class Service(Runtime):
     """A Runtime of one process: all of it runs on the event loop that called `start`.
 
-    Without `pipelines` its models are those that `control` loads, whose workers may come from
-    `processes`.
+    Without `pipelines` its models are the models that `control` loads; their workers may come
+    from `processes`.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class Service(Runtime):
         return 0.0 if self._grace_cancelled.is_set() else self._config.stop_grace_period_s
 
     async def drain(self) -> None:
-        """Say not ready for good, and send callers away with their answers; go on serving."""
+        """Report not ready permanently, close connections with their answers; continue to serve."""
         if not self._frontends.is_draining:
             self._frontends.is_draining = True
             for graph in self._graphs:
@@ -254,7 +254,7 @@ class Service(Runtime):
             await self._frontends.drain()
 
     async def close_frontends(self) -> None:
-        """Take no more requests, but those that come through the ingress."""
+        """Take no more requests except through the ingress."""
         await self._frontends.close(self._grace_s + _FRONTEND_GRACE_S)
 
     async def catch_up(self) -> None:
@@ -285,7 +285,7 @@ class Service(Runtime):
         if is_alone:
             await waited(self._grace_cancelled, min(STRAGGLERS_S, self._config.drain_delay_s))
         late = loop.call_at(ends, self._answer_all)
-        if not self._was_up:  # what waits for the Ops waits in vain
+        if not self._was_up:  # the Ops will never answer the waiting requests
             self._exposure.ingress.cancel_grace()
         await self._exposure.ingress.stop(self._grace_s + _FRONTEND_GRACE_S)
         late.cancel()
@@ -403,7 +403,7 @@ class _Frontends:
                 await frontend.close(grace_s)
 
     async def stop(self, ends: float, cancelled: asyncio.Event) -> None:
-        """End them when their callers have read their answers: by then, or soon if `cancelled`."""
+        """End them when their callers have read the answers; at `ends`, or soon if `cancelled`."""
         loop = asyncio.get_running_loop()
         for frontend in self._opened.values():
             left_s = ends - loop.time()

@@ -25,10 +25,10 @@ Version = tuple[str, str]
 
 
 class EarlierCounters:
-    """The counters of loads that are over: metrics go on from there.
+    """The counters of loads that are over: metrics continue from there.
 
-    Statistics do not: they are those of the load that serves. Of more versions of models than
-    `_MOST_ENDED`, those that ended first are forgotten.
+    Statistics do not: they cover the current load only. Of more versions of models than
+    `_MOST_ENDED`, the versions that ended first are forgotten.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ def _models(key: str, snapshot: Snapshot) -> list[tuple[Version, ModelCounters]]
 
 
 def _added(model: ModelCounters, earlier: ModelCounters | None) -> ModelCounters:
-    """Return a model's counters with those of before; what is no sum is its own."""
+    """Return a model's counters plus the earlier ones; a value that is not a sum stays."""
     if earlier is None:
         return model
     if earlier.first_part_bounds_ms != model.first_part_bounds_ms:

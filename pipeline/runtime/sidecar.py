@@ -228,7 +228,7 @@ class _StderrLogger:
 
 
 def _fields_of(text: str) -> dict[str, object]:
-    """Return what a line says that is a JSON object; empty: it is none."""
+    """Return the fields of a line that is a JSON object; of any other line none."""
     if not text.startswith("{"):
         return {}
     try:

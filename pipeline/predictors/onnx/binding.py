@@ -67,7 +67,7 @@ def input_spec(model: str, node: Any, scalars: Collection[str] = ()) -> TensorSp
 def output_specs(
     model: str, nodes: Sequence[Any], fetch_list: Sequence[str] | None, scalars: Collection[str]
 ) -> list[TensorSpec]:
-    """Return the outputs; with `fetch_list` those that can be fetched, without it all.
+    """Return the outputs; with `fetch_list` only outputs that can be fetched.
 
     The probabilities that ZipMap has made dicts of are an array with a column for each class.
 

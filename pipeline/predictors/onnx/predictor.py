@@ -62,7 +62,7 @@ class OnnxPredictor:
     Calls may overlap: a session runs them side by side and without the GIL. It computes in the
     card's `memory`; None: the host's. `memory_usage`: what loading took of the host's.
 
-    Raises InitError: an input or a fetched output is no tensor, or `fetch_list` has other names.
+    Raises InitError: an input or a fetched output is not a tensor, or `fetch_list` has other names.
     """
 
     platform = "onnxruntime_onnx"
@@ -126,7 +126,7 @@ class OnnxPredictor:
         return dict(zip(names, values, strict=True))
 
     def warm_up(self, usual_shapes: Shapes) -> bool:
-        """Run once on zeros, where the shapes can be told; say whether that worked.
+        """Run once on zeros, where the shapes are known; return whether that worked.
 
         The first run sets up what later ones reuse: memory, a card's kernels, TensorRT's engine.
         """
@@ -185,7 +185,7 @@ def _open(runtime: Any, model: AcceleratedModel, plan: Plan, more_options: Optio
         runtime.preload_dlls()  # CUDA and cuDNN of pip's, where older ones do not look
     (first, options), *others = plan.providers
     try:
-        # The fallback would move a session to the CPU without a word when the card fails.
+        # The fallback would silently move a session to the CPU when the card fails.
         session = runtime.InferenceSession(
             str(path),
             _options(runtime, model, plan),
@@ -320,8 +320,8 @@ def warm_up(run: Run, signature: ModelSignature, usual_shapes: Shapes) -> bool:
     unknown = [spec.name for spec in signature.inputs if spec.name not in shapes]
     if unknown:
         _LOGGER.info(
-            "[%s] no warm-up: how large %s is cannot be told from the model; opt_input_shape of "
-            "set_dynamic_shape_info can say it",
+            "[%s] no warm-up: the model does not say how large %s is; give it in "
+            "opt_input_shape of set_dynamic_shape_info",
             signature.model,
             ", ".join(unknown),
         )
@@ -351,7 +351,7 @@ def warm_up(run: Run, signature: ModelSignature, usual_shapes: Shapes) -> bool:
 def warm_up_shapes(
     inputs: Sequence[TensorSpec], usual_shapes: Shapes
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of one run, by input name, less inputs whose shape cannot be told.
+    """Return the shapes of one run, by input name, without inputs of unknown shape.
 
     An input of `usual_shapes` has the shape given there. For others the first dynamic dimension
     is the batch, of one; a dimension has the size that another input has under the same name.

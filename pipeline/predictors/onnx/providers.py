@@ -306,8 +306,8 @@ def _on_onednn(model: AcceleratedModel, offered: Collection[str]) -> Plan:
 
 
 def _openvino_options(thread_num: int, precision: str) -> Options:
-    # Asked for fp16 on a CPU, or for bfloat16 on one without it, OpenVINO computes in another
-    # type without a word.
+    # Asked for fp16 on a CPU, or for bfloat16 on one without it, OpenVINO silently computes in
+    # another type.
     settings = {"INFERENCE_NUM_THREADS": thread_num, "INFERENCE_PRECISION_HINT": precision}
     return {"device_type": "CPU", "load_config": json.dumps({"CPU": settings})}
 

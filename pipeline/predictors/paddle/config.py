@@ -1,7 +1,7 @@
 """From the keys of `local_service_conf` to the calls on a `paddle.inference.Config`.
 
-What the installed Paddle lacks is asked for first, because Paddle itself either goes on without a
-word on the CPU or ends the process.
+Missing features of the installed Paddle are detected first: Paddle itself would either silently
+continue on the CPU or end the process.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _check_card(name: str, kind: str, device: Device, count: int) -> None:
         there = f"only {count}, numbered from 0" if count else "none"
         raise InitError(
             f"[{name}] devices: {kind} {device.card} was asked for, but Paddle sees {there}: "
-            "name others in devices, look at the driver and at CUDA_VISIBLE_DEVICES and its "
-            "like, or set device_type: 0 and devices: ''"
+            "name others in devices, look at the driver and at variables such as "
+            "CUDA_VISIBLE_DEVICES, or set device_type: 0 and devices: ''"
         )
 
 
@@ -110,7 +110,7 @@ def _check_tensorrt(paddle: Any, name: str, model: PaddleModel) -> None:
 def _check_precision(name: str, model: PaddleModel, device: Device) -> None:
     wanted = model.precision
     if wanted not in _PRECISIONS:
-        raise InitError(f"[{name}] precision: {wanted!r} is none of {', '.join(_PRECISIONS)}")
+        raise InitError(f"[{name}] precision: {wanted!r} is not one of {', '.join(_PRECISIONS)}")
     if device.is_cpu and wanted == "fp16":
         raise InitError(
             f"[{name}] precision: fp16 needs a card, Paddle has none of it on the CPU: set "
@@ -136,7 +136,7 @@ def _check_precision(name: str, model: PaddleModel, device: Device) -> None:
 def check_quantized(name: str, model: PaddleModel, device: Device, program: Program) -> None:
     """See that a model that is to run in int8 on the CPU is one.
 
-    Raises InitError: it is not, and Paddle would run it in fp32 without a word.
+    Raises InitError: it is not, and Paddle would silently run it in fp32.
     """
     if model.precision == "int8" and device.is_cpu and not program.is_quantized:
         raise InitError(

@@ -368,7 +368,7 @@ _MAX_ACTION_BYTES = 512  # struct sigaction has 152 on Linux
 
 @contextlib.contextmanager
 def preserve_process_state() -> Iterator[None]:
-    """Keep signal handlers, the root logger and the filters of warnings as they are.
+    """Keep signal handlers, the root logger and the filters of warnings unchanged.
 
     Paddle also adds a handler to the root logger and sets its level, and warns of tools that only
     its extensions need.

@@ -1,7 +1,7 @@
 """A Paddle program file, read without Paddle: its variables, and the files of its weights.
 
-`paddle.inference` itself says neither shapes nor dtypes of a model's inputs, and dies, with the
-process that it is in, of some files that are no program.
+`paddle.inference` itself says neither shapes nor dtypes of a model's inputs, and some files that
+are not a program make it end the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.predictors.base import Dim, listed
 from pipeline.proto import paddle_program_pb2 as pb
 
 _TEXTS = 26
-_QUANTIZE = "quantize"  # also "dequantize", "fake_quantize" and their like
+_QUANTIZE = "quantize"  # also "dequantize", "fake_quantize" and similar Ops
 _FETCH = "fetch"
 _SELECT_BOXES = frozenset({"multiclass_nms3", "matrix_nms"})
 _KEEP_ROWS = frozenset({"scale", "assign", "cast", "share_data"})
@@ -312,7 +312,7 @@ def tensor_sizes(path: Path) -> list[int] | None:
         return None
     except (OSError, struct.error, DecodeError, ValueError, OverflowError) as error:
         raise InitError(
-            f"model_config: {path} is no file of Paddle weights, or not a whole one: it is "
+            f"model_config: {path} is not a complete file of Paddle weights: it is "
             "damaged, cut off or encrypted (which is not supported)"
         ) from error
 

@@ -145,7 +145,7 @@ def connect_remote_predictor(model: RemoteModel) -> Predictor:
     name = registry.known_as("clients", model.client_type)
     if name is None:
         raise InitError(
-            f"op.{model.name}.client_type: {model.client_type!r} is none of "
+            f"op.{model.name}.client_type: {model.client_type!r} is not one of "
             f"{', '.join(registry.names('clients'))}"
         )
     connect = registry.find("clients", name)

@@ -47,7 +47,7 @@ from pipeline.tracing.context import call_trace, child, parse_traceparent
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_SHOWN_CHARACTERS = 400
-_MAX_WAIT_S = 1e6  # that a server is told; its field has no room for more than 2^31 ms
+_MAX_WAIT_S = 1e6  # sent to a server; the field holds at most 2^31 ms
 _forks = 0  # between the first process and this one
 
 
@@ -59,7 +59,7 @@ def _count_fork() -> None:
 os.register_at_fork(after_in_child=_count_fork)
 
 Read = Callable[[bytes | memoryview], Any]
-"""Reads the body of an answer; raises DecodeError if it is no such message."""
+"""Reads the body of an answer; raises DecodeError if it is not such a message."""
 
 # The server did not work on the request and says so: another one may.
 _NOT_NOW = frozenset(
@@ -168,7 +168,7 @@ class BrpcChannel:
         raise PredictorUnavailableError(f"[{self._name}] no server answers: {_joined(reasons)}")
 
     def connect(self, time_s: float) -> list[str]:
-        """Connect to each server; what is wrong with those that cannot be reached."""
+        """Connect to each server; return the problems of unreachable servers."""
         servers = self._servers()
         problems = []
         for index, pool in enumerate(servers.pools):
@@ -269,7 +269,7 @@ class BrpcChannel:
     ) -> NoReturn:
         with servers.lock:
             hangs = servers.policy.timed_out(index)
-        if hangs:  # its host may be gone without a word: nothing that was open is of use
+        if hangs:  # its host may be down: the open connections are useless
             servers.pools[index].retire_all()
             self._log_left_out(index, "several calls in a row got no answer")
         before = f" (before, {_joined(reasons)})" if reasons else ""
@@ -298,7 +298,7 @@ class BrpcChannel:
             _LOGGER.info("[%s] %s is asked again", self._name, self._endpoints[index])
 
     def _log_left_out(self, index: int, why: str) -> None:
-        """Log it where there are others: nobody may notice, as the calls go on."""
+        """Log it where other servers take over, so that an operator notices."""
         if len(self._endpoints) > 1:
             _LOGGER.warning("[%s] %s is left out: %s", self._name, self._endpoints[index], why)
 

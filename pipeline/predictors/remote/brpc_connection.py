@@ -61,7 +61,7 @@ class BrpcConnection:
         connected.setblocking(True)
         prepare(connected)
         self._socket = connected
-        self._wait_s = 0.0  # that a receive waits at most, as the socket was told
+        self._wait_s = 0.0  # the longest wait of a receive, as set on the socket
         self._frames = FrameReader(max_bytes)
         self._receive_bytes = _RECEIVE_BYTES
         self._answer: _Answer | None = None  # to the last request; those to others are late
@@ -75,7 +75,7 @@ class BrpcConnection:
 
     def has_ended(self) -> bool:
         """Return whether the server has closed an idle connection."""
-        return has_ended(self._socket)  # a late answer is no end: it is dropped
+        return has_ended(self._socket)  # a late answer does not end it: it is dropped
 
     def ask(self, meta: RpcMeta, body: bytes, waiting: Waiting) -> _Answer:
         """Ask, and return the answer's meta and body.
@@ -109,7 +109,7 @@ class BrpcConnection:
     def _limit_wait(self, wait_s: float) -> None:
         """Have a receive wait no longer; unlike poll, this keeps the GIL."""
         self._wait_s = wait_s
-        limit = _TIMEVAL.pack(int(wait_s), int(wait_s % 1 * 1e6) or 1)  # 0 is no limit
+        limit = _TIMEVAL.pack(int(wait_s), int(wait_s % 1 * 1e6) or 1)  # 0 means unlimited
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def close(self) -> None:

@@ -196,7 +196,7 @@ def connect_brpc(model: RemoteModel) -> GeneralModelPredictor:
     """Return a predictor that asks `model.endpoints`, of which any may be down, with a warning.
 
     It has no threads of its own, and works in a forked child too, on connections of its own. Raises
-    InitError: no `client_config`, or it cannot be read; no endpoint, or one that is none.
+    InitError: no `client_config`, or it cannot be read; no endpoint, or an invalid one.
     """
     from pipeline.predictors.remote.brpc_channel import BrpcChannel
 

@@ -176,7 +176,7 @@ class GrpcCalls:
         return " ".join(filter(None, (brief(error), proxy_hint(self._hosts))))
 
     def _named(self, error: grpc.RpcError, time_s: float) -> PipelineError:
-        """Return gRPC's error as one of ours."""
+        """Return gRPC's error as a PipelineError."""
         code, text = _code(error), brief(error)
         if code is grpc.StatusCode.UNAVAILABLE:
             return PredictorUnavailableError(

@@ -131,10 +131,10 @@ class UpstreamConnection:
         """Receive once, and have the reader take it.
 
         Raises:
-            ConnectionLostError: no more comes of an answer, or what comes is none.
+            ConnectionLostError: an answer ends early, or is not valid HTTP.
             OutOfTimeError, ClosedError: see `Waiting.left_s`.
         """
-        waiting.left_s()  # there may be something to receive for ever
+        waiting.left_s()  # a server may send without end
         data = self._do(partial(self._socket.recv, _RECEIVED_BYTES), select.POLLIN, waiting)
         try:
             reader.take(data)

@@ -118,8 +118,8 @@ def _spec(model: RemoteModel, tensor: ModelMetadataResponse.TensorMetadata) -> T
     dtype = DATATYPES.get(tensor.datatype)
     if dtype is None:
         raise InitError(
-            f"op.{model.name}: {tensor.name!r} has the datatype {tensor.datatype!r}, which is none "
-            f"of {', '.join(DATATYPES)}"
+            f"op.{model.name}: {tensor.name!r} has the datatype {tensor.datatype!r}, which is not "
+            f"one of {', '.join(DATATYPES)}"
         )
     dims = tuple(None if size < 0 else size for size in tensor.shape)
     return TensorSpec(tensor.name, dtype, dims or None)  # no shape at all: some servers say none

@@ -59,7 +59,7 @@ class OpenAIModel(RemoteModel, frozen=True, kw_only=True):
 class OpenAIPredictor:
     """A model on other servers as a `Predictor`, which answers whole or in parts.
 
-    What it is fed says what is asked for: `messages` a chat, `prompt` a text, `input` embeddings.
+    The input says which call it makes: `messages` a chat, `prompt` a text, `input` embeddings.
     All of it goes as it is, arrays as lists. The answer has the names that the frontend `openai`
     reads: `text`, `finish_reason`, `prompt_tokens`, `completion_tokens`, and what else the model
     said, such as `tool_calls`; or `embedding`, an array with a row for each input.
@@ -156,7 +156,7 @@ class OpenAIPredictor:
         body = {name: value for name, value in plain.items() if value is not None}
         if body.pop("n", 1) != 1:
             raise InputError(f"[{self._name}] n: one answer is asked for at a time")
-        body.pop("stream", None)  # whoever asks says by the method that it calls
+        body.pop("stream", None)  # the method that is called decides this
         return {**own, **body, "model": self._model}  # which is not for callers to choose
 
     def _begin(
@@ -166,7 +166,7 @@ class OpenAIPredictor:
         if trace := call_trace():
             head += header_line(HEADER, trace)
         left_ms = math.ceil(max(0.0, waiting.ends - time.monotonic()) * 1000)
-        head += header_line("grpc-timeout", f"{left_ms}m")  # which a server of ours knows
+        head += header_line("grpc-timeout", f"{left_ms}m")  # our own server reads it
         try:
             body = orjson.dumps(asked, option=orjson.OPT_SERIALIZE_NUMPY, default=_other)
         except orjson.JSONEncodeError as error:

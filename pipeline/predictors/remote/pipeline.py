@@ -1,4 +1,4 @@
-"""Client of another pipeline server, of ours or Paddle's, over gRPC."""
+"""Client of another pipeline server (this library's or Paddle's) over gRPC."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _PROBE_TIMEOUT_S = 1.0
 _ESTABLISHED = b"\1"  # the first byte of tcp_info, its state
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    # A host that is gone without a word is noticed within a minute.
+    # A host that vanishes silently is noticed within a minute.
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
@@ -375,7 +375,7 @@ class EndpointPolicy:
         """No server is down, and none has let a call run out of time since it answered one."""
 
     def pick(self, without: Collection[int] = ()) -> int | None:
-        """Return the server whose turn it is; of those that are down only when no other is left.
+        """Return the server whose turn it is; one that is down only if no other is left.
 
         So a request costs nothing extra while a server is down, and when all are, each is still
         tried: an error comes at once, and the first server that is back is found by the next call.
@@ -411,7 +411,7 @@ class EndpointPolicy:
         ]
 
     def failed(self, index: int) -> bool:
-        """Leave a server out for a while, longer each time; whether it was well until now.
+        """Leave a server out, longer each time; return whether it was well until now.
 
         Failures during the back-off change nothing: all calls of a connection fail when it breaks.
         """

@@ -479,7 +479,7 @@ class ProcessWorkers(WorkersBase):
         """Take note of what `worker.child.state` says."""
         if worker.child.state == "stopped":
             self.pool.rest(worker)
-            cause = "was stopped (SIGSTOP), did not go on, and was killed"
+            cause = "was stopped (SIGSTOP), did not continue, and was killed"
             worker.slot.set_timer(self.loop.call_later(STOPPED_S, worker.kill, cause))
             if not self.pool.has_sequences:
                 self.pool.on_returned(worker.revoke())

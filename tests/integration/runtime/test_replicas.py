@@ -328,7 +328,7 @@ def readiness(server: PipelineServer) -> int | None:
     ("number", "text"),
     [
         (signal.SIGKILL, "was killed by SIGKILL"),
-        (signal.SIGSTOP, "was stopped (SIGSTOP), did not go on, and was killed"),
+        (signal.SIGSTOP, "was stopped (SIGSTOP), did not continue, and was killed"),
     ],
 )
 def test_a_copy_that_ends_is_replaced(number, text):

@@ -38,10 +38,20 @@ SECURE = TlsConfig(certificate="c", key="k")
         (AccessConfig(anonymous=(), jwt=SIGNED), TlsConfig(), True, ""),
         (AccessConfig(trusted_proxies=("10.0.0.0/8", "::1")), TlsConfig(), True, ""),
         (AccessConfig(limits=CallerLimits(buffered_bytes=9)), TlsConfig(), True, "give 65536"),
-        (AccessConfig(trusted_proxies=("proxy",)), TlsConfig(), True, "'proxy' is no address"),
+        (
+            AccessConfig(trusted_proxies=("proxy",)),
+            TlsConfig(),
+            True,
+            "'proxy' is neither an address",
+        ),
         (AccessConfig(jwt=JwtConfig(jwks_file="k")), TlsConfig(), True, "give both"),
         (AccessConfig(jwt=JwtConfig(issuer="i")), TlsConfig(), True, "name the jwks_file"),
-        (AccessConfig(jwt=JwtConfig(algorithms=("HS256",))), TlsConfig(), True, "is none of RS256"),
+        (
+            AccessConfig(jwt=JwtConfig(algorithms=("HS256",))),
+            TlsConfig(),
+            True,
+            "is not one of RS256",
+        ),
     ],
 )
 def test_faults(access: AccessConfig, tls: TlsConfig, is_gateway: bool, text: str) -> None:

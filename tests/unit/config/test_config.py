@@ -334,7 +334,7 @@ def test_all_mistakes_of_a_file_are_reported_together(write: Write) -> None:
 def test_a_bool_is_not_an_int() -> None:
     text = op_refusal(concurrency=True)
     assert "expected int >= 1, found True (bool" in text
-    assert "are no numbers" in text
+    assert "are not numbers" in text
 
 
 @pytest.mark.parametrize(

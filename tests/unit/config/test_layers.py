@@ -109,7 +109,7 @@ def test_a_dict_has_no_profiles_and_says_so():
     layers = Layers(environ={"PIPELINE_PROFILE": "prod"})
     config = load_config(None, {"rpc_port": 1024}, layers)
     assert config.warnings == (
-        "PIPELINE_PROFILE: the configuration is no file, so it has no profiles",
+        "PIPELINE_PROFILE: the configuration is not a file, so it has no profiles",
     )
 
 

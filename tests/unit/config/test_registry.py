@@ -266,7 +266,7 @@ class Wordless:
     [
         ("json:Toy", "cannot be loaded from 'json:Toy': AttributeError: module 'json' has no"),
         ("nowhere_at_all:Toy", "from 'nowhere_at_all:Toy': ModuleNotFoundError: No module"),
-        (Unlike, "the Options of 'odd' are no msgspec.Struct, but <class"),
+        (Unlike, "expected a msgspec.Struct as the Options of 'odd', got <class"),
         (Wordless, "its option limit has no sentence: annotate it as limit: Annotated["),
     ],
 )

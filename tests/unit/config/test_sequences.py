@@ -81,7 +81,7 @@ def _other() -> dict[str, Any]:
             },
             "'use_growable_memory' can only work with KIND_GPU model instances right now.",
         ),
-        ({**STATE, "data_type": "TYPE_INT3"}, "data_type 'TYPE_INT3' is none of BF16, BOOL,"),
+        ({**STATE, "data_type": "TYPE_INT3"}, "data_type 'TYPE_INT3' is not one of BF16, BOOL,"),
         ({**STATE, "input_name": ""}, "expected an input_name and an output_name"),
         ({**STATE, "batch_axis": 3}, "state 'in': batch_axis is beyond its dims"),
         ({**STATE, "dims": [-2]}, "dims: expected list of int >= -1"),

@@ -313,7 +313,7 @@ def test_a_server_that_does_not_come_up_is_an_error_at_start(monkeypatch: pytest
 
 def test_a_datatype_that_is_unknown_is_an_error_at_start():
     with (
-        pytest.raises(InitError, match=r"op\.uci: 'x' has the datatype 'FP4', which is none of"),
+        pytest.raises(InitError, match=r"op\.uci: 'x' has the datatype 'FP4', which is not one of"),
         connected(Server({"x": ("FP4", (-1,))})),
     ):
         pass

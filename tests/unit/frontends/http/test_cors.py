@@ -55,8 +55,8 @@ def test_any_page_is_any_page() -> None:
     ("cors", "text"),
     [
         (CorsConfig(origins=("*",), credentials=True), "name origins"),
-        (CorsConfig(origins=("app.example.com",)), "is no origin"),
-        (CorsConfig(origins=(APP + "/",)), "is no origin"),
+        (CorsConfig(origins=("app.example.com",)), "is not an origin"),
+        (CorsConfig(origins=(APP + "/",)), "is not an origin"),
         (CorsConfig(origins=(APP, "http://localhost:3000"), credentials=True), ""),
     ],
 )

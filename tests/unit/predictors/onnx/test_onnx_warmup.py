@@ -91,7 +91,7 @@ def test_without_all_shapes_there_is_no_run_and_a_word_about_it(caplog):
     model = Model(spec("words", "n", "length"), spec("x", "n"))
     assert not warm_up(model, model.signature, {})
     assert model.calls == []
-    assert "no warm-up: how large words is" in caplog.text
+    assert "no warm-up: the model does not say how large words is" in caplog.text
     assert "set_dynamic_shape_info" in caplog.text
     assert {record.levelname for record in caplog.records} == {"INFO"}
 

@@ -124,7 +124,7 @@ def test_int8_on_the_cpu_is_onednn_s():
     ("keys", "wanted"),
     [
         ({"precision": "fp16"}, "fp16 needs a card"),
-        ({"precision": "fp8"}, "'fp8' is none of fp32, fp16, bf16, int8"),
+        ({"precision": "fp8"}, "'fp8' is not one of fp32, fp16, bf16, int8"),
         ({"precision": "bf16", "use_mkldnn": False}, "set use_mkldnn: True"),
         ({"precision": "int8", "ir_optim": False}, "needs ir_optim: True"),
     ],
