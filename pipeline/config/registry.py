@@ -148,7 +148,9 @@ def options_of(kind: Kind, name: str) -> type[msgspec.Struct] | None:
     options: Any = getattr(find(kind, name), "Options", None)
     if options is None or (isinstance(options, type) and issubclass(options, msgspec.Struct)):
         return options
-    raise ConfigError(f"{kind}: expected a msgspec.Struct as the Options of {name!r}, got {options!r}")
+    raise ConfigError(
+        f"{kind}: expected a msgspec.Struct as the Options of {name!r}, got {options!r}"
+    )
 
 
 def known_as(kind: Kind, word: str) -> str | None:
