@@ -581,7 +581,7 @@ def test_what_is_generated_of_the_structs_is_what_is_there() -> None:
 
 @pytest.mark.parametrize(("key", "setting"), list(known_keys(ServiceConfig)))
 def test_the_reference_explains_every_key(key: str, setting: Any) -> None:
-    section, _, name = key.rpartition(".")
+    section, _, name = key.replace("<name>", "NAME").rpartition(".")
     page = (ROOT / GENERATED["REFERENCE"]).read_text()
     table = page.partition(f"## `{section or 'config.yml'}`\n")[2].partition("\n## ")[0]
     (row,) = re.findall(rf"^\| `{name}`.*", table, re.MULTILINE)
