@@ -42,8 +42,8 @@ def find_binary() -> Path:
 def check_link(path: Path, version: int) -> bool:
     """Ask the binary for the version of its link; raise InitError if it is not this server's.
 
-    It would find no server that it understands, and look for one for ever. False: the system
-    refuses to run it; whoever starts it is told why.
+    It would find no server that it understands, and search forever. False: the system refuses to
+    run it; the error at its start says why.
     """
     try:
         done = subprocess.run(

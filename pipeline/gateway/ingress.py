@@ -37,7 +37,7 @@ _FLAGS = {"HTTP": "--listen-fd", "gRPC": "--grpc-listen-fd", "admin": "--admin-l
 """Flags of inherited sockets."""
 _EXTRA_GRACE_S = 1.0  # for answers that are on their way out when the grace period is over
 _STALL_TIMEOUT_S = 2.0  # for a replica to answer a heartbeat; its requests then go to others
-_LONE_STALL_TIMEOUT_S = 10.0  # without replicas: user code that holds the GIL keeps it, too
+_LONE_STALL_TIMEOUT_S = 10.0  # without replicas: user code that holds the GIL also keeps it
 _END_TIMEOUT_S = 5.0  # to end by itself after its own grace period
 
 
@@ -92,7 +92,7 @@ def check_access(config: ServiceConfig, taken: frozenset[str]) -> None:
     if not all(map(is_loopback, hosts)) and config.access.anonymous == ROLES:
         doors = "" if asked <= taken else "; without edge: gateway it is for trusted networks only"
         _LOGGER.warning(
-            "%s: whoever reaches this server may do anything%s: see docs/security.md",
+            "%s: every caller that reaches this server may do anything%s: see docs/security.md",
             config.source, doors,
         )  # fmt: skip
 
@@ -107,7 +107,7 @@ class Gateway(Ingress):
         config: with a port for each of these.
         takes: what it listens for: "HTTP", "gRPC" or both, see `taken_by_gateway`.
         waits: `start` is done when a replica is ready; False, of a repository: when one is
-            connected, be it ready or not, and requests of a sequence go to one of them.
+            connected, ready or not, and requests of a sequence go to one of them.
     """
 
     def __init__(self, config: ServiceConfig, takes: frozenset[str], waits: bool = True) -> None:
@@ -268,7 +268,7 @@ def _traces_per_s(config: ServiceConfig) -> int:
 
 
 def _flags_of(cors: CorsConfig) -> list[str]:
-    """Return what the gateway is told of web pages from elsewhere."""
+    """Return the gateway's flags about web pages from other origins."""
     if not cors.origins:
         return []
     return [

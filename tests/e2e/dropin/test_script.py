@@ -235,7 +235,7 @@ def test_a_service_of_the_predecessor_runs_unmodified(tmp_path, arguments):
     assert done.stdout == "ABC![0.5, 0.25]25358 5000\n"
     warning, is_open = done.stderr.splitlines()
     assert warning.startswith("warning: `import pipeline` in the script is the library, not ")
-    assert is_open.startswith("yml_dict: whoever reaches this server may do anything")
+    assert is_open.startswith("yml_dict: every caller that reaches this server may do anything")
     logged, grave = (
         re.findall(r"\] (?:\[pid \d+\] )?(.* of .*|too much)", (tmp_path / name).read_text())
         for name in ("PipelineServingLogs/pipeline.log", "PipelineServingLogs/pipeline.log.wf")

@@ -26,7 +26,7 @@ func TestWrongUsageIsExplained(t *testing.T) {
 		"--backend a:1 --gzip-min-bytes -1":                "--gzip-min-bytes -1",
 		"--backend a:1 --cors-origin x/y":                  "is no origin",
 		"--backend a:1 --cors-origin * --cors-credentials": "name origins, not *",
-		"--backend a:1 --trusted-proxy x":                  "no network",
+		"--backend a:1 --trusted-proxy x":                  "nor a network",
 		"--backend a:1 --tls-cert x":                       "--tls-key",
 		"--backend a:1 --tls-client-ca x":                  "needs --tls-cert",
 		"--backend a:1 --backend-ca x":                     "need --backend-tls",

@@ -219,9 +219,9 @@ func TestAnonymousCallersAreTheirNetworks(t *testing.T) {
 
 func TestFilesThatCannotBe(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"callers": [{"name": "a", "roles": ["boss"]}]}`:                                    "no role",
-		`{"callers": [{"name": "a", "tokens": ["secret"]}]}`:                                 "no sha256:",
-		`{"callers": [{"name": "a", "tokens": ["sha256:12"]}]}`:                              "no sha256:",
+		`{"callers": [{"name": "a", "roles": ["boss"]}]}`:                                    "not a role",
+		`{"callers": [{"name": "a", "tokens": ["secret"]}]}`:                                 "expected a token as sha256:",
+		`{"callers": [{"name": "a", "tokens": ["sha256:12"]}]}`:                              "expected a token as sha256:",
 		`{"callers": [{"name": "a"}, {"name": "a"}]}`:                                        "twice",
 		`{"callers": [{"name": "anonymous"}]}`:                                               "cannot be a name",
 		`{"callers": [{"name": ""}]}`:                                                        "cannot be a name",

@@ -77,7 +77,8 @@ type Caller struct {
 // May says whether the caller has a role.
 func (c *Caller) May(role Role) bool { return role == Open || slices.Contains(c.roles, role) }
 
-// inMetrics returns what the metrics call the caller: those whom no file names have one name there, as they may be many.
+// inMetrics returns what the metrics call the caller: those whom no file names have one name there, as they
+// may be many.
 func (c *Caller) inMetrics() string {
 	if c.label != "" {
 		return c.label
@@ -120,7 +121,7 @@ func ReadDocument(path string) (found Document, err error) {
 	return found, nil
 }
 
-// readBook returns what a file of callers says; limits are of those that have none there.
+// readBook returns the content of a file of callers; limits apply to callers without their own.
 func readBook(path string, limits Limits) (*book, error) {
 	var said callersDocument
 	if err := readJSON(path, &said); err != nil {
@@ -149,7 +150,7 @@ func readBook(path string, limits Limits) (*book, error) {
 func addNames(to map[string]*Caller, what string, names []string, caller *Caller) error {
 	for _, name := range names {
 		if to[name] != nil {
-			return fmt.Errorf("%s %q is there twice, or another caller's, too", what, name)
+			return fmt.Errorf("%s %q is there twice, or also another caller's", what, name)
 		}
 		to[name] = caller
 	}
@@ -160,7 +161,7 @@ func (b *book) addToken(text string, caller *Caller) error {
 	var sum digest
 	hexed, isKnown := strings.CutPrefix(text, tokenPrefix)
 	if size, err := hex.Decode(sum[:], []byte(hexed)[:min(len(hexed), 2*len(sum))]); err != nil || !isKnown || size != len(sum) || len(hexed) != 2*len(sum) {
-		return errors.New("a token is no sha256: and 64 hexadecimal digits; `python -m pipeline callers add` writes them")
+		return errors.New("expected a token as sha256: and 64 hexadecimal digits; `python -m pipeline callers add` writes them")
 	}
 	if b.byToken[sum] != nil {
 		return errors.New("a token is there twice")
@@ -187,7 +188,7 @@ func isPrintable(text string) bool {
 func checkRoles(roles []Role) error {
 	for _, role := range roles {
 		if role != Infer && role != Observe && role != Admin {
-			return fmt.Errorf("%q is no role: infer, observe and admin are", role)
+			return fmt.Errorf("%q is not a role: expected infer, observe or admin", role)
 		}
 	}
 	return nil

@@ -128,7 +128,7 @@ func (g *Gate) look() {
 	for _, each := range g.files {
 		isRead, err := each.look()
 		if err != nil {
-			g.log.Error(fmt.Sprintf("the %s stay as they were: %v", each.what, err))
+			g.log.Error(fmt.Sprintf("the %s are not changed: %v", each.what, err))
 		} else if isRead {
 			g.log.Info(fmt.Sprintf("the file of %s was read again", each.what))
 		}
@@ -195,7 +195,7 @@ func (g *Gate) identify(asked *Asked) (*Caller, *failure.Error) {
 		return nil, unauthenticated("the request has several credentials: send one")
 	}
 	for _, token := range asked.Tokens {
-		// By its digest: how long that takes says nothing of those that are known.
+		// By its digest: so the time of a look-up reveals nothing about the known ones.
 		if caller := known.byToken[sha256.Sum256([]byte(token))]; caller != nil && token != "" {
 			return caller, nil
 		}
@@ -214,7 +214,8 @@ func (g *Gate) identify(asked *Asked) (*Caller, *failure.Error) {
 	return g.anonymous, nil
 }
 
-// identifySigned finds out who shows a signed token: a caller whom the file names, or one by its claims alone.
+// identifySigned finds out who shows a signed token: a caller whom the file names, or one by its claims
+// alone.
 func (g *Gate) identifySigned(token string, known *book) (*Caller, *failure.Error) {
 	found, err := g.issuer.claimedBy(token, g.now())
 	if err != nil {
@@ -247,13 +248,14 @@ func namesOf(certificate *x509.Certificate) []string {
 	return names
 }
 
-// TokensOf returns the credentials of a request, by what `values` returns for the name of a header in lower case.
+// TokensOf returns the credentials of a request, by what `values` returns for the name of a header in lower
+// case.
 func TokensOf(values func(name string) []string) []string {
 	tokens := append([]string{}, values("x-api-key")...)
 	for _, value := range values("authorization") {
 		if len(value) >= len(bearer) && strings.EqualFold(value[:len(bearer)], bearer) {
 			value = strings.TrimSpace(value[len(bearer):])
-		} // of another scheme, it is nobody's token
+		} // of another scheme, it is not a known token
 		tokens = append(tokens, value)
 	}
 	return tokens

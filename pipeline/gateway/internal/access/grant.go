@@ -9,7 +9,7 @@ import (
 	"pipeline/gateway/internal/memory"
 )
 
-// Grant is a request that was let in, until it is done. That of no gate, nil, has no limits.
+// Grant is a request that was admitted, until it is done. Without a gate it is nil and has no limits.
 type Grant struct {
 	Caller *Caller
 	meter  *meter  // nil: the caller has no limits
@@ -65,7 +65,8 @@ func (g *Grant) Budget() *memory.Budget {
 	return g.meter.budget
 }
 
-// FairShare says how many requests go on to servers at once, of all callers; more wait until it is their caller's turn.
+// FairShare returns how many requests of all callers are at servers at once; more wait until it is their
+// caller's turn.
 type FairShare struct {
 	InFlight int     `json:"in_flight"` // 0: any number
 	Queue    int     `json:"queue"`     // that wait

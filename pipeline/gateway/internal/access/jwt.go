@@ -37,7 +37,7 @@ const (
 	mostKnownTokens = 4096 // whose signatures need no second look: of twice as many the older half is forgotten
 )
 
-// publicAlgorithms are those of which the key that checks cannot sign. HMAC is none of them, nor is `none`.
+// publicAlgorithms are the ones whose checking key cannot sign: neither HMAC nor `none`.
 var publicAlgorithms = []jose.SignatureAlgorithm{
 	jose.RS256, jose.RS384, jose.RS512, jose.PS256, jose.PS384, jose.PS512, jose.ES256, jose.ES384, jose.ES512, jose.EdDSA,
 }
@@ -179,7 +179,7 @@ func (i *issuer) inTime(found *claimed, now time.Time) error {
 	return nil
 }
 
-// rolesOf returns those that the claims say.
+// rolesOf returns the roles in the claims.
 func (i *issuer) rolesOf(all map[string]any) (roles []Role) {
 	if i.said.RolesClaim == "" {
 		return nil
@@ -237,7 +237,7 @@ func (r *keyRing) of(id string) (*jose.JSONWebKey, error) {
 	return nil, tokenFault("the token is signed by a key that is not known here")
 }
 
-// readKeys reads a JSON Web Key Set. What is not for signatures is passed over.
+// readKeys reads a JSON Web Key Set. It skips keys that are not for signatures.
 func readKeys(path string) (*keyRing, error) {
 	var said struct {
 		Keys []json.RawMessage `json:"keys"`
@@ -270,7 +270,7 @@ func readKeys(path string) (*keyRing, error) {
 
 func (r *keyRing) add(key *jose.JSONWebKey) error {
 	if !key.IsPublic() {
-		return errors.New("this is no public key: a secret has no place here")
+		return errors.New("expected a public key, not a secret")
 	}
 	if found, isRSA := key.Key.(*rsa.PublicKey); isRSA && found.N.BitLen() < leastRSABits {
 		return fmt.Errorf("it has %d bits: an RSA key needs %d", found.N.BitLen(), leastRSABits)

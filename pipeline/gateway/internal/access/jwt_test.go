@@ -247,9 +247,9 @@ func TestFilesOfKeysThatCannotBe(t *testing.T) {
 	weak, _ := rsa.GenerateKey(rand.Reader, 1024)
 	short, _ := json.Marshal(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{{Key: weak.Public(), KeyID: "one"}}})
 	for text, want := range map[string]string{
-		string(private): "no public key",
+		string(private): "expected a public key",
 		string(short):   "1024 bits",
-		`{"keys": [{"kty": "oct", "k": "c2VjcmV0"}]}`: "no public key",
+		`{"keys": [{"kty": "oct", "k": "c2VjcmV0"}]}`: "expected a public key",
 		`{"keys": []}`:      "no key for signatures",
 		`{"keys": [{}]}`:    "cannot be read",
 		`[`:                 "jwks_file",
@@ -267,7 +267,7 @@ func TestWhatOfSignedTokensCannotBeAsked(t *testing.T) {
 	for want, change := range map[string]func(*JWT){
 		"give both":  func(said *JWT) { said.Audience = "" },
 		"is none of": func(said *JWT) { said.Algorithms = []string{"HS256"} },
-		"no role":    func(said *JWT) { said.Roles = map[string][]Role{"x": {"boss"}} },
+		"not a role": func(said *JWT) { said.Roles = map[string][]Role{"x": {"boss"}} },
 		"not in 0..": func(said *JWT) { said.LeewayS = -1 },
 	} {
 		said := usualJWT()

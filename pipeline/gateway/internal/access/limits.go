@@ -12,7 +12,8 @@ import (
 	"pipeline/gateway/internal/memory"
 )
 
-// mostAddresses bounds the meters of callers whom no file names: of twice as many the older half is forgotten.
+// mostAddresses bounds the meters of callers whom no file names: of twice as many the older half is
+// forgotten.
 const mostAddresses = 32768
 
 // meter counts what one caller does.
@@ -43,7 +44,8 @@ func limiter(perS float64, burst int) *rate.Limiter {
 	return rate.NewLimiter(rate.Limit(perS), burst)
 }
 
-// take lets one request in, until `done` of the meter, of whose bytes it counts as many as may come at once; or it says
+// take lets one request in, until `done` of the meter, of whose bytes it counts as many as may come at once;
+// or it says
 // after how long to come again.
 func (m *meter) take(now time.Time, bytes int64) (counted int, wait time.Duration, isIn bool) {
 	if most := int64(m.limits.InFlight); most > 0 && m.inFlight.Add(1) > most {
@@ -90,7 +92,7 @@ func (m *meter) charge(now time.Time, bytes int) (owed time.Duration) {
 	return owed
 }
 
-// done ends a request that was let in.
+// done ends a request that was admitted.
 func (m *meter) done() {
 	if m.limits.InFlight > 0 {
 		m.inFlight.Add(-1)
@@ -103,7 +105,8 @@ type who struct {
 	network netip.Prefix
 }
 
-// meters are those of all callers: by the names that the file has, and of others as long as they are not too many.
+// meters are those of all callers: by the names that the file has, and of others as long as they are not too
+// many.
 type meters struct {
 	lock         sync.Mutex
 	named        map[string]*meter

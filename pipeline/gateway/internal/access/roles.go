@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Paths are those that callers sent, before any escape is read: what is written otherwise than usual is for Admin, or
-// for Observe if it only asks.
+// Paths are those that callers sent, before any escape is read: an unusual spelling is for Admin, or for
+// Observe if it only asks.
 var (
 	healthPath  = regexp.MustCompile(`^/(?:v2/)?health/(?:live|ready)$|^/healthz?$|^` + modelPath + `/ready$`)
 	inferPath   = regexp.MustCompile(`^` + modelPath + `/(?:infer|generate|generate_stream)$|^/api/[^/]+$|^/v1/(?:chat/completions|completions|embeddings)$`)
@@ -43,7 +43,8 @@ func OfMethod(method string) Role {
 	return Admin
 }
 
-// OfRequest returns what the caller of an HTTP request needs. `isInference`: it is a POST to /<name>/<method>, which no
+// OfRequest returns what the caller of an HTTP request needs. `isInference`: it is a POST to
+// /<name>/<method>, which no
 // path of another kind can be.
 func OfRequest(method, target string, isInference bool) Role {
 	path, _, _ := strings.Cut(target, "?")

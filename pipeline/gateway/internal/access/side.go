@@ -5,14 +5,15 @@ import "context"
 // Side says what a port is for.
 type Side int
 
-// A port for all is the only one; beside one for admins the public ones do not know what is not for everybody.
+// A port for all is the only one; beside one for admins the public ones do not know what is not for
+// everybody.
 const (
 	AllSides Side = iota
 	PublicSide
 	AdminSide
 )
 
-// Has says whether what needs a role is there on a port. Who may do it is another question.
+// Has reports whether a port has anything that needs a role, not who may use it.
 func (s Side) Has(role Role) bool { return s != PublicSide || role == Open || role == Infer }
 
 type sideKey struct{}

@@ -1,5 +1,7 @@
-// Package arena is the memory that a server shares with its workers and its gateway: one nameless file, cut into regions
-// of equal size. The gateway writes to one of them, and reads the others. pipeline/workers/shm/arena.py has the server's side.
+// Package arena is the memory that a server shares with its workers and its gateway: one nameless file, cut
+// into regions
+// of equal size. The gateway writes to one of them, and reads the others. pipeline/workers/shm/arena.py has
+// the server's side.
 package arena
 
 import (
@@ -16,7 +18,8 @@ const Alignment = 64
 // errClosed says that the server is gone, and its memory with it.
 var errClosed = errors.New("the server's memory is closed")
 
-// Memory is the arena of one server, as far as it is mapped. It is unmapped when it is closed and nobody reads or writes
+// Memory is the arena of one server, as far as it is mapped. It is unmapped when it is closed and nobody
+// reads or writes
 // any of it.
 type Memory struct {
 	file, held  *os.File
@@ -31,7 +34,8 @@ type Memory struct {
 	isClosed bool
 }
 
-// Open maps the region that is ours. Both files are the memory's from then on, also if that fails; `held` is closed when
+// Open maps the region that is ours. Both files are the memory's from then on, also if that fails; `held` is
+// closed when
 // all of it is unmapped, which tells the server.
 func Open(file, held *os.File, own uint32, regionBytes int64) (*Memory, error) {
 	m := &Memory{file: file, held: held, regionBytes: regionBytes, own: own, regions: map[uint32][]byte{}, blocks: map[int64]*Block{}}
@@ -45,16 +49,17 @@ func Open(file, held *os.File, own uint32, regionBytes int64) (*Memory, error) {
 	return m, nil
 }
 
-// Block is a part of our region. Who was given it holds it, and so does the server from when it was told of it.
+// Block is a part of our region. Its receiver holds it; from its notification on, so does the server.
 type Block struct {
-	Data   []byte // to write to until the server is told
+	Data   []byte // to write to until the server is notified
 	memory *Memory
 	offset int64 // of Data
 	start  int64 // of what was given out
 	holds  int
 }
 
-// Place returns a block of so many bytes, of which that at `lead` is aligned; nil: there is no room, or no memory.
+// Place returns a block of so many bytes, of which that at `lead` is aligned; nil: there is no room, or no
+// memory.
 func (m *Memory) Place(size, lead int) *Block {
 	if m == nil {
 		return nil
@@ -173,7 +178,8 @@ func (m *Memory) left() {
 	m.unmapIfUnused()
 }
 
-// Close ends it: the server is gone, or does not answer any more. What is in use stays mapped until it is not.
+// Close ends it: the server has ended, or does not answer any more. Blocks in use stay mapped until they are
+// released.
 func (m *Memory) Close() {
 	if m == nil {
 		return

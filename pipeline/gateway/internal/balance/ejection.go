@@ -1,10 +1,11 @@
-// Package balance has the decisions of a load balancer that need no connection: who is ejected and for how long, how many
+// Package balance has the decisions of a load balancer that need no connection: who is ejected and for how
+// long, how many
 // requests may be sent again, and which backend has a sequence.
 package balance
 
 import "time"
 
-// EjectionLimits say when a backend that fails gets no requests for a while.
+// EjectionLimits say when a failing backend gets no requests for some time.
 type EjectionLimits struct {
 	Failures int           // in a row, that eject it; 0: never
 	First    time.Duration // of an ejection
@@ -20,7 +21,8 @@ type Ejections struct {
 	until time.Time
 }
 
-// Next returns how long a backend is ejected that has failed once too often: each time in a row twice as long as the
+// Next returns how long a backend is ejected that has failed once too often: each time in a row twice as
+// long as the
 // last, up to the longest.
 func (e *Ejections) Next(limits EjectionLimits, now time.Time) time.Duration {
 	if !e.until.IsZero() && now.Sub(e.until) > calmTimes*limits.Longest {
@@ -39,6 +41,6 @@ func (e *Ejections) Next(limits EjectionLimits, now time.Time) time.Duration {
 	return wait
 }
 
-// MayEject says whether one more backend of so many may be ejected: at most half of them are. The others would have all of
-// their requests, and what ails everybody is no outlier.
+// MayEject says whether one more backend of so many may be ejected: at most half of them are. The others
+// would get all of their requests, and a failure of all is not an outlier.
 func MayEject(ejected, all int) bool { return 2*(ejected+1) <= all }

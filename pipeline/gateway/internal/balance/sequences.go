@@ -13,7 +13,8 @@ const (
 	sequenceIdle  = 10 * time.Minute // after which one is forgotten: servers do so sooner
 )
 
-// Sequences knows which member has each sequence. Where one begins is said by a hash, see Highest; that it stays there when
+// Sequences knows which member has each sequence. Where one begins is said by a hash, see Highest; that it
+// stays there when
 // members come or go is said here.
 type Sequences[M comparable] struct {
 	lock   sync.Mutex
@@ -95,8 +96,8 @@ func (s *Sequences[M]) drop(found *list.Element) {
 	}
 }
 
-// Weight says how much a member with a name wants a sequence: whoever wants it most has it. When a member goes only its own
-// sequences have another one then, and several gateways agree without a word.
+// Weight says how much a member with a name wants a sequence: the member with the highest weight gets it.
+// When a member leaves, only its own sequences move, and several gateways agree without communication.
 func Weight(name, id string) uint64 {
 	sum := fnv.New64a()
 	_, _ = sum.Write([]byte(name))

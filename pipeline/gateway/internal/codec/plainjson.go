@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// plain is where in a JSON text it is read. What its methods pass is JSON; they return false where
-// it is not, or not of the plain kind, and then it is of no more use.
+// plain is where in a JSON text it is read. Its methods accept JSON; they return false for text that is not
+// JSON or not plain, and then it cannot be used further.
 type plain struct {
 	text []byte
 	at   int

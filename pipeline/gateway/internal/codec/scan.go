@@ -16,8 +16,8 @@ const MaxDepth = 512
 const mostDigits = 308
 
 // IsOdd says whether JSON has something that protojson takes and the door's reader refuses: arrays
-// in arrays without end, and numbers that are no doubles, or no numbers: 1e. All of that can stand
-// in fields that nobody knows.
+// in arrays without end, and numbers that are no doubles, or no numbers: 1e. All of that can be in unknown
+// fields.
 func IsOdd(text []byte) bool {
 	depth := 0
 	for at := 0; at < len(text); at++ {

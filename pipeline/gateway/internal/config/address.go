@@ -24,7 +24,8 @@ type Backend struct {
 	HTTP   *sockets.Endpoint // nil: not known
 }
 
-// ParseRemote reads a backend of a list, `host:rpc_port[/http_port]` or `unix:GRPC_SOCKET[,HTTP_SOCKET]`. A link is a server's
+// ParseRemote reads a backend of a list, `host:rpc_port[/http_port]` or `unix:GRPC_SOCKET[,HTTP_SOCKET]`. A
+// link is a server's
 // own, and its gateway's from the start.
 func ParseRemote(text string) (Backend, error) {
 	if strings.HasPrefix(text, LinkScheme) {
@@ -79,7 +80,7 @@ func parseLocalBackend(text, scheme, paths string) (Backend, error) {
 func checkPort(text string) error {
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || port == 0 {
-		return fmt.Errorf("%q is no port: 1..65535", text)
+		return fmt.Errorf("%q is not a port: expected 1..65535", text)
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ const (
 
 var policies = []string{RoundRobin, LeastPending, Sticky}
 
-// Balancing is how requests are spread over the backends, and what becomes of those that fail.
+// Balancing is how requests are spread over the backends, and how failed ones are handled.
 type Balancing struct {
 	Policy         string
 	HealthInterval time.Duration // between two checks of a backend; 0: it is not checked
@@ -35,7 +35,7 @@ type Balancing struct {
 const (
 	defaultHealthInterval = 2 * time.Second
 	defaultHealthTimeout  = 2 * time.Second
-	defaultUnhealthy      = 3 // user code that holds the GIL keeps a server from answering, too
+	defaultUnhealthy      = 3 // user code that holds the GIL also keeps a server from answering
 	defaultHealthy        = 2
 	defaultEjectAfter     = 5
 	defaultEjectTime      = 10 * time.Second
@@ -50,12 +50,12 @@ func (b *Balancing) addFlags(flags *flag.FlagSet) {
 	flags.DurationVar(&b.HealthTimeout, "health-timeout", defaultHealthTimeout, "a check that is not answered for so long has failed")
 	flags.IntVar(&b.Checks.Unhealthy, "unhealthy-after", defaultUnhealthy, "a backend gets no requests after so many failed checks in a row")
 	flags.IntVar(&b.Checks.Healthy, "healthy-after", defaultHealthy, "and gets some again after so many that were answered")
-	flags.IntVar(&b.Ejection.Failures, "eject-after", defaultEjectAfter, "a backend of which so many requests in a row fail is ejected for a while; 0: never")
+	flags.IntVar(&b.Ejection.Failures, "eject-after", defaultEjectAfter, "a backend of which so many requests in a row fail is ejected for some time; 0: never")
 	flags.DurationVar(&b.Ejection.First, "eject-time", defaultEjectTime, "time of a first ejection; each in a row takes twice as long")
 	flags.DurationVar(&b.Ejection.Longest, "eject-longest", defaultEjectLongest, "time of the longest ejection")
 	flags.Float64Var(&b.RetryShare, "retry-share", defaultRetryShare, "share of the requests that may be sent a second time, to another backend")
 	flags.Float64Var(&b.RetryRate, "retry-rate", defaultRetryRate, "how many a second may be beside that")
-	flags.DurationVar(&b.HedgeAfter, "hedge-after", 0, "ask another backend, too, for a request that is marked Pipeline-Idempotent: 1 and is not answered for so long; 0: never")
+	flags.DurationVar(&b.HedgeAfter, "hedge-after", 0, "also ask another backend for a request that is marked Pipeline-Idempotent: 1 and is not answered for so long; 0: never")
 }
 
 // check returns what is wrong with options that are readable each.

@@ -27,7 +27,7 @@ type Config struct {
 	Admin           Socket // "": all is on the others
 	OnePort         bool   // gRPC is taken where HTTP is
 	HasParent       bool   // stdin is the life line to it
-	ConnectedIsUp   bool   // the parent is told that we are ready when a backend is connected, be that ready or not
+	ConnectedIsUp   bool   // the parent is notified that we are ready when a backend is connected, ready or not
 	MaxMessageBytes int64  // of a request's body
 	MaxJSONBytes    int64  // of an inference's, unpacked, and of its answer
 	Timeout         time.Duration
@@ -37,7 +37,7 @@ type Config struct {
 	TLS             tlsFiles
 	BackendTLS      backendTLSFiles
 	H2C             bool
-	GzipMinBytes    int    // 0: answers are sent as they are
+	GzipMinBytes    int    // 0: answers are not compressed
 	AccessLogSample uint64 // 0: nothing is logged
 	LogFormat       string // TextLog or JSONLog
 	TracesPerS      int    // that are begun and recorded, where callers have begun none; 0: none is begun
@@ -110,7 +110,7 @@ func (l *backendList) Set(text string) error {
 	return nil
 }
 
-// addLogs adds the options of what is told of requests.
+// addLogs adds the options of the log of requests.
 func addLogs(flags *flag.FlagSet, cfg *Config) {
 	flags.Uint64Var(&cfg.AccessLogSample, "access-log-sample", 0, "log every n-th request; 0: none")
 	flags.StringVar(&cfg.LogFormat, "log-format", TextLog, "lines of the log: text or json")
@@ -127,7 +127,7 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	addPorts(flags, cfg)
 	addCORS(flags, cfg)
 	addLogs(flags, cfg)
-	flags.BoolVar(&cfg.ConnectedIsUp, "connected-is-up", false, "tell the parent that the gateway is ready once a backend is connected, be it ready or not")
+	flags.BoolVar(&cfg.ConnectedIsUp, "connected-is-up", false, "tell the parent that the gateway is ready once a backend is connected, ready or not")
 	flags.BoolVar(&cfg.HasParent, "parent", false, "stdin is the life line to the parent: the gateway ends with it")
 	flags.Int64Var(&cfg.MaxMessageBytes, "max-message-bytes", defaultMaxMessageBytes, "limit of a request's body, unpacked")
 	flags.Int64Var(&cfg.MaxJSONBytes, "max-json-bytes", defaultMaxJSONBytes, "limit of the JSON of an inference, unpacked, and of its answer")
@@ -139,7 +139,7 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags.DurationVar(&cfg.StallTimeout, "stall-timeout", defaultStallTimeout, "a backend that answers no heartbeat for so long is given up, and gets nothing new after half of it")
 	flags.DurationVar(&cfg.Slack, "slack", defaultSlack, "wait beyond a deadline for the backend's own answer to it")
 	flags.DurationVar(&cfg.Grace, "grace", defaultGrace, "time that a stopping gateway gives requests in flight")
-	flags.DurationVar(&cfg.DrainDelay, "drain-delay", 0, "time for which a stopping gateway says not ready and goes on serving")
+	flags.DurationVar(&cfg.DrainDelay, "drain-delay", 0, "time for which a stopping gateway reports not ready and continues to serve")
 	flags.StringVar(&cfg.TLS.Cert, "tls-cert", "", "PEM `file`: serve TLS (HTTP/1.1 and HTTP/2) with this certificate")
 	flags.StringVar(&cfg.TLS.key, "tls-key", "", "PEM `file` of its key")
 	flags.StringVar(&cfg.TLS.ClientCA, "tls-client-ca", "", "PEM `file`: callers need a certificate of this authority")

@@ -24,7 +24,8 @@ type Lookup struct {
 	HTTPPort string // ""; it is not known
 }
 
-// parseLookup reads `dns:///host:rpc_port[/http_port]` or `srv:///NAME[/http_port or NAME]`; isLookup is false for what is
+// parseLookup reads `dns:///host:rpc_port[/http_port]` or `srv:///NAME[/http_port or NAME]`; isLookup is
+// false for what is
 // neither.
 func parseLookup(text string) (found Lookup, isLookup bool, err error) {
 	if rest, isDNS := strings.CutPrefix(text, dnsScheme); isDNS {
@@ -50,7 +51,7 @@ func parseLookup(text string) (found Lookup, isLookup bool, err error) {
 	case strings.HasPrefix(web, "_") || !hasWeb:
 		found.HTTPName = web
 	default:
-		err = fmt.Errorf("%q: behind the slash is no port, nor a name of SRV records, which begins with _", text)
+		err = fmt.Errorf("%q: expected a port after the slash, or a name of SRV records, which begins with _", text)
 	}
 	return found, true, err
 }

@@ -24,7 +24,8 @@ type backendTLSFiles struct {
 	serverName string // "": the backend's host
 }
 
-// LoadServerTLS returns how to serve TLS, nil for not at all. Its files are read again when they have changed, at the
+// LoadServerTLS returns how to serve TLS, nil for not at all. Its files are read again when they have
+// changed, at the
 // next connection; what cannot be read changes nothing, and is told to tell.
 func LoadServerTLS(files tlsFiles, tell func(error)) (*tls.Config, error) {
 	if files.Cert == "" {
@@ -104,7 +105,7 @@ func (k *keptTLS) config(at time.Time) *tls.Config {
 	k.seen = state
 	found, err := k.files.load()
 	if err != nil {
-		k.tell(fmt.Errorf("TLS goes on with the certificates from before: %w", err))
+		k.tell(fmt.Errorf("TLS continues with the previous certificates: %w", err))
 		return k.now
 	}
 	k.now = found

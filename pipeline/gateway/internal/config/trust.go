@@ -23,7 +23,7 @@ func (l *proxyList) Set(text string) error {
 	if err != nil {
 		address, isNone := netip.ParseAddr(text)
 		if isNone != nil {
-			return fmt.Errorf("%q is no address and no network, such as 10.0.0.0/8", text)
+			return fmt.Errorf("%q is neither an address nor a network such as 10.0.0.0/8", text)
 		}
 		network = netip.PrefixFrom(address, address.BitLen())
 	}
@@ -40,7 +40,8 @@ func (l proxyList) has(address netip.Addr) bool {
 	return false
 }
 
-// nameList is the flag --allow-metadata, which may be given several times: the names of headers that callers may set.
+// nameList is the flag --allow-metadata, which may be given several times: the names of headers that callers
+// may set.
 type nameList map[string]bool
 
 func (l *nameList) String() string { return "" }
@@ -77,7 +78,8 @@ func (t *Trust) Proxy(peer string) bool {
 	return isKnown && t.proxies.has(address)
 }
 
-// Origin returns who asks, and from which address: the peer, or what the trusted proxies say of who asked the first
+// Origin returns who asks, and from which address: the peer, or what the trusted proxies say of who asked
+// the first
 // of them. `forwarded` are the values of X-Forwarded-For, each of which may have several addresses.
 func (t *Trust) Origin(peer string, forwarded []string) (caller string, from netip.Addr) {
 	from, isKnown := addressOf(peer)
@@ -104,7 +106,8 @@ func (t *Trust) Lists() bool { return len(t.metadata) > 0 }
 // Names says whether the list has a name, in lower case.
 func (t *Trust) Names(name string) bool { return t.metadata[name] }
 
-// ofProtocols are headers that say how a request is to be read or answered, not what an application makes of it.
+// ofProtocols are headers that say how a request is to be read or answered, not what an application makes of
+// it.
 var ofProtocols = nameList{
 	"accept": true, "accept-encoding": true, "cache-control": true, "connection": true, "content-encoding": true,
 	"content-length": true, "content-type": true, "expect": true, "forwarded": true, "grpc-timeout": true, "grpc-encoding": true,

@@ -36,8 +36,8 @@ func (d Deadline) With(slack time.Duration) time.Duration {
 	return min(d.After, math.MaxInt64-slack) + slack
 }
 
-// Of returns the deadline in a request's headers, of several the last, or else the
-// standard one. ok is false if any of them cannot be read.
+// Of returns the deadline in a request's headers, of several the last, otherwise the standard one. ok is
+// false if any of them cannot be read.
 func Of(header http.Header, standard Deadline) (found Deadline, ok bool) {
 	found = standard
 	for _, text := range header[grpcTimeoutHeader] {

@@ -14,7 +14,8 @@ import (
 
 // source is one list of backends.
 type source interface {
-	// read returns the list as it is now. Where it fails the list from before stays; the error says which one it is.
+	// read returns the list as it is now. Where it fails the list from before stays; the error says which one
+	// it is.
 	read(ctx context.Context) ([]config.Backend, error)
 	// interval is the time between two reads.
 	interval() time.Duration
@@ -31,10 +32,10 @@ type Discovery struct {
 
 	lock  sync.Mutex
 	found [][]config.Backend // of each source
-	known []bool             // those that have been read
+	known []bool             // the lists that have been read
 }
 
-// New returns the lists that a command line asks for; set is told of all backends whenever they change.
+// New returns the lists that a command line asks for; set receives all backends whenever they change.
 func New(cfg config.Config, log *slog.Logger, set func([]config.Backend)) *Discovery {
 	var sources []source
 	if cfg.BackendsFile != "" {
@@ -54,7 +55,7 @@ func newOf(fixed []config.Backend, sources []source, log *slog.Logger, set func(
 	}
 }
 
-// firstLook is the time that the lists have at the start, before callers are let in.
+// firstLook is the time that the lists have at the start, before callers are admitted.
 const firstLook = time.Second
 
 // Start reads each list once, and sets what is found. Its error is that of a list that has to be there.
@@ -85,7 +86,7 @@ func (d *Discovery) Follow(ctx context.Context) {
 	reading.Wait()
 }
 
-// follow reads one list. What is wrong with it is said once, not at each look.
+// follow reads one list. An error is logged once, not at each look.
 func (d *Discovery) follow(ctx context.Context, at int) {
 	said := ""
 	for each := d.sources[at]; clock.Sleep(ctx, each.interval()); {
@@ -98,7 +99,7 @@ func (d *Discovery) follow(ctx context.Context, at int) {
 			d.take(at, now)
 		} else if said != err.Error() {
 			said = err.Error()
-			d.log.Error("its list of backends stays as it was: " + said)
+			d.log.Error("its list of backends is not changed: " + said)
 		}
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"pipeline/gateway/internal/config"
 )
 
-// mostMissing is how often in a row a name has to be unknown until there is no backend of it any more: its addresses may be
-// somebody else's by then. Any other failure is that of DNS.
+// mostMissing is how often in a row a name has to be unknown until there is no backend of it any more: its
+// addresses may have new owners. Any other failure is DNS's own.
 const mostMissing = 3
 
 // resolver is net.Resolver, as far as it is asked.

@@ -126,7 +126,7 @@ func TestANameThatIsGoneForLongHasNoBackends(t *testing.T) {
 				t.Errorf("%v: %q", step.failure, told.last())
 			}
 		}
-		if !strings.Contains(log.String(), "its list of backends stays as it was: --backend dns:///h:1: SERVFAIL") {
+		if !strings.Contains(log.String(), "its list of backends is not changed: --backend dns:///h:1: SERVFAIL") {
 			t.Error(log)
 		}
 	})

@@ -22,8 +22,10 @@ const (
 	mostFileBytes = 1 << 20
 )
 
-// file is a list in a file: one address a line, or JSON. It is read as a whole at each look: that finds a file
-// that was renamed into its place, symbolic links that point elsewhere (as those of a ConfigMap of Kubernetes do), and network
+// file is a list in a file: one address a line, or JSON. It is read as a whole at each look: that finds a
+// file
+// that was renamed into its place, symbolic links that point elsewhere (as those of a ConfigMap of
+// Kubernetes do), and network
 // file systems, which tell nobody of changes.
 type file struct {
 	path   string
@@ -39,8 +41,8 @@ func (*file) interval() time.Duration { return lookAtFile }
 
 func (*file) mustBeThere() bool { return true }
 
-// read returns the list. One that is being written is waited for; an empty file is such a one, too: who wants no backends
-// writes `[]`.
+// read returns the list. It waits for a file that is being written, such as an empty one: a list without
+// backends is `[]`.
 func (f *file) read(ctx context.Context) ([]config.Backend, error) {
 	now, err := f.content()
 	if err != nil {
@@ -87,7 +89,8 @@ func (f *file) content() ([]byte, error) {
 	return content, nil
 }
 
-// parseList reads `["host:rpc_port/http_port", ...]`, `{"backends": [...]}`, or one address a line, with empty lines and
+// parseList reads `["host:rpc_port/http_port", ...]`, `{"backends": [...]}`, or one address a line, with
+// empty lines and
 // comments behind a `#`. The list that it returns is not nil.
 func parseList(content []byte) ([]config.Backend, error) {
 	if json.Valid(content) {

@@ -40,7 +40,7 @@ type fallback struct {
 
 func (h *fallback) Error() string { return h.own.Error() }
 
-// Read has nothing left: the marshaler takes the body as it is.
+// Read has nothing left: the marshaler takes the body unchanged.
 func (*call) Read([]byte) (int, error) { return 0, io.EOF }
 
 // Close does nothing: the body is closed by who has read it.

@@ -10,7 +10,7 @@ import (
 // methodsOfPages are what pages may ask with: what changes models is not for them.
 const methodsOfPages = "GET, HEAD, POST"
 
-// shownToPages are headers of answers that scripts may read, beside those that they always may.
+// shownToPages are headers of answers that scripts may read, besides the ones that they always may.
 const shownToPages = "Inference-Header-Content-Length, Retry-After"
 
 // letPageIn says to the browser of a page from elsewhere what that may do; true: it had only asked for that.

@@ -9,15 +9,15 @@ import (
 	"pipeline/gateway/pipelinepb"
 )
 
-// mostPassedBytes of a body are passed on as they are. A server reads longer JSON in pieces, beside others; here
-// it is read by a core of its own.
+// mostPassedBytes is the longest body that is passed on unchanged. A server reads longer JSON in pieces,
+// between other work; here it has its own core.
 const mostPassedBytes = 64 << 10
 
 // tensorsField begins what a server reads and writes ten times slower as JSON than as protobuf.
 var tensorsField = []byte(`"tensors"`)
 
-// direct answers an inference whose upstreams are local: the generated code, which makes calls of requests, has
-// nothing to do for a call that is no gRPC. Its error is one of Inference's.
+// direct answers an inference whose upstreams are local: the generated code, which makes calls of requests,
+// is not needed for a call without gRPC. Its error is one of Inference's.
 func (g *Handler) direct(asked *call, name, method string, takesJSON bool) error {
 	answer, err := []byte(nil), error(nil)
 	if takesJSON && canPass(asked.plain, name, method) {
@@ -41,12 +41,12 @@ func (g *Handler) direct(asked *call, name, method string, takesJSON bool) error
 	return nil
 }
 
-// canPass says whether a body, and the path that it came to, can be passed on as they are.
+// canPass reports whether a body and its path can be passed on unchanged.
 func canPass(body []byte, name, method string) bool {
 	return len(body) <= mostPassedBytes && !bytes.Contains(body, tensorsField) && !strings.Contains(name, "\n") && !strings.Contains(method, "\n")
 }
 
-// passed asks with a body as it is, and returns the body of the answer. Its error is one of Inference's.
+// passed asks with an unchanged body, and returns the body of the answer. Its error is one of Inference's.
 func (b *balancer) passed(asked *call, path string) ([]byte, error) {
 	call := asked.to(upstream.JSON)
 	call.Path, call.Data = path, asked.plain

@@ -21,7 +21,7 @@ func (x *exchange) entry(took time.Duration) *accesslog.Entry {
 // mostLoggedBytes of a path are written.
 const mostLoggedBytes = 1024
 
-// loggedPath returns the path as it came. A query may hold what is nobody's to read.
+// loggedPath returns the path without its query, which may hold secrets.
 func loggedPath(r *http.Request) string {
 	path, _, _ := strings.Cut(r.RequestURI, "?")
 	if !strings.HasPrefix(path, "/") && path != "*" { // with a host, and perhaps a password

@@ -23,7 +23,7 @@ import (
 const (
 	JSONType = "application/json"
 
-	// A body that nobody wants is read as far as it is here, so that its connection can go on.
+	// An unused body is read as far as it has come, so that its connection can continue.
 	unwantedBytes = 64 << 10
 	UnwantedWait  = 20 * time.Millisecond
 
@@ -128,7 +128,8 @@ func (x *exchange) FlushError() error {
 }
 
 // mustTake sets the time that an HTTP/2 caller has to take what is sent next, or takes it off: a stream
-// on which there is nothing to send may be silent. A stream that the caller has reset gets none: package http would
+// on which there is nothing to send may be silent. A stream that the caller has reset gets none: package
+// http would
 // keep it until then.
 func (x *exchange) mustTake(isSending bool) {
 	if x.request.ProtoMajor == 1 || x.request.Context().Err() != nil {
@@ -147,8 +148,8 @@ func (x *exchange) lastWords() { x.mustTake(true) }
 // Unwrap is for http.ResponseController.
 func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
 
-// control reaches the connection. Errors of it mean that the connection is gone: whoever reads or
-// writes next is told.
+// control reaches the connection. Its errors mean that the connection is closed: the next read or write
+// reports that.
 func (x *exchange) control() *http.ResponseController {
 	return http.NewResponseController(x.ResponseWriter)
 }
@@ -186,7 +187,7 @@ func (x *exchange) refuse(answer *failure.Error) {
 	if answer.RetryAfter > 0 {
 		header.Set("Retry-After", strconv.Itoa(answer.RetryAfter))
 	}
-	if answer.MustClose && x.request.ProtoMajor == 1 { // of HTTP/2 the stream ends, others go on
+	if answer.MustClose && x.request.ProtoMajor == 1 { // of HTTP/2 the stream ends, others continue
 		header.Set("Connection", "close")
 	}
 	body := x.body
@@ -235,7 +236,7 @@ func (x *exchange) isUnwantedHere() bool {
 	return err == io.EOF
 }
 
-// linger sends what is written, says that no more follows and reads on for a while.
+// linger sends the written bytes, ends its side and reads for some time.
 func (x *exchange) linger() {
 	_ = x.control().Flush()
 	conn, isConn := x.request.Context().Value(connKey{}).(net.Conn)

@@ -6,10 +6,12 @@ import (
 	"sync/atomic"
 )
 
-// framing reads along the bytes of an HTTP/1 connection, and tells which of its requests have a head that two servers
-// may read in two ways. Package http forgets that by the time its handler is called: it drops a Content-Length beside
-// chunks, and takes line ends without CR. Who puts a second request where only one of two servers sees it (request
-// smuggling) needs such a head.
+// framing reads along the bytes of an HTTP/1 connection, and tells which of its requests have a head that
+// two servers
+// may read in two ways. Package http forgets that by the time its handler is called: it drops a
+// Content-Length beside
+// chunks, and takes line ends without CR. Request smuggling, a second request that only one of two servers
+// sees, needs such a head.
 type framing struct {
 	state     int
 	line      []byte // what has come of a line whose end has not
@@ -171,7 +173,8 @@ func (f *framing) ended() {
 	}
 }
 
-// whyNot returns what is wrong with the head of a request, by its number on the connection, from 1; "": nothing.
+// whyNot returns what is wrong with the head of a request, by its number on the connection, from 1; "":
+// nothing.
 func (f *framing) whyNot(number int64) string {
 	if faulty := f.faulty.Load(); faulty == 0 || number < faulty {
 		return ""

@@ -28,8 +28,8 @@ const (
 	writePieceBytes = 256 << 10
 )
 
-// Guard accepts connections, of which there are only so many at a time: who is one too many takes the place
-// of the one that has been idle for longest, be it that it has sent nothing yet, and is refused if none is.
+// Guard accepts a limited number of connections at a time: one more replaces the one that has been idle for
+// longest (it may have sent nothing so far), and is refused if none is idle.
 type Guard struct {
 	net.Listener
 	cfg      *config.Config
@@ -47,7 +47,7 @@ type Guard struct {
 func NewGuard(listener net.Listener, cfg *config.Config, stats *metrics.Stats) *Guard {
 	return &Guard{
 		Listener: listener, cfg: cfg, stats: stats,
-		// Each of these has a descriptor, too: with few of them there have to be fewer.
+		// Each of these also has a descriptor: with few descriptors there have to be fewer.
 		refusing: make(chan struct{}, max(1, min(refusedAtOnce, cfg.MaxConnections/4))),
 		idle:     list.New(), places: map[net.Conn]*list.Element{},
 	}
@@ -117,7 +117,7 @@ func (g *Guard) AwaitIdle(ctx context.Context, most time.Duration) {
 	}
 }
 
-// Note is told by the server what a connection does.
+// Note receives from the server what a connection does.
 func (g *Guard) Note(conn net.Conn, now http.ConnState) {
 	g.lock.Lock()
 	defer g.lock.Unlock()
@@ -203,7 +203,7 @@ func (c *guardedConn) Write(data []byte) (written int, err error) {
 	}
 }
 
-// SetWriteDeadline bounds the time of all that is written, beside the write timeout.
+// SetWriteDeadline bounds the time of all writes, besides the write timeout.
 func (c *guardedConn) SetWriteDeadline(limit time.Time) error {
 	c.lock.Lock()
 	defer c.lock.Unlock()

@@ -17,7 +17,7 @@ const (
 )
 
 // timeToBegin returns the time that an answer from a backend's HTTP port has to begin, from when
-// the request is there. It may go on for longer: recordings and streams do.
+// the request is there. It may last longer: recordings and streams do.
 //
 // The standard deadline is for inference, which is posted: to the door, and in its other protocols.
 func (x *exchange) timeToBegin() (limit time.Duration, isLimited bool) {

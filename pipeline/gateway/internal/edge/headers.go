@@ -23,7 +23,8 @@ func (x *exchange) Trace() string {
 	return said[len(said)-1]
 }
 
-// idempotentHeader marks a request that may be done twice: so that it may be sent again when it got lost, and to two backends.
+// idempotentHeader marks a request that may be done twice: so that it may be sent again when it got lost,
+// and to two backends.
 const idempotentHeader = "Pipeline-Idempotent"
 
 // isIdempotent says whether a caller has marked its request so.
@@ -35,7 +36,7 @@ func isIdempotent(header http.Header) bool {
 	return false
 }
 
-// Metadata returns what an upstream elsewhere is told.
+// Metadata returns the metadata for an upstream elsewhere.
 func (x *exchange) Metadata() metadata.MD {
 	told := outgoing(x.request.Header)
 	if name := x.grant.Name(); name != "" {
@@ -44,7 +45,7 @@ func (x *exchange) Metadata() metadata.MD {
 	return told
 }
 
-// All returns the headers that a server's HTTP port would be told.
+// All returns the headers that a server's HTTP port would receive.
 func (x *exchange) All() http.Header {
 	in := x.request
 	told := maps.Clone(in.Header)

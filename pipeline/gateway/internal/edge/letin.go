@@ -9,7 +9,8 @@ import (
 	"pipeline/gateway/internal/failure"
 )
 
-// letIn asks whether a request may come in; until its grant is done it counts as its caller's. Else it is refused.
+// letIn asks whether a request may come in; until its grant is done it counts as its caller's. Else it is
+// refused.
 func (g *Handler) letIn(x *exchange) (isIn bool) {
 	r := x.request
 	asked := &access.Asked{
@@ -41,7 +42,7 @@ func targetOf(r *http.Request) string {
 	if r.RequestURI != "" && strings.HasPrefix(r.RequestURI, "/") {
 		return r.RequestURI
 	}
-	return "" // the absolute form: for those who may do anything
+	return "" // the absolute form: for callers that may do anything
 }
 
 // bodyFor returns a refusal as the protocol of a path has it; nil: as ours.

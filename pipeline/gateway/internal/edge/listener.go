@@ -56,8 +56,8 @@ func Listen(flag string, socket config.Socket) (net.Listener, error) {
 	return listener, nil
 }
 
-// ShapedListener accepts connections on which package http's own refusals have our form. Told is told why a caller of
-// HTTP/2 was hung up on.
+// ShapedListener accepts connections on which package http's own refusals have our form. Told receives the
+// reason why a caller of HTTP/2 was disconnected.
 type ShapedListener struct {
 	net.Listener
 	Told func(reason string)
@@ -73,7 +73,7 @@ func (l ShapedListener) Accept() (net.Conn, error) {
 }
 
 // shapedConn gives the form of a Response to what package http says, in plain text and without
-// asking anybody, to a caller that does not speak HTTP. One that speaks TLS is told at once: its
+// asking anybody, to a caller that does not speak HTTP. A caller that speaks TLS is refused at once: its
 // greeting has no line end, which package http would wait for.
 type shapedConn struct {
 	net.Conn

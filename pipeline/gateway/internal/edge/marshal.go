@@ -50,14 +50,14 @@ func (m *marshaler) Marshal(value any) ([]byte, error) {
 	case proto.Message:
 		return m.write.Marshal(message)
 	}
-	return nil, fmt.Errorf("%T is no protobuf message: nothing else is answered with", value)
+	return nil, fmt.Errorf("%T is not a protobuf message, as every answer is", value)
 }
 
 // Unmarshal reads the JSON object of a message, all of data.
 func (m *marshaler) Unmarshal(data []byte, value any) error {
 	message, ok := value.(proto.Message)
 	if !ok {
-		return fmt.Errorf("%T is no protobuf message: nothing else is asked with", value)
+		return fmt.Errorf("%T is not a protobuf message, as every request is", value)
 	}
 	return m.read.Unmarshal(data, message)
 }

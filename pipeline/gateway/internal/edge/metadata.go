@@ -10,7 +10,7 @@ import (
 	"pipeline/gateway/internal/reserved"
 )
 
-// MaxMetadataBytes of what a backend is told is taken by every gRPC server: some refuse more by chance.
+// MaxMetadataBytes of metadata are accepted by every gRPC server: some refuse more by chance.
 const MaxMetadataBytes = 8 << 10
 
 // metadataOverhead is what gRPC adds to the size of each key and value.
@@ -18,7 +18,7 @@ const metadataOverhead = 32
 
 const binarySuffix = "-bin"
 
-// forwarded are the headers that a backend is told, by their metadata's keys.
+// forwarded are the headers that a backend receives, by their metadata's keys.
 var forwarded = map[string]string{
 	"Authorization": "authorization",
 	"Traceparent":   "traceparent",
@@ -26,7 +26,7 @@ var forwarded = map[string]string{
 	"X-Request-Id":  "x-request-id",
 }
 
-// outgoing returns what a backend is told beside the request.
+// outgoing returns the metadata that a backend receives with the request.
 func outgoing(header http.Header) metadata.MD {
 	told := make(metadata.MD, 4)
 	for name, values := range header {
@@ -43,8 +43,8 @@ func outgoing(header http.Header) metadata.MD {
 	return told
 }
 
-// metadataBytes is the size of what a backend is told, as gRPC counts it, or a little more if that is small; `isAll`:
-// it is told all headers.
+// metadataBytes is the size of a backend's metadata, as gRPC counts it, or a little more if that is small;
+// `isAll`: it receives all headers.
 func metadataBytes(header http.Header, isAll bool) int {
 	all := 0
 	for name, values := range header {
@@ -52,7 +52,7 @@ func metadataBytes(header http.Header, isAll bool) int {
 			all += len(name) + len(value) + metadataOverhead
 		}
 	}
-	if isAll || all <= MaxMetadataBytes { // most callers have few headers: what is told of them is less
+	if isAll || all <= MaxMetadataBytes { // most callers have few headers: their metadata are smaller
 		return all
 	}
 	size := 0
@@ -67,7 +67,7 @@ func metadataBytes(header http.Header, isAll bool) int {
 	return size
 }
 
-// metadataKey returns the key by which a backend is told a header, if it is told.
+// metadataKey returns the key under which a backend receives a header, if it does.
 func metadataKey(name string) (key string, isForwarded bool) {
 	if key, isForwarded = forwarded[name]; isForwarded {
 		return key, true

@@ -11,13 +11,13 @@ import (
 const mostShownPage = 100
 
 // simpleTypes are the content types that a browser lets any web page send without asking the server. With
-// JSON it asks first, and is told no.
+// JSON it asks first, and the server refuses.
 var simpleTypes = map[string]bool{
 	"": true, "text/plain": true, "application/x-www-form-urlencoded": true, "multipart/form-data": true,
 }
 
 // foreignPage returns the origin of a request that a web page from elsewhere has a browser send; "": it is
-// none. Programs send no Origin. Which other hosts are known is for the server to say.
+// not such a request. Programs send no Origin. The server decides which other hosts are known.
 func foreignPage(r *http.Request) string {
 	origins := r.Header["Origin"]
 	if len(origins) == 0 {

@@ -12,9 +12,9 @@ import (
 	"pipeline/gateway/internal/failure"
 )
 
-// pace is the body of a request, which has to come: for it there is a patience, and as much more as it has brought
-// at the least rate; and never may it pause for as long as the patience. So a large body may take hours, and one
-// that trickles in, to hold what it is held with, does not.
+// pace is the body of a request, which has to come in time: within the patience, plus the time that its
+// bytes take at the least rate; and no pause may be as long as the patience. So a large body may take hours,
+// but one that trickles in to occupy the server may not.
 type pace struct {
 	io.ReadCloser
 	control  *http.ResponseController
@@ -77,7 +77,8 @@ func (p *pace) extend(now time.Time) {
 	}
 }
 
-// giveUp ends the body of a stream of HTTP/2. The timer is ours: package http keeps one that is set for a stream which
+// giveUp ends the body of a stream of HTTP/2. The timer is ours: package http keeps one that is set for a
+// stream which
 // its caller has reset, and the stream with it, until it fires.
 func (p *pace) giveUp() {
 	p.lock.Lock()
@@ -113,7 +114,8 @@ func (p *pace) end() {
 	p.isOff = true
 }
 
-// leave ends the limit of a stream of HTTP/2 with its handler; what is left of a body of HTTP/1 is still to come in time.
+// leave ends the limit of a stream of HTTP/2 with its handler; what is left of a body of HTTP/1 is still to
+// come in time.
 func (p *pace) leave() {
 	if p != nil && p.exchange.request.ProtoMajor != 1 {
 		p.end()

@@ -10,7 +10,8 @@ import (
 // streamTypes are the content types in which a door sends an answer part by part.
 var streamTypes = []string{"text/event-stream", "application/x-ndjson"}
 
-// mayWantParts says whether a caller names the type of a stream: what else it accepts, and which it likes best, the
+// mayWantParts says whether a caller names the type of a stream: what else it accepts, and which it likes
+// best, the
 // door weighs.
 func mayWantParts(header http.Header) bool {
 	for _, accepted := range header["Accept"] {
@@ -24,7 +25,7 @@ func mayWantParts(header http.Header) bool {
 	return false
 }
 
-// inferInParts leaves a request to the HTTP port of a backend, whose parts go on as they come.
+// inferInParts leaves a request to the HTTP port of a backend, whose parts are passed on as they come.
 func (g *Handler) inferInParts(x *exchange) {
 	if g.web.isUnknown() {
 		x.refuseEarly(noParts())

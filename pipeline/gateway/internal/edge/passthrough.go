@@ -91,7 +91,7 @@ func (p *passthrough) serve(x *exchange, r *http.Request) {
 	if limit, isLimited := x.timeToBegin(); isLimited {
 		go x.awaitHead(ctx, limit, breakOff)
 	}
-	r.Header.Del("Upgrade") // no backend speaks anything else; the proxy would refuse a name that is none
+	r.Header.Del("Upgrade") // no backend speaks anything else; the proxy would refuse an invalid name
 	p.proxy.ServeHTTP(x, r.WithContext(ctx))
 }
 
@@ -130,9 +130,9 @@ func rewrite(request *httputil.ProxyRequest) {
 	}
 }
 
-// sayWhoAsks tells the backend who asks, and where a request comes from. It is the last to write: a caller may have had
-// headers dropped as its connection's. Who says something of others is believed if it is a proxy that the gateway was
-// told of.
+// sayWhoAsks tells the backend the caller and the origin of a request. It writes last: a caller may have had
+// headers dropped as its connection's. The gateway believes claims about others only from proxies that it is
+// configured to trust.
 func (x *exchange) sayWhoAsks(request *httputil.ProxyRequest) {
 	in, out := request.In, request.Out
 	for name := range out.Header {
@@ -219,7 +219,8 @@ func askWeb(chosen *upstream.Attempt, r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// faultOfWeb says why there is no answer: a request that did not leave, a backend that is gone, or the caller's own.
+// faultOfWeb says why there is no answer: a request that did not leave, a backend that is gone, or the
+// caller's own.
 func faultOfWeb(chosen *upstream.Attempt, r *http.Request, err error) error {
 	x := exchangeOf(r.Context())
 	var network *net.OpError
@@ -232,7 +233,8 @@ func faultOfWeb(chosen *upstream.Attempt, r *http.Request, err error) error {
 	return failure.Unavailable(fmt.Sprintf("the HTTP port of backend %s failed: %v", chosen.Name, err))
 }
 
-// outcomeOf says what an answer says of its backend. GET may ask for a health that is none.
+// outcomeOf returns what an answer tells about its backend. GET may ask for the health of a server that is
+// not healthy.
 func outcomeOf(r *http.Request, response *http.Response) upstream.Outcome {
 	if response.StatusCode >= http.StatusInternalServerError && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
 		return upstream.Neither
@@ -271,7 +273,7 @@ func attempt(r *http.Request, chosen *upstream.Backend) *http.Request {
 	return &own
 }
 
-// begin is told of the head of an answer.
+// begin receives the head of an answer.
 func begin(response *http.Response) error {
 	x := exchangeOf(response.Request.Context())
 	if !x.head.CompareAndSwap(headAwaited, headCame) {
@@ -282,7 +284,7 @@ func begin(response *http.Response) error {
 }
 
 // closeIfNeeded ends the connection of a caller that still sends what got its answer, and of
-// one whom the door will not hear any more. A connection of HTTP/2 has others' streams: it goes on.
+// one whom the door will not hear any more. A connection of HTTP/2 has other streams: it continues.
 func (x *exchange) closeIfNeeded(response *http.Response) {
 	if x.request.ProtoMajor != 1 {
 		return

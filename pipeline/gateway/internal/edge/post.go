@@ -19,8 +19,8 @@ import (
 	"pipeline/gateway/internal/upstream"
 )
 
-// A server whose child the gateway is answers plain POSTs over the link, as the lane of its HTTP port does; all others are
-// for the port itself. What is plain is the server's to say.
+// A server whose child the gateway is answers plain POSTs over the link, as the lane of its HTTP port does;
+// all others are for the port itself. The server decides which POSTs are plain.
 
 const (
 	leftFor     = time.Second // what was left by its head is not asked again
@@ -29,7 +29,7 @@ const (
 	receiveStep = 64 << 10    // bytes of a body for which room is made at once
 )
 
-// toldOfPOST are the headers that the answer to a POST depends on, if it is told no others.
+// toldOfPOST are the headers that the answer to a POST depends on, unless it receives all headers.
 var toldOfPOST = []string{"Accept", "Accept-Encoding", "Content-Type", "Grpc-Timeout", jsonLength}
 
 // leftHeads are the heads of POSTs that a server has left to its HTTP port.
@@ -152,7 +152,7 @@ func (g *Handler) forward(x *exchange) {
 	g.web.serve(x, withBody(x.request, body))
 }
 
-// leadOfPOST returns how many bytes stand before the first tensor of a body.
+// leadOfPOST returns how many bytes precede the first tensor of a body.
 func leadOfPOST(r *http.Request) int {
 	if size, err := strconv.Atoi(r.Header.Get(jsonLength)); err == nil && size > 0 && int64(size) < r.ContentLength {
 		return size

@@ -23,11 +23,10 @@ func (r route) String() string {
 	return [...]string{"passthrough", "inference", "health", "metrics", "nowhere"}[r]
 }
 
-// apiSites are first parts of paths that are no service's.
+// apiSites are first parts of paths that are not names of services.
 var apiSites = map[string]bool{"": true, "v2": true, "api": true, "v1": true}
 
-// plainMethods are those that the gateway knows the answer to; the door's parser knows which others
-// there are.
+// plainMethods are the methods that the gateway answers itself; the server's parser knows the others.
 var plainMethods = map[string]bool{
 	http.MethodPost: true, http.MethodGet: true, http.MethodHead: true, http.MethodPut: true,
 	http.MethodPatch: true, http.MethodDelete: true, http.MethodOptions: true, http.MethodTrace: true,
@@ -60,8 +59,8 @@ func routeOf(r *http.Request, hasDoor bool) (found route, name, method string) {
 	return routeInference, name, method
 }
 
-// pathOf returns the decoded path; ok is false if that is no text, which the door has its own way
-// to make one of.
+// pathOf returns the decoded path; ok is false if that is not a text; the server decodes such a path in its
+// own way.
 func pathOf(address *url.URL) (path string, ok bool) {
 	path = address.Path
 	if address.RawPath != "" {
@@ -107,11 +106,11 @@ func whyNoHTTP2(r *http.Request) string {
 	case r.ProtoMajor < 2:
 		return "" // of whose lines it was made
 	case !isVisible(r.RequestURI):
-		return "its :path has bytes that are no visible ASCII: write them as %XX"
+		return "its :path has bytes other than visible ASCII: write them as %XX"
 	case !isToken(r.Method):
-		return "its :method is no token"
+		return "its :method is not a token"
 	case !isHost(r.Host):
-		return "its :authority is no host"
+		return "its :authority is not a host"
 	}
 	return ""
 }

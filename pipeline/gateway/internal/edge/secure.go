@@ -17,10 +17,11 @@ import (
 	"pipeline/gateway/internal/h2guard"
 )
 
-// plainText is what a caller is told that speaks HTTP where TLS is spoken.
+// plainText is the answer to a caller that speaks HTTP on a TLS port.
 const plainText = "400 this port speaks TLS: ask https://"
 
-// SecureListener accepts connections that have shaken hands: those of HTTP/1 as shaped ones, those of HTTP/2 as guarded
+// SecureListener accepts connections that have shaken hands: those of HTTP/1 as shaped ones, those of HTTP/2
+// as guarded
 // ones. ServeTLS would hide from us what is read.
 type SecureListener struct {
 	net.Listener
@@ -28,7 +29,7 @@ type SecureListener struct {
 	within   time.Duration
 	told     func(reason string) // why a caller of HTTP/2 was hung up on
 	log      *slog.Logger
-	faults   rate.Sometimes // one a second is told
+	faults   rate.Sometimes // one per second is logged
 
 	ready  chan net.Conn
 	closed context.Context
@@ -95,7 +96,8 @@ func (l *SecureListener) shake(raw net.Conn) {
 	}
 }
 
-// guardedH2 is a guarded connection of HTTP/2 over TLS. It does not tell its state as others do: package http would look
+// guardedH2 is a guarded connection of HTTP/2 over TLS. It does not tell its state as others do: package
+// http would look
 // for HTTP/2 on a tls.Conn only.
 type guardedH2 struct {
 	*h2guard.Conn

@@ -98,7 +98,7 @@ func Unavailable(text string) *Error {
 	return &Error{Status: http.StatusServiceUnavailable, ErrNo: CodeClosed, Text: text}
 }
 
-// BrokenAnswer says that what a backend sent is no answer.
+// BrokenAnswer means that a backend's answer is not valid.
 func BrokenAnswer(err error) *Error {
 	return &Error{Status: 500, ErrNo: CodePackage, Text: "the backend's answer cannot be read: " + err.Error()}
 }

@@ -15,12 +15,14 @@ const (
 // Window is for how long, up to twice, a caller is remembered for the places that it had.
 const Window = 500 * time.Millisecond
 
-// Queue lets so many in at once; others wait. A place that becomes free goes to the caller that has fewest, and of
-// several to the one that has waited longest: that is max-min fairness. Nobody gets less since another one asks for more.
+// Queue admits a limited number at once; others wait. A free place goes to the caller that has the fewest,
+// and of several to the one that has waited longest: that is max-min fairness. No caller gets less because
+// another one asks for more.
 //
-// A caller that is answered asks again a moment later. Were its place gone by then to one of a thousand that wait, it would
-// wait for the next one to end, each time. So what a caller had of late, up to its share, is held for it while others wait
-// who have more. It has no clock and no locks: its methods are called one at a time, with times that do not go back.
+// A caller that is answered asks again a moment later. If one of a thousand waiting callers took its place
+// meanwhile, it would wait for the next place each time. So a caller's recent places, up to its share, are
+// held for it while callers that have more wait. It has no clock and no locks: its methods are called one at
+// a time, with times that do not go back.
 type Queue[K comparable] struct {
 	places  int // that there are
 	most    int // that may wait
@@ -28,7 +30,7 @@ type Queue[K comparable] struct {
 	waiting int
 	number  uint64 // of the next ticket
 	callers map[K]*caller[K]
-	sweepAt int // so many callers are looked through for those that are gone
+	sweepAt int // so many callers are searched for ones that have left
 }
 
 // caller is somebody who is inside, waits, or was here of late.
@@ -88,7 +90,7 @@ func (q *Queue[K]) Done(now time.Duration, key K) {
 	}
 }
 
-// GiveUp takes a ticket out of the queue; false: it was told already.
+// GiveUp takes a ticket out of the queue; false: it was answered already.
 func (q *Queue[K]) GiveUp(ticket *Ticket[K]) bool {
 	from := q.callers[ticket.key]
 	if from == nil {
@@ -110,7 +112,7 @@ func (q *Queue[K]) Waiting() int { return q.waiting }
 // Holds says whether places are free though somebody waits: then Fill is to be called again within a window.
 func (q *Queue[K]) Holds() bool { return q.waiting > 0 && q.inside < q.places }
 
-// Fill gives free places to those who wait, but for those that are held for others.
+// Fill gives free places to waiting callers, except places that are held for others.
 func (q *Queue[K]) Fill(now time.Duration) {
 	for q.waiting > 0 && q.inside < q.places {
 		of := q.next(now)
@@ -154,7 +156,7 @@ func (q *Queue[K]) next(now time.Duration) (found *caller[K]) {
 	return found
 }
 
-// demand returns the most places that the caller had of late, with those that it has.
+// demand returns the most places that the caller had recently, including its present ones.
 func (c *caller[K]) demand(now time.Duration) int {
 	if passed := now/Window - c.window; passed == 1 {
 		c.peaks = [2]int{0, c.peaks[0]}

@@ -1,4 +1,4 @@
-// Package gateway puts the parts together and runs them until it is told to drain.
+// Package gateway puts the parts together and runs them until it has to drain.
 package gateway
 
 import (
@@ -28,7 +28,7 @@ const (
 	readyWord   = "ready\n"
 	orphanGrace = time.Second // for requests in flight, when the parent is gone
 	lookForHim  = time.Second // how often we look whether it is still our parent
-	firstWord   = time.Second // for the backends to say how they are, before anybody is let in
+	firstWord   = time.Second // for the backends to report their state, before callers are admitted
 )
 
 // process is what the gateway needs of the process that it is.
@@ -46,7 +46,7 @@ func ThisProcess() process {
 	return process{signals, os.Stdin, time.Tick(lookForHim), os.Getppid}
 }
 
-// farewell is why the gateway stops, and the time that it goes on for, and that requests in flight have.
+// farewell is why the gateway stops, for how long it continues to serve, and the time of requests in flight.
 type farewell struct {
 	reason string
 	delay  time.Duration
@@ -54,7 +54,7 @@ type farewell struct {
 	isLast bool // there is nobody who could say it again
 }
 
-// Serve runs the gateway until it is told to stop. An error means that it could not serve.
+// Serve runs the gateway until it has to stop. An error means that it could not serve.
 func Serve(cfg config.Config, log *slog.Logger, self process) error {
 	stats := metrics.New()
 	backends, err := upstream.NewPool(cfg, connectTo(cfg), log, stats)
@@ -158,7 +158,7 @@ func (p process) watch(ctx context.Context, cfg config.Config, up <-chan struct{
 	}
 }
 
-// lifeLineEnd is closed when the parent closes its end, or is no more.
+// lifeLineEnd is closed when the parent closes its end, or has ended.
 func lifeLineEnd(parent io.Reader) <-chan struct{} {
 	gone := make(chan struct{})
 	go func() {
@@ -172,6 +172,6 @@ func lifeLineEnd(parent io.Reader) <-chan struct{} {
 func (p process) tellReady(up <-chan struct{}, log *slog.Logger) {
 	<-up
 	if _, err := io.WriteString(p.parent, readyWord); err != nil {
-		log.Warn(fmt.Sprintf("the parent cannot be told that the gateway is ready: %v", err))
+		log.Warn(fmt.Sprintf("cannot notify the parent that the gateway is ready: %v", err))
 	}
 }

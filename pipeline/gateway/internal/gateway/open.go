@@ -57,7 +57,7 @@ func openPorts(cfg config.Config, log *slog.Logger, handler *edge.Handler, backe
 	}
 	if err == nil && cfg.GRPC.IsAsked() {
 		reached := backends.Reached
-		if !cfg.HasLinks() { // a caller of a fleet that is away is told so
+		if !cfg.HasLinks() { // a caller of an absent fleet gets that as the answer
 			reached = backends.Known
 		}
 		err = o.grpc(reached)

@@ -26,7 +26,8 @@ type port interface {
 	serve() error
 	// drain says not ready from now on.
 	drain()
-	// finish accepts no more, and waits for the requests in flight until ctx ends. False: some were broken off. It
+	// finish accepts no more, and waits for the requests in flight until ctx ends. False: some were broken off.
+	// It
 	// gives callers a moment to send what they could not know to be too late, if nobody is in a hurry.
 	finish(ctx, hurried context.Context, grace time.Duration) bool
 }
@@ -131,7 +132,8 @@ func (p ports) addresses() (text string) {
 	return text
 }
 
-// drain goes on for a while, stops accepting, and waits for the requests in flight. Another farewell ends the
+// drain serves for some more time, stops accepting, and waits for the requests in flight. Another farewell
+// ends the
 // waiting: a signal at once, the end of the parent after its grace.
 func (p ports) drain(why farewell, goodbye <-chan farewell, log *slog.Logger) {
 	hurried, hurry := context.WithCancel(context.Background())

@@ -151,7 +151,7 @@ func ResponseOf(text string) *pipelinepb.Response {
 	return &pipelinepb.Response{Key: []string{"k"}, Value: []string{text}}
 }
 
-// Same compares messages by their bytes: NaN is no number that equals itself.
+// Same compares messages by their bytes: NaN does not equal itself.
 func Same(one, other proto.Message) bool {
 	options := proto.MarshalOptions{Deterministic: true}
 	first, err := options.Marshal(one)

@@ -65,7 +65,7 @@ func (s *Server) handle(_ any, stream grpc.ServerStream) (err error) {
 	return closed(stream, textNobody)
 }
 
-// callOf returns what a server is told beside the messages.
+// callOf returns what a server receives besides the messages.
 func (s *Server) callOf(stream grpc.ServerStream, method string, said *link.Peer) (*link.Call, error) {
 	ctx := stream.Context()
 	call := &link.Call{Method: method}
@@ -118,7 +118,8 @@ func last(values []string) string {
 	return values[len(values)-1]
 }
 
-// mayTell says whether a server is told what a caller says under a name; who asks is the gate's to say.
+// mayTell reports whether a server receives a caller's metadata of this name; the gate decides who the
+// caller is.
 func (s *Server) mayTell(name string) bool {
 	if reserved.IsGateways(name) {
 		return name == reserved.Caller && s.config.Gate != nil
@@ -181,7 +182,7 @@ func piecesOf(found *link.Answer) mem.BufferSlice {
 	pieces := make(mem.BufferSlice, len(found.Parts))
 	for at := range found.Parts {
 		part := &found.Parts[at]
-		if mem.IsBelowBufferPoolingThreshold(cap(*part)) { // of which nobody is told that it is written
+		if mem.IsBelowBufferPoolingThreshold(cap(*part)) { // that reports to nobody when it is written
 			pieces[at] = mem.SliceBuffer(bytes.Clone(*part))
 			continue
 		}
@@ -252,7 +253,7 @@ func (s *Server) stream(stream grpc.ServerStream, clients []*link.Client, call *
 	}
 }
 
-// passOn sends a server what the caller says, up to its end. Its error is what the caller is told.
+// passOn sends a server the caller's messages, up to their end. Its error is the caller's answer.
 func (s *Server) passOn(stream grpc.ServerStream, sending *sending) error {
 	for {
 		var message asked
@@ -278,7 +279,8 @@ type sender interface {
 	CloseSend() error
 }
 
-// sending is the caller's side of a stream. It ends once: with the caller's last word, or when the edge stops.
+// sending is the caller's side of a stream. It ends once: with the caller's last word, or when the edge
+// stops.
 type sending struct {
 	lock             sync.Mutex
 	open             sender

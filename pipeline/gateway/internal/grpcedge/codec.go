@@ -53,7 +53,8 @@ func (a *asked) take(data mem.BufferSlice) {
 	a.buffer = data.MaterializeToBuffer(mem.DefaultBufferPool())
 }
 
-// leadOf returns how many bytes stand before the first long field, which is taken for the data of a tensor. With `isNested`
+// leadOf returns how many bytes precede the first long field, which is taken for the data of a tensor. With
+// `isNested`
 // the first long field is a message, and the one that counts is in it. It is 0 where none is found.
 func leadOf(data mem.BufferSlice, isNested bool) int {
 	source := data.Reader()
@@ -84,7 +85,7 @@ func leadOf(data mem.BufferSlice, isNested bool) int {
 			if !isNested {
 				return at()
 			}
-			isNested, skip = false, 0 // go on in it
+			isNested, skip = false, 0 // continue in it
 		default:
 			return 0
 		}
@@ -101,7 +102,7 @@ func leadOf(data mem.BufferSlice, isNested bool) int {
 // answer is a message for a caller; gRPC frees it when it is written.
 type answer struct{ pieces mem.BufferSlice }
 
-// rawCodec leaves the messages of calls as they are; those of health and reflection are protobuf.
+// rawCodec does not change the messages of calls; messages of health and reflection are protobuf.
 type rawCodec struct{ encoding.CodecV2 }
 
 func newCodec() encoding.CodecV2 { return rawCodec{encoding.GetCodecV2(proto.Name)} }

@@ -1,5 +1,5 @@
-// Package grpcedge takes gRPC from callers and asks pipeline servers on their links. It reads no message: the bytes
-// of each go through as they are, by unary calls and streams. What callers get are the statuses, texts and
-// trailers of the gRPC port inside a server (pipeline/frontends/grpc/server.py); tests/conformance/frontends/grpc
+// Package grpcedge takes gRPC from callers and asks pipeline servers on their links. It reads no message:
+// the bytes of each pass unchanged, by unary calls and streams. Callers get the statuses, texts and trailers
+// of the gRPC port inside a server (pipeline/frontends/grpc/server.py); tests/conformance/frontends/grpc
 // holds both to one table.
 package grpcedge

@@ -49,7 +49,7 @@ func (h *healthService) Watch(asked *healthpb.HealthCheckRequest, stream healthp
 	return status.Error(codes.Unavailable, textStopped)
 }
 
-// watching is a stream that ends with another context than its own, and knows what it was told last.
+// watching is a stream that ends with another context than its own, and keeps its last message.
 type watching struct {
 	healthpb.Health_WatchServer
 	ctx  context.Context

@@ -18,7 +18,7 @@ import (
 	"pipeline/gateway/internal/reserved"
 )
 
-// letIn is where streams, and all calls that go on to a server, come in.
+// letIn admits streams, and all calls that are passed to a server.
 func (s *Server) letIn(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	if !s.isHere(stream.Context(), info.FullMethod) {
 		return status.Error(codes.Unimplemented, textNoMethod)

@@ -39,7 +39,8 @@ func (s services) GetServiceInfo() map[string]grpc.ServiceInfo {
 //go:embed inference_v2.binpb
 var v2Messages []byte
 
-// descriptors finds what is linked into the program, and the messages of the v2 protocol, which nobody here reads.
+// descriptors finds what is linked into the program, and the messages of the v2 protocol, which nobody here
+// reads.
 type descriptors struct{ v2 *protoregistry.Files }
 
 func newDescriptors() descriptors {
@@ -75,7 +76,7 @@ func addReflection(server grpc.ServiceRegistrar, names []string) {
 	reflectionv1alpha.RegisterServerReflectionServer(server, reflection.NewServer(options))
 }
 
-// endReflection ends reflection's streams when the edge stops: who asks may stay for ever.
+// endReflection ends reflection's streams when the edge stops: a caller may keep one open forever.
 func (s *Server) endReflection(service any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	if !strings.HasPrefix(info.FullMethod, "/grpc.reflection.") {
 		return next(service, stream)

@@ -28,7 +28,7 @@ type Remote interface {
 	Open(ctx context.Context, call *upstream.Passed) (*upstream.Stream, error)
 }
 
-// streamMethods are those of our services that are no unary ones.
+// streamMethods are the methods of our services that are not unary.
 var streamMethods = []string{"ModelStreamInfer", "inference_stream"}
 
 // idempotentKey marks a call that may be done twice.
@@ -40,7 +40,8 @@ func (s *Server) isUnary(method string) bool {
 	return slices.Contains(s.config.Services, service) && !slices.Contains(streamMethods, name)
 }
 
-// isPassed says whether a server elsewhere hears a name from callers: what is about the message, the call to it says anew.
+// isPassed says whether a server elsewhere hears a name from callers: what is about the message, the call to
+// it says anew.
 func isPassed(name string) bool {
 	switch reserved.Of(name) {
 	case reserved.Connection, reserved.Proxies:
@@ -51,7 +52,7 @@ func isPassed(name string) bool {
 	return true
 }
 
-// passedOf returns what a server elsewhere is told of a call.
+// passedOf returns the metadata of a call for a server elsewhere.
 func (s *Server) passedOf(stream grpc.ServerStream, method string) (*upstream.Passed, error) {
 	told, _ := metadata.FromIncomingContext(stream.Context())
 	call := &upstream.Passed{Method: method, Metadata: metadata.MD{}}
@@ -114,7 +115,8 @@ func (s *Server) remoteFailure(stream grpc.ServerStream, err error) error {
 	return err // it is a status already
 }
 
-// findStep finds out to which sequence a call belongs, if that matters and its metadata do not say: by its first message.
+// findStep finds out to which sequence a call belongs, if that matters and its metadata do not say: by its
+// first message.
 func (s *Server) findStep(call *upstream.Passed, message []byte) {
 	if !s.config.FindSteps || call.Step != nil {
 		return

@@ -36,13 +36,13 @@ const (
 
 // Upstreams says who can be asked.
 type Upstreams interface {
-	// Links returns those that can be reached, in the order in which a new call asks them.
+	// Links returns the reachable ones, in the order in which a new call asks them.
 	Links() []*link.Client
 }
 
 // Config says how callers are served.
 type Config struct {
-	Services         []string      // full names of those that the servers have
+	Services         []string      // full names of the methods that the servers have
 	MaxMessageBytes  int           // of a message, unpacked, both ways
 	MaxConnections   int           // more wait to be accepted
 	HandshakeTimeout time.Duration // for a new connection to say what it speaks
@@ -58,7 +58,7 @@ type Config struct {
 	Tracing *tracing.Beginner // nil: no trace is begun
 	Log     *accesslog.Log
 
-	// Observe is told of each call that is over; the method is "" if there is none of that name.
+	// Observe receives each call that is over; the method is "" if there is no method of that name.
 	Observe func(method string, code codes.Code, took time.Duration)
 }
 
@@ -116,7 +116,8 @@ func IsCall(r *http.Request) bool {
 	return isGRPC && r.ProtoMajor == 2 && (kind == "" || kind[0] == '+' || kind[0] == ';')
 }
 
-// ServeHTTP answers a call that an HTTP server was sent. Stop knows nothing of it: the server has to be shut down first.
+// ServeHTTP answers a call that an HTTP server was sent. Stop knows nothing of it: the server has to be shut
+// down first.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mounted.ServeHTTP(w, r) }
 
 // EndStreams says not ready, and ends the streams that would never end by themselves.
@@ -140,8 +141,8 @@ func (s *Server) SetReady(isReady bool) { s.health.set(isReady) }
 // Drain says not ready from now on.
 func (s *Server) Drain() { s.health.Shutdown() }
 
-// Stop takes no more calls: callers are told to go elsewhere, what is in flight goes on until ctx ends. It reports
-// whether all of it ended well.
+// Stop takes no more calls: callers are sent elsewhere, and calls in flight continue until ctx ends. It
+// reports whether all of them ended well.
 func (s *Server) Stop(ctx context.Context) bool {
 	s.EndStreams()
 	done := make(chan struct{})

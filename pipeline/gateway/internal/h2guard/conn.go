@@ -1,5 +1,6 @@
-// Package h2guard counts the frames of HTTP/2 that a caller sends, and hangs up on who sends too many of those that
-// cost it nothing: resets, SETTINGS, PING, PRIORITY, empty DATA, WINDOW_UPDATE, CONTINUATION. It reads beside the
+// Package h2guard counts the frames of HTTP/2 that a caller sends, and disconnects a caller that sends too
+// many of the cheap ones: resets, SETTINGS, PING, PRIORITY, empty DATA, WINDOW_UPDATE, CONTINUATION. It
+// reads beside the
 // servers of package http and of gRPC, neither of which has such limits.
 package h2guard
 
@@ -18,7 +19,7 @@ const (
 	lingerBytes = 1 << 20
 )
 
-// Conn is a connection that may speak HTTP/2, without TLS: a guard of one that has it stands behind it.
+// Conn is a connection that may speak HTTP/2, without TLS: with TLS, the guard reads the decrypted bytes.
 type Conn struct {
 	net.Conn
 	told func(reason string)
@@ -31,7 +32,7 @@ type Conn struct {
 	hasHungUp  bool
 
 	writing   sync.Mutex
-	isLeaving bool // the caller is to be told to go, between two frames
+	isLeaving bool // the caller is to get a GOAWAY, between two frames
 	hasSaid   bool
 
 	lock    sync.Mutex
@@ -41,8 +42,8 @@ type Conn struct {
 	reason  string // to hang up
 }
 
-// New returns a guarded connection; told, if given, is told why the caller was hung up on. Who speaks first is the caller,
-// unless the connection is known to be HTTP/2. It may have so many streams.
+// New returns a guarded connection; told, if given, receives the reason why the caller was disconnected. The
+// caller speaks first, unless the connection is known to be HTTP/2. It may have so many streams.
 func New(conn net.Conn, isHTTP2 bool, streams int, told func(reason string)) *Conn {
 	return &Conn{Conn: conn, told: told, mustBe: isHTTP2, counts: isHTTP2, allowed: newAllowance(streams, time.Now)}
 }

@@ -2,7 +2,8 @@ package h2guard
 
 import "time"
 
-// What one connection may send: so many at once, and so many a second. Frames that answer ours, as a WINDOW_UPDATE
+// What one connection may send: so many at once, and so many a second. Frames that answer ours, as a
+// WINDOW_UPDATE
 // does, are allowed for by what we send. They are far above what clients do, and far below what is felt.
 const (
 	resetsAtOnce, resetsPerS     = 1, 200 // at once: so many times the streams of a connection: all may be given up
@@ -60,7 +61,7 @@ type allowance struct {
 	resets        bucket
 	controls      bucket
 	updates       bucket
-	continuations int // of the header block that goes on
+	continuations int // of the header block that continues
 }
 
 func newAllowance(streams int, now func() time.Time) allowance {
@@ -96,7 +97,8 @@ func (a *allowance) received(frame seen) string {
 	return taken(&a.controls, a.now, reasonControls)
 }
 
-// sent counts what we send: what a caller may answer, and resets that it has provoked. It returns the reason to
+// sent counts what we send: what a caller may answer, and resets that it has provoked. It returns the reason
+// to
 // hang up, "" for none.
 func (a *allowance) sent(frame seen) string {
 	switch {

@@ -22,8 +22,8 @@ type Call struct {
 
 // Budget counts the bytes of answers that are held.
 type Budget interface {
-	// Need adds bytes. Its error ends the call, and is what the call returns. What was needed is given back by
-	// who owns the budget.
+	// Need adds bytes. Its error ends the call, and is what the call returns. The owner of the budget gives the
+	// bytes back.
 	Need(bytes int64) error
 }
 
@@ -53,7 +53,7 @@ type Answer struct {
 	lease *lease
 }
 
-// lease is the server's memory that an answer lies in, which it keeps until it is told.
+// lease is the server's memory that holds an answer, which it keeps until it is notified.
 type lease struct {
 	conn *conn
 	id   uint64
@@ -101,7 +101,7 @@ type call struct {
 	opened frame.Opened
 	budget Budget
 
-	// What is written.
+	// For writing.
 	in             *turns
 	before, behind *call
 	isOpen         bool         // its OPEN is, or may be, on its way
@@ -113,11 +113,11 @@ type call struct {
 	sent           chan struct{}
 	credit         int64 // bytes of DATA that the server takes
 
-	// What is read.
+	// For reading.
 	isStream bool
 	most     int64           // bytes of DATA that we take while none are held
 	window   int64           // bytes that we take now
-	consumed int64           // of those that came, and are not given back yet
+	consumed int64           // of the bytes that came, and are not given back yet
 	pieces   []*frame.Buffer // of a message, as far as it is here
 	owed     int64           // bytes of these that are to be given back when it is taken
 	messages []message       // of a stream, in whole
@@ -151,7 +151,8 @@ func (c *call) flags() (flags byte) {
 // unaryCalls are used again when they are over.
 var unaryCalls = sync.Pool{New: func() any { return &call{wake: make(chan struct{}, 1)} }}
 
-// Place returns a block of the server's memory for a message of so many bytes, of which that at `lead` is aligned; nil: there is no
+// Place returns a block of the server's memory for a message of so many bytes, of which that at `lead` is
+// aligned; nil: there is no
 // room, or no such memory.
 func (c *Client) Place(size, lead int) *arena.Block {
 	if conn := c.current.Load(); conn != nil {
@@ -160,7 +161,8 @@ func (c *Client) Place(size, lead int) *arena.Block {
 	return nil
 }
 
-// Unary asks and waits for the answer. The data may be used again as soon as it returns, but for those in a block. Its error is
+// Unary asks and waits for the answer. The data may be used again as soon as it returns, but for those in a
+// block. Its error is
 // one of this package's, that of ctx, or that of the budget.
 func (c *Client) Unary(ctx context.Context, what *Call, data []byte) (Answer, error) {
 	conn, method, err := c.prepare(what, false)

@@ -43,7 +43,7 @@ const (
 	Serving
 )
 
-// State is the phase of a server, and why it is no better one.
+// State is the phase of a server, and the reason why it is not ready.
 type State struct {
 	Phase  Phase
 	Reason string
@@ -53,7 +53,7 @@ type State struct {
 type Peer struct {
 	Methods         map[string]Method
 	WantsTrace      bool  // traceparent as metadata
-	WantsHeaders    bool  // all headers as metadata: it has hooks that are told some
+	WantsHeaders    bool  // all headers as metadata: it has hooks that receive some
 	MaxMessageBytes int64 // of what it takes
 }
 
@@ -78,7 +78,7 @@ func peerOf(said frame.Greeting) Peer {
 // Client asks one server, and keeps a connection to it as long as Watch runs.
 type Client struct {
 	config   Config
-	patience int                  // ticks without a word until a server is silent; gone after twice as many
+	patience int                  // ticks without a frame until a server counts as silent; lost after twice as many
 	current  atomic.Pointer[conn] // nil: there is no connection
 }
 

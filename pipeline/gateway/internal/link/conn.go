@@ -17,7 +17,8 @@ import (
 // mostRead bytes of the server's memory are kept from it until there is something else to say.
 const mostRead = 4 << 20
 
-// conn is one connection. Whoever asks puts a call into the queue; one goroutine writes what is there, another
+// conn is one connection. Whoever asks puts a call into the queue; one goroutine writes what is there,
+// another
 // one reads the answers, and a third one looks whether anything comes.
 type conn struct {
 	raw  net.Conn
@@ -36,7 +37,7 @@ type conn struct {
 	limits    frame.Limits
 	inFlight  int   // at the server, as it says
 	isLeft    bool  // the server takes no calls any more
-	readBytes int64 // bytes of answers that the server is going to be told are read
+	readBytes int64 // bytes of answers that are going to be acknowledged to the server
 	failure   error // not nil: it is closed
 }
 
@@ -49,7 +50,7 @@ func newConn(raw net.Conn) *conn {
 	}
 }
 
-// What callers do ----------------------------------------------------------------------------
+// For callers ----------------------------------------------------------------------------
 
 // begin queues a call. Its error is ErrNeverLeft.
 func (c *conn) begin(asked *call) error {
@@ -94,7 +95,7 @@ func (c *conn) next(asked *call) (data []byte, err error, isThere bool) {
 		first := asked.messages[0]
 		asked.messages = asked.messages[1:]
 		owed := first.owed
-		if len(asked.messages) == 0 { // what has begun to come may go on
+		if len(asked.messages) == 0 { // an answer that has begun may continue
 			owed += asked.owed
 			asked.owed = 0
 		}
@@ -116,7 +117,8 @@ func (c *conn) isOver(asked *call) bool {
 	return asked.isOver && asked.hasMore()
 }
 
-// forget drops a call whose caller does not wait, and tells the server of one that it has seen; false: it is over.
+// forget drops a call whose caller does not wait, and tells the server of one that it has seen; false: it is
+// over.
 func (c *conn) forget(asked *call) bool {
 	c.lock.Lock()
 	defer c.lock.Unlock()
@@ -160,14 +162,14 @@ func (c *conn) drop(asked *call, reason Reason) {
 	c.dropAnswers(asked)
 }
 
-// remove takes a call out of all that knows it; the lock is held.
+// remove takes a call out of all tables; the lock is held.
 func (c *conn) remove(asked *call) {
 	asked.isOver = true
 	delete(c.calls, asked.id)
 	hadMore := asked.hasMore()
 	c.queue.drop(asked)
 	if hadMore && asked.sent != nil {
-		asked.hasMessage = true // who sends is told that it never left
+		asked.hasMessage = true // the sender learns that it never left
 		notify(asked.sent)
 	}
 }
@@ -179,7 +181,7 @@ func (c *conn) dropAnswers(asked *call) {
 	asked.messages, asked.owed = nil, 0
 }
 
-// finish ends a call with what its caller is told; the lock is held.
+// finish ends a call with its caller's answer; the lock is held.
 func (c *conn) finish(asked *call, err error) {
 	asked.err = err
 	c.remove(asked)
@@ -196,7 +198,7 @@ func (c *conn) enqueue(asked *call) {
 	notify(c.wake)
 }
 
-// What is written ----------------------------------------------------------------------------
+// Writing ----------------------------------------------------------------------------
 
 // write sends what is queued until the connection is gone.
 func (c *conn) write() {
@@ -262,7 +264,7 @@ func (c *conn) beat(ticks <-chan time.Time, patience int, report func(isSilent b
 	}
 }
 
-// close ends the connection. Those who wait are told, and who may be asked again.
+// close ends the connection. Waiting callers are notified; their requests may be sent again.
 func (c *conn) close(why error) {
 	c.lock.Lock()
 	defer c.lock.Unlock()

@@ -42,7 +42,7 @@ func (e *ResetError) Error() string {
 	return fmt.Sprintf("the backend dropped the request (reason %d): %s", e.Reason, e.Text)
 }
 
-// asError returns what a caller is told: what is safe to repeat was never there.
+// asError returns the caller's error: a request that is safe to repeat counts as never sent.
 func (e *ResetError) asError() error {
 	switch e.Reason {
 	case frame.ReasonRefused:

@@ -6,13 +6,13 @@ import (
 	"pipeline/gateway/internal/link/frame"
 )
 
-// batchBytes are written in one go, or up to one frame more.
+// batchBytes are written at once, or up to one frame more.
 const batchBytes = 128 << 10
 
 // queue is what is to be written. Long messages are cut to pieces, of which each has its turn; new calls come
 // first, so that a small one waits for no large one.
 type queue struct {
-	words []byte // frames of a few bytes, as they are
+	words []byte // frames of a few bytes, copied
 	fresh turns  // calls that have not been opened
 	begun turns  // calls with more to say
 }
@@ -28,7 +28,7 @@ func (q *queue) add(each *call) {
 	}
 }
 
-// drop takes a call out, with what it has to say.
+// drop takes a call out, with its frames.
 func (q *queue) drop(each *call) {
 	if each.in != nil {
 		each.in.remove(each)
@@ -36,7 +36,8 @@ func (q *queue) drop(each *call) {
 	each.message, each.hasMessage, each.endsSending = nil, false, false
 }
 
-// fill appends what is to be written next to an empty batch. Messages are copied: nothing of a caller's is read
+// fill appends what is to be written next to an empty batch. Messages are copied: nothing of a caller's is
+// read
 // when the call has returned.
 func (q *queue) fill(batch []byte) []byte {
 	batch = append(batch, q.words...)

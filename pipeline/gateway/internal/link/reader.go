@@ -10,7 +10,8 @@ import (
 	"pipeline/gateway/internal/link/frame"
 )
 
-// read delivers answers until the connection is gone, and says why it is. It reports that there is a link, and
+// read delivers answers until the connection is gone, and says why it is. It reports that there is a link,
+// and
 // each STATE.
 func (c *conn) read(begin func(), report func(isReady bool)) error {
 	greeting := &descriptors{Conn: c.raw}
@@ -265,7 +266,8 @@ func (c *conn) giveBack(asked *call, bytes int64) {
 	}
 }
 
-// leave takes note that the server takes no calls any more; those that it has not taken never left. The lock is held.
+// leave records that the server takes no more calls; calls that it has not taken count as never sent. The
+// lock is held.
 func (c *conn) leave(got frame.Frame) error {
 	last, _, err := frame.ReadGoaway(got.Body.Data)
 	got.Body.Release()

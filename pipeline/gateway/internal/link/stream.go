@@ -12,7 +12,8 @@ type Stream struct {
 	call *call
 }
 
-// Open begins a stream, which ends with ctx if not before. Its error is one of this package's, and it ends with
+// Open begins a stream, which ends with ctx if not before. Its error is one of this package's, and it ends
+// with
 // Close.
 func (c *Client) Open(ctx context.Context, what *Call) (*Stream, error) {
 	conn, method, err := c.prepare(what, true)
@@ -29,7 +30,8 @@ func (c *Client) Open(ctx context.Context, what *Call) (*Stream, error) {
 	return &Stream{ctx, conn, begun}, nil
 }
 
-// Send sends a message, and waits until the server has credit for all of it. The data may be used again when it
+// Send sends a message, and waits until the server has credit for all of it. The data may be used again when
+// it
 // returns. Its error is io.EOF when the call has ended: Recv says how.
 func (s *Stream) Send(data []byte) error {
 	if int64(len(data)) > s.conn.peer.MaxMessageBytes {
@@ -58,7 +60,8 @@ func (s *Stream) CloseSend() error {
 	return nil
 }
 
-// Recv returns the next answer, which is the caller's to keep. Its error is io.EOF when the call has ended, and
+// Recv returns the next answer, which is the caller's to keep. Its error is io.EOF when the call has ended,
+// and
 // End says how; one of this package's; that of ctx, or that of the budget.
 func (s *Stream) Recv() ([]byte, error) {
 	for {
@@ -90,5 +93,5 @@ func (s *Stream) End() *End {
 	return &s.call.answer.End
 }
 
-// Close ends the stream. The server is told, if it has not ended it.
+// Close ends the stream, and notifies the server unless it has ended it.
 func (s *Stream) Close() { s.conn.forget(s.call) }

@@ -17,7 +17,8 @@ import (
 // New returns a log of lines of `LEVEL text`, which a parent can sort into its own.
 func New(writer io.Writer) *slog.Logger { return slog.New(&lineHandler{writer: writer}) }
 
-// NewJSON returns a log of JSON objects; for a parent the level stands before them, which have neither that nor a time.
+// NewJSON returns a log of JSON objects; for a parent the level precedes them, and they have neither a level
+// nor a time.
 func NewJSON(writer io.Writer, hasParent bool) *slog.Logger {
 	return slog.New(&lineHandler{writer: writer, isJSON: true, hasParent: hasParent})
 }
@@ -109,7 +110,7 @@ func printable(text string) string {
 
 func isUnprintable(char rune) bool { return char == utf8.RuneError || !strconv.IsPrint(char) }
 
-// Standard returns a log.Logger for libraries; all that they say is a warning.
+// Standard returns a log.Logger for libraries; all of their messages are warnings.
 func Standard(own *slog.Logger) *log.Logger {
 	return slog.NewLogLogger(own.Handler(), slog.LevelWarn)
 }

@@ -9,8 +9,8 @@ import (
 	"pipeline/gateway/internal/failure"
 )
 
-// Budget bounds the bytes of requests and answers that the gateway holds, all of them together. What is
-// counted is roughly what is held: bodies, what they become, and answers until they are taken.
+// Budget bounds the bytes of requests and answers that the gateway holds, all of them together. It counts
+// roughly what is held: bodies, their converted forms, and answers until they are taken.
 type Budget struct {
 	Limit int64
 	Held  atomic.Int64
@@ -93,7 +93,7 @@ func (s *Share) Keep(bytes int64) {
 	}
 }
 
-// End gives everything back, for good.
+// End gives everything back, permanently.
 func (s *Share) End() {
 	s.lock.Lock()
 	defer s.lock.Unlock()

@@ -2,7 +2,7 @@ package metrics
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Backend is what is told of one.
+// Backend is the figures of one backend.
 type Backend struct {
 	Name      string
 	IsUp      bool

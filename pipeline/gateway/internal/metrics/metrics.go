@@ -108,7 +108,7 @@ type Route struct {
 	stats    *Stats
 	name     string
 	duration prometheus.Observer
-	statuses [600]atomic.Pointer[prometheus.Counter] // those that were answered with, as far as they are known
+	statuses [600]atomic.Pointer[prometheus.Counter] // the codes that were answered with, as far as they are known
 }
 
 // Route returns that of a name.

@@ -28,7 +28,7 @@ type Step struct {
 	IsStart, IsEnd bool
 }
 
-// step returns one; nil: there is no id, which a server may be told as 0, too.
+// step returns one; nil: there is no id, which callers may also send as 0.
 func step(model, id, start, end string) *Step {
 	if id == "" || id == "0" {
 		return nil
@@ -78,9 +78,10 @@ func text(value json.RawMessage) string {
 	return ""
 }
 
-// OfJSON returns that of a request of Triton's protocol, of /api, or in pairs: its path, its query, and the JSON of its body.
+// OfJSON returns that of a request of Triton's protocol, of /api, or in pairs: its path, its query, and the
+// JSON of its body.
 func OfJSON(path, query string, body []byte) *Step {
-	model := path // of /api, and of all that is no model's
+	model := path // of /api, and of all paths without a model
 	if rest, isModel := strings.CutPrefix(path, "/v2/models/"); isModel {
 		model, _, _ = strings.Cut(rest, "/")
 	}
@@ -117,7 +118,7 @@ const (
 	entryKeyField, entryValField = 1, 2 // of a map
 )
 
-// fields calls a function for each field of a message; false: that is none.
+// fields calls a function for each field of a message; false: it is not a message.
 func fields(message []byte, take func(number protowire.Number, kind protowire.Type, value []byte)) bool {
 	for len(message) > 0 {
 		number, kind, size := protowire.ConsumeTag(message)

@@ -20,7 +20,7 @@ const (
 	ConnectTimeout = 3 * time.Second
 )
 
-// A peer that is gone without a word, its machine or the network, is noticed by these.
+// These detect a peer that vanishes without a message, its machine or the network.
 const (
 	probeAfter = 10 * time.Second
 	probeEvery = 5 * time.Second

@@ -16,7 +16,7 @@ const (
 	mostLooks = 200
 )
 
-// dropSYN is a filter of segments: those that ask for a new connection are dropped, the others pass.
+// dropSYN is a filter of segments: it drops the ones that ask for a new connection, and passes the others.
 var dropSYN = []syscall.SockFilter{
 	{Code: 0x30, K: 13}, // the flags
 	{Code: 0x54, K: 0x12},
@@ -25,9 +25,9 @@ var dropSYN = []syscall.SockFilter{
 	{Code: 0x06, K: 0xffffffff},
 }
 
-// TakeLast waits until all connections that the system has made are taken, and lets it make no more: those
-// that nobody has taken when a socket is closed would be reset. Whose SYN is dropped repeats it, and finds
-// nobody, or somebody else.
+// TakeLast waits until all connections that the system has made are taken, and lets it make no more: untaken
+// ones would be reset when the socket is closed. A client whose SYN is dropped repeats it, and finds no
+// listener, or another one.
 func TakeLast(listener net.Listener) {
 	tcp, isTCP := listener.(*net.TCPListener)
 	if !isTCP {
@@ -54,8 +54,8 @@ func TakeLast(listener net.Listener) {
 	}
 }
 
-// LimitUnsent keeps the system from holding megabytes for a caller that reads slowly: by what it takes
-// from us we see that the caller goes on.
+// LimitUnsent keeps the system from holding megabytes for a caller that reads slowly: by what it takes from
+// us we see that the caller continues.
 func LimitUnsent(conn net.Conn) {
 	tcp, isTCP := conn.(*net.TCPConn)
 	if !isTCP {
@@ -63,7 +63,7 @@ func LimitUnsent(conn net.Conn) {
 	}
 	raw, err := tcp.SyscallConn()
 	if err != nil {
-		return // it is gone, as whoever uses it is going to see
+		return // it is closed, as its user is going to notice
 	}
 	_ = raw.Control(func(fd uintptr) {
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentBytes)

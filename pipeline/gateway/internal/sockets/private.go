@@ -9,8 +9,8 @@ import (
 
 const root = 0
 
-// PrivateTo returns a dialer to a Unix socket that has to be this user's, or root's: what another one has put in its place
-// would be told all that callers send.
+// PrivateTo returns a dialer to a Unix socket that has to be this user's, or root's: a socket of another
+// user would receive all data of callers.
 func PrivateTo(place Endpoint) func(context.Context, string) (net.Conn, error) {
 	dial := DialerTo(place)
 	return func(ctx context.Context, address string) (net.Conn, error) {

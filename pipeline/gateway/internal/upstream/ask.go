@@ -17,7 +17,7 @@ import (
 type Want struct {
 	Work     Work
 	IsSafe   bool           // it may be done twice
-	MayHedge bool           // at once, too
+	MayHedge bool           // also at once
 	Step     *sequence.Step // of a sequence; nil: of none. It is never done twice
 	First    *Backend       // is asked first, if it can be; nil: whose turn it is
 	Asked    string         // the name of the backend whose answer counts, as Ask notes it
@@ -32,7 +32,7 @@ type Attempt struct {
 	isKept bool
 }
 
-// Keep has the attempt go on behind the function that tries it: until the function that it returns is told how it went.
+// Keep lets the attempt outlive the function that tries it: until the returned function receives its outcome.
 func (a *Attempt) Keep() (end func(Outcome)) {
 	a.isKept = true
 	return a.end
@@ -64,7 +64,8 @@ const (
 	Bad
 )
 
-// OutcomeOf says what the end of an attempt says of the backend, where ctx is the caller's time with some slack.
+// OutcomeOf says what the end of an attempt says of the backend, where ctx is the caller's time with some
+// slack.
 func OutcomeOf(ctx context.Context, err error) Outcome {
 	var said *failure.Error
 	switch {
@@ -88,7 +89,8 @@ func OutcomeOf(ctx context.Context, err error) Outcome {
 	return Good
 }
 
-// OutcomeOfAnswer says what an answer over HTTP says of the backend. Who has no room now says when to come again.
+// OutcomeOfAnswer returns what an answer over HTTP tells about the backend. A full backend says when to come
+// again.
 func OutcomeOfAnswer(status int, header http.Header) Outcome {
 	switch {
 	case status < http.StatusInternalServerError:
@@ -106,8 +108,10 @@ func isLost(err error) bool {
 		(said.Code == codes.OK || said.Code == codes.Unavailable)
 }
 
-// Ask has one backend after the other try a request, as far as that is safe. One that cannot have been seen may go to each of
-// them; one that a backend refused to begin, or that is safe and got lost, to one more, if the budget has room. The error
+// Ask has one backend after the other try a request, as far as that is safe. One that cannot have been seen
+// may go to each of
+// them; one that a backend refused to begin, or that is safe and got lost, to one more, if the budget has
+// room. The error
 // is the last one's or, if nobody was reached, a *failure.Error.
 func Ask[T any](ctx context.Context, p *Pool, want *Want, try func(context.Context, *Attempt) (T, error)) (T, error) {
 	p.budget.Note()

@@ -29,7 +29,7 @@ func (p *Pool) note(b *Backend, outcome Outcome) {
 	}
 }
 
-// eject gives a backend no requests for a while, unless too many others get none.
+// eject gives a backend no requests for some time, unless too many others get none.
 func (p *Pool) eject(b *Backend) {
 	p.lock.Lock()
 	defer p.lock.Unlock()

@@ -101,7 +101,7 @@ func failureOf(err error, trailer metadata.MD) *failure.Error {
 			if answer.ErrNo == failure.CodeOverloaded {
 				answer.Status, answer.RetryAfter, answer.IsRefused = http.StatusServiceUnavailable, retrySeconds(trailer), true
 			}
-			// Who stops says so of a call that came too late to be begun.
+			// A stopping server says so about a call that came too late to be begun.
 			if answer.ErrNo == failure.CodeClosed && len(trailer.Get(retryKey)) == 1 {
 				answer.IsRefused = true
 			}

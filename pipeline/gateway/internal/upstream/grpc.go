@@ -56,12 +56,12 @@ func (c *grpcConn) Unary(ctx context.Context, call *Call) (Reply, error) {
 	case seenBy.Addr == nil && hasNotLeft(err):
 		return Reply{}, ErrNeverLeft
 	case status.Code(err) == codes.DeadlineExceeded && len(trailer.Get(ErrNoKey)) == 0:
-		return Reply{}, context.DeadlineExceeded // the backend's gRPC has a clock, too
+		return Reply{}, context.DeadlineExceeded // the backend's gRPC also has a clock
 	}
 	return Reply{}, failureOf(err, trailer)
 }
 
-// rawCodec passes messages as they are: whoever asks has encoded them.
+// rawCodec passes messages unchanged: the caller has encoded them.
 type rawCodec struct{}
 
 // Name is that of protobuf, in which they are encoded.

@@ -14,7 +14,8 @@ import (
 	"pipeline/gateway/internal/reserved"
 )
 
-// statusKey names the trailing metadata in which a pipeline server says the HTTP status that user code gave an answer; its
+// statusKey names the trailing metadata in which a pipeline server says the HTTP status that user code gave
+// an answer; its
 // headers are beside it.
 const statusKey = "pipeline-status"
 
@@ -46,7 +47,7 @@ func headOfEnd(status int, fields iter.Seq2[string, string]) *failure.Head {
 	return head
 }
 
-// headOfTrailer returns the head that a server elsewhere says; nil: none, as of all that are no pipeline's.
+// headOfTrailer returns the head from a server elsewhere; nil: no head, as from all servers but pipelines.
 func headOfTrailer(trailer metadata.MD) *failure.Head {
 	said := trailer.Get(statusKey)
 	if len(said) != 1 {
@@ -65,7 +66,8 @@ func headOfTrailer(trailer metadata.MD) *failure.Head {
 	return head
 }
 
-// add adds a header to a head, unless it is the connection's, gRPC's or ours: pipeline/answer_head.py refuses the same ones.
+// add adds a header to a head, unless it is the connection's, gRPC's or ours: pipeline/answer_head.py
+// refuses the same ones.
 func add(head *failure.Head, name, value string) {
 	if !isReserved(name) {
 		head.Header.Add(name, value)

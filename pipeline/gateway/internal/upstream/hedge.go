@@ -51,7 +51,8 @@ type leg[T any] struct {
 	asked  string
 }
 
-// hedge asks, and asks another backend, too, if there is no answer for a while. The first answer counts; the other attempt
+// hedge asks, and also asks another backend if there is no answer for some time. The first answer counts;
+// the other attempt
 // is cancelled, and waited for: it reads the request.
 func hedge[T any](ctx context.Context, p *Pool, want *Want, try func(context.Context, *Attempt) (T, error)) (T, error) {
 	ctx, cancel := context.WithCancel(ctx)

@@ -70,7 +70,7 @@ func (l *Link) Unary(ctx context.Context, call *Call) (Reply, error) {
 	return Reply{Data: answer.Detach(), Head: head}, nil
 }
 
-// linked returns what a link is told of a call. Its error is a *failure.Error.
+// linked returns the form of a call for a link. Its error is a *failure.Error.
 func (l *Link) linked(call *Call) (*link.Call, error) {
 	asked := &link.Call{Method: call.Method, Caller: call.Caller, Block: call.Block}
 	if call.Method == pipelinepb.PipelineService_Inference_FullMethodName {

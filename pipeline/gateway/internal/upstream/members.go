@@ -12,12 +12,14 @@ import (
 	"pipeline/gateway/internal/metrics"
 )
 
-// lookAtRetired is how often a backend that is out of the list is asked for what it still does. It is also the time for
-// those who chose it a moment before.
+// lookAtRetired is how often a backend that is out of the list is asked for its remaining work. It is also
+// the time for callers that chose it a moment before.
 const lookAtRetired = 100 * time.Millisecond
 
-// Set makes the backends those of a list. New ones are connected to, and get requests once they serve. Those that are
-// in the list no more get none from now on, and are let go when their last request is over, or after the grace.
+// Set makes the backends those of a list. New ones are connected to, and get requests once they serve. Those
+// that are
+// in the list no more get none from now on, and are let go when their last request is over, or after the
+// grace.
 func (p *Pool) Set(addresses []config.Backend) {
 	p.lock.Lock()
 	defer p.lock.Unlock()
@@ -117,14 +119,14 @@ func (p *Pool) forget(gone *Backend) {
 	p.retired = slices.DeleteFunc(p.retired, func(each *Backend) bool { return each == gone })
 }
 
-// Backends returns those that are in the list.
+// Backends returns the backends in the list.
 func (p *Pool) Backends() []*Backend {
 	p.lock.Lock()
 	defer p.lock.Unlock()
 	return slices.Clone(p.members)
 }
 
-// Figures returns what metrics tell of each backend, also of those that are let go, unless they are back in the list.
+// Figures returns the metrics of each backend, also of retired ones, unless they are back in the list.
 func (p *Pool) Figures() []metrics.Backend {
 	p.lock.Lock()
 	defer p.lock.Unlock()

@@ -54,7 +54,8 @@ type passer interface {
 	open(ctx context.Context, call *Passed) (grpc.ClientStream, error)
 }
 
-// Pass asks one backend for a unary call, and another one only if that is safe: see Ask. Its error is an *Ended, a
+// Pass asks one backend for a unary call, and another one only if that is safe: see Ask. Its error is an
+// *Ended, a
 // *failure.Error, or one of package context.
 func (p *Pool) Pass(ctx context.Context, call *Passed) (*Message, error) {
 	want := &Want{Work: Calls, IsSafe: call.IsSafe, MayHedge: call.IsSafe, Step: call.Step}
@@ -107,7 +108,8 @@ type Stream struct {
 // Send sends a message, which may be written to afterwards.
 func (s *Stream) Send(data []byte) error { return s.SendMsg(append([]byte(nil), data...)) }
 
-// Recv returns the next message, for whoever it is to free; io.EOF: that was all. Any other error is an *Ended, or one of package context.
+// Recv returns the next message, which the caller frees; io.EOF: that was all. Any other error is an *Ended,
+// or one of package context.
 func (s *Stream) Recv() (mem.Buffer, error) {
 	var data mem.Buffer
 	err := s.RecvMsg(&data)
@@ -174,7 +176,8 @@ func (c *grpcConn) open(ctx context.Context, call *Passed) (grpc.ClientStream, e
 	return nil, endedBy(err, nil)
 }
 
-// hasNotLeft says whether the status of a call that nobody has seen says so: Canceled, if the connection was closed by us.
+// hasNotLeft says whether the status of a call that nobody has seen says so: Canceled, if the connection was
+// closed by us.
 func hasNotLeft(err error) bool {
 	return status.Code(err) == codes.Unavailable || status.Code(err) == codes.Canceled
 }

@@ -9,7 +9,8 @@ import (
 	"pipeline/gateway/internal/sequence"
 )
 
-// Work is a kind of requests. Whose turn it is is known for each: with one turn for all, two kinds that alternate would
+// Work is a kind of requests. Whose turn it is is known for each: with one turn for all, two kinds that
+// alternate would
 // each have one backend do everything.
 type Work int
 
@@ -29,7 +30,8 @@ func (c *candidates) of(work Work) []*Backend {
 	return c.Web
 }
 
-// pick returns who is to be asked, without those that were asked; nil: nobody. A second attempt takes no turn of its own, so
+// pick returns the backend to ask, except the ones that were asked; nil: there is no other. A second attempt
+// takes no turn of its own, so
 // that all keep their share.
 func (p *Pool) pick(want *Want, asked []*Backend) *Backend {
 	work := want.Work
@@ -53,8 +55,9 @@ func (p *Pool) pick(want *Want, asked []*Backend) *Backend {
 // IsSticky says whether it matters to which sequence a request belongs.
 func (p *Pool) IsSticky() bool { return p.sequences != nil }
 
-// pickFor returns who is to be asked for a step of a sequence: who has it, as long as that one can be reached, be it ready or
-// on its way out of the list. A sequence that begins, or whose backend is gone, is whose that wants it most.
+// pickFor returns the backend to ask for a step of a sequence: the one that has the sequence, as long as it
+// can be reached, ready or retiring. A sequence that begins, or whose backend is lost, gets the backend with
+// the highest weight.
 func (p *Pool) pickFor(step *sequence.Step, list []*Backend, asked []*Backend) *Backend {
 	now := time.Now()
 	var chosen *Backend
@@ -83,7 +86,8 @@ func wantsMost(id string, list []*Backend, asked []*Backend) (chosen *Backend) {
 	return chosen
 }
 
-// roundRobin returns whose turn it is. One that is tried again after an ejection has one request at a time: beside that
+// roundRobin returns whose turn it is. One that is tried again after an ejection has one request at a time:
+// beside that
 // it is asked only if there is nobody else.
 func roundRobin(list []*Backend, turn uint64, asked []*Backend) (trying *Backend) {
 	for offset := range uint64(len(list)) {

@@ -17,8 +17,8 @@ import (
 	"pipeline/gateway/internal/metrics"
 )
 
-// Pool is all backends. Who is asked next is read without a lock; the lists change only with the list of backends, and the
-// health of one.
+// Pool is all backends. The next one to ask is read without a lock; the lists change only with the list of
+// backends, and the health of one.
 type Pool struct {
 	log      *slog.Logger
 	stats    *metrics.Stats
@@ -51,23 +51,24 @@ type Pool struct {
 	Watchers     sync.WaitGroup
 }
 
-// candidates are the backends to ask: those that serve or, if none does, those that are connected,
-// whose own answer then counts.
+// candidates are the backends to ask: the serving ones or, if there are none, the connected ones, whose own
+// answer then counts.
 type candidates struct {
 	RPC     []*Backend
 	Web     []*Backend     // those of them whose HTTP port is known
 	Links   []*link.Client // those of them that are reached by one
 	IsReady bool
-	HasWeb  bool // any backend that there is has an HTTP port, be it down
+	HasWeb  bool // at least one backend has an HTTP port, even if it is down
 
-	WantHeaders bool // one of them is told all headers
+	WantHeaders bool // one of them receives all headers
 	AllLocal    bool // see Traits
 	AllTakeJSON bool
 	AllTakePOST bool
 	WantTrace   bool
 }
 
-// NewPool prepares the backends of a command line; Set says which there are from then on, Start connects to them.
+// NewPool prepares the backends of a command line; Set says which there are from then on, Start connects to
+// them.
 func NewPool(cfg config.Config, connect Connect, log *slog.Logger, stats *metrics.Stats) (*Pool, error) {
 	security, err := config.LoadBackendTLS(cfg.BackendTLS)
 	if err != nil {
@@ -146,7 +147,7 @@ func (p *Pool) Update(changed *Backend, now Health) {
 	}
 }
 
-// tellKnown tells those who wait when something is known of every backend; the lock is held.
+// tellKnown notifies the waiting callers when something is known of every backend; the lock is held.
 func (p *Pool) tellKnown() {
 	if p.isKnown || slices.ContainsFunc(p.members, func(each *Backend) bool { return each.health.Reason == notConnectedYet }) {
 		return
@@ -165,7 +166,8 @@ func (p *Pool) rechoose() {
 	}
 }
 
-// rank says who is asked first: those that serve, those of them that were ejected, and those whose own answer counts.
+// rank says which backends are asked first: serving ones, ejected ones, then the ones whose own answer
+// counts.
 func (b *Backend) rank() int {
 	switch {
 	case b.health.State == StateServing && !b.isEjected:
@@ -216,7 +218,7 @@ func (c *candidates) add(each *Backend) {
 }
 
 // AwaitKnown waits until something is known of every backend. Callers who come before, such as those
-// who queue at the socket of a gateway that is started anew, would be told that there is none.
+// who queue at the socket of a gateway that is started anew, would get the answer that there is no backend.
 func (p *Pool) AwaitKnown(limit time.Duration) {
 	select {
 	case <-p.Known:
@@ -242,7 +244,8 @@ func (p *Pool) Unary(ctx context.Context, call *Call) (Reply, error) {
 	return answer, err
 }
 
-// Place returns memory of the backend whose turn it is, for a long message, of which the byte at `lead` is aligned, and who that is. A nil
+// Place returns memory of the backend whose turn it is, for a long message, of which the byte at `lead` is
+// aligned, and who that is. A nil
 // block: there is none.
 func (p *Pool) Place(size, lead int) (*arena.Block, *Backend) {
 	if p.IsSticky() && len(p.Candidates.Load().RPC) > 1 {

@@ -1,4 +1,5 @@
-// Package upstream knows the pipeline servers behind the gateway, which of them serve, and how they are asked.
+// Package upstream knows the pipeline servers behind the gateway, which of them serve, and how they are
+// asked.
 package upstream
 
 import (
@@ -18,11 +19,12 @@ import (
 // TimeoutKey names the caller's Grpc-Timeout, for a pipeline server.
 const TimeoutKey = "pipeline-timeout"
 
-// JSON is the method of an inference whose request and answer are the JSON of the HTTP port as it is; who has it
-// says so by its Traits.
+// JSON is the method of an inference whose request and answer are the unchanged JSON of the HTTP port; a
+// server that has it says so by its Traits.
 const JSON = "json"
 
-// POST is the method of a POST over HTTP whose head is the call's, and whose answer has a head of its own; who has it says so
+// POST is the method of a POST over HTTP whose head is the call's, and whose answer has a head of its own;
+// who has it says so
 // by its Traits. Its error may be a *link.LeftError: the HTTP port is to be asked.
 const POST = "post"
 
@@ -33,10 +35,10 @@ var ErrNeverLeft = errors.New("the request has not left")
 type Headers interface {
 	// Trace returns the caller's traceparent, "" for none.
 	Trace() string
-	// Metadata returns what an upstream elsewhere is told, a map that may be added to.
+	// Metadata returns the metadata for an upstream elsewhere, a map that may be added to.
 	Metadata() metadata.MD
-	// All returns all that a server is told that forwards some to its hooks: no headers of the connection, and
-	// with who asks.
+	// All returns the headers for a server that forwards some to its hooks: without headers of the connection,
+	// and with the caller's identity.
 	All() http.Header
 }
 
@@ -47,7 +49,7 @@ type Call struct {
 	Limit   deadline.Deadline // the time that the caller gives
 	Started time.Time         // when the request came, from which that is counted
 	Caller  string            // the address of who asks
-	Headers Headers           // nil: nobody's, and there are none
+	Headers Headers           // nil: there are no claims
 	Data    []byte            // the request
 	Share   *memory.Share     // where its bytes are counted; nil: nowhere
 	IsSafe  bool              // the caller says that it may be done twice
@@ -62,10 +64,10 @@ type Call struct {
 // Traits are what edges do differently from server to server.
 type Traits struct {
 	IsLocal      bool // it is the server whose child the gateway is, reached by a link
-	WantsHeaders bool // it is told all headers
+	WantsHeaders bool // it receives all headers
 	TakesJSON    bool // it has the method JSON
 	TakesPOST    bool // it has the method POST
-	WantsTrace   bool // it is told the traceparent
+	WantsTrace   bool // it receives the traceparent
 }
 
 // Upstream is a connection to a pipeline server.

@@ -1,4 +1,5 @@
-// Package frame is the format of the link: its frames are written and read here, and nowhere else. docs/gateway.md
+// Package frame is the format of the link: its frames are written and read here, and nowhere else.
+// docs/gateway.md
 // describes it ("The link"); pipeline/frontends/link/frames.py is the server's side.
 package frame
 
@@ -29,7 +30,7 @@ const (
 	Goaway  = 11 // u64 the last id that is taken, text
 	Freed   = 12 // of the server: u64 offsets of blocks that it has read; ours: the id of a call whose answer we have read
 
-	More    = 1 // the message goes on in the next frame
+	More    = 1 // the message continues in the next frame
 	Last    = 2 // this side sends no more messages
 	Message = 4 // there is data of a message, maybe 0 bytes
 	Placed  = 8 // the data are Parts, which say where the message lies
@@ -78,7 +79,8 @@ func Append(data []byte, kind, flags byte, id uint64, payload []byte) []byte {
 	return append(AppendHead(data, len(payload), kind, flags, 0, id), payload...)
 }
 
-// AppendOpen adds the first frame of a call, with as much of its message as there is room for, and returns what
+// AppendOpen adds the first frame of a call, with as much of its message as there is room for, and returns
+// what
 // is left of that. The time left is that of now.
 func AppendOpen(data []byte, flags byte, method uint16, id uint64, what *Opened, now time.Time, message []byte) (all, left []byte) {
 	size := OpenBytes + len(what.Caller) + len(what.Metadata)
@@ -224,7 +226,7 @@ type Part struct {
 	Offset, Size uint64
 }
 
-// noRegion stands before bytes that follow.
+// noRegion precedes bytes that follow.
 const noRegion = 1<<32 - 1
 
 // AppendPlace adds a piece that lies in the server's memory.
@@ -342,7 +344,7 @@ const (
 	ReasonRefused  Reason = 2 // it was not begun: safe to repeat
 	ReasonTooLarge Reason = 3 // a message is larger than the limit
 	ReasonOverrun  Reason = 4 // more was sent than there was credit for
-	ReasonBroken   Reason = 5 // anything else that is no call
+	ReasonBroken   Reason = 5 // anything else that is not a call
 	ReasonNoMethod Reason = 6 // nothing of this number is there
 	ReasonLeft     Reason = 7 // a POST is for the HTTP port; with a text: whatever its body is
 )
@@ -372,7 +374,7 @@ func ReadOpen(body []byte) (timeLeft time.Duration, what Opened, data []byte, er
 	return time.Duration(binary.BigEndian.Uint64(body)), what, rest[caller+metadata:], nil
 }
 
-// AppendEnd adds an END; nil is no data.
+// AppendEnd adds an END; nil means no data.
 func AppendEnd(data []byte, id uint64, end Ended, message []byte) []byte {
 	flags := byte(Last)
 	if message != nil {
