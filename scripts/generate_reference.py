@@ -2,8 +2,7 @@
 
 .venv/bin/python scripts/generate_reference.py
 
-config.yml, docs/configuration-reference.md, config.schema.json, and in pages the tables between
-`<!-- keys SECTION: KEY ... -->` and `<!-- end of keys -->`; without a KEY: all keys of the section.
+config.yml, docs/configuration-reference.md and config.schema.json.
 """
 
 from __future__ import annotations
@@ -53,25 +52,18 @@ as a file to copy: [config.yml](../config.yml). `scripts/generate_reference.py` 
 
 A key that is absent or null has its default. Durations are whole numbers; the text says their unit.
 """
-_BLOCK = re.compile(r"(<!-- keys (\S+?)(:[^>]*?)? -->\n).*?(<!-- end of keys -->)", re.DOTALL)
 _LISTS = "[]"
 
 
 def generated() -> dict[Path, str]:
     """Return the files and their text."""
-    sections = {name: struct for name, struct, _ in _sections()}
-    files = {
+    return {
         Path("config.yml"): _CONFIG + "\n" + "".join(_lines(ServiceConfig, COMMON, "")),
         Path(REFERENCE): _PAGE + "".join(_section(*each) for each in _sections()),
         json_schema.FILE.relative_to(ROOT): json_schema.encoded(
             json_schema.config_schema()
         ).decode(),
     }
-    for page in sorted(ROOT.glob("docs/**/*.md")):
-        text = page.read_text(encoding="utf-8")
-        if "<!-- keys " in text and page != ROOT / REFERENCE:
-            files[page.relative_to(ROOT)] = _BLOCK.sub(lambda block: _filled(block, sections), text)
-    return files
 
 
 # config.yml -------------------------------------------------------------------------------------
@@ -127,13 +119,13 @@ def _section(path: str, struct: type[msgspec.Struct], doc: str) -> str:
     return f"\n## `{path}`\n\n{doc}\n\n{_table(settings_of(struct), prefix)}"
 
 
-def _table(settings: Mapping[str, Setting], prefix: str, page: str = "") -> str:
+def _table(settings: Mapping[str, Setting], prefix: str) -> str:
     rows = ["| key | meaning | value | default |\n|---|---|---|---|\n"]
     for key, setting in settings.items():
         meaning, value, default = setting.doc, "", ""
         if setting.section is not None:
             path = f"{prefix}{key}{'.NAME' if setting.many else ''}"
-            value = f"[{'list' if setting.listed else 'section'}]({page}#{_anchor(path)})"
+            value = f"[{'list' if setting.listed else 'section'}](#{_anchor(path)})"
         elif setting.chosen is not None:
             value = "names with options"
         else:
@@ -152,14 +144,6 @@ def _anchor(path: str) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")
-
-
-def _filled(block: re.Match[str], sections: Mapping[str, type[msgspec.Struct]]) -> str:
-    begin, path, keys, end = block.groups()
-    settings = settings_of(sections[path])
-    chosen = {key: settings[key] for key in keys[1:].split()} if keys else settings
-    page = Path(REFERENCE).name
-    return begin + _table(chosen, "" if path == "config.yml" else f"{path}.", page) + end
 
 
 if __name__ == "__main__":

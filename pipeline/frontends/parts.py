@@ -17,8 +17,9 @@ class PartsReader(StreamSink):
 
     Attributes:
         parts: the ones that came and were not read; at most as many as the window of the stream.
-        has_ended: `last` is known, and follows `parts`. last: None, an error, or the only answer of
-        a pipeline without parts. head: what user code sets in the head of `last`; None: nothing.
+        has_ended: `last` is known, and follows `parts`.
+        last: None, an error, or the only answer of a pipeline without parts.
+        head: what user code sets in the head of `last`; None: nothing.
         failure: the error in `last`; None: no error.
     """
 

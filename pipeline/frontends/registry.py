@@ -268,7 +268,8 @@ class InternalFrontends:
     Their ingress may still have requests that it has to bring in: it is gone before `stop`.
 
     Args:
-        frontends: the ones that it asks. paths: their sockets, which only this user can open.
+        frontends: the ones that it asks.
+        paths: their sockets, which only this user can open.
     """
 
     port = 0

@@ -63,7 +63,8 @@ def host_and_port(endpoint: object) -> tuple[str, int]:
     A name with other letters than ASCII's is returned as it is looked up: `xn--...`.
 
     Raises:
-        TypeError: `endpoint` is not a text. ConfigError: it has another form.
+        TypeError: `endpoint` is not a text.
+        ConfigError: it has another form.
     """
     if not isinstance(endpoint, str):
         raise TypeError(f"an endpoint must be 'host:port', but get {endpoint!r}")
@@ -100,10 +101,10 @@ def _addresses(host: str, port: int) -> list[Address]:
     if literal is not None:
         return [literal]
     try:
-        getaddrinfo = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"endpoint '{host}:{port}': no address is known: {error}") from error
-    return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0])) for entry in getaddrinfo))
+    return list(dict.fromkeys(ipaddress.ip_address(str(entry[4][0])) for entry in entries))
 
 
 def own_ip(peer: Address | None) -> str:

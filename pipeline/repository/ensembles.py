@@ -80,9 +80,10 @@ class EnsembleStep:
 
     Args:
         ensemble: its name.
-        reads: the model's inputs. writes: names of the ensemble's tensors by the model's outputs.
-        leads_to: outputs of the ensemble for which the step is needed. outputs: that the model is
-        asked for; empty: all.
+        reads: the model's inputs.
+        writes: names of the ensemble's tensors by the model's outputs.
+        leads_to: outputs of the ensemble for which the step is needed.
+        outputs: that the model is asked for; empty: all.
 
     Attributes:
         is_last: its answer is that of the ensemble.

@@ -30,7 +30,8 @@ class AskModelOp(Op):
 
     Args:
         name: of the Op.
-        input_ops: the Ops that it reads. model: name of the model, or of an ensemble.
+        input_ops: the Ops that it reads.
+        model: name of the model, or of an ensemble.
         version: of the model; -1: the latest.
         inputs: keys in what it reads by the names of the model's inputs; others have their own.
         outputs: keys of its answer by the names of the model's outputs; None: all, by these.

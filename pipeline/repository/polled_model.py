@@ -24,11 +24,11 @@ class PolledModel(msgspec.Struct, frozen=True):
     """A model that was looked at.
 
     Args:
-        config: with its defaults; inputs and outputs may be missing where they are
-            completed from the model's file.
+        config: with its defaults; inputs and outputs may be missing where they are completed from
+            the model's file.
         is_complete: they may not.
-        namespace: its repository; "": names are unique. links: of an ensemble, the keys of its
-        models by their names.
+        namespace: its repository; "": names are unique.
+        links: of an ensemble, the keys of its models by their names.
     """
 
     name: str

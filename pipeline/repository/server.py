@@ -77,8 +77,8 @@ def serve(settings: RepositorySettings) -> None:
     """Serve until SIGINT or SIGTERM, then let all models finish what they have.
 
     Raises:
-        ConfigError: a setting has no meaning, or a repository is not a folder. InitError: a port is
-        taken or a model cannot be loaded; nothing is left running.
+        ConfigError: a setting has no meaning, or a repository is not a folder.
+        InitError: a port is taken or a model cannot be loaded; nothing is left running.
     """
     if settings.log_file:
         _log_to(settings.log_file)
@@ -219,7 +219,8 @@ class RepositoryHost:
     """The models of a server, for its own; see `ModelHost`.
 
     Args:
-        models: the models that are ready. control: loads them.
+        models: the models that are ready.
+        control: loads them.
         metrics: that they count in.
     """
 

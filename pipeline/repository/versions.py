@@ -31,7 +31,8 @@ class ModelVersions:
     """The versions of all models that were ever loaded, on the event loop.
 
     Args:
-        registry: gets the versions that are ready. maker: loads them.
+        registry: gets the versions that are ready.
+        maker: loads them.
     """
 
     def __init__(self, registry: ModelRegistry, maker: GraphMaker) -> None:
@@ -93,7 +94,7 @@ class ModelVersions:
             raise ConfigError("".join(failed))
         for version, state in fresh.items():
             self._show(version, state, states)
-        for version in [state for state in states if state not in model.versions]:
+        for version in [known for known in states if known not in model.versions]:
             self._end(states[version], UNLOADED)
         _LOGGER.info("successfully loaded '%s'", model.name)
 

@@ -67,9 +67,6 @@ HABITS = {
 }
 """Patterns of the habits, over text whose lines are joined; with what to write instead."""
 
-QUOTED: tuple[str, ...] = ()
-"""Texts of other programs, which clients compare: not counted."""
-
 FOLDERS = ["pipeline", "docs", "tests", "examples", "benchmarks", "interop", "scripts", "deploy"]
 NOT_OURS = re.compile(
     r"(?:^|/)\.|node_modules|_pb2|\.pb\.|\.pb\.gw\.|tests/support/(?:golden/|habits\.py)|\.pyi$"
@@ -112,8 +109,6 @@ def tree_of(name: str) -> str:
 def prose(name: str) -> str:
     """Return the sentences of a file, a line for each comment, text or paragraph."""
     text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
-    for quoted in QUOTED:
-        text = text.replace(quoted, "")
     return "\n".join(piece for _, piece in pieces(text, Path(name).suffix))
 
 
@@ -176,8 +171,6 @@ def hits(tree: str) -> Iterator[str]:
         for place, piece in pieces(text, Path(name).suffix):
             for habit, pattern in PATTERNS.items():
                 for match in pattern.finditer(piece):
-                    if any(match[0] in quoted and quoted in text for quoted in QUOTED):
-                        continue
                     around = piece[max(0, match.start() - 40) : match.end() + 30]
                     first = match[0].strip().split()[0]
                     at = text.find(first, place)

@@ -43,8 +43,12 @@ def nothing_more() -> Iterator[None]:
 
 
 def shared_memory() -> set[str]:
-    """Return the files in /dev/shm that this process maps; other programs have theirs there."""
-    return set(re.findall(r"/dev/shm/.*", Path("/proc/self/maps").read_text()))
+    """Return the files in /dev/shm that this process maps or that a test has named.
+
+    Other programs have theirs there.
+    """
+    mapped = re.findall(r"/dev/shm/.*", Path("/proc/self/maps").read_text())
+    return {*mapped, *map(str, Path("/dev/shm").glob("test_*"))}
 
 
 def family_of(folder: Path) -> set[int]:

@@ -403,9 +403,10 @@ class HttpPosts:
         """Return (status, content type, unpacked body).
 
         Raises:
-            InputError: the path or a header is not valid; nothing was sent. InitError: the address
-            is not valid. PredictorError: there is no readable answer. DeadlineError: the time was
-            over.
+            InputError: the path or a header is not valid; nothing was sent.
+            InitError: the address is not valid.
+            PredictorError: there is no readable answer.
+            DeadlineError: the time was over.
         """
         _check(to.service_name, headers)
         for attempt in itertools.count():

@@ -95,9 +95,13 @@ class Pipelines:
         raw = request_of(fields) if unpacks else EMPTY
         payload = None if unpacks else fields
         return raw, RequestTarget(
-            payload=payload, wants_response=packs, traceparent=trace, info=info, is_text=is_text,
+            payload=payload,
+            wants_response=packs,
+            traceparent=trace,
+            info=info,
+            is_text=is_text,
             takes_views=takes_views,
-        )  # fmt: skip
+        )
 
 
 def takes_sequences(served: ServedGraph) -> bool:

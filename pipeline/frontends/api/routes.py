@@ -94,16 +94,16 @@ class ApiRoutes:
 
         None: it is left to `endpoint`.
         """
-        pipeline, kind = (
+        match, kind = (
             self._posted.fullmatch(request.path),
             request.headers.get(b"content-type", b""),
         )
-        if pipeline is None or not (is_json(kind) or key_of(kind)):
+        if match is None or not (is_json(kind) or key_of(kind)):
             return None
         if stream_form(request.accepts) is not None:
             return None
         try:
-            return ApiEndpoint(self, self.pipelines.entry(pipeline["name"]), request)
+            return ApiEndpoint(self, self.pipelines.entry(match["name"]), request)
         except PipelineError:
             return None
 
@@ -122,7 +122,7 @@ class ApiRoutes:
         return WebUpgrade(head, talk.run, min(self.limits.message_bytes, MOST_BYTES))
 
     async def _refuse_path(self, request: WebRequest, name: str) -> WebResponse:
-        there = ", ".join(f"/api/{name}" for name in self.pipelines.names())
+        there = ", ".join(f"/api/{known}" for known in self.pipelines.names())
         raise NoServiceError(f"no such path: {request.path}; POST {there}")
 
 
@@ -176,10 +176,10 @@ class ApiEndpoint:
         """Have a large answer written beside the event loop."""
         write = partial(written_large, answer, self._api.limits)
         try:
-            written, _ = await self._api.offload.run(write, self.left_s)
+            reply, _ = await self._api.offload.run(write, self.left_s)
         except PipelineError as error:
             return reply_to(error)
-        return await whole(written)
+        return await whole(reply)
 
     async def answer(self, request: WebRequest) -> WebResponse | WebStream:
         """Answer a body of any kind and size. Raises PipelineError, HttpError."""
@@ -194,8 +194,8 @@ class ApiEndpoint:
         raw, target = asked
         if form is None:
             future = ask(served.engine.begin, raw, left_s, target)
-            reply = await future
-            return await whole(self.reply(reply, future.failure), future.head)
+            answer = await future
+            return await whole(self.reply(answer, future.failure), future.head)
         parts = StreamedAnswer(form, self.part, quick_object, _HEARTBEAT_S, error_body)
         parts.begin(served.engine.begin, raw, left_s, target)
         return await begun(parts.stream())  # the first part is awaited, to tell its status

@@ -176,8 +176,8 @@ class GrpcFrontend:
     """A gRPC server for `services` at `host:port`.
 
     Args:
-        services: the services that it serves. host, port, is_shared, key: see `listen.bind`; after
-        `start`, `port` is the real one.
+        services: the services that it serves.
+        host, port, is_shared, key: see `listen.bind`; after `start`, `port` is the real one.
         max_message_bytes: limit of a message, both ways.
     """
 

@@ -45,8 +45,8 @@ class BodyReader:
     """A reader of bodies.
 
     Args:
-        offload: where large bodies are joined and unpacked. memory: where bodies of a declared
-        length are received.
+        offload: where large bodies are joined and unpacked.
+        memory: where bodies of a declared length are received.
     """
 
     def __init__(self, offload: Offload, memory: MemoryDomain = LOCAL) -> None:

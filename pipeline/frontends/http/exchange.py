@@ -51,11 +51,14 @@ class Exchange:
         connection: the connection that it came on.
         method, path, raw_path, query: of its first line; `path` is decoded.
         fields: its headers, by lower-case names.
-        said: the last value of each. body: the part of it that has come and was not taken. placed:
-        the whole body, if it was received before it was asked for; otherwise None. has_more: more
-        of the body is to come. body_error: why the rest is not going to come. keeps_alive: the
-        connection continues after the answer. is_begun: the head of the answer is sent, so that no
-        other answer is possible. given: the answer, if the lane has begun it.
+        said: the last value of each.
+        body: the part of it that has come and was not taken.
+        placed: the whole body, if it was received before it was asked for; otherwise None.
+        has_more: more of the body is to come.
+        body_error: why the rest is not going to come.
+        keeps_alive: the connection continues after the answer.
+        is_begun: the head of the answer is sent, so that no other answer is possible.
+        given: the answer, if the lane has begun it.
         more_headers: of the answer.
         status: of the answer; 0: there is none yet.
         sent_bytes: of its body.

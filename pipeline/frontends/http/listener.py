@@ -38,9 +38,11 @@ class HttpListener:
         memory: where large bodies are received.
 
     Attributes:
-        is_draining: each connection is closed with its next answer. lost: set when a connection is
-        closed. connections: the open ones, in the order in which they came. tasks: the tasks that
-        answer requests. keep_alive_s: for a caller between two requests.
+        is_draining: each connection is closed with its next answer.
+        lost: set when a connection is closed.
+        connections: the open ones, in the order in which they came.
+        tasks: the tasks that answer requests.
+        keep_alive_s: for a caller between two requests.
         ok_head: the head of an answer in JSON up to its length.
     """
 

@@ -40,8 +40,8 @@ class Pairs:
         begin: has a request of `wire` answered with a Response.
         wire: reads and writes JSON.
         limit: of a body.
-        takes_trace: `begin` receives the caller's traceparent. forwarding: the headers that it
-        receives; None: no headers.
+        takes_trace: `begin` receives the caller's traceparent.
+        forwarding: the headers that it receives; None: no headers.
     """
 
     heartbeat_s: ClassVar[float] = 15.0

@@ -33,22 +33,22 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._head = bytearray(_HEAD_BYTES)
         self._left: memoryview | None = None  # of the place; None: between two bodies
         self._done: Callable[[], None] | None = None
-        self._told = b""  # the head of the request in the lane whose body comes
+        self._raw_head = b""  # the head of the request in the lane whose body comes
 
-    def take(self, head: Head, length: bytes, body: memoryview, came: memoryview) -> None:
-        """Begin a request in the lane, with the head that `told`, when its body has come in."""
-        self._told = length
+    def take(self, head: Head, raw_head: bytes, body: memoryview, came: memoryview) -> None:
+        """Begin a request in the lane, with its head as it came, when its body has come in."""
+        self._raw_head = raw_head
         self.fill(body, came, functools.partial(self._begin, head, body))
 
     def _begin(self, head: Head, body: memoryview) -> None:
-        connection, length = self._connection, self._told
-        self._told = b""
+        connection, raw_head = self._connection, self._raw_head
+        self._raw_head = b""
         connection.endpoint = head.endpoint
         try:
             request = head.endpoint.begin(body, connection)
         except HandOverError:
             connection.endpoint = None
-            exchange = _exchange_of(length)
+            exchange = _exchange_of(raw_head)
             exchange.placed, exchange.has_more = body, False
             connection.serve(exchange)
         except Exception as error:
@@ -74,17 +74,17 @@ class BodyReceiver(asyncio.BufferedProtocol):
     def stop(self) -> None:
         """Let go of the place of a body that has not come in whole."""
         self._left = self._done = None
-        self._told = b""
+        self._raw_head = b""
         if not self._connection.has_left:
             self._connection.transport.set_protocol(self._connection)
 
     def give_up(self) -> Exchange | None:
         """Return the request in the lane whose body does not come, for the routes; None: none."""
-        length = self._told
-        if not length:
+        raw_head = self._raw_head
+        if not raw_head:
             return None
         self.stop()
-        return _exchange_of(length)
+        return _exchange_of(raw_head)
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
         return self._head if self._left is None else self._left[:_PIECE_BYTES]
@@ -119,10 +119,10 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._connection.connection_lost(exc)
 
 
-def _exchange_of(length: bytes) -> Exchange:
+def _exchange_of(raw_head: bytes) -> Exchange:
     """Return the request that has a head which was found to be plain; its body is to follow."""
     exchanges: list[Exchange] = []
     reader = RequestReader(exchanges.append)
-    reader.read(length, 0)
+    reader.read(raw_head, 0)
     reader.close()
     return exchanges[0]

@@ -60,8 +60,8 @@ class HttpFrontend:
         max_message_bytes: limit of a request's body, unpacked.
         read_timeout_s: for a request to arrive, from its first byte to its last.
         routes: asked in turn for every path but `/<name>/<method>`.
-        takes_trace: `begin` receives the caller's traceparent. forwarding: the headers that it
-        receives; None: no headers.
+        takes_trace: `begin` receives the caller's traceparent.
+        forwarding: the headers that it receives; None: no headers.
         offload: where large bodies are read and written; its owner stops it.
         limits: of JSON.
         hosts: the names that the server goes by.

@@ -51,7 +51,8 @@ class LinkFrontend:
     """A Unix socket at which gateways call methods of a server.
 
     Args:
-        methods: its methods. path: of the socket; an existing one is replaced.
+        methods: its methods.
+        path: of the socket; an existing one is replaced.
         takes_trace: gateways send the caller's traceparent.
         takes_headers: gateways send all headers of their callers.
         max_message_bytes: limit of a message.
@@ -296,11 +297,13 @@ class Connection(asyncio.Protocol):
     def _open(self, flags: int, method: int, number: int, data: bytes, body: int, end: int) -> None:
         if end - body < _OPENED_BYTES:
             raise BrokenError(f"an OPEN of {end - body} bytes")
-        timeout_ns, caller, headers = _read_opened(data, body)
-        body += _OPENED_BYTES + caller
-        message = body + headers
+        timeout_ns, caller_bytes, metadata_bytes = _read_opened(data, body)
+        body += _OPENED_BYTES + caller_bytes
+        message = body + metadata_bytes
         if message > end:
-            raise BrokenError(f"an OPEN with {caller} bytes of a caller and {headers} of metadata")
+            raise BrokenError(
+                f"an OPEN with {caller_bytes} bytes of a caller and {metadata_bytes} of metadata"
+            )
         if number <= self._last:
             raise BrokenError(f"the id {number} comes after {self._last}")
         self._last = number
@@ -313,7 +316,7 @@ class Connection(asyncio.Protocol):
             placed = data[message:end] if flags & frames.PLACED else b""
             self._outbox.refuse(number, placed, frames.REFUSED)
             return
-        metadata = data[body:message] if headers else b""
+        metadata = data[body:message] if metadata_bytes else b""
         call = self.calls[number] = called.call(self, number, timeout_ns, metadata, called.argument)
         if flags == _WHOLE:
             call.begin(data[message:end])

@@ -28,9 +28,12 @@ class Mustered(msgspec.Struct, eq=False):
     """One request that waits for others, and may continue with them.
 
     Attributes:
-        sink: gets the engine's answer. inputs: its arrays, or the data that are made arrays when
-        all are there. rows: its number of samples. info: about its caller. handle: of the begun
-        request, or of the convoy. place: in its convoy; -1: it goes alone.
+        sink: gets the engine's answer.
+        inputs: its arrays, or the data that are made arrays when all are there.
+        rows: its number of samples.
+        info: about its caller.
+        handle: of the begun request, or of the convoy.
+        place: in its convoy; -1: it goes alone.
         is_over: whether it was answered, or its caller has left.
     """
 

@@ -46,8 +46,8 @@ class RequestForm:
         codec: of their protocol.
 
     Attributes:
-        muster: where requests wait for others to form a convoy; None: each goes alone. info: of
-        requests without an id and without forwarded headers.
+        muster: where requests wait for others to form a convoy; None: each goes alone.
+        info: of requests without an id and without forwarded headers.
     """
 
     def __init__(

@@ -40,10 +40,11 @@ class Told(NamedTuple):
     """Words of a caller beside a request.
 
     Args:
-        timeout_s: the caller's deadline, from now; where the server has one, too, a `timeout`
-            among the request's parameters, in microseconds, applies as well.
+        timeout_s: the caller's deadline, from now; where the server has one, too, a `timeout` among
+            the request's parameters, in microseconds, applies as well.
         traceparent: the caller's, see `tracing`; "" for none.
-        headers: returns the caller's, if they are needed. door: the frontend's name, for its trace.
+        headers: returns the caller's, if they are needed.
+        door: the frontend's name, for its trace.
     """
 
     timeout_s: float | None = None
@@ -64,10 +65,11 @@ class FittedRequest(msgspec.Struct, frozen=True):
     """A request that fits its model.
 
     Args:
-        wanted: the outputs that it asks for; empty: all. rows: its number of samples. limit_s: the
-        `timeout` among its parameters, where it counts. changes: the registry's count of changes
-        when the request was checked. classes: the number of classes, by output that is wanted as
-        classes.
+        wanted: the outputs that it asks for; empty: all.
+        rows: its number of samples.
+        limit_s: the `timeout` among its parameters, where it counts.
+        changes: the registry's count of changes when the request was checked.
+        classes: the number of classes, by output that is wanted as classes.
     """
 
     entry: ModelEntry
@@ -122,8 +124,9 @@ class Inference:
     """The way to ask the models of a server.
 
     Args:
-        views: the models that are asked. offload: where large requests and answers are examined;
-        its owner stops it. forwarding: the headers that hooks and filters get; None: no headers.
+        views: the models that are asked.
+        offload: where large requests and answers are examined; its owner stops it.
+        forwarding: the headers that hooks and filters get; None: no headers.
         regions: shared memory of callers.
         limits: of text in it.
         traces: of requests whose turn it is.

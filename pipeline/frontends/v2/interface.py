@@ -48,8 +48,9 @@ class ModelInterface(msgspec.Struct, frozen=True):
     """A model's side that callers see.
 
     Args:
-        inputs: None: any inputs. outputs: None: any outputs. max_batch_size: 0: a request is one
-        sample; otherwise the first dimension of every input and
+        inputs: None: any inputs.
+        outputs: None: any outputs.
+        max_batch_size: 0: a request is one sample; otherwise the first dimension of every input and
             output is the batch.
         checks_shapes: of outputs; False: they keep the model's shapes.
     """

@@ -96,7 +96,7 @@ def _sequence_batching(settings: OpConfig, max_batch_size: int) -> dict[str, Any
         "direct" if keeps_places else "oldest": strategy,
         "max_sequence_idle_microseconds": sequence.max_idle_ms * 1000,
         "control_input": [_control(control) for control in controls_of("", sequence.controls)],
-        "state": [_state(control) for control in sequence.state],
+        "state": [_state(state) for state in sequence.state],
         "iterative_sequence": traits_of(settings.batching).steps,
     }
 

@@ -289,9 +289,9 @@ def opened(request: InferRequest, regions: SharedRegions, limits: Limits) -> Inf
 
     Raises:
         V2Error: it is not there, or the places for outputs are not.
-        PackageError: its content does not fit its declaration. TooLargeError: the inputs together
-        are larger than a message may be. A file takes no memory for bytes that were never written,
-        but their copy does.
+        PackageError: its content does not fit its declaration.
+        TooLargeError: the inputs together are larger than a message may be. A file takes no memory
+            for bytes that were never written, but their copy does.
     """
     inputs, size = dict(request.inputs), 0
     for name, shared in request.shared.items():

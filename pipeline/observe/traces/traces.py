@@ -48,9 +48,10 @@ class TraceSampler:
     """Settings in force, with what was counted since they are.
 
     Attributes:
-        own: names of the settings that were set for it, not inherited. collected: traces that are
-        complete. unwritten: complete traces that wait for a file with a number. is_over: other
-        settings have replaced it; traces that began under it continue.
+        own: names of the settings that were set for it, not inherited.
+        collected: traces that are complete.
+        unwritten: complete traces that wait for a file with a number.
+        is_over: other settings have replaced it; traces that began under it continue.
     """
 
     def __init__(self, settings: RequestTracesConfig, own: frozenset[str] = frozenset()) -> None:

@@ -59,10 +59,11 @@ class FieldKind:
     """A type of fields.
 
     Attributes:
-        expected: its form in JSON, for errors. plain: the types of values that protobuf takes
-        unchanged, apart from their range. read: converts a value of JSON to one for protobuf;
-        ValueError: the value is not of this kind. is_checked: protobuf itself refuses all other
-        types, with TypeError.
+        expected: its form in JSON, for errors.
+        plain: the types of values that protobuf takes unchanged, apart from their range.
+        read: converts a value of JSON to one for protobuf; ValueError: the value is not of this
+            kind.
+        is_checked: protobuf itself refuses all other types, with TypeError.
     """
 
     expected: str

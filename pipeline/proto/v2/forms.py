@@ -465,7 +465,8 @@ class AnswerForms:
     """The answers to requests of one form, by the dtypes and shapes of their arrays.
 
     Args:
-        names: of the outputs; (): all. form_of: `outputs_of` of a FormCodec.
+        names: of the outputs; (): all.
+        form_of: `outputs_of` of a FormCodec.
     """
 
     def __init__(

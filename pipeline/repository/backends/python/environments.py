@@ -134,7 +134,7 @@ def _place(source: ModelSource) -> Path | None:
 
 def _tried(name: str, folder: Path) -> Interpreter:
     """Return the interpreter of an environment. InitError: models cannot be run by it."""
-    file = next((folder / item for item in _PROGRAMS if (folder / item).exists()), None)
+    file = next((folder / program for program in _PROGRAMS if (folder / program).exists()), None)
     if file is None:
         raise InitError(f"{_about(name, folder)} has no {_PROGRAMS[0]}")
     activation = folder / _ACTIVATION

@@ -269,9 +269,10 @@ class IncomingRequest:
 
     Args:
         feed: arrays by input.
-        context: what its caller sends besides them. model_name: of the model. outputs: names of all
-        outputs of the model. put: gets what its sender sends; see `ResponseSender`, as for
-        `sends_one`.
+        context: what its caller sends besides them.
+        model_name: of the model.
+        outputs: names of all outputs of the model.
+        put: gets what its sender sends; see `ResponseSender`, as for `sends_one`.
 
     Attributes:
         has_sender: whether the model has asked for its sender.

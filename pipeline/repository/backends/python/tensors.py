@@ -44,8 +44,8 @@ class NamedTensor:
     """A tensor of a request or a response, called `name`.
 
     Raises:
-        TypeError: `name` is not a text, or `array` not an ndarray. TritonModelException: `name` is
-        empty, or no data type fits `array`.
+        TypeError: `name` is not a text, or `array` not an ndarray.
+        TritonModelException: `name` is empty, or no data type fits `array`.
     """
 
     def __init__(self, name: str, array: Any) -> None:
