@@ -1,8 +1,8 @@
-"""Types of what Ops behind `frontends: openai` are asked and answer: plain dicts, as everywhere.
+"""Types of requests and answers of Ops behind `frontends: openai`.
 
-An Op gets a request's fields as OpenAI's API names them, and answers, at once or part by part, with
-the keys of `Delta`. At run time all of these are dicts: they pass processes, servers and links as
-any other answer does.
+An Op gets a request's fields with the names of OpenAI's API, and answers, at once or in parts, with
+the keys of `Delta`. At run time all of these are plain dicts, so they pass between processes and
+servers as any other answer does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import orjson
 from pipeline.errors import ErrorCode, ProductError
 from pipeline.schema.json_schema import fault_in
 
-# What an Op answers -----------------------------------------------------------------------------
+# Answers of an Op -------------------------------------------------------------------------------
 
 
 class FunctionCall(TypedDict, total=False):
@@ -31,9 +31,9 @@ class FunctionCall(TypedDict, total=False):
 class ToolCall(TypedDict, total=False):
     """A call of a tool, whole or as a delta; the first delta of a call has its name.
 
-    `index` says which call a delta belongs to. Without it, a delta with an `id` that is new, or
-    with a name, begins a call, and any other one goes on with the last. A call without an `id` gets
-    one. Source: OpenAI's API reference, `chat.completion.chunk`, `delta.tool_calls`.
+    `index` says which call a delta belongs to. Without it, a delta with a new `id`, or with a name,
+    begins a call, and any other delta continues the last call. A call without an `id` gets one.
+    Source: OpenAI's API reference, `chat.completion.chunk`, `delta.tool_calls`.
     """
 
     index: int
@@ -43,7 +43,7 @@ class ToolCall(TypedDict, total=False):
 
 
 class TopLogprob(TypedDict, total=False):
-    """A token that might have been written in the place of another. Source: see `Logprob`."""
+    """A token that the model could have written instead. Source: see `Logprob`."""
 
     token: str
     logprob: float | None
@@ -53,9 +53,9 @@ class TopLogprob(TypedDict, total=False):
 class Logprob(TopLogprob, total=False):
     """A token that was written, with its log probability.
 
-    Source: OpenAI's API reference, `chat.completion`, `choices[].logprobs.content`. Completions are
-    told the same in the older form, `tokens`, `token_logprobs`, `top_logprobs`, `text_offset`. The
-    first token of a prompt that is said again (`echo`) has None.
+    Source: OpenAI's API reference, `chat.completion`, `choices[].logprobs.content`. Completions get
+    the same in the older form: `tokens`, `token_logprobs`, `top_logprobs`, `text_offset`. The first
+    token of an echoed prompt has None.
     """
 
     top_logprobs: list[TopLogprob]
@@ -74,17 +74,17 @@ class Audio(TypedDict, total=False):
 
 
 class ImageURL(TypedDict, total=False):
-    """Place of a picture; `data:image/png;base64,...` has the picture itself."""
+    """URL of an image; `data:image/png;base64,...` contains the image itself."""
 
     url: str
     detail: str
 
 
 class ImagePart(TypedDict, total=False):
-    """A picture, asked or answered.
+    """An image in a request or an answer.
 
-    Source: OpenAI's API reference, "Image content part"; answers have `images` of these as
-    OpenRouter, LiteLLM and their clients do: OpenAI's chats answer with none.
+    Source: OpenAI's API reference, "Image content part". Answers have these under `images`, as in
+    OpenRouter, LiteLLM and their clients; OpenAI's chats do not answer with images.
     """
 
     type: Literal["image_url"]
@@ -92,9 +92,9 @@ class ImagePart(TypedDict, total=False):
 
 
 class Usage(TypedDict, total=False):
-    """Counts of tokens: under the key `usage`, or each of the first two as a key of the answer.
+    """Token counts, under the key `usage`, or the first two directly as keys of the answer.
 
-    In a stream the latest counts hold, and are those of all parts so far. Source: OpenAI's API
+    In a stream the latest counts are valid; they cover all parts so far. Source: OpenAI's API
     reference, `usage`.
     """
 
@@ -105,10 +105,10 @@ class Usage(TypedDict, total=False):
 
 
 class Delta(TypedDict, total=False):
-    """An answer, or one of its parts, of which all go behind each other; all keys are optional.
+    """An answer, or one of its parts, which the client joins in order; all keys are optional.
 
-    `text` may have another name (`text` of the model's options). Source: OpenAI's API reference,
-    `chat.completion.chunk`; `reasoning_content` is DeepSeek's name, and vLLM's.
+    The option `text` of the model can rename `text`. Source: OpenAI's API reference,
+    `chat.completion.chunk`; `reasoning_content` is the name in DeepSeek and vLLM.
     """
 
     text: str
@@ -126,7 +126,7 @@ class Delta(TypedDict, total=False):
     completion_tokens: int
 
 
-# What an Op is asked ----------------------------------------------------------------------------
+# Requests to an Op ------------------------------------------------------------------------------
 
 
 class Message(TypedDict, total=False):
@@ -163,7 +163,7 @@ class Tool(TypedDict, total=False):
 
 
 class JsonSchema(TypedDict, total=False):
-    """The JSON schema that an answer is to have; see `ResponseFormat`."""
+    """The JSON schema for an answer; see `ResponseFormat`."""
 
     name: str
     description: str
@@ -172,7 +172,7 @@ class JsonSchema(TypedDict, total=False):
 
 
 class ResponseFormat(TypedDict, total=False):
-    """Form that an answer is to have: JSON of any kind, or of a schema.
+    """The form of an answer: any JSON, or JSON that fits a schema.
 
     Source: OpenAI's API reference, "Create chat completion", `response_format`.
     """
@@ -182,10 +182,10 @@ class ResponseFormat(TypedDict, total=False):
 
 
 class ChatRequest(TypedDict, total=False):
-    """A chat as its Op gets it, where the model's options have `messages: messages`.
+    """A chat as its Op gets it if the model's options have `messages: messages`.
 
-    `max_completion_tokens` comes as `max_tokens`, `stop` as a list; arguments that are null, or ask
-    for nothing, do not come. Each of `n` choices is a request of its own. Source: OpenAI's API
+    `max_completion_tokens` arrives as `max_tokens`, `stop` as a list; arguments that are null, or
+    have no effect, are left out. Each of `n` choices is a request of its own. Source: OpenAI's API
     reference, "Create chat completion".
     """
 
@@ -214,22 +214,22 @@ class ChatRequest(TypedDict, total=False):
 ChatRequest.__extra_items__ = Any  # type: ignore[attr-defined]  # PEP 728: other keys are kept
 
 
-# What an answer is to be ------------------------------------------------------------------------
+# The requested form of an answer ----------------------------------------------------------------
 
 
 def held_to_format(
     ask: ChatRequest, write: Callable[[ChatRequest], Delta], key: str = "text"
 ) -> Delta:
-    """Return what `write` answers a chat with, held to what the chat asks for.
+    """Return the answer of `write` to a chat, checked against the form that the chat asks for.
 
-    That is JSON by `response_format`, or of calls of `tools` their arguments by `parameters`. An
-    answer that does not fit is asked for once more, with what is wrong in it: one turn to repair.
-    Counts of tokens are those of both. `write` is the Op's own, and may constrain what it decodes.
+    The form is JSON that fits `response_format`, or `tool_calls` whose arguments fit `parameters`.
+    If an answer does not fit, `write` is asked once more, with the fault in the chat. Token counts
+    are the sum of both turns. `write` is the Op's own function, and may constrain its decoding.
 
     Args:
         ask: a chat with `messages`.
         write: returns a whole answer.
-        key: of the answer, which has the text.
+        key: key of the text in the answer.
 
     Raises:
         ProductError: the second answer does not fit either.
@@ -243,13 +243,15 @@ def held_to_format(
         if answer.get(name) is not None:
             again[name] = _sum_of(answer[name], again.get(name))
     if fault := fault_of(ask, again, key):
-        text = f"the model's answer does not fit what is asked for, nor when asked again: {fault}"
+        text = (
+            f"the model's second answer does not fit the requested form either: {fault}"
+        )
         raise ProductError(ErrorCode.PRODUCT_ERROR, text, status=502)
     return again
 
 
 def _sum_of(one: Any, other: Any) -> Any:
-    """Return the sum of two counts, or of objects of counts; of those that are missing, the one."""
+    """Return the sum of two counts, or of two objects of counts; if one is missing, the other."""
     if other is None or one is None:
         return one if other is None else other
     if not isinstance(one, Mapping):
@@ -258,7 +260,7 @@ def _sum_of(one: Any, other: Any) -> Any:
 
 
 def fault_of(ask: ChatRequest, answer: Delta, key: str = "text") -> str:
-    """Return what of an answer is not as the chat asks for, with its path; "": all is.
+    """Return the first fault of an answer, with its path; "": the answer fits the chat.
 
     Raises:
         PackageError: the caller's schema cannot be checked.
@@ -279,7 +281,7 @@ def fault_of(ask: ChatRequest, answer: Delta, key: str = "text") -> str:
 
 
 def repair_of(ask: ChatRequest, answer: Delta, fault: str, key: str = "text") -> ChatRequest:
-    """Return the chat that asks again for an answer in which something is wrong."""
+    """Return the chat with a faulty answer and the request to repair it."""
     calls = answer.get("tool_calls")
     text = str(answer.get(key) or "") if calls is None else orjson.dumps(calls).decode()
     turns: list[Message] = [
@@ -301,5 +303,5 @@ def _fault_in_json(text: Any, schema: Any) -> str:
     try:
         value = orjson.loads(text)
     except (ValueError, TypeError) as error:
-        return f"it is no JSON ({error})"
+        return f"it is not JSON ({error})"
     return fault_in(value, schema)

@@ -58,8 +58,8 @@ def test_what_fits_is_asked_for_once(more, answer):
 @pytest.mark.parametrize(
     ("more", "wrong", "right", "fault"),
     [
-        ({"response_format": FORM}, {"text": "{"}, {"text": '{"a": 1}'}, "it is no JSON"),
-        ({"response_format": FORM}, {}, {"text": '{"a": 1}'}, "it is no JSON"),
+        ({"response_format": FORM}, {"text": "{"}, {"text": '{"a": 1}'}, "it is not JSON"),
+        ({"response_format": FORM}, {}, {"text": '{"a": 1}'}, "it is not JSON"),
         ({"response_format": FORM}, {"text": '{"a": "b"}'}, {"text": '{"a": 1}'},
          "a: expected integer, found string"),
         ({"response_format": {"type": "json_object"}}, {"text": "[]"}, {"text": "{}"},
@@ -88,7 +88,7 @@ def test_counts_are_those_of_both_answers():
 
 
 def test_what_does_not_fit_twice_is_an_error():
-    with pytest.raises(ProductError, match="nor when asked again: it is no JSON") as caught:
+    with pytest.raises(ProductError, match="form either: it is not JSON") as caught:
         held_to_format(
             {"messages": HELLO, "response_format": FORM}, Script({"text": "a"}, {"text": "b"})
         )

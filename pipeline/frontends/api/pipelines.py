@@ -25,7 +25,7 @@ EMPTY = Request()
 
 _NUMERIC = (bool, int, float, list)
 
-Asked = tuple[Any, RequestTarget]
+EngineRequest = tuple[Any, RequestTarget]
 """What an engine takes: the request, and what is to be done with it."""
 
 
@@ -78,7 +78,7 @@ class Pipelines:
         headers: Mapping[bytes, bytes],
         is_text: bool = False,
         takes_views: bool = False,
-    ) -> Asked:
+    ) -> EngineRequest:
         """Return what the engine takes. Raises PackageError, PayloadTypeError.
 
         `is_text`: numbers in the fields came as text, as those of a form do.

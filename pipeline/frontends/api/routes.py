@@ -30,7 +30,13 @@ from pipeline.frontends.api.bodies import (
 )
 from pipeline.frontends.api.errors import error_body, failure_of, reply_to
 from pipeline.frontends.api.multipart import without_views
-from pipeline.frontends.api.pipelines import EMPTY, Asked, Pipelines, served_by, takes_sequences
+from pipeline.frontends.api.pipelines import (
+    EMPTY,
+    EngineRequest,
+    Pipelines,
+    served_by,
+    takes_sequences,
+)
 from pipeline.frontends.api.sockets import Talk
 from pipeline.frontends.http.bodies import is_json
 from pipeline.frontends.http.paths import Answer, Paths, begun
@@ -212,12 +218,12 @@ class ApiEndpoint:
             and served.engine.executor.reads_views
         )
 
-    def asked(self, fields: dict[str, Any], is_text: bool) -> tuple[ServedGraph, Asked]:
+    def asked(self, fields: dict[str, Any], is_text: bool) -> tuple[ServedGraph, EngineRequest]:
         """Return whom fields ask, and what. Raises PipelineError."""
         served = self._api.pipelines.find(self._entry.name)
         return served, self._api.pipelines.asked(served, fields, self._headers, is_text)
 
-    def _read(self, body: Body, query: str) -> tuple[ServedGraph, Asked]:
+    def _read(self, body: Body, query: str) -> tuple[ServedGraph, EngineRequest]:
         """Return whom a request asks, and what."""
         served = self._api.pipelines.find(self._entry.name)
         schema = served.graph.request_op.pipeline_schema
@@ -231,7 +237,7 @@ class ApiEndpoint:
             fields = {**sequence_in(query), **fields}
         return served, self._asked(served, fields, not is_json(self._type))
 
-    def _asked(self, served: ServedGraph, fields: dict[str, Any], is_text: bool) -> Asked:
+    def _asked(self, served: ServedGraph, fields: dict[str, Any], is_text: bool) -> EngineRequest:
         """Return what the engine takes of a request whose answer `reply` writes."""
         asked = self._api.pipelines.asked
         return asked(served, fields, self._headers, is_text, takes_views=True)

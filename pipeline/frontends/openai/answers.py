@@ -1,4 +1,4 @@
-"""Answers of pipelines: what each choice of a request says, and embeddings."""
+"""Answers of pipelines, read as the choices of a request, and as embeddings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import os
 import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -17,16 +18,16 @@ from pipeline.openai import Delta, ToolCall
 
 
 class Cutter:
-    """Cuts one text, which may come in parts, at the first of some texts.
+    """Cuts one text, which may come in parts, at the first stop text in it.
 
-    That is the one which is complete first, and of several that end at one place the longest: how
-    the text comes in parts makes no difference.
+    The first stop is the one that is complete first; of several that end at one place, the longest.
+    So the result does not depend on how the text is split into parts.
 
     Args:
-        stops: none of them is empty; without any, all is let through.
+        stops: texts that are not empty; without stops the text passes unchanged.
 
     Attributes:
-        has_cut: one of them was there; nothing follows.
+        has_cut: a stop was in the text; nothing follows.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -35,7 +36,7 @@ class Cutter:
         self.has_cut: bool = False
 
     def take(self, text: str) -> str:
-        """Return what is let through; what may be the beginning of a stop is held back."""
+        """Return the text that may pass; hold back what may be the beginning of a stop."""
         if not self._stops:
             return text
         if self.has_cut:
@@ -49,15 +50,15 @@ class Cutter:
         return text[:end]
 
     def rest(self) -> str:
-        """Return what was held back, as the text has ended."""
+        """Return what was held back, at the end of the text."""
         held, self._held = self._held, ""
         return "" if self.has_cut else held
 
 
 def _cut_of(text: str, stops: Sequence[str]) -> int | None:
-    """Return where the stop begins that is complete first."""
-    found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
-    return min(found)[1] if found else None
+    """Return the place of the stop that is complete first."""
+    ends = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
+    return min(ends)[1] if ends else None
 
 
 def _begun(text: str, stop: str) -> int:
@@ -75,7 +76,7 @@ Counts = dict[str, Any]
 _COUNTS = ("prompt_tokens", "completion_tokens")
 _ZEROS: Counts = dict.fromkeys(_COUNTS, 0)
 _DETAILS = ("prompt_tokens_details", "completion_tokens_details")
-_MOST_COUNTED = 2**53  # what JSON's readers hold exactly
+_MOST_COUNTED = 2**53  # JSON readers hold larger numbers only inexactly
 _REASON = "finish_reason"
 _REASONS = ("stop", "length", "content_filter", "tool_calls", "function_call")
 _TEXTS = ("reasoning_content", "refusal")
@@ -84,17 +85,17 @@ _LEAST_LOGPROB = -9999.0  # OpenAI's number for a token that is very unlikely: J
 
 
 class Choice:
-    """One of the answers that a request gets, at once or part by part.
+    """One choice of a request's answer, whole or in parts.
 
     Args:
         index: its place in the answer.
-        key: where the pipeline's answers have the text.
-        stops: texts that it ends at.
-        in_parts: its pipeline answers in parts, of which there may be none with a text.
+        key: key of the text in the pipeline's answers.
+        stops: texts that end it.
+        in_parts: its pipeline answers in parts, which may all be without a text.
 
     Attributes:
         stops: see above.
-        counts: of tokens, as far as its pipeline told them; the latest say those of all.
+        counts: token counts from its pipeline; the latest ones cover all parts.
     """
 
     def __init__(
@@ -112,22 +113,22 @@ class Choice:
 
     @property
     def is_cut(self) -> bool:
-        """Return whether a stop was there: whatever follows is not wanted."""
+        """Return whether a stop has ended the choice; the rest is dropped."""
         return self._cutter is not None and self._cutter.has_cut
 
     @property
     def reason(self) -> str:
-        """Return why the answer has ended."""
+        """Return why the choice has ended."""
         if self.is_cut:
             return "stop"
         return self._reason or ("stop" if self._calls is None else "tool_calls")
 
     def take(self, payload: Payload) -> Delta:
-        """Return what may be told of an answer, or of one part. Raises PayloadTypeError.
+        """Return what the client may get of an answer, or of one part. Raises PayloadTypeError.
 
-        Texts are not empty; calls of tools have an index, and their id and name once. A part, and
-        what became of all of them, needs no text where it says something else, or has nothing at
-        all: what ends at its first token writes nothing.
+        Texts are not empty; tool calls have an index, and their id and name once. A part needs no
+        text if it has other content or is empty: a model that ends at its first token writes
+        nothing. The same holds for the answer that is joined from parts.
         """
         text = payload.get(self._key)
         if len(payload) == 1 and type(text) is str and not self.stops:  # as nearly always
@@ -137,9 +138,9 @@ class Choice:
             return {}
         reason, counts = _reason_of(payload), counts_of(payload)
         self._reason, self.counts = reason or self._reason, counts or self.counts
-        delta = self._others(payload)
-        is_told = delta or (self._in_parts and (reason or counts or not payload))
-        if text is None and (is_told or self._calls is not None):
+        delta = self._delta_without_text(payload)
+        is_complete = delta or (self._in_parts and (reason or counts or not payload))
+        if text is None and (is_complete or self._calls is not None):
             return delta
         text = text_of(payload, self._key)
         if text := text if self._cutter is None else self._cutter.take(text):
@@ -147,128 +148,130 @@ class Choice:
         return delta
 
     def rest(self) -> Delta:
-        """Return what was held back, as the answer has ended."""
-        told: Delta = {}
+        """Return what was held back, at the end of the answer."""
+        delta: Delta = {}
         if self._cutter is not None and (text := self._cutter.rest()):
-            told["text"] = text
+            delta["text"] = text
         if self._calls is not None and (calls := self._calls.rest()):
-            told["tool_calls"] = cast("list[ToolCall]", calls)
-        return told
+            delta["tool_calls"] = cast("list[ToolCall]", calls)
+        return delta
 
     def whole(self, payload: Payload) -> Delta:
-        """Return all that one answer says. Raises PayloadTypeError."""
-        said, rest = self.take(payload), self.rest()
-        return said if not rest and len(said) == 1 and "text" in said else joined([said, rest])
+        """Return the whole content of one answer. Raises PayloadTypeError."""
+        delta, rest = self.take(payload), self.rest()
+        return delta if not rest and len(delta) == 1 and "text" in delta else joined([delta, rest])
 
-    def _others(self, payload: Payload) -> Delta:
-        """Return what is told beside the text."""
-        told: dict[str, Any] = {}
+    def _delta_without_text(self, payload: Payload) -> Delta:
+        """Return everything but the text."""
+        delta: dict[str, Any] = {}
         for name in _TEXTS:
             if payload.get(name) is not None and (text := text_of(payload, name)):
-                told[name] = text
+                delta[name] = text
         for name in _LISTS:
-            if (found := _list_in(payload, name)) is not None and len(found):
-                told[name] = found
+            if values := _list_in(payload, name):
+                delta[name] = values
         if calls := _list_in(payload, "tool_calls"):
             self._calls = self._calls or ToolCalls()
             if deltas := self._calls.take(calls):
-                told["tool_calls"] = deltas
-        if found := _list_in(_tokens_in(payload), "logprobs"):
-            told["logprobs"] = [_logprob(each, f"logprobs[{at}]") for at, each in enumerate(found)]
-        if isinstance(called := payload.get("function_call"), Mapping):
-            told["function_call"] = {**called}
+                delta["tool_calls"] = deltas
+        if tokens := _list_in(_tokens_in(payload), "logprobs"):
+            delta["logprobs"] = [
+                _logprob(token, f"logprobs[{at}]") for at, token in enumerate(tokens)
+            ]
+        if isinstance(call := payload.get("function_call"), Mapping):
+            delta["function_call"] = {**call}
         if (audio := payload.get("audio")) is not None:
-            told["audio"] = self._audio(audio)
-        return cast(Delta, told)
+            delta["audio"] = self._audio(audio)
+        return cast(Delta, delta)
 
     def _audio(self, audio: Any) -> dict[str, Any]:
-        """Return what is told of sound; the first part has its id."""
+        """Return a part of the sound; the first part has its id."""
         if not isinstance(audio, Mapping):
             raise PayloadTypeError("audio must be a dict with data, transcript or both")
-        told = {name: value for name, value in audio.items() if name != "id"}
+        part = {name: value for name, value in audio.items() if name != "id"}
         if not self._audio_id:
             self._audio_id = str(audio.get("id") or f"audio_{os.urandom(12).hex()}")
-            told = {"id": self._audio_id, "expires_at": int(time.time()), **told}
-        return told
+            part = {"id": self._audio_id, "expires_at": int(time.time()), **part}
+        return part
 
 
 class ToolCalls:
-    """Calls of tools in one choice, each of which comes whole or in parts.
+    """Tool calls of one choice, each whole or in parts.
 
-    They are told one behind the other: what comes of another call is held back until the arguments
-    of the one before it are whole. The official client takes a call for finished when the next one
-    begins. Nobody is told an id or a name twice: clients append what they are told.
+    The client gets one call after the other: parts of the next call wait until the arguments of the
+    current one are complete. The official client takes a call as finished when the next one begins.
+    Ids and names are sent once: clients append what they receive.
     """
 
     def __init__(self) -> None:
         self._ids: dict[int, tuple[str, str]] = {}  # by index: id and type
-        self._last = 0  # index that came last
-        self._told = -1  # index that is told
-        self._said: list[str] = []  # pieces of its arguments that were told
-        self._held: dict[int, dict[str, Any]] = {}  # deltas that are not told yet, by index
+        self._last = 0  # index of the last part from the pipeline
+        self._current = -1  # index of the call that is being sent
+        self._sent: list[str] = []  # pieces of its arguments that were sent
+        self._held: dict[int, dict[str, Any]] = {}  # deltas that are not sent yet, by index
 
     def take(self, calls: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return what may be told as deltas, of each call at most one. Raises PayloadTypeError."""
+        """Return the deltas to send now, at most one for each call. Raises PayloadTypeError."""
         for at, call in enumerate(calls):
             delta = self._delta(call, f"tool_calls[{at}]")
             if (held := self._held.get(delta["index"])) is None:
                 self._held[delta["index"]] = delta
             else:
                 _append(held, delta)
-        told: list[dict[str, Any]] = []
+        deltas: list[dict[str, Any]] = []
         while self._held:
-            if self._told not in self._held:
-                if self._told >= 0 and not self._is_whole():
+            if self._current not in self._held:
+                if self._current >= 0 and not self._is_whole():
                     break
-                self._told, self._said = min(self._held), []
-            told.append(delta := self._held.pop(self._told))
-            said = delta.get("function")
-            self._said.append("{}" if said is None else said["arguments"])
-        return told
+                self._current, self._sent = min(self._held), []
+            deltas.append(delta := self._held.pop(self._current))
+            function = delta.get("function")
+            self._sent.append("{}" if function is None else function["arguments"])
+        return deltas
 
     def rest(self) -> list[dict[str, Any]]:
-        """Return what was held back, as all calls have ended."""
-        told = [self._held[index] for index in sorted(self._held)]
+        """Return what was held back, at the end of all calls."""
+        deltas = [self._held[index] for index in sorted(self._held)]
         self._held = {}
-        return told
+        return deltas
 
     def _is_whole(self) -> bool:
-        """Return whether the arguments that were told are JSON."""
-        said = "".join(self._said)
-        if not said.rstrip().endswith("}"):
+        """Return whether the arguments that were sent are complete JSON."""
+        arguments = "".join(self._sent)
+        if not arguments.rstrip().endswith("}"):
             return False
         try:
-            orjson.loads(said)
+            orjson.loads(arguments)
         except ValueError:
             return False
         return True
 
     def _delta(self, call: Any, where: str) -> dict[str, Any]:
-        """Return a call as a delta: it has an index, and the first of a call its id and name."""
+        """Return a call as a delta with an index; the first delta of a call has its id and name."""
         kind = call.get("type") or "function" if isinstance(call, Mapping) else None
-        said = call.get(kind) if isinstance(kind, str) else None
-        if not isinstance(kind, str) or kind not in _KINDS or not isinstance(said, Mapping):
+        function = call.get(kind) if isinstance(kind, str) else None
+        if not isinstance(kind, str) or kind not in _KINDS or not isinstance(function, Mapping):
             raise PayloadTypeError(
                 f'{where} must be a dict like {{"id", "function": {{"name", "arguments"}}}}'
             )
-        written = "input" if kind == "custom" else "arguments"
-        text = said.get(written)
+        key = "input" if kind == "custom" else "arguments"
+        text = function.get(key)
         if not isinstance(text, str):
             text = "" if text is None else as_json(text).decode()
-        index, name = self._index_of(call, said, where), said.get("name")
+        index, name = self._index_of(call, function, where), function.get("name")
         self._last = index
         if index in self._ids:
             if self._ids[index][1] != kind:
                 raise PayloadTypeError(f"{where}.type is {kind}, and was another before")
-            return {"index": index, kind: {written: utf8_text(text)}}
+            return {"index": index, kind: {key: utf8_text(text)}}
         if not isinstance(name, str) or not name:
             raise PayloadTypeError(f"{where}.{kind}.name is missing: a call begins with it")
         call_id = str(call.get("id") or f"call_{os.urandom(12).hex()}")
         self._ids[index] = call_id, kind
-        told = {"name": utf8_text(name), written: utf8_text(text)}
-        return {"index": index, "id": utf8_text(call_id), "type": kind, kind: told}
+        content = {"name": utf8_text(name), key: utf8_text(text)}
+        return {"index": index, "id": utf8_text(call_id), "type": kind, kind: content}
 
-    def _index_of(self, call: Payload, said: Payload, where: str) -> int:
+    def _index_of(self, call: Payload, function: Payload, where: str) -> int:
         index, call_id = call.get("index"), call.get("id")
         if index is not None:
             if (
@@ -279,10 +282,10 @@ class ToolCalls:
                 raise PayloadTypeError(f"{where}.index must be a whole number below {_MOST_CALLS}")
             return index
         if call_id:
-            for known, (its_id, _) in self._ids.items():
-                if its_id == call_id:
-                    return known
-        is_new = bool(call_id or said.get("name"))
+            for earlier, (earlier_id, _) in self._ids.items():
+                if earlier_id == call_id:
+                    return earlier
+        is_new = bool(call_id or function.get("name"))
         return max(self._ids, default=-1) + 1 if is_new else self._last
 
 
@@ -291,46 +294,46 @@ _KINDS = ("function", "custom")
 
 
 def joined(deltas: Sequence[Delta]) -> Delta:
-    """Return what deltas of one choice say together; its calls of tools are whole."""
+    """Return the deltas of one choice as one; its tool calls are whole."""
     whole: dict[str, Any] = {}
-    for name, found in _by_key(deltas).items():
+    for name, values in _by_key(deltas).items():
         if name == "tool_calls":
-            whole[name] = _whole_calls([call for calls in found for call in calls])
+            whole[name] = _whole_calls(list(chain.from_iterable(values)))
         elif name in ("audio", "function_call"):
-            whole[name] = _grown(found)
+            whole[name] = _grown(values)
         elif name in ("text", *_TEXTS):
-            whole[name] = "".join(found)
+            whole[name] = "".join(values)
         else:
-            whole[name] = [each for value in found for each in value]
+            whole[name] = list(chain.from_iterable(values))
     return cast(Delta, whole)
 
 
 def _whole_calls(deltas: Sequence[Any]) -> list[Any]:
-    """Return the calls that deltas of them make, in the order of their indexes."""
+    """Return the tool calls that deltas add up to, in the order of their indexes."""
     calls: dict[int, dict[str, Any]] = {}
     for delta in deltas:
-        if (known := calls.get(delta["index"])) is None:
+        if (call := calls.get(delta["index"])) is None:
             kind = delta["type"]
             calls[delta["index"]] = {"id": delta["id"], "type": kind, kind: {**delta[kind]}}
         else:
-            _append(known, delta)
+            _append(call, delta)
     return [calls[index] for index in sorted(calls)]
 
 
 def _append(call: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Add to a call, or to a delta of it, the arguments of the delta behind it."""
+    """Append the arguments of a delta to a call, or to an earlier delta."""
     for kind in _KINDS:
         for name, text in delta.get(kind, {}).items():
             call[kind][name] += text
 
 
 def _grown(parts: Sequence[Any]) -> dict[str, Any]:
-    """Return the sound, or the call of a function, that its parts are."""
+    """Return the sound, or the function call, that the parts add up to."""
     return {name: _together(name, found) for name, found in _by_key(parts).items()}
 
 
 def _by_key(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the values that several dicts have under each key, in order."""
+    """Return the values of several dicts by key, in order."""
     values: dict[str, list[Any]] = {}
     for part in parts:
         for name, value in part.items():
@@ -338,12 +341,12 @@ def _by_key(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return values
 
 
-def _together(name: str, found: Sequence[Any]) -> Any:
-    """Return what the values of a key in several parts are together; else the last one."""
-    if len(found) == 1 or name not in ("data", "transcript", "arguments"):
-        return found[-1]
+def _together(name: str, values: Sequence[Any]) -> Any:
+    """Return the values of a key joined if the key's values grow, otherwise the last one."""
+    if len(values) == 1 or name not in ("data", "transcript", "arguments"):
+        return values[-1]
     try:
-        return (b"" if isinstance(found[0], bytes) else "").join(found)
+        return (b"" if isinstance(values[0], bytes) else "").join(values)
     except TypeError:
         raise PayloadTypeError(f"{name} of several parts must be all text or all bytes") from None
 
@@ -362,7 +365,7 @@ def embeddings(
 
 
 def text_of(payload: Payload, key: str) -> str:
-    """Return the text that an answer has under a key, alone or as an array of one."""
+    """Return the text under a key of an answer: a text, or an array with one text."""
     value = payload.get(key)
     if isinstance(value, np.ndarray):
         value = value.ravel().tolist()
@@ -377,30 +380,31 @@ def text_of(payload: Payload, key: str) -> str:
 
 
 def counts_of(payload: Payload) -> Counts | None:
-    """Return the counts of tokens that an answer has; None: it has none."""
+    """Return the token counts of an answer; None: it has no counts."""
     usage = payload.get("usage")
-    given = usage if isinstance(usage, Mapping) else payload
-    if given.get(_COUNTS[0]) is None and given.get(_COUNTS[1]) is None:
+    source = usage if isinstance(usage, Mapping) else payload
+    if source.get(_COUNTS[0]) is None and source.get(_COUNTS[1]) is None:
         return None
-    counts: Counts = {name: _count(given.get(name)) for name in _COUNTS}
+    counts: Counts = {name: _count(source.get(name)) for name in _COUNTS}
     for name in _DETAILS:
-        if isinstance(details := given.get(name), Mapping):
+        if isinstance(details := source.get(name), Mapping):
             counts[name] = {str(key): _count(value) for key, value in details.items()}
     return counts
 
 
-def usage_of(counts: Sequence[Counts | None], each: int = 1) -> Counts:
-    """Return the sums of counts, of which so many are of one prompt; zeros: nothing is counted."""
+def usage_of(counts: Sequence[Counts | None], choices: int = 1) -> Counts:
+    """Return the sums of counts, with so many `choices` for each prompt; zeros: without counts."""
     if len(counts) == 1:
-        one = counts[0] or _ZEROS
-        return {**one, "total_tokens": one[_COUNTS[0]] + one[_COUNTS[1]]}
-    there = [one or _ZEROS for one in counts]
+        only = counts[0] or _ZEROS
+        return {**only, "total_tokens": only[_COUNTS[0]] + only[_COUNTS[1]]}
+    by_choice = [count or _ZEROS for count in counts]
+    by_prompt = by_choice[::choices]
     details: dict[str, Counts] = {}
-    prompts = sum(one[_COUNTS[0]] for one in there[::each])
-    written = sum(one[_COUNTS[1]] for one in there)
-    for name, those in zip(_DETAILS, (there[::each], there), strict=True):
-        for one in those:
-            for key, value in one.get(name, {}).items():
+    prompts = sum(count[_COUNTS[0]] for count in by_prompt)
+    written = sum(count[_COUNTS[1]] for count in by_choice)
+    for name, summed in zip(_DETAILS, (by_prompt, by_choice), strict=True):
+        for count in summed:
+            for key, value in count.get(name, {}).items():
                 sums = details.setdefault(name, {})
                 sums[key] = sums.get(key, 0) + value
     return {
@@ -423,7 +427,7 @@ def _vector(payload: Payload, model: ModelOptions, in_base64: bool) -> Any:
 
 
 def _count(value: Any) -> int:
-    """Return a count; the last of several, as parts of a stream that became one answer have it."""
+    """Return a count; of several (a stream that became one answer), the last."""
     try:
         count = 0 if value is None else int(np.asarray(value).ravel()[-1])
     except (TypeError, ValueError, OverflowError, IndexError):
@@ -434,7 +438,7 @@ def _count(value: Any) -> int:
 
 
 def _reason_of(payload: Payload) -> str | None:
-    """Return why an answer has ended; the last reason where those of parts are in one text."""
+    """Return why an answer has ended; if the reasons of several parts are one text, the last."""
     if payload.get(_REASON) is None:
         return None
     text = text_of(payload, _REASON)
@@ -442,21 +446,21 @@ def _reason_of(payload: Payload) -> str | None:
 
 
 def _list_in(payload: Payload, name: str) -> Sequence[Any] | None:
-    """Return the list under a key; None: there is none. Raises PayloadTypeError."""
-    found = payload.get(name)
-    if found is None or isinstance(found, list | tuple):
-        return found
-    raise PayloadTypeError(f"{name} must be a list, not {type(found).__name__}")
+    """Return the list under a key, or None. Raises PayloadTypeError."""
+    value = payload.get(name)
+    if value is None or isinstance(value, list | tuple):
+        return value
+    raise PayloadTypeError(f"{name} must be a list, not {type(value).__name__}")
 
 
 def _tokens_in(payload: Payload) -> Payload:
-    """Return an answer whose `logprobs`, if it has OpenAI's own form of either API, are a list."""
-    said = payload.get("logprobs")
-    if not isinstance(said, Mapping):
+    """Return an answer with `logprobs` as a list, converted from OpenAI's form of either API."""
+    logprobs = payload.get("logprobs")
+    if not isinstance(logprobs, Mapping):
         return payload
-    if (content := said.get("content")) is None and isinstance(said.get("tokens"), list):
-        values = _list_in(said, "token_logprobs") or []
-        tops = _list_in(said, "top_logprobs") or [None] * len(values)
+    if (content := logprobs.get("content")) is None and isinstance(logprobs.get("tokens"), list):
+        values = _list_in(logprobs, "token_logprobs") or []
+        tops = _list_in(logprobs, "top_logprobs") or [None] * len(values)
         if not all(isinstance(top, Mapping | None) for top in tops):
             raise PayloadTypeError("logprobs.top_logprobs must be a list of dicts")
         content = [
@@ -464,42 +468,42 @@ def _tokens_in(payload: Payload) -> Payload:
                 "token": token,
                 "logprob": value,
                 "top_logprobs": [
-                    {"token": key, "logprob": its} for key, its in (top or {}).items()
+                    {"token": name, "logprob": number} for name, number in (top or {}).items()
                 ],
             }
-            for token, value, top in zip(said["tokens"], values, tops, strict=False)
+            for token, value, top in zip(logprobs["tokens"], values, tops, strict=False)
         ]
     return {"logprobs": content}
 
 
-def _logprob(given: Any, where: str) -> dict[str, Any]:
-    """Return a token and its log probability with all keys that clients read.
+def _logprob(logprob: Any, where: str) -> dict[str, Any]:
+    """Return a token and its log probability with the keys that clients read.
 
     Raises PayloadTypeError.
     """
     try:
-        token, value = utf8_text(given["token"]), given["logprob"]
-        if value is not None:  # the first token of a text that is said again has none
+        token, value = utf8_text(logprob["token"]), logprob["logprob"]
+        if value is not None:  # the first token of an echoed prompt has no probability
             value = value if (value := float(value)) > _LEAST_LOGPROB else _LEAST_LOGPROB
     except (LookupError, TypeError, ValueError, AttributeError):
         raise PayloadTypeError(f'{where} must be a dict like {{"token", "logprob"}}') from None
-    told = {"token": token, "logprob": value, "bytes": given.get("bytes") or [*token.encode()]}
-    if "top_logprobs" in given or where.startswith("logprobs["):
-        tops = _list_in(given, "top_logprobs") or ()
-        told["top_logprobs"] = [_logprob(each, f"top_{where}") for each in tops]
-    return told
+    entry = {"token": token, "logprob": value, "bytes": logprob.get("bytes") or [*token.encode()]}
+    if "top_logprobs" in logprob or where.startswith("logprobs["):
+        tops = _list_in(logprob, "top_logprobs") or ()
+        entry["top_logprobs"] = [_logprob(top, f"top_{where}") for top in tops]
+    return entry
 
 
-def as_json(said: Any) -> bytes:
-    """Return the JSON of what an Op says: arrays are lists, bytes text in base64."""
+def as_json(value: Any) -> bytes:
+    """Return an Op's answer as JSON: arrays become lists, bytes become base64 text."""
     try:
-        return orjson.dumps(said, _plain, orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(value, _plain, orjson.OPT_SERIALIZE_NUMPY)
     except (TypeError, ValueError) as error:
         raise PayloadTypeError(f"the answer has no form in JSON: {error}") from None
 
 
 def _plain(value: Any) -> Any:
-    """Return what stands in JSON for a value that has no form of its own there."""
+    """Return the JSON form of a value that orjson cannot write."""
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode()
     raise TypeError(f"{type(value).__name__} is not JSON serializable")

@@ -1,4 +1,4 @@
-"""Arguments of OpenAI's API: their types, what a model supports, and what is handed on."""
+"""Arguments of OpenAI's API: their types, what a model supports, and what its Op gets."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pipeline.frontends.openai.options import ModelOptions
 from pipeline.frontends.openai.tools import check_choice, check_format, check_tools
 
 MOST_CHOICES = 128
-"""Choices of one prompt, OpenAI's own limit."""
+"""Limit of choices for one prompt, the same as OpenAI's."""
 
 Fields = dict[str, Any]
 
 _MOST_STOPS, _MOST_CHARACTERS = 16, 256
-_MOST_TOP_LOGPROBS = 20  # OpenAI's own limit
-_LEAST: Mapping[str, int | None] = {  # whole numbers, and the least of them
+_MOST_TOP_LOGPROBS = 20  # OpenAI's limit
+_LEAST: Mapping[str, int | None] = {  # minimums of arguments that are whole numbers
     "max_tokens": 0,
     "max_completion_tokens": 0,
     "n": 1,
@@ -41,7 +41,7 @@ _CHECKS: Mapping[str, Callable[[Any, str], None]] = {
 }
 
 _DONE_HERE = frozenset(("model", "stream", "stream_options", "n", "best_of", "encoding_format"))
-_IGNORED = frozenset(  # they are for bills, caches and logs; `keys` of the model may name them
+_IGNORED = frozenset(  # for bills, caches and logs; passed on only if the model's `keys` name them
     (
         *("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
         "prediction",
@@ -50,7 +50,7 @@ _IGNORED = frozenset(  # they are for bills, caches and logs; `keys` of the mode
 _OF_TOOLS = {"tool_choice": "tools", "parallel_tool_calls": "tools", "function_call": "functions"}
 _RENAMED = {"max_completion_tokens": "max_tokens"}
 _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # values of arguments that ask for nothing
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # values that are the same as no argument
     "echo": (),
     "suffix": (),
     "logprobs": (),
@@ -62,7 +62,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {  # values of arguments that ask for 
     "response_format": ({"type": "text"},),
     "web_search_options": (),
 }
-_FEATURES: Mapping[str, str] = {  # what a model says that it supports, by argument
+_FEATURES: Mapping[str, str] = {  # feature in the model's `supports`, by argument
     "tools": "tools",
     "functions": "tools",
     "logprobs": "logprobs",
@@ -76,7 +76,7 @@ _FEATURES: Mapping[str, str] = {  # what a model says that it supports, by argum
 
 
 def check(body: Fields) -> None:
-    """Raise ArgumentError for arguments of another type, or out of their range."""
+    """Raise ArgumentError for arguments of a wrong type, or out of range."""
     for name, value in body.items():
         if value is None:
             continue
@@ -91,12 +91,12 @@ def check(body: Fields) -> None:
 
 
 def handed_on(body: Fields, model: ModelOptions, own: str) -> Fields:
-    """Return the arguments that the pipeline gets, by its keys; nulls are none.
+    """Return the arguments for the pipeline, by its keys, without nulls.
 
-    `own` is what it is asked for, which is not among them. Raises ArgumentError for what the model
-    does not support.
+    `own` names the input itself, which is left out. Raises ArgumentError for an argument that the
+    model does not support.
     """
-    asked = {
+    arguments = {
         name: value
         for name, value in body.items()
         if value is not None
@@ -106,25 +106,25 @@ def handed_on(body: Fields, model: ModelOptions, own: str) -> Fields:
         and (name not in _NEUTRAL or not _is_one_of(value, (*_NOTHING, *_NEUTRAL[name])))
     }
     for name, needed in _OF_TOOLS.items():
-        if name not in asked or needed in asked:
+        if name not in arguments or needed in arguments:
             continue
-        if not _is_one_of(asked.pop(name), ("none", "auto", True, False)):
+        if not _is_one_of(arguments.pop(name), ("none", "auto", True, False)):
             raise ArgumentError(f"{name} is for requests with {needed}: send them", name)
-    if "tool_choice" in asked:
-        check_choice(asked["tool_choice"], asked["tools"])
+    if "tool_choice" in arguments:
+        check_choice(arguments["tool_choice"], arguments["tools"])
     if model.supports is not None:
-        for name in asked:
-            check_supported(model, _feature_of(name, asked[name]), name)
-    for name, known in _RENAMED.items():
-        if name in asked:
-            asked[known] = asked.pop(name)
-    if "stop" in asked:
-        asked["stop"] = stops_of(body)
-    return {model.keys.get(name, name): value for name, value in asked.items()}
+        for name in arguments:
+            check_supported(model, _feature_of(name, arguments[name]), name)
+    for name, new_name in _RENAMED.items():
+        if name in arguments:
+            arguments[new_name] = arguments.pop(name)
+    if "stop" in arguments:
+        arguments["stop"] = stops_of(body)
+    return {model.keys.get(name, name): value for name, value in arguments.items()}
 
 
 def check_supported(model: ModelOptions, feature: str | None, where: str) -> None:
-    """Raise ArgumentError for what is asked in a place: the model does not support it."""
+    """Raise ArgumentError if the model does not support a feature; `where` is its place."""
     if feature and model.supports is not None and feature not in model.supports:
         there = ", ".join(model.supports) or "none"
         raise ArgumentError(
@@ -139,16 +139,16 @@ def _feature_of(name: str, value: Any) -> str | None:
 
 
 def stops_of(body: Fields) -> Sequence[str]:
-    """Return the texts that an answer ends at. Raises ArgumentError."""
-    given = body.get("stop")
-    stops = [given] if isinstance(given, str) else given
+    """Return the texts that end an answer. Raises ArgumentError."""
+    value = body.get("stop")
+    stops = [value] if isinstance(value, str) else value
     if stops is None:
         return []
     if not isinstance(stops, list) or len(stops) > _MOST_STOPS:
         raise ArgumentError(f"stop must be a text, or a list of up to {_MOST_STOPS}", "stop")
-    for at, each in enumerate(stops):
-        if not isinstance(each, str) or not 0 < len(each) <= _MOST_CHARACTERS:
-            where = "stop" if stops is not given else f"stop[{at}]"
+    for at, stop in enumerate(stops):
+        if not isinstance(stop, str) or not 0 < len(stop) <= _MOST_CHARACTERS:
+            where = "stop" if stops is not value else f"stop[{at}]"
             raise ArgumentError(
                 f"{where} must be text of 1 to {_MOST_CHARACTERS} characters", where
             )
@@ -156,7 +156,7 @@ def stops_of(body: Fields) -> Sequence[str]:
 
 
 def choices_of(body: Fields) -> int:
-    """Return how many choices each prompt is to have. Raises ArgumentError."""
+    """Return the number of choices for each prompt. Raises ArgumentError."""
     count: int = body.get("n") or 1
     if count > MOST_CHOICES:
         raise ArgumentError(f"n must be at most {MOST_CHOICES}", "n", "integer_above_max_value")
@@ -167,36 +167,36 @@ def choices_of(body: Fields) -> int:
 
 
 def check_chat_logprobs(body: Fields) -> None:
-    """Raise ArgumentError for what a chat cannot ask of log probabilities."""
-    wanted = body.get("logprobs")
-    if wanted is not None and not isinstance(wanted, bool):
-        raise wrong_type("logprobs", "true or false", wanted)
+    """Raise ArgumentError for a chat's arguments about log probabilities."""
+    logprobs = body.get("logprobs")
+    if logprobs is not None and not isinstance(logprobs, bool):
+        raise wrong_type("logprobs", "true or false", logprobs)
     most: int = body.get("top_logprobs") or 0
     if most > _MOST_TOP_LOGPROBS:
         text = f"top_logprobs must be at most {_MOST_TOP_LOGPROBS}"
         raise ArgumentError(text, "top_logprobs", "integer_above_max_value")
-    if most and not wanted:
+    if most and not logprobs:
         text = "top_logprobs is for requests with logprobs: send logprobs true"
         raise ArgumentError(text, "top_logprobs")
 
 
 def check_logprobs(body: Fields) -> None:
-    """Raise ArgumentError for a completion whose `logprobs` is no count."""
+    """Raise ArgumentError for a completion whose `logprobs` is not a count."""
     if body.get("logprobs") not in (None, False) or body.get("logprobs") is True:
         _check_whole("logprobs", body["logprobs"], 0)
 
 
 def has_usage(body: Fields) -> bool:
-    """Return whether the counts are to be the last chunk of a stream. Raises ArgumentError."""
+    """Return whether the last chunk of the stream has the token counts. Raises ArgumentError."""
     options = body.get("stream_options")
     if options is None:
         return False
     if not body.get("stream"):
         raise ArgumentError("stream_options is for streams: send stream true", "stream_options")
-    wanted = options.get("include_usage")
-    if wanted is not None and not isinstance(wanted, bool):
-        raise wrong_type("stream_options.include_usage", "true or false", wanted)
-    return wanted is True
+    include_usage = options.get("include_usage")
+    if include_usage is not None and not isinstance(include_usage, bool):
+        raise wrong_type("stream_options.include_usage", "true or false", include_usage)
+    return include_usage is True
 
 
 def _check_whole(name: str, value: Any, least: int | None) -> None:
@@ -206,6 +206,6 @@ def _check_whole(name: str, value: Any, least: int | None) -> None:
         raise ArgumentError(f"{name} must be at least {least}", name, "integer_below_min_value")
 
 
-def _is_one_of(value: Any, those: Sequence[Any]) -> bool:
-    """Return whether a value is there, of which 0 is not False."""
-    return any(type(value) is type(each) and value == each for each in those)
+def _is_one_of(value: Any, values: Sequence[Any]) -> bool:
+    """Return whether a value is among others of its own type: 0 is not False."""
+    return any(type(value) is type(other) and value == other for other in values)

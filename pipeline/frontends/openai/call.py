@@ -1,4 +1,4 @@
-"""TimedCall: what one request to `/v1` does with the engine, in the time that its caller gives."""
+"""TimedCall: the engine calls of one request to `/v1`, within the client's timeout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.engine.request import Begin, RequestTarget, ask
 from pipeline.errors import PipelineError
 
 MOST_AT_ONCE = 64
-"""Texts of one call that are worked on."""
+"""Texts of one call that the engine works on at a time."""
 
 _Made = TypeVar("_Made")
 
@@ -22,11 +22,11 @@ class TimedCall:
 
     Args:
         begin: of the engine.
-        offload: where what is large is read and written.
-        left_s: how long the caller waits; None: as long as it takes.
+        offload: reads and writes large messages.
+        left_s: how long the client waits; None: without a limit.
 
     Attributes:
-        head: the first one that user code says, of several answers.
+        head: the first head that user code set on one of the answers.
         failure: the first error of several answers.
     """
 
@@ -36,27 +36,27 @@ class TimedCall:
         self.failure: PipelineError | None = None
         self._offload = offload
         self._clock = asyncio.get_running_loop().time
-        self._ends = None if left_s is None else self._clock() + left_s
+        self._ends_at = None if left_s is None else self._clock() + left_s
 
     def left(self) -> float | None:
-        """Return how long its caller still waits, in s; never less than 0."""
-        return None if self._ends is None else max(0.0, self._ends - self._clock())
+        """Return how long the client still waits, in seconds, at least 0."""
+        return None if self._ends_at is None else max(0.0, self._ends_at - self._clock())
 
     async def answer(self, raw: Any, target: RequestTarget) -> Any:
-        """Return what the engine answers; what user code says of its head is in `head`."""
-        answer = ask(self.begin, raw, self.left(), target)
-        found = await answer
-        self.head = self.head or answer.head
-        self.failure = self.failure or answer.failure
-        return found
+        """Return the engine's answer; note its head and its failure."""
+        future = ask(self.begin, raw, self.left(), target)
+        answer = await future
+        self.head = self.head or future.head
+        self.failure = self.failure or future.failure
+        return answer
 
     async def made(self, make: Callable[[], _Made], is_short: bool) -> _Made:
-        """Return what `make` returns: called on the event loop if that is short, else beside it."""
+        """Return what `make` returns; call it on the event loop if short, else in a thread."""
         return make() if is_short else (await self._offload.run(make, self.left()))[0]
 
 
 async def all_of(works: Sequence[Callable[[], Awaitable[_Made]]]) -> list[_Made]:
-    """Return the results of all, some of which run at a time; the first error ends the others."""
+    """Return all results; up to `MOST_AT_ONCE` run at a time, the first error ends the others."""
     if len(works) == 1:
         return [await works[0]()]
     turn = asyncio.Semaphore(MOST_AT_ONCE)

@@ -1,4 +1,4 @@
-"""Choices of one request: each is a request to the pipeline, all of them side by side."""
+"""Choices of one request: each is a request to the pipeline, and they run side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.engine.request import RequestTarget
 from pipeline.engine.streams.combine import PartCounter, StreamLimits
 from pipeline.errors import PipelineError, TooLargeError
 from pipeline.frontends.api.answers import is_short_answer, payload_of, quick_payload
-from pipeline.frontends.api.pipelines import Asked
+from pipeline.frontends.api.pipelines import EngineRequest
 from pipeline.frontends.http.routes import WebStream
 from pipeline.frontends.http.streams import EVENTS, stream_in
 from pipeline.frontends.openai.answers import Choice, joined
@@ -23,11 +23,11 @@ from pipeline.frontends.parts import PartsReader, answers_to
 from pipeline.openai import Delta
 from pipeline.proto.slices import SHORT_BYTES
 
-_HEARTBEAT_S = 15.0  # that a stream may be silent
+_HEARTBEAT_S = 15.0  # a stream that is silent for longer sends a heartbeat
 
 
 class ChoiceRequest(NamedTuple):
-    """A choice, and what the engine is asked for it."""
+    """A choice, and its request to the engine."""
 
     choice: Choice
     raw: Any
@@ -35,14 +35,17 @@ class ChoiceRequest(NamedTuple):
 
 
 def requests_of(
-    asked: Sequence[Asked], key: str, stops: Sequence[str], in_parts: bool
+    engine_requests: Sequence[EngineRequest], key: str, stops: Sequence[str], in_parts: bool
 ) -> list[ChoiceRequest]:
-    """Return the requests of all choices, whose answers, or parts, have their text under a key."""
-    return [ChoiceRequest(Choice(at, key, stops, in_parts), *each) for at, each in enumerate(asked)]
+    """Return the requests of all choices; `key` has the text of an answer, or of a part."""
+    return [
+        ChoiceRequest(Choice(at, key, stops, in_parts), *engine_request)
+        for at, engine_request in enumerate(engine_requests)
+    ]
 
 
 async def whole_of(request: ChoiceRequest, call: TimedCall) -> Delta:
-    """Return all that a choice says. Raises PipelineError."""
+    """Return the content of a choice. Raises PipelineError."""
     answer = await call.answer(request.raw, request.target)
     choice = request.choice
     return await call.made(
@@ -52,16 +55,16 @@ async def whole_of(request: ChoiceRequest, call: TimedCall) -> Delta:
 
 
 async def whole_of_parts(request: ChoiceRequest, call: TimedCall, limits: StreamLimits) -> Delta:
-    """Return all that a choice says whose pipeline streams, which is cancelled at a stop.
+    """Return the content of a choice from a pipeline that streams; cancel it at a stop.
 
     Raises PipelineError; TooLargeError for more than `limits`.
     """
-    choice, kept = request.choice, PartCounter()
+    choice, counter = request.choice, PartCounter()
     deltas: list[Delta] = []
 
     def take(answer: Any) -> None:
         payload = payload_of(answer, reader.failure)
-        if too_much := kept.add(payload, limits):
+        if too_much := counter.add(payload, limits):
             raise TooLargeError(f"the parts of a stream are to be one answer, and are {too_much}")
         deltas.append(choice.take(payload))
 
@@ -73,19 +76,19 @@ async def whole_of_parts(request: ChoiceRequest, call: TimedCall, limits: Stream
             if choice.is_cut:
                 break
     deltas.append(choice.rest())
-    return await call.made(partial(joined, deltas), kept.bytes <= SHORT_BYTES)
+    return await call.made(partial(joined, deltas), counter.bytes <= SHORT_BYTES)
 
 
 class _Reader(PartsReader):
-    """Reader of a choice that comes part by part.
+    """Reader of a choice that arrives in parts.
 
     Args:
         request: for the choice.
-        stream: is told when there is something to be read.
+        stream: is woken when there is something to read.
 
     Attributes:
-        is_over: nothing more of it is told.
-        untaken: parts that were sent, and left no room for others.
+        is_over: all its events are sent.
+        untaken: parts that were sent and filled the connection's buffer.
         error: why a part cannot be written.
     """
 
@@ -108,13 +111,13 @@ class _Reader(PartsReader):
 
 
 class ChoiceStream:
-    """Choices of one request as events, each part as it comes.
+    """Choices of one request as a stream of events.
 
-    A part that is short goes out at once, if all before it is on its way and there is room.
+    A short part is sent at once if every part before it is sent and there is room.
 
     Args:
-        requests: are begun in their order, some at once.
-        call: asks for them.
+        requests: begun in order, up to a number of them at once.
+        call: asks the engine.
         writer: of the events.
     """
 
@@ -124,27 +127,27 @@ class ChoiceStream:
         self._readers = [_Reader(request, self) for request in requests]
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[bool] | None = None
-        self._has_more = False  # to read, which came while nobody waited for it
+        self._has_more = False  # to read: parts arrived while nothing waited for them
         self._send: Callable[[bytes], bool] | None = None
-        self._sent_at = self._loop.time()  # the last piece
+        self._sent_at = self._loop.time()  # time of the last piece
         self._timer: asyncio.TimerHandle | None = None
 
     def stream(self) -> WebStream:
-        """Return it; the choices are cancelled if the caller leaves."""
-        return stream_in(EVENTS, self._pieces(), self._take_way)
+        """Return the stream; the choices are cancelled if the client disconnects."""
+        return stream_in(EVENTS, self._pieces(), self._set_send)
 
-    def _take_way(self, send: Callable[[bytes], bool]) -> None:
+    def _set_send(self, send: Callable[[bytes], bool]) -> None:
         self._send = send
 
     def wake(self, is_read: bool = True) -> None:
-        """Have what is there read; else, a heartbeat sent."""
+        """Have the waiting parts read, or with `is_read` False a heartbeat sent."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(is_read)
         elif is_read:
             self._has_more = True
 
     def sends(self, reader: _Reader, answers: Sequence[Any]) -> bool:
-        """Send parts of a choice at once; False: they have to wait their turn, or are not short."""
+        """Send parts of a choice at once; False: they are not short, or others precede them."""
         send, waiter, choice = self._send, self._waiter, reader.request.choice
         if send is None or waiter is None or waiter.done() or choice.stops:
             return False
@@ -167,10 +170,10 @@ class ChoiceStream:
         return True
 
     async def _pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body; a part counts as taken when the piece behind it is asked for.
+        """Yield the body; a part counts as taken when the next piece is asked for.
 
-        An error ends all choices: it is raised before the first piece, and one more event behind
-        that. Closed early, as for a caller who has left, all are cancelled.
+        An error ends all choices: before the first piece it is raised, later it is one more event.
+        If the generator is closed early, because the client disconnected, all are cancelled.
         """
         has_begun = False
         self._look()
@@ -214,7 +217,7 @@ class ChoiceStream:
         yield await call.made(partial(writer.last, choices), writer.is_short)
 
     def _look(self) -> None:
-        """Have a heartbeat sent whenever nothing was for so long."""
+        """Have a heartbeat sent if nothing was sent for `_HEARTBEAT_S`."""
         now = self._loop.time()
         if now >= self._sent_at + _HEARTBEAT_S:
             self._sent_at = now
@@ -222,7 +225,7 @@ class ChoiceStream:
         self._timer = self._loop.call_at(self._sent_at + _HEARTBEAT_S, self._look)
 
     async def _waited(self) -> bool:
-        """Wait until there is something to read; False: nothing was sent for long."""
+        """Wait until there is something to read; False: a heartbeat is due."""
         self._sent_at = self._loop.time()
         if not self._has_more:
             self._waiter = self._loop.create_future()
@@ -234,9 +237,9 @@ class ChoiceStream:
         return True
 
     async def _written(self, reader: _Reader) -> tuple[Sequence[bytes], int, PipelineError | None]:
-        """Write what is there of a choice: small events go together.
+        """Write the waiting parts of a choice; join small events.
 
-        Returns their pieces, how many parts these are of, and why the next one cannot be written.
+        Returns the pieces, the number of parts in them, and why the next part cannot be written.
         """
         pieces: list[bytes] = []
         size = count = 0
@@ -259,7 +262,7 @@ class ChoiceStream:
         return [b"".join(pieces)] if pieces and size <= SHORT_BYTES else pieces, count, None
 
     async def _end(self, reader: _Reader) -> Sequence[bytes]:
-        """Return the last events of a choice: its one answer, what was held back, and the end."""
+        """Return the last events of a choice: its last answer, what was held back, and the end."""
         choice, events = reader.request.choice, []
         if choice.is_cut:
             reader.cancel()
@@ -272,7 +275,7 @@ class ChoiceStream:
         return [*filter(None, events), end]
 
     async def _part(self, reader: _Reader, answer: Any) -> bytes:
-        """Return the events of a part; b"" if nothing of it is told yet."""
+        """Return the events of a part; b"" if it has nothing to send yet."""
         choice = reader.request.choice
 
         def event() -> bytes:

@@ -1,4 +1,4 @@
-"""Completions: chats, and what goes on with prompts, in the lane of the HTTP frontend or not."""
+"""Answers to chats and completions, in the lane of the HTTP frontend and outside it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipeline.frontends.openai.choices import (
     whole_of,
     whole_of_parts,
 )
-from pipeline.frontends.openai.models import Form, Models, Understood
+from pipeline.frontends.openai.models import Form, Models, ParsedRequest
 from pipeline.frontends.openai.writers import Writer
 from pipeline.openai import Delta
 from pipeline.proto.plain_json import read_object
@@ -39,24 +39,29 @@ _FEW = 64  # choices that are written on the event loop, if they are short
 
 
 class CompletionEndpoint:
-    """Requests of one kind whose heads are the same; see `LaneEndpoint`.
+    """Endpoint of requests with the same path and headers; see `LaneEndpoint`.
 
     Args:
-        models: who is asked.
-        offload: where large answers are written.
+        models: answer the requests.
+        offload: writes large answers.
         kept: limits of a stream that becomes one answer.
-        form: of the requests and of what is answered.
-        request: one of them.
+        form: of requests and answers.
+        request: the first of these requests.
     """
 
     takes_large: bool = False
 
     def __init__(
-        self, models: Models, offload: Offload, kept: StreamLimits, form: Form, request: WebRequest
+        self,
+        models: Models,
+        offload: Offload,
+        limits: StreamLimits,
+        form: Form,
+        request: WebRequest,
     ) -> None:
         self._models = models
         self._offload = offload
-        self._kept = kept
+        self._limits = limits
         self._form = form
         self._left_s = request.timeout_s
         self._headers = request.headers
@@ -66,66 +71,66 @@ class CompletionEndpoint:
         fields = read_object(body)
         if fields.get("stream"):
             raise HandOverError
-        asked = self._models.understand(fields, self._headers, *self._form[:2])
-        engine = asked.served.engine
-        writer, requests, by_parts = self._requests(asked)
+        parsed = self._models.parse(fields, self._headers, *self._form[:2])
+        engine = parsed.served.engine
+        writer, requests, by_parts = self._requests(parsed)
         if len(requests) > 1 or by_parts:
             raise HandOverError
         (request,) = requests
         sink = _OneChoice(sink, writer, request)
         return engine.begin(request.raw, self._left_s, request.target, sink)
 
-    def _requests(self, asked: Understood) -> tuple[Writer, list[ChoiceRequest], bool]:
-        """Return who writes, what the engine is asked, and whether parts are read one by one.
+    def _requests(self, parsed: ParsedRequest) -> tuple[Writer, list[ChoiceRequest], bool]:
+        """Return the writer, the requests to the engine, and whether parts are read one by one.
 
-        That is where a stop cancels the rest, and where dicts of several parts are put together.
+        Parts are read one by one if a stop may cancel the rest, or if parts have dicts to join.
         """
-        questions = asked.questions
-        writer = self._form.write(asked.model_id, questions)
-        in_parts = asked.served.engine.executor.is_decoupled()
-        requests = requests_of(asked.asked, asked.model.text, questions.stops, in_parts)
+        questions = parsed.questions
+        writer = self._form.write(parsed.model_id, questions)
+        in_parts = parsed.served.engine.executor.is_decoupled()
+        requests = requests_of(parsed.engine_requests, parsed.model.text, questions.stops, in_parts)
         by_parts = in_parts and (bool(questions.stops) or not _IN_DICTS.isdisjoint(questions.body))
         return writer, requests, by_parts
 
     def reply(self, ended: Any, failure: PipelineError | None) -> LaneReply:
-        """Return what is written for a text that has its answer, or for an error."""
+        """Return the reply for the engine's answer, or for an error."""
         try:
             if isinstance(ended, Exception):
                 raise ended
-            one, answer = ended
+            sink, answer = ended
             if is_short_answer(answer):
-                return bytes(one.body(answer, failure))
+                return bytes(sink.body(answer, failure))
         except PipelineError as error:
             return self._form.reply_to(error)
-        return self._beside(partial(one.body, answer, failure))
+        return self._written_in_thread(partial(sink.body, answer, failure))
 
-    async def _beside(self, write: Any) -> WebResponse:
+    async def _written_in_thread(self, write: Any) -> WebResponse:
         """Have a large answer written beside the event loop."""
         try:
             return WebResponse(body=(await self._offload.run(write, self._left_s))[0])
         except PipelineError as error:
             return self._form.reply_to(error)
 
-    async def answer(self, asked: Understood, left_s: float | None) -> WebResponse | WebStream:
-        """Answer with any number of texts, at once or part by part. Raises PipelineError."""
-        writer, requests, by_parts = self._requests(asked)
-        call = TimedCall(asked.served.engine.begin, self._offload, left_s)
-        if asked.questions.is_stream:
+    async def answer(self, parsed: ParsedRequest, left_s: float | None) -> WebResponse | WebStream:
+        """Answer with any number of texts, at once or in parts. Raises PipelineError."""
+        writer, requests, by_parts = self._requests(parsed)
+        call = TimedCall(parsed.served.engine.begin, self._offload, left_s)
+        if parsed.questions.is_stream:
             return await begun(ChoiceStream(requests, call, writer).stream())
 
         async def whole(request: ChoiceRequest) -> Delta:
             if by_parts:
-                return await whole_of_parts(request, call, self._kept)
+                return await whole_of_parts(request, call, self._limits)
             return await whole_of(request, call)
 
         wholes = await all_of([partial(whole, request) for request in requests])
-        said = [(request.choice, each) for request, each in zip(requests, wholes, strict=True)]
+        choices = [(request.choice, delta) for request, delta in zip(requests, wholes, strict=True)]
         is_few = len(wholes) <= _FEW and size_of(wholes) <= SHORT_BYTES // 2 and writer.is_short
-        return with_head(await call.made(partial(writer.whole, said), is_few), call.head)
+        return with_head(await call.made(partial(writer.whole, choices), is_few), call.head)
 
 
 class _OneChoice(UnarySink):
-    """Sink of the request for one text; gives the connection's sink itself and the answer."""
+    """Sink of the request for one text; hands itself and the answer to the connection's sink."""
 
     __slots__ = ("_request", "_sink", "_writer")
 
@@ -135,11 +140,11 @@ class _OneChoice(UnarySink):
         self._request = request
 
     def say(self, head: AnswerHead) -> None:
-        """Pass on what user code says of the answer's head."""
+        """Pass on the head that user code set for the answer."""
         self._sink.say(head)
 
     def fail(self, error: PipelineError) -> None:
-        """Pass on the error that the answer tells."""
+        """Pass on the error that the answer reports."""
         self._sink.fail(error)
 
     def end(self, answer: Any) -> None:

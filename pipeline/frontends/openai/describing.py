@@ -101,7 +101,7 @@ _STREAM = {"stream": {"type": "boolean", "default": False}}
 
 
 class _Path(NamedTuple):
-    """A path: the kind of its models, the body that it takes, and the type of its answer."""
+    """A path: the kind of its models, its request body, and the type of its answer."""
 
     kind: str
     name: str
@@ -169,7 +169,7 @@ _PATHS: Mapping[str, _Path] = {
 
 
 def described(models: Mapping[str, ModelOptions]) -> Described:
-    """Return the paths that answer for models, and the types of what they take and answer."""
+    """Return the paths of the models' API, with the types of requests and answers."""
     components = {
         "OpenAIError": _ERROR,
         "OpenAIModel": _MODEL,
@@ -198,7 +198,7 @@ def described(models: Mapping[str, ModelOptions]) -> Described:
             paths[path] = {"post": _post(asked, ids)}
     about = {"summary": "Say which models there are", "tags": ["OpenAI"]}
     paths["/v1/models"] = {
-        "get": {"operationId": "openai_models", **about, **_said("OpenAIModels")}
+        "get": {"operationId": "openai_models", **about, **_responses("OpenAIModels")}
     }
     return Described(paths, components)
 
@@ -219,11 +219,11 @@ def _post(about: _Path, ids: Sequence[str]) -> dict[str, Any]:
         "summary": f"Ask as clients of {about.owner}'s API do",
         "tags": ["OpenAI"],
         "requestBody": {"required": True, "content": {about.content_type: body}},
-        **_said(about.answer, "stream" in about.properties),
+        **_responses(about.answer, "stream" in about.properties),
     }
 
 
-def _said(answer: str, streams: bool = False) -> dict[str, Any]:
+def _responses(answer: str, streams: bool = False) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": _reference(answer)}}
     if streams:
         text = {"type": "string", "description": "with stream true: chunks, and [DONE]"}

@@ -21,12 +21,12 @@ from pipeline.errors import (
 from pipeline.frontends.api.errors import error_name, headers_of
 from pipeline.frontends.http.routes import HttpError, WebResponse
 
-_LONGEST_RETRY_S = 60  # the official clients wait as long as they are told, or not at all
+_LONGEST_RETRY_S = 60  # the official clients do not wait at all for a longer `retry-after`
 _PATH = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]]*): (?:expected|found) ")
 
 
 class ArgumentError(PackageError):
-    """An argument of a request that cannot be used, or is not supported; `param` is its path.
+    """An argument of a request is invalid or not supported; `param` is its path.
 
     `status` is the HTTP status and `reason` OpenAI's code.
     """
@@ -40,23 +40,23 @@ class ArgumentError(PackageError):
         self.http_status = status
 
     def renamed(self, names: Mapping[str, str]) -> ArgumentError:
-        """Return the same error about a request that has other names for what is in its path."""
+        """Return this error for an API with other names for the parts of the path."""
         param = self.param or ""
-        for name, own in names.items():
-            param = param.replace(name, own)
+        for name, new_name in names.items():
+            param = param.replace(name, new_name)
         text = str(self).replace(self.param or "", param) if self.param else str(self)
         return ArgumentError(text, param or None, self.reason, self.http_status)
 
 
 def wrong_type(where: str, expected: str, value: Any) -> ArgumentError:
-    """Return the error for an argument of another type."""
+    """Return the error for an argument of a wrong type."""
     kinds = {str: "text", bool: "true or false", list: "a list", dict: "an object"}
-    found = "null" if value is None else kinds.get(type(value), "a number")
-    return ArgumentError(f"{where} must be {expected}, not {found}", where, "invalid_type")
+    actual = "null" if value is None else kinds.get(type(value), "a number")
+    return ArgumentError(f"{where} must be {expected}, not {actual}", where, "invalid_type")
 
 
 def text_at(where: str, value: Any) -> str:
-    """Return what is at a path, which is to be text. Raises ArgumentError."""
+    """Return the text at a path. Raises ArgumentError for another type."""
     if not isinstance(value, str):
         raise wrong_type(where, "text", value)
     return value
@@ -75,19 +75,19 @@ def reply_to(error: PipelineError | HttpError) -> WebResponse:
 
 
 def status_of(error: PipelineError) -> int:
-    """Return the status of an error, which OpenAI's clients take overload for when it is 429."""
+    """Return the status of an error: 429 for overload, as OpenAI's clients expect."""
     if isinstance(error, OverloadedError) and (error.head is None or error.head.status is None):
         return 429
     return http_status_of(error)
 
 
 def error_body(error: PipelineError, status: int | None = None) -> bytes:
-    """Return the JSON of an error; `status` it is answered with, if not the error's own."""
+    """Return the JSON of an error; `status` replaces the error's own."""
     return orjson.dumps({"error": error_of(error, status)})
 
 
 def error_of(error: PipelineError, status: int | None = None) -> dict[str, str | None]:
-    """Return what is said of an error; `status` as above."""
+    """Return the fields of an error; `status` as in `error_body`."""
     argument = error if isinstance(error, ArgumentError) else None
     return {
         "message": utf8_text(shortened(str(error))),
@@ -104,13 +104,13 @@ def _type_of(status: int) -> str:
 
 
 def _path_in(error: PipelineError) -> str | None:
-    """Return the path of the key that a schema refuses, which its error begins with."""
-    found = _PATH.match(str(error)) if isinstance(error, PackageError) else None
-    return found and found[1]
+    """Return the path at the beginning of a schema's error."""
+    match = _PATH.match(str(error)) if isinstance(error, PackageError) else None
+    return match and match[1]
 
 
 def _code_of(error: PipelineError) -> str:
-    """Return a product's own code as text, else the name of the error."""
+    """Return the code of a ProductError as text, otherwise the name of the error."""
     if isinstance(error, ProductError) and int(error.code) != ErrorCode.PRODUCT_ERROR:
         return f"{int(error.code)}"
     return error_name(error)

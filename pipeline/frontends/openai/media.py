@@ -1,4 +1,4 @@
-"""Sound that becomes text, and texts that become pictures: forms of OpenAI's API.
+"""Transcriptions, images and embeddings: forms of OpenAI's API without streams.
 
 Source: OpenAI's API reference, "Create transcription" and "Create image".
 """
@@ -24,44 +24,44 @@ from pipeline.frontends.openai.answers import (
 )
 from pipeline.frontends.openai.arguments import Fields, check, handed_on
 from pipeline.frontends.openai.errors import ArgumentError, text_at
-from pipeline.frontends.openai.models import Read, Understood
+from pipeline.frontends.openai.models import ParsedRequest, Read
 from pipeline.frontends.openai.options import ModelOptions
 from pipeline.frontends.openai.questions import Questions, embedding_questions, questions_of
 
 _TEXT = b"text/plain; charset=utf-8"
 _FORMS: Final = ("json", "text", "verbose_json")
-_TOLD = ("language", "duration", "segments", "words")
+_DETAILS = ("language", "duration", "segments", "words")
 
 
 class PlainForm(NamedTuple):
-    """The form of an API whose answers come at once: who reads it, and who writes all answers."""
+    """The form of an API that does not stream: its reader and its writer."""
 
     kind: str
     read: Read
-    write: Callable[[Understood, Sequence[Payload]], bytes | WebResponse]
+    write: Callable[[ParsedRequest, Sequence[Payload]], bytes | WebResponse]
     takes_forms: bool = False
 
 
 def transcription_questions(body: Fields, model: ModelOptions) -> Questions:
-    """Return what a request for the text of a sound asks. Raises ArgumentError."""
+    """Return the question of a request for a transcription. Raises ArgumentError."""
     body = {**body}
     sound = body.pop("file", None)
     if not isinstance(sound, bytes):
-        raise ArgumentError("file must be a file with the sound", "file")
+        raise ArgumentError("file must be an uploaded audio file", "file")
     form = body.pop("response_format", "json")
     if form not in _FORMS:
         text = f"response_format must be one of {', '.join(_FORMS)}"
         raise ArgumentError(text, "response_format")
     if body.pop("stream", "false") != "false":
-        raise ArgumentError("a text of sound is not streamed here: leave stream out", "stream")
-    asked = dict(_plain(name, value) for name, value in body.items())
-    check(asked)
-    fields = {**handed_on(asked, model, "file"), model.audio: sound}
+        raise ArgumentError("transcriptions are not streamed here: leave stream out", "stream")
+    arguments = dict(_plain(name, value) for name, value in body.items())
+    check(arguments)
+    fields = {**handed_on(arguments, model, "file"), model.audio: sound}
     return Questions([fields], body={"response_format": form})
 
 
 def _plain(name: str, value: Any) -> tuple[str, Any]:
-    """Return a field of a form, where all are texts, as JSON would have it."""
+    """Return a form field, which is text, with the type that it has in JSON."""
     if name.endswith("[]"):
         return name.removesuffix("[]"), value if isinstance(value, list) else [value]
     if name == "temperature":
@@ -72,38 +72,38 @@ def _plain(name: str, value: Any) -> tuple[str, Any]:
     return name, value
 
 
-def transcription(asked: Understood, payloads: Sequence[Payload]) -> bytes | WebResponse:
-    """Return a text in the form that is asked for. Raises PayloadTypeError."""
+def transcription(parsed: ParsedRequest, payloads: Sequence[Payload]) -> bytes | WebResponse:
+    """Return a transcription in the requested form. Raises PayloadTypeError."""
     (payload,) = payloads
-    text = text_of(payload, asked.model.text)
-    form = asked.questions.body["response_format"]
+    text = text_of(payload, parsed.model.text)
+    form = parsed.questions.body["response_format"]
     if form == "text":
         return WebResponse(body=text.encode() + b"\n", content_type=_TEXT)
     if form == "json":
         return as_json({"text": text})
-    told = {name: payload[name] for name in _TOLD if payload.get(name) is not None}
+    details = {name: payload[name] for name in _DETAILS if payload.get(name) is not None}
     usual = {"task": "transcribe", "language": "", "duration": 0.0}
-    return as_json({**usual, **told, "text": text})
+    return as_json({**usual, **details, "text": text})
 
 
 def image_questions(body: Fields, model: ModelOptions) -> Questions:
-    """Return what a request for pictures asks, one question for each. Raises ArgumentError."""
-    asked = {**body}
-    form = asked.pop("response_format", None)
+    """Return the questions of a request for images, one for each. Raises ArgumentError."""
+    arguments = {**body}
+    form = arguments.pop("response_format", None)
     if form not in (None, "b64_json", "url"):
         raise ArgumentError("response_format must be b64_json or url", "response_format")
-    check(asked)
+    check(arguments)
     if body.get("stream"):
-        raise ArgumentError("pictures are not streamed here: leave stream out", "stream")
+        raise ArgumentError("images are not streamed here: leave stream out", "stream")
     prompt = text_at("prompt", body.get("prompt"))
-    fields = {**handed_on(asked, model, "prompt"), model.prompt: prompt}
-    return questions_of(asked, model, [fields])._replace(body=body)
+    fields = {**handed_on(arguments, model, "prompt"), model.prompt: prompt}
+    return questions_of(arguments, model, [fields])._replace(body=body)
 
 
-def images(asked: Understood, payloads: Sequence[Payload]) -> bytes:
-    """Return pictures. Raises PayloadTypeError."""
-    wants_url = asked.questions.body.get("response_format") == "url"
-    data = [_image(payload, asked.model.image, wants_url) for payload in payloads]
+def images(parsed: ParsedRequest, payloads: Sequence[Payload]) -> bytes:
+    """Return the answer with images. Raises PayloadTypeError."""
+    wants_url = parsed.questions.body.get("response_format") == "url"
+    data = [_image(payload, parsed.model.image, wants_url) for payload in payloads]
     counts = usage_of([counts_of(payload) for payload in payloads])
     usage = {
         "input_tokens": counts["prompt_tokens"],
@@ -114,7 +114,7 @@ def images(asked: Understood, payloads: Sequence[Payload]) -> bytes:
 
 
 def _image(payload: Payload, key: str, wants_url: bool) -> dict[str, Any]:
-    """Return a picture, which is the bytes of a file or its URL."""
+    """Return an image, which the Op answered as the bytes of a file or as a URL."""
     value = payload.get(key)
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1:
         value = value.tobytes()
@@ -129,8 +129,8 @@ def _image(payload: Payload, key: str, wants_url: bool) -> dict[str, Any]:
     return {"url": f"data:;base64,{data}", **more} if wants_url else {"b64_json": data, **more}
 
 
-def _embeddings(asked: Understood, payloads: Sequence[Payload]) -> bytes:
-    return embeddings(payloads, asked.model_id, asked.model, asked.questions.in_base64)
+def _embeddings(parsed: ParsedRequest, payloads: Sequence[Payload]) -> bytes:
+    return embeddings(payloads, parsed.model_id, parsed.model, parsed.questions.in_base64)
 
 
 PLAIN_FORMS: Final[Mapping[str, PlainForm]] = {

@@ -1,4 +1,4 @@
-"""Anthropic's `/v1/messages`: requests as chats, and what these say as messages and their events.
+"""Anthropic's `/v1/messages`: requests become chats, and answers messages and their events.
 
 Source: Anthropic's API reference, "Messages", "Streaming messages" and "Errors".
 """
@@ -38,7 +38,7 @@ _DONE_HERE = frozenset(
     )
 )
 _MISSING = "missing_required_parameter"
-_NAMES = {  # of what chats have another name for
+_NAMES = {  # names in this API, by their names in chats
     "stop": "stop_sequences",
     "response_format.json_schema": "output_config.format",
     ".function.parameters": ".input_schema",
@@ -65,7 +65,7 @@ _ERRORS: Final[Mapping[int, str]] = {
 
 
 def message_questions(body: Fields, model: ModelOptions) -> Questions:
-    """Return what a request for a message asks. Raises ArgumentError."""
+    """Return the question of a request for a message. Raises ArgumentError."""
     if body.get("max_tokens") is None:
         raise ArgumentError("max_tokens is missing", "max_tokens", _MISSING)
     chat = {name: value for name, value in body.items() if name not in _DONE_HERE}
@@ -88,8 +88,8 @@ def message_questions(body: Fields, model: ModelOptions) -> Questions:
 def reply_with_error(error: PipelineError | HttpError) -> WebResponse:
     """Return the answer to a request that ended in an error."""
     reply = reply_to(error)
-    said = _error(orjson.loads(reply.body)["error"], reply.status)
-    return msgspec.structs.replace(reply, body=orjson.dumps(said))
+    body = _error(orjson.loads(reply.body)["error"], reply.status)
+    return msgspec.structs.replace(reply, body=orjson.dumps(body))
 
 
 class MessageWriter:
@@ -118,22 +118,22 @@ class MessageWriter:
         }
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
-        """Return the message. Raises PipelineError: a tool is called with no JSON."""
+        """Return the message. Raises PipelineError: a tool's arguments are not JSON."""
         ((choice, whole),) = choices
         exhaust(self._output.take(whole))
         content = [_block(item) for item in self._output.items]
         return as_json({**self._message, "content": content, **self._ended(choice)})
 
     def part(self, choice: Choice, delta: Delta) -> bytes:
-        """Return the events that tell more."""
-        return self._told(self._output.take(delta))
+        """Return the events of one delta."""
+        return self._events(self._output.take(delta))
 
     def end(self, choice: Choice) -> bytes:
-        """Return the events that say that the blocks are whole, and why the message has ended."""
+        """Return the events that end the blocks, and the reason why the message has ended."""
         ended = self._ended(choice)
-        said = {"delta": {name: ended[name] for name in ("stop_reason", "stop_sequence")}}
-        told = self._told(self._output.end())
-        return told + _event("message_delta", {**said, "usage": ended["usage"]})
+        delta = {"delta": {name: ended[name] for name in ("stop_reason", "stop_sequence")}}
+        events = self._events(self._output.end())
+        return events + _event("message_delta", {**delta, "usage": ended["usage"]})
 
     def last(self, choices: Sequence[Choice]) -> bytes:
         """Return the event of the end."""
@@ -144,20 +144,22 @@ class MessageWriter:
         status = reply_to(error).status
         return _event("error", _error(error_of(error), status))
 
-    def _told(self, steps: Iterable[ItemChange]) -> bytes:
-        """Return the events of what becomes of items."""
-        said = b"" if self._has_begun else _event("message_start", {"message": self._message})
+    def _events(self, changes: Iterable[ItemChange]) -> bytes:
+        """Return the events of changes."""
+        events = b"" if self._has_begun else _event("message_start", {"message": self._message})
         self._has_begun = True
-        for act, item, text, _ in steps:
+        for act, item, text, _ in changes:
             place = {"index": item.index}
             if act == "begin":
-                said += _event("content_block_start", {**place, "content_block": _block(item)})
+                events += _event("content_block_start", {**place, "content_block": _block(item)})
             elif act == "grow":
                 kind, key = _DELTAS[item.kind]
-                said += _event("content_block_delta", {**place, "delta": {"type": kind, key: text}})
+                events += _event(
+                    "content_block_delta", {**place, "delta": {"type": kind, key: text}}
+                )
             else:
-                said += _event("content_block_stop", place)
-        return said
+                events += _event("content_block_stop", place)
+        return events
 
     def _ended(self, choice: Choice) -> Event:
         """Return why the message has ended, and its counts."""
@@ -173,36 +175,36 @@ class MessageWriter:
         return {"stop_reason": reason, "stop_sequence": stop, "usage": usage}
 
 
-def _event(kind: str, said: Event) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (kind.encode(), as_json({"type": kind, **said}))
+def _event(kind: str, fields: Event) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), as_json({"type": kind, **fields}))
 
 
-def _error(said: Mapping[str, Any], status: int) -> Event:
-    """Return an error as Anthropic has it, with the path and the code of OpenAI's beside it."""
+def _error(error: Mapping[str, Any], status: int) -> Event:
+    """Return an error in Anthropic's form, with OpenAI's `param` and `code` added."""
     usual = "api_error" if status >= 500 else "invalid_request_error"
-    told = {"type": _ERRORS.get(status, usual), "message": said["message"]}
-    return {"type": "error", "error": {**told, "param": said["param"], "code": said["code"]}}
+    fields = {"type": _ERRORS.get(status, usual), "message": error["message"]}
+    return {"type": "error", "error": {**fields, "param": error["param"], "code": error["code"]}}
 
 
 def _block(item: OutputItem) -> Event:
-    """Return the block that an item is, as far as it is there."""
+    """Return an item as a block, with its content up to now."""
     if item.kind == "reasoning_content":
         return {"type": "thinking", "thinking": item.text, "signature": ""}
     if item.kind in ("text", "refusal"):
         return {"type": "text", "text": item.text}
     try:
-        given = read_object(item.text.encode()) if item.text else {}
+        arguments = read_object(item.text.encode()) if item.text else {}
     except PackageError as error:
-        text = f"the tool {item.name!r} is called with what is no JSON object: {error}"
+        text = f"the arguments of tool {item.name!r} are not a JSON object: {error}"
         raise PayloadTypeError(text) from None
-    return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": given}
+    return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": arguments}
 
 
 def _messages_of(body: Fields) -> list[Fields]:
     """Return the messages of a chat. Raises ArgumentError."""
-    found: list[Fields] = []
+    chat: list[Fields] = []
     if (system := body.get("system")) is not None:
-        found.append({"role": "system", "content": _content(system, "system")})
+        chat.append({"role": "system", "content": _content(system, "system")})
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ArgumentError("messages must be a list with at least one message", "messages")
@@ -211,38 +213,38 @@ def _messages_of(body: Fields) -> list[Fields]:
         role = message.get("role") if isinstance(message, Mapping) else None
         if role not in ("user", "assistant", "system"):
             raise ArgumentError(f"{where}.role must be user or assistant", f"{where}.role")
-        found += _turns(role, message.get("content"), f"{where}.content")
-    return found
+        chat += _turns(role, message.get("content"), f"{where}.content")
+    return chat
 
 
 def _turns(role: str, content: Any, where: str) -> list[Fields]:
-    """Return the messages that one is: results of tools are messages of their own."""
+    """Return a message as messages of a chat: each tool result becomes a message of its own."""
     if not isinstance(content, list):
         return [{"role": role, "content": _content(content, where)}]
-    found: list[Fields] = []
+    chat: list[Fields] = []
     calls, parts = [], []
     for at, block in enumerate(content):
         place = f"{where}[{at}]"
         kind = block.get("type") if isinstance(block, Mapping) else None
         if kind == "tool_use":
-            called = {"name": text_at(f"{place}.name", block.get("name"))}
-            called["arguments"] = as_json(block.get("input") or {}).decode()
+            function = {"name": text_at(f"{place}.name", block.get("name"))}
+            function["arguments"] = as_json(block.get("input") or {}).decode()
             call_id = text_at(f"{place}.id", block.get("id"))
-            calls.append({"id": call_id, "type": "function", "function": called})
+            calls.append({"id": call_id, "type": "function", "function": function})
         elif kind == "tool_result":
-            told = {"tool_call_id": text_at(f"{place}.tool_use_id", block.get("tool_use_id"))}
-            said = _content(block.get("content") or "", f"{place}.content")
-            found.append({"role": "tool", **told, "content": said})
-        elif kind not in ("thinking", "redacted_thinking"):  # what it thought is not told again
+            reference = {"tool_call_id": text_at(f"{place}.tool_use_id", block.get("tool_use_id"))}
+            text = _content(block.get("content") or "", f"{place}.content")
+            chat.append({"role": "tool", **reference, "content": text})
+        elif kind not in ("thinking", "redacted_thinking"):  # the model does not get its thoughts
             parts.append(_part(block, place))
     if parts or calls:
-        said = _joined(parts) if parts else None
-        found.append({"role": role, "content": said, **({"tool_calls": calls} if calls else {})})
-    return found
+        text = _joined(parts) if parts else None
+        chat.append({"role": role, "content": text, **({"tool_calls": calls} if calls else {})})
+    return chat
 
 
 def _content(content: Any, where: str) -> Any:
-    """Return text, or blocks as the parts of a chat."""
+    """Return a text, or blocks as the parts of a chat message."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -251,7 +253,7 @@ def _content(content: Any, where: str) -> Any:
 
 
 def _joined(parts: Sequence[Fields]) -> Any:
-    """Return parts as one text, if all are texts."""
+    """Return parts as one text if all are texts, otherwise the parts."""
     is_text = all(part["type"] == "text" for part in parts)
     return "".join(part["text"] for part in parts) if is_text else parts
 
@@ -273,34 +275,34 @@ def _part(block: Any, where: str) -> Fields:
 def _tools_of(tools: Any) -> list[Fields]:
     if not isinstance(tools, list):
         raise wrong_type("tools", "a list", tools)
-    found = []
+    functions = []
     for at, tool in enumerate(tools):
         where = f"tools[{at}]"
         if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
             raise ArgumentError(
-                f"{where} must be a tool of the caller's: no others run here", where
+                f"{where} must be a tool of the client: the server has no tools", where
             )
         about = {"name": text_at(f"{where}.name", tool.get("name"))}
         if tool.get("description") is not None:
             about["description"] = text_at(f"{where}.description", tool["description"])
         function = {**about, "parameters": tool.get("input_schema") or {"type": "object"}}
-        found.append({"type": "function", "function": function})
-    return found
+        functions.append({"type": "function", "function": function})
+    return functions
 
 
 def _choice_of(choice: Any) -> Fields:
     if choice is None:
         return {}
     kind = choice.get("type") if isinstance(choice, Mapping) else None
-    found: Fields = {}
+    arguments: Fields = {}
     if choice and kind == "tool":
         name = text_at("tool_choice.name", choice.get("name"))
-        found["tool_choice"] = {"type": "function", "function": {"name": name}}
+        arguments["tool_choice"] = {"type": "function", "function": {"name": name}}
     elif isinstance(kind, str) and kind in _CHOICES:
-        found["tool_choice"] = _CHOICES[kind]
+        arguments["tool_choice"] = _CHOICES[kind]
     else:
         where = "tool_choice.type"
         raise ArgumentError(f"{where} must be auto, any, tool or none", where)
     if choice.get("disable_parallel_tool_use"):
-        found["parallel_tool_calls"] = False
-    return found
+        arguments["parallel_tool_calls"] = False
+    return arguments

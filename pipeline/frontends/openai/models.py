@@ -1,4 +1,4 @@
-"""Models: pipelines by the ids that callers of OpenAI's API know them by."""
+"""Models: pipelines by their ids in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pipeline.engine.models import ServedGraph
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.frontends.api.pipelines import Asked, Pipelines
+from pipeline.frontends.api.pipelines import EngineRequest, Pipelines
 from pipeline.frontends.http.routes import HttpError, WebResponse
 from pipeline.frontends.openai.arguments import Fields
 from pipeline.frontends.openai.errors import ArgumentError, reply_to
@@ -20,7 +20,7 @@ Read = Callable[[Fields, ModelOptions], Questions]
 
 
 class Form(NamedTuple):
-    """The form of one API: the kind of the models that answer it, who reads and who writes it.
+    """The form of one API: the kind of its models, its reader and its writer.
 
     `reply_to` makes the answer to a request that ended in an error.
     """
@@ -31,25 +31,25 @@ class Form(NamedTuple):
     reply_to: Callable[[PipelineError | HttpError], WebResponse] = reply_to
 
 
-class Understood(NamedTuple):
-    """A request that was read: whom it asks, what, and what the engine takes for each text."""
+class ParsedRequest(NamedTuple):
+    """A request that was read: its model, its questions, and the engine's input for each text."""
 
     model_id: str
     model: ModelOptions
     served: ServedGraph
     questions: Questions
-    asked: Sequence[Asked]
+    engine_requests: Sequence[EngineRequest]
 
 
 class Models:
     """The models of a server.
 
     Args:
-        options: by their ids; none: each pipeline is one, by its own name.
-        pipelines: who is asked.
+        options: by model id; empty: each pipeline is a model with its own name.
+        pipelines: answer the requests.
 
     Raises:
-        ConfigError: a model's pipeline is not there.
+        ConfigError: a model's pipeline does not exist.
     """
 
     def __init__(self, options: Mapping[str, ModelOptions], pipelines: Pipelines) -> None:
@@ -67,7 +67,7 @@ class Models:
                 )
 
     def find(self, model_id: object, kind: str = "") -> ModelOptions:
-        """Return a model. Raises ArgumentError: it is not there, or answers nothing of a kind."""
+        """Return a model. Raises ArgumentError: it does not exist, or is not of the kind."""
         if not isinstance(model_id, str) or not model_id:
             raise ArgumentError("model must be the id of a model, as text", "model")
         model = self.options.get(model_id)
@@ -79,10 +79,10 @@ class Models:
             raise ArgumentError(text, "model", "model_not_supported")
         return model
 
-    def understand(
+    def parse(
         self, fields: Fields, headers: Mapping[bytes, bytes], kind: str, read: Read
-    ) -> Understood:
-        """Return what a request for models of a kind asks.
+    ) -> ParsedRequest:
+        """Return a request for models of a kind, read and checked.
 
         Raises ArgumentError, PackageError, ClosedError.
         """
@@ -90,12 +90,14 @@ class Models:
         model = self.find(model_id, kind)
         name = model.pipeline or _pipeline_of(str(model_id), model, self._pipelines.names())
         served, questions = self._pipelines.find(name), read(fields, model)
-        asked = [self._pipelines.asked(served, each, headers) for each in questions.fields]
-        return Understood(str(model_id), model, served, questions, asked)
+        engine_requests = [
+            self._pipelines.asked(served, text_fields, headers) for text_fields in questions.fields
+        ]
+        return ParsedRequest(str(model_id), model, served, questions, engine_requests)
 
 
 def _pipeline_of(model_id: str, model: ModelOptions, there: Sequence[str]) -> str:
-    """Return the name of the pipeline that a model stands for."""
+    """Return the name of a model's pipeline."""
     if model.pipeline is not None:
         return model.pipeline
     return there[0] if len(there) == 1 else model_id

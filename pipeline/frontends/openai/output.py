@@ -1,4 +1,4 @@
-"""Output: what a chat says, as items behind each other, for APIs that answer with lists."""
+"""Output: a chat's answer as a list of items, for APIs that answer with lists."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Literal, NamedTuple
 from pipeline.openai import Delta
 
 TEXTS = ("reasoning_content", "text", "refusal")
-"""Kinds of items that are texts; others are kinds of tools, `function` and `custom`."""
+"""Kinds of text items; the other kinds are those of tools, `function` and `custom`."""
 
 _WRITTEN = {"function": "arguments", "custom": "input"}
 
 
 class OutputItem:
-    """A text of one kind, or a call of a tool, which grows.
+    """A text of one kind, or a tool call, that grows.
 
     Args:
-        kind: one of `TEXTS`, or of tools.
+        kind: one of `TEXTS`, or the kind of a tool.
         index: its place in the output.
-        call_id: of a call.
-        name: of the tool.
+        call_id: id of the tool call.
+        name: name of the tool.
     """
 
     def __init__(self, kind: str, index: int, call_id: str = "", name: str = "") -> None:
@@ -37,12 +37,12 @@ class OutputItem:
 
     @property
     def text(self) -> str:
-        """Return the text, or what the tool is called with, as far as it is there."""
+        """Return the text, or the arguments of the tool, up to now."""
         return "".join(self.pieces)
 
 
 class ItemChange(NamedTuple):
-    """A change of an item: it begins, `text` is more of it, or it ends."""
+    """A change of an item: it begins, it grows by `text`, or it ends."""
 
     act: Literal["begin", "grow", "end"]
     item: OutputItem
@@ -51,11 +51,11 @@ class ItemChange(NamedTuple):
 
 
 class Output:
-    """Items of what a chat says, at once or part by part; each ends where the next one begins.
+    """Items of a chat's answer, whole or in parts; an item ends where the next one begins.
 
     Attributes:
-        items: all of them, in order.
-        size: characters of all of them.
+        items: in order.
+        size: characters in all items.
     """
 
     def __init__(self) -> None:
@@ -64,15 +64,15 @@ class Output:
         self._calls: dict[int, OutputItem] = {}
 
     def take(self, delta: Delta) -> Iterator[ItemChange]:
-        """Take more of what is said; yield the steps that it makes."""
-        said: Mapping[str, Any] = delta
+        """Add a delta; yield the changes that it makes."""
+        fields: Mapping[str, Any] = delta
         for kind in TEXTS:
-            if text := said.get(kind):
-                yield from self._text(kind, text, said)
-        if not said.get("text"):
-            self._note(said)
-        for at, call in enumerate(said.get("tool_calls", ())):
-            yield from self._call(call.get("index", at), call)
+            if text := fields.get(kind):
+                yield from self._add_text(kind, text, fields)
+        if not fields.get("text"):
+            self._add_notes(fields)
+        for at, call in enumerate(fields.get("tool_calls", ())):
+            yield from self._add_call(call.get("index", at), call)
 
     def end(self) -> Iterator[ItemChange]:
         """End the last item."""
@@ -80,25 +80,25 @@ class Output:
             item.is_open = False
             yield ItemChange("end", item)
 
-    def _text(self, kind: str, text: str, said: Mapping[str, Any]) -> Iterator[ItemChange]:
+    def _add_text(self, kind: str, text: str, delta: Mapping[str, Any]) -> Iterator[ItemChange]:
         if not self.items or self.items[-1].kind != kind:
             yield from self._begun(OutputItem(kind, len(self.items)))
         item, logprobs = self.items[-1], []
         if kind == "text":
-            logprobs = said.get("logprobs", [])
+            logprobs = delta.get("logprobs", [])
             item.logprobs += logprobs
-            item.annotations += said.get("annotations", ())
+            item.annotations += delta.get("annotations", ())
         yield self._grown(item, text, logprobs)
 
-    def _note(self, said: Mapping[str, Any]) -> None:
-        """Take what is said of the last text behind it."""
+    def _add_notes(self, delta: Mapping[str, Any]) -> None:
+        """Add log probabilities and annotations to the last text."""
         for item in reversed(self.items):
             if item.kind == "text":
-                item.logprobs += said.get("logprobs", ())
-                item.annotations += said.get("annotations", ())
+                item.logprobs += delta.get("logprobs", ())
+                item.annotations += delta.get("annotations", ())
                 return
 
-    def _call(self, index: int, call: Mapping[str, Any]) -> Iterator[ItemChange]:
+    def _add_call(self, index: int, call: Mapping[str, Any]) -> Iterator[ItemChange]:
         if (item := self._calls.get(index)) is None:
             kind = call["type"]
             item = OutputItem(kind, len(self.items), call["id"], call[kind]["name"])
@@ -118,7 +118,7 @@ class Output:
         yield ItemChange("begin", item)
 
 
-def exhaust(steps: Iterable[ItemChange]) -> None:
-    """Take steps that nobody is told of."""
-    for _ in steps:
+def exhaust(changes: Iterable[ItemChange]) -> None:
+    """Make changes without sending them."""
+    for _ in changes:
         pass

@@ -1,4 +1,4 @@
-"""Bodies of requests as questions: what pipelines are asked, one for each text."""
+"""Bodies of requests as questions: the fields for the pipeline, for each text."""
 
 from __future__ import annotations
 
@@ -20,21 +20,26 @@ from pipeline.frontends.openai.errors import ArgumentError, wrong_type
 from pipeline.frontends.openai.options import ModelOptions
 
 MOST_TEXTS = 2048
-"""Texts that one request may have, or be answered with."""
+"""Limit of texts in one request, and of choices in its answer."""
 
 _MOST_TOKEN = 2**31 - 1
 
 
 class Questions(NamedTuple):
-    """Content of one request: the fields of each text, and how the answer is to be.
+    """Content of one request: the fields of each text, and the form of the answer.
 
-    `each`: choices of each prompt, which stand behind each other; `stops`: texts they end at;
-    `is_stream`: part by part, `has_usage`: with a last part that has the counts of tokens;
-    `in_base64`: embeddings as bytes of float32; `body`: the request as it came.
+    Attributes:
+        fields: for the pipeline, by text; the choices of one prompt follow each other.
+        choices: number of choices for each prompt.
+        stops: texts that end a choice.
+        is_stream: answer in parts.
+        has_usage: the last part of a stream has the token counts.
+        in_base64: embeddings as base64 of float32 bytes.
+        body: the unchanged request.
     """
 
     fields: Sequence[Fields]
-    each: int = 1
+    choices: int = 1
     stops: Sequence[str] = ()
     is_stream: bool = False
     has_usage: bool = False
@@ -43,20 +48,20 @@ class Questions(NamedTuple):
 
 
 def chat_questions(body: Fields, model: ModelOptions) -> Questions:
-    """Return what a chat asks. Raises ArgumentError."""
+    """Return the question of a chat. Raises ArgumentError."""
     check(body)
     check_chat_logprobs(body)
     messages = messages_of(body, model)
-    asked = handed_on(body, model, "messages")
+    fields = handed_on(body, model, "messages")
     if model.messages is not None:
-        asked[model.messages] = messages
+        fields[model.messages] = messages
     else:
-        asked[model.prompt] = prompt_of(messages)
-    return questions_of(body, model, [asked])
+        fields[model.prompt] = prompt_of(messages)
+    return questions_of(body, model, [fields])
 
 
 def completion_questions(body: Fields, model: ModelOptions) -> Questions:
-    """Return what completions ask, one for each prompt. Raises ArgumentError."""
+    """Return the questions of a completion, one for each prompt. Raises ArgumentError."""
     check(body)
     check_logprobs(body)
     texts = texts_of(body, "prompt", model)
@@ -65,7 +70,7 @@ def completion_questions(body: Fields, model: ModelOptions) -> Questions:
 
 
 def embedding_questions(body: Fields, model: ModelOptions) -> Questions:
-    """Return what embeddings ask, one for each text. Raises ArgumentError."""
+    """Return the questions for embeddings, one for each text. Raises ArgumentError."""
     check(body)
     texts = texts_of(body, "input", model)
     form = body.get("encoding_format") or "float"
@@ -77,10 +82,12 @@ def embedding_questions(body: Fields, model: ModelOptions) -> Questions:
 
 
 def prompt_of(messages: Sequence[Fields]) -> str:
-    """Return a chat as text: one message as it is, of several a line for each, and who is next."""
+    """Return a chat as text: the only message, or a line for each and the assistant's turn."""
     if len(messages) == 1:
         return _content_of(messages[0], 0)
-    lines = [f"{each['role']}: {_content_of(each, at)}" for at, each in enumerate(messages)]
+    lines = [
+        f"{message['role']}: {_content_of(message, at)}" for at, message in enumerate(messages)
+    ]
     return "\n".join([*lines, "assistant:"])
 
 
@@ -91,29 +98,28 @@ def messages_of(body: Fields, model: ModelOptions) -> Sequence[Fields]:
         raise ArgumentError("messages is missing", "messages", "missing_required_parameter")
     if not isinstance(messages, list) or not messages:
         raise ArgumentError("messages must be a list with at least one message", "messages")
-    for at, each in enumerate(messages):
+    for at, message in enumerate(messages):
         where = f"messages[{at}]"
-        if not isinstance(each, dict):
+        if not isinstance(message, dict):
             text = f'{where} must be an object like {{"role": "user", "content": "..."}}'
             raise ArgumentError(text, where, "invalid_type")
-        if not isinstance(role := each.get("role"), str):
+        if not isinstance(role := message.get("role"), str):
             text = f"{where}.role must be text, such as 'user'"
             raise ArgumentError(text, f"{where}.role", "invalid_type")
-        if (
-            len(each) == 2 and type(each.get("content")) is str and role != "tool"
-        ):  # as nearly always
+        content = message.get("content")
+        if len(message) == 2 and type(content) is str and role != "tool":  # the common case
             continue
-        _check_content(each.get("content"), role, f"{where}.content", model)
-        if role == "tool" and not isinstance(each.get("tool_call_id"), str):
+        _check_content(content, role, f"{where}.content", model)
+        if role == "tool" and not isinstance(message.get("tool_call_id"), str):
             where = f"{where}.tool_call_id"
             text = f"{where} must be text: the id of the call that this answers"
             raise ArgumentError(text, where, "missing_required_parameter")
-        _check_calls(each.get("tool_calls"), f"{where}.tool_calls")
+        _check_calls(message.get("tool_calls"), f"{where}.tool_calls")
     return messages
 
 
 def _check_content(content: Any, role: str, where: str, model: ModelOptions) -> None:
-    """Raise ArgumentError for what no message says; the parts of a list say their type."""
+    """Raise ArgumentError for invalid content; each part of a list must have a type."""
     if isinstance(content, str) or (content is None and role == "assistant"):
         return
     if not isinstance(content, list):
@@ -133,7 +139,7 @@ _FEATURES = {"image_url": "images", "input_audio": "audio", "file": "files"}  # 
 
 
 def _check_calls(calls: Any, where: str) -> None:
-    """Raise ArgumentError for calls of tools, as an assistant has made them, without a name."""
+    """Raise ArgumentError for an assistant's tool calls without a name."""
     if calls is None:
         return
     if not isinstance(calls, list):
@@ -141,15 +147,15 @@ def _check_calls(calls: Any, where: str) -> None:
     for at, call in enumerate(calls):
         place = f"{where}[{at}]"
         kind = call.get("type") or "function" if isinstance(call, dict) else None
-        said = call.get(kind) if isinstance(kind, str) else None
-        if not isinstance(said, dict):
+        function = call.get(kind) if isinstance(kind, str) else None
+        if not isinstance(function, dict):
             raise wrong_type(place, "an object with a function", call)
-        if not isinstance(said.get("name"), str):
-            raise wrong_type(f"{place}.{kind}.name", "text", said.get("name"))
+        if not isinstance(function.get("name"), str):
+            raise wrong_type(f"{place}.{kind}.name", "text", function.get("name"))
 
 
 def _content_of(message: Fields, at: int) -> str:
-    """Return the text of a message: a text, or parts of type `text`."""
+    """Return the text of a message, joined from parts of type `text`."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -162,25 +168,24 @@ def _content_of(message: Fields, at: int) -> str:
 
 
 def texts_of(body: Fields, name: str, model: ModelOptions) -> Sequence[str | list[int]]:
-    """Return the one text or the several that an argument has, as text or as tokens.
+    """Return the texts of an argument, one or several, as text or as tokens.
 
     Raises ArgumentError.
     """
-    given = body.get(name)
-    if given is None:
+    value = body.get(name)
+    if value is None:
         raise ArgumentError(f"{name} is missing", name, "missing_required_parameter")
-    is_one = isinstance(given, str) or (_is_list(given) and type(given[0]) is int)
-    texts = [given] if is_one else given
+    is_one = isinstance(value, str) or (_is_list(value) and type(value[0]) is int)
+    texts = [value] if is_one else value
     if not _is_list(texts) or len(texts) > MOST_TEXTS:
-        text = f"{name} must be a text, or a list of up to {MOST_TEXTS} texts"
-        raise ArgumentError(text, name)
-    for at, each in enumerate(texts):
+        raise ArgumentError(f"{name} must be a text, or a list of up to {MOST_TEXTS} texts", name)
+    for at, text in enumerate(texts):
         where = name if is_one else f"{name}[{at}]"
-        if _is_list(each):
+        if _is_list(text):
             check_supported(model, "tokens", where)
-            _check_tokens(each, where)
-        elif not isinstance(each, str):
-            raise wrong_type(where, "text, or a list of tokens", each)
+            _check_tokens(text, where)
+        elif not isinstance(text, str):
+            raise wrong_type(where, "text, or a list of tokens", text)
     return texts
 
 
@@ -189,32 +194,32 @@ def _is_list(value: Any) -> bool:
 
 
 def _check_tokens(tokens: list[Any], where: str) -> None:
-    """Raise ArgumentError for what is no token of any vocabulary; Ops know their own."""
+    """Raise ArgumentError for values that are not tokens; Ops know their own vocabulary."""
     if set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) <= _MOST_TOKEN:
         return
     for at, token in enumerate(tokens):
         if type(token) is not int:
             raise wrong_type(f"{where}[{at}]", "a token: a whole number", token)
         if not 0 <= token <= _MOST_TOKEN:
-            text = f"{where}[{at}] is no token: it must be 0 to {_MOST_TOKEN}"
+            text = f"{where}[{at}] is not a token: it must be 0 to {_MOST_TOKEN}"
             raise ArgumentError(text, f"{where}[{at}]", "token_out_of_range")
 
 
 def questions_of(body: Fields, model: ModelOptions, prompts: Sequence[Fields]) -> Questions:
-    """Return what prompts ask: each of them for all of its choices. Raises ArgumentError."""
-    each = choices_of(body)
-    if len(prompts) * each > MOST_TEXTS:
+    """Return the questions of prompts, for all choices of each. Raises ArgumentError."""
+    choices = choices_of(body)
+    if len(prompts) * choices > MOST_TEXTS:
         raise ArgumentError(f"more than {MOST_TEXTS} choices: ask for fewer at once", "n")
     fields = prompts
-    if each > 1:
+    if choices > 1:
         seed = model.keys.get("seed", "seed")
-        fields = [one for prompt in prompts for one in _choices(prompt, each, seed)]
+        fields = [choice for prompt in prompts for choice in _choices(prompt, choices, seed)]
     stops, is_stream = stops_of(body), body.get("stream") is True
-    return Questions(fields, each, stops, is_stream, has_usage(body), body=body)
+    return Questions(fields, choices, stops, is_stream, has_usage(body), body=body)
 
 
-def _choices(prompt: Fields, each: int, seed: str) -> Iterator[Fields]:
-    """Yield what each choice of a prompt asks: the same, but that the next seed follows a seed."""
+def _choices(prompt: Fields, choices: int, seed: str) -> Iterator[Fields]:
+    """Yield the fields for each choice of a prompt; they differ only in the seed."""
     yield prompt
-    for at in range(1, each):
+    for at in range(1, choices):
         yield {**prompt, seed: prompt[seed] + at} if seed in prompt else {**prompt}

@@ -1,4 +1,4 @@
-"""ResponseWriter: what a chat says, as responses and as the events of one."""
+"""ResponseWriter: a chat's answer as a response, or as the events of one."""
 
 from __future__ import annotations
 
@@ -53,12 +53,11 @@ _ECHOED: Final[Mapping[str, Any]] = {
 class ResponseWriter:
     """Writer of responses, whose streams are events with names and numbers.
 
-    Source: OpenAI's API reference, "The response object" and
-    "Streaming events".
+    Source: OpenAI's API reference, "The response object" and "Streaming events".
 
     Args:
-        kept: gets the responses that are to be kept.
-        model_id: as the caller knows it.
+        kept: stores responses.
+        model_id: as the client knows it.
         questions: of the request.
     """
 
@@ -67,9 +66,9 @@ class ResponseWriter:
         self._body = questions.body
         self._output = Output()
         self._number = 0
-        given = {name: value for name, value in self._body.items() if value is not None}
-        self._is_kept: bool = bool(kept.most) and given.get("store") is not False
-        self._before = kept.messages_before(self._body) if self._is_kept else ()
+        settings = {name: value for name, value in self._body.items() if value is not None}
+        self._is_kept: bool = bool(kept.most) and settings.get("store") is not False
+        self._previous = kept.messages_before(self._body) if self._is_kept else ()
         self._response: Event = {
             "id": f"resp_{os.urandom(16).hex()}",
             "object": "response",
@@ -82,13 +81,13 @@ class ResponseWriter:
             "output": [],
             "store": self._is_kept,
             "usage": None,
-            **{name: given.get(name, usual) for name, usual in _ECHOED.items()},
+            **{name: settings.get(name, usual) for name, usual in _ECHOED.items()},
         }
 
     @property
     def is_short(self) -> bool:
-        """Return whether the request, whose settings it repeats, and the texts are short."""
-        return self._output.size + size_of(self._body) <= SHORT_BYTES and not self._before
+        """Return whether the texts and the request, whose settings it repeats, are short."""
+        return self._output.size + size_of(self._body) <= SHORT_BYTES and not self._previous
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the response."""
@@ -98,12 +97,12 @@ class ResponseWriter:
         return self._ended(choice)
 
     def part(self, choice: Choice, delta: Delta) -> bytes:
-        """Return the events that tell more."""
-        return self._told(self._output.take(delta))
+        """Return the events of one delta."""
+        return self._events(self._output.take(delta))
 
     def end(self, choice: Choice) -> bytes:
-        """Return the events that say that the texts and calls are whole."""
-        return self._told(self._output.end())
+        """Return the events that end the texts and calls."""
+        return self._events(self._output.end())
 
     def last(self, choices: Sequence[Choice]) -> bytes:
         """Return the event with the response."""
@@ -111,63 +110,63 @@ class ResponseWriter:
         return self._event(self._response["status"], {"response": self._response})
 
     def error(self, error: PipelineError) -> bytes:
-        """Return the event of an error: clients raise it for the key `error`."""
-        said = error_of(error)
-        told = {name: said[name] for name in ("code", "message", "param")}
-        return self._named("error", {**told, "error": said})
+        """Return the event of an error; its key `error` makes clients raise it."""
+        error_fields = error_of(error)
+        fields = {name: error_fields[name] for name in ("code", "message", "param")}
+        return self._named("error", {**fields, "error": error_fields})
 
-    def _event(self, name: str, said: Event) -> bytes:
-        return self._named(f"response.{name}", said)
+    def _event(self, name: str, fields: Event) -> bytes:
+        return self._named(f"response.{name}", fields)
 
-    def _named(self, kind: str, said: Event) -> bytes:
-        told = as_json({"type": kind, **said, "sequence_number": self._number})
+    def _named(self, kind: str, fields: Event) -> bytes:
+        body = as_json({"type": kind, **fields, "sequence_number": self._number})
         self._number += 1
-        return b"event: %s\ndata: %s\n\n" % (kind.encode(), told)
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), body)
 
     def _begun(self) -> bytes:
-        """Return the events before all others, once."""
+        """Return the first two events of a stream, once."""
         if self._number:
             return b""
-        said = {"response": self._response}
-        return self._event("created", said) + self._event("in_progress", said)
+        fields = {"response": self._response}
+        return self._event("created", fields) + self._event("in_progress", fields)
 
-    def _told(self, steps: Iterable[ItemChange]) -> bytes:
-        """Return the events of what becomes of items."""
-        said = self._begun()
-        for step in steps:
-            item = step.item
+    def _events(self, changes: Iterable[ItemChange]) -> bytes:
+        """Return the events of changes."""
+        events = self._begun()
+        for change in changes:
+            item = change.item
             place = {"item_id": _id_of(item), "output_index": item.index}
             is_text = item.kind in TEXTS
             if is_text:
                 place["content_index"] = 0
-            if step.act == "begin":
+            if change.act == "begin":
                 added = {"output_index": item.index, "item": _item(item)}
-                said += self._event("output_item.added", added)
+                events += self._event("output_item.added", added)
                 if is_text:
-                    said += self._event("content_part.added", {**place, "part": _part(item)})
-            elif step.act == "grow":
-                more = {"logprobs": step.logprobs} if item.kind == "text" else {}
+                    events += self._event("content_part.added", {**place, "part": _part(item)})
+            elif change.act == "grow":
+                more = {"logprobs": change.logprobs} if item.kind == "text" else {}
                 name = f"{_TYPES[item.kind][2]}.delta"
-                said += self._event(name, {**place, "delta": step.text, **more})
+                events += self._event(name, {**place, "delta": change.text, **more})
             else:
-                said += self._end_of(item, place)
-        return said
+                events += self._end_events(item, place)
+        return events
 
-    def _end_of(self, item: OutputItem, place: Event) -> bytes:
+    def _end_events(self, item: OutputItem, place: Event) -> bytes:
         if item.kind in TEXTS:
             part = _part(item)
             names = ("text", "refusal", "logprobs")
             done: Event = {name: part[name] for name in names if name in part}
         else:
             done = {_WRITTEN[item.kind]: item.text, "name": item.name}
-        said = self._event(f"{_TYPES[item.kind][2]}.done", {**place, **done})
+        events = self._event(f"{_TYPES[item.kind][2]}.done", {**place, **done})
         if item.kind in TEXTS:
-            said += self._event("content_part.done", {**place, "part": part})
+            events += self._event("content_part.done", {**place, "part": part})
         ended = {"output_index": item.index, "item": _item(item)}
-        return said + self._event("output_item.done", ended)
+        return events + self._event("output_item.done", ended)
 
     def _ended(self, choice: Choice) -> bytes:
-        """Return the response, now that it is whole, and keep it."""
+        """Return the complete response, and store it."""
         counts = usage_of([choice.counts])
         reason = _INCOMPLETE.get(choice.reason)
         self._response |= {
@@ -191,7 +190,7 @@ class ResponseWriter:
         body = as_json(self._response)
         if self._is_kept:
             input_ = input_messages(self._body.get("input"))
-            messages = [*self._before, *input_, *messages_of(self._response["output"])]
+            messages = [*self._previous, *input_, *messages_of(self._response["output"])]
             self._kept.add(self._response["id"], KeptResponse(body, messages))
         return body
 
@@ -201,22 +200,22 @@ def _id_of(item: OutputItem) -> str:
 
 
 def _part(item: OutputItem) -> Event:
-    """Return the part that a text is, as far as it is there."""
+    """Return a text as a content part, with its text up to now."""
     kind = _TYPES[item.kind][2]
-    told: Event = {"type": kind, "refusal" if kind == "refusal" else "text": item.text}
+    part: Event = {"type": kind, "refusal" if kind == "refusal" else "text": item.text}
     if kind == "output_text":
-        told |= {"annotations": item.annotations, "logprobs": item.logprobs}
-    return told
+        part |= {"annotations": item.annotations, "logprobs": item.logprobs}
+    return part
 
 
 def _item(item: OutputItem) -> Event:
-    """Return an item; one that is new has nothing in it."""
-    said: Event = {"id": _id_of(item), "type": _TYPES[item.kind][0]}
+    """Return an item in the API's form; a new one is empty."""
+    fields: Event = {"id": _id_of(item), "type": _TYPES[item.kind][0]}
     status = {"status": "in_progress" if item.is_open else "completed"}
     if item.kind not in TEXTS:
-        called = {"call_id": item.call_id, "name": item.name, _WRITTEN[item.kind]: item.text}
-        return {**said, **status, **called}
+        call = {"call_id": item.call_id, "name": item.name, _WRITTEN[item.kind]: item.text}
+        return {**fields, **status, **call}
     content = {"content": [] if item.is_open else [_part(item)]}
     if item.kind == "reasoning_content":
-        return {**said, "summary": [], **content}
-    return {**said, **status, "role": "assistant", **content}
+        return {**fields, "summary": [], **content}
+    return {**fields, **status, "role": "assistant", **content}

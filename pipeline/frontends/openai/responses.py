@@ -1,4 +1,4 @@
-"""Responses: requests for `/v1/responses` as chats, and the responses that are kept."""
+"""Responses: requests to `/v1/responses` become chats, and their responses are stored."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DONE_HERE = frozenset(
     )
 )
 _NOT_HERE = ("background", "conversation", "prompt")
-_NAMES = {  # of what chats have another name for
+_NAMES = {  # names in this API, by their names in chats
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "response_format.json_schema": "text.format",
@@ -36,23 +36,23 @@ _SPEAKERS = ("user", "assistant", "system", "developer")
 
 
 class KeptResponse(NamedTuple):
-    """A response that is kept: its JSON, and all messages of the chat it belongs to."""
+    """A stored response: its JSON, and all messages of its chat."""
 
     body: bytes
     messages: Sequence[Fields]
 
     @property
     def size(self) -> int:
-        """Return about how many bytes it takes."""
+        """Return its size, about, in bytes."""
         return len(self.body) + size_of(self.messages)
 
 
 class KeptResponses:
-    """Responses by their ids, up to a number of them and of bytes; the oldest go first.
+    """Stored responses by id; beyond a number or a size the oldest are dropped.
 
     Args:
-        most: that are kept; 0: none.
-        most_bytes: of all of them.
+        most: maximum number; 0: nothing is stored.
+        most_bytes: maximum size of all of them.
     """
 
     def __init__(self, most: int, most_bytes: int = 256 << 20) -> None:
@@ -62,32 +62,32 @@ class KeptResponses:
         self._size = 0
         self._lock = threading.Lock()
 
-    def add(self, response_id: str, kept: KeptResponse) -> None:
+    def add(self, response_id: str, response: KeptResponse) -> None:
         """Keep a response."""
-        size = kept.size
+        size = response.size
         with self._lock:
-            self._kept[response_id] = (kept, size)
+            self._kept[response_id] = (response, size)
             self._size += size
             while len(self._kept) > self.most or self._size > self._most_bytes:
                 self._size -= self._kept.popitem(last=False)[1][1]
 
     def find(self, response_id: str, param: str | None = None) -> KeptResponse:
-        """Return a response. Raises ArgumentError: it is not there; `param` named it."""
-        if (found := self._kept.get(response_id)) is not None:
-            return found[0]
+        """Return a response. Raises ArgumentError: it is not stored; `param` named it."""
+        if (entry := self._kept.get(response_id)) is not None:
+            return entry[0]
         why = "" if self.most else ": none are kept here, see `stored_responses`"
         reason, status = ("previous_response_not_found", 400) if param else ("not_found", 404)
         text = f"there is no response {response_id[:100]!r}{why}"
         raise ArgumentError(text, param, reason, status)
 
     def remove(self, response_id: str) -> None:
-        """Forget a response. Raises ArgumentError: it is not there."""
+        """Delete a response. Raises ArgumentError: it is not stored."""
         with self._lock:
             self.find(response_id)
             self._size -= self._kept.pop(response_id)[1]
 
     def messages_before(self, body: Mapping[str, Any]) -> Sequence[Fields]:
-        """Return what was said before a request. Raises ArgumentError."""
+        """Return the messages of the previous response. Raises ArgumentError."""
         name = "previous_response_id"
         if body.get(name) is None:
             return ()
@@ -95,7 +95,7 @@ class KeptResponses:
 
 
 class ResponseReader:
-    """Reader of requests for responses, each of which is a chat.
+    """Reader of requests for responses, as chats.
 
     Source: OpenAI's API reference, "Create a model response".
     """
@@ -104,15 +104,15 @@ class ResponseReader:
         self._kept = kept
 
     def __call__(self, body: Fields, model: ModelOptions) -> Questions:
-        """Return what a request asks. Raises ArgumentError."""
+        """Return the question of a request. Raises ArgumentError."""
         for name in _NOT_HERE:
             if body.get(name):
                 raise ArgumentError(f"{name} is not supported here", name, _UNSUPPORTED)
         chat = {name: value for name, value in body.items() if name not in _DONE_HERE}
         messages = [*self._kept.messages_before(body), *input_messages(body.get("input"))]
         if (instructions := body.get("instructions")) is not None:
-            said = {"role": "system", "content": text_at("instructions", instructions)}
-            messages = [said, *messages]
+            system = {"role": "system", "content": text_at("instructions", instructions)}
+            messages = [system, *messages]
         chat["messages"] = messages
         chat["max_tokens"] = body.get("max_output_tokens")
         chat["tools"] = _tools_of(body)
@@ -129,17 +129,17 @@ class ResponseReader:
             raise error.renamed(_NAMES) from None
 
 
-def input_messages(given: Any) -> list[Fields]:
-    """Return the messages that an input is. Raises ArgumentError."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list) or not given:
+def input_messages(value: Any) -> list[Fields]:
+    """Return an input as messages. Raises ArgumentError."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
         raise ArgumentError("input must be a text, or a list with at least one item", "input")
-    return messages_of(given)
+    return messages_of(value)
 
 
 def messages_of(items: Sequence[Any]) -> list[Fields]:
-    """Return the messages that items of an input or an output are. Raises ArgumentError."""
+    """Return the items of an input or an output as messages. Raises ArgumentError."""
     messages: list[Fields] = []
     for at, item in enumerate(items):
         _add(messages, item, f"input[{at}]")
@@ -160,27 +160,29 @@ def _add(messages: list[Fields], item: Any, where: str) -> None:
     elif kind in ("function_call", "custom_tool_call"):
         call = _call(item, kind, where)
         if messages and messages[-1]["role"] == "assistant":
-            said = messages[-1]
-            messages[-1] = {**said, "tool_calls": [*said.get("tool_calls", ()), call]}
+            last = messages[-1]
+            messages[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), call]}
         else:
             messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
     elif kind in ("function_call_output", "custom_tool_call_output"):
-        told = {"tool_call_id": text_at(f"{where}.call_id", item.get("call_id"))}
-        messages.append({"role": "tool", **told, "content": _content(item.get("output"), where)})
-    elif kind != "reasoning":  # what the model thought before is not told again
+        reference = {"tool_call_id": text_at(f"{where}.call_id", item.get("call_id"))}
+        messages.append(
+            {"role": "tool", **reference, "content": _content(item.get("output"), where)}
+        )
+    elif kind != "reasoning":  # the model does not get its earlier thoughts
         at = f"{where}.type"
         raise ArgumentError(f"{at} {str(kind)[:50]!r} is not supported here", at, _UNSUPPORTED)
 
 
 def _call(item: Mapping[str, Any], kind: str, where: str) -> Fields:
-    """Return a call of a tool as chats have it."""
-    tool, written = ("function", "arguments") if kind == "function_call" else ("custom", "input")
-    said = {name: text_at(f"{where}.{name}", item.get(name)) for name in ("name", written)}
-    return {"id": text_at(f"{where}.call_id", item.get("call_id")), "type": tool, tool: said}
+    """Return a tool call in the form of chats."""
+    tool, input_key = ("function", "arguments") if kind == "function_call" else ("custom", "input")
+    function = {name: text_at(f"{where}.{name}", item.get(name)) for name in ("name", input_key)}
+    return {"id": text_at(f"{where}.call_id", item.get("call_id")), "type": tool, tool: function}
 
 
 def _content(content: Any, where: str) -> Any:
-    """Return the content of an item as chats have it: texts as one, others as parts."""
+    """Return the content of an item in the form of chats: one text, or parts."""
     if isinstance(content, str):
         return content
     where = f"{where}.content"
@@ -214,24 +216,24 @@ def _part(part: Any, where: str) -> Fields:
 
 
 def _tools_of(body: Fields) -> list[Fields] | None:
-    """Return the tools as chats have them: what is described lies in an object of its own."""
+    """Return the tools in the form of chats, where the description is an inner object."""
     tools = body.get("tools")
     if tools is None:
         return None
     if not isinstance(tools, list):
         raise wrong_type("tools", "a list", tools)
-    found = []
+    tools_of_chat = []
     for at, tool in enumerate(tools):
         kind = tool.get("type") if isinstance(tool, Mapping) else None
         if kind not in ("function", "custom"):
             where = f"tools[{at}].type"
             raise ArgumentError(
-                f"{where} must be function or custom: no others run here", where, _UNSUPPORTED
+                f"{where} must be function or custom: the server has no tools", where, _UNSUPPORTED
             )
         text_at(f"tools[{at}].name", tool.get("name"))
         about = {name: value for name, value in tool.items() if name != "type"}
-        found.append({"type": kind, kind: about})
-    return found
+        tools_of_chat.append({"type": kind, kind: about})
+    return tools_of_chat
 
 
 def _choice_of(body: Fields) -> Any:
@@ -242,25 +244,25 @@ def _choice_of(body: Fields) -> Any:
 
 
 def _format_of(body: Fields) -> Fields:
-    """Return the form that the answer is to have, as chats ask for it."""
+    """Return the requested form of the answer, with the names of chats."""
     text = _object(body, "text")
-    form, found = text.get("format"), {}
+    form, arguments = text.get("format"), {}
     if form is not None:
         if not isinstance(form, Mapping):
             raise wrong_type("text.format", "an object", form)
-        found["response_format"] = {"type": form.get("type")}
+        arguments["response_format"] = {"type": form.get("type")}
         if form.get("type") == "json_schema":
             schema = {name: value for name, value in form.items() if name != "type"}
-            found["response_format"]["json_schema"] = schema
+            arguments["response_format"]["json_schema"] = schema
     if text.get("verbosity") is not None:
-        found["verbosity"] = text["verbosity"]
-    return found
+        arguments["verbosity"] = text["verbosity"]
+    return arguments
 
 
 def _object(body: Fields, name: str) -> Mapping[str, Any]:
-    found = body.get(name)
-    if found is None:
+    value = body.get(name)
+    if value is None:
         return {}
-    if not isinstance(found, Mapping):
-        raise wrong_type(name, "an object", found)
-    return found
+    if not isinstance(value, Mapping):
+        raise wrong_type(name, "an object", value)
+    return value

@@ -1,4 +1,4 @@
-"""OpenAIRoutes: the paths below `/v1`."""
+"""OpenAIRoutes: answers the paths below `/v1`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from pipeline.frontends.openai.messages import (
     message_questions,
     reply_with_error,
 )
-from pipeline.frontends.openai.models import Form, Models, Read, Understood
+from pipeline.frontends.openai.models import Form, Models, ParsedRequest, Read
 from pipeline.frontends.openai.options import OpenAIOptions
 from pipeline.frontends.openai.questions import (
     chat_questions,
@@ -53,7 +53,7 @@ from pipeline.proto.slices import Limits, is_short
 
 
 def forms(kept: KeptResponses) -> Mapping[str, Form]:
-    """Return the forms of texts by their paths; `kept` has the responses."""
+    """Return the forms by path; `kept` stores the responses."""
     return {
         "/v1/chat/completions": Form("chat", chat_questions, ChatWriter),
         "/v1/completions": Form("completion", completion_questions, CompletionWriter),
@@ -63,7 +63,7 @@ def forms(kept: KeptResponses) -> Mapping[str, Form]:
 
 
 def openai(context: FrontendContext, options: OpenAIOptions) -> None:
-    """Add OpenAI's API to the HTTP port. Raises ConfigError: a model's pipeline is not there."""
+    """Add OpenAI's API to the HTTP port. Raises ConfigError: a model's pipeline does not exist."""
     config, offload = context.config, context.offload
     pipelines = Pipelines(context.models, context.forwarding, config.sends_traces)
     models = Models(options.models, pipelines)
@@ -79,14 +79,14 @@ openai.Options = OpenAIOptions  # type: ignore[attr-defined]
 
 
 class OpenAIRoutes:
-    """The paths below `/v1`: texts in each form, embeddings, models, and responses that are kept.
+    """The paths below `/v1`: texts in each form, embeddings, models, and stored responses.
 
     Args:
-        models: who is asked.
-        offload: where large requests and answers are read and written; its owner stops it.
+        models: answer the requests.
+        offload: reads and writes large messages; its owner stops it.
         limits: of JSON.
         kept: limits of a stream that becomes one answer.
-        responses: those that are kept.
+        responses: the stored ones.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class OpenAIRoutes:
         self._paths = Paths("/v1", endpoints, _refuse_path, reply_to)
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
-        """Return the endpoint that answers it: one for each path below `/v1`, known or not."""
+        """Return the endpoint of a path below `/v1`; one answers unknown paths."""
         return self._paths.endpoint(request)
 
     # Models ---------------------------------------------------------------------------------
@@ -136,17 +136,17 @@ class OpenAIRoutes:
     # Responses ------------------------------------------------------------------------------
 
     async def _kept_response(self, request: WebRequest, name: str) -> WebResponse:
-        """Show a response that is kept, or forget it."""
+        """Show a stored response, or delete it."""
         if request.method != "DELETE":
             return WebResponse(body=self._responses.find(name).body)
         self._responses.remove(name)
-        said = {"id": name, "object": "response", "deleted": True}
-        return WebResponse(body=orjson.dumps(said))
+        reply = {"id": name, "object": "response", "deleted": True}
+        return WebResponse(body=orjson.dumps(reply))
 
     # Completions ----------------------------------------------------------------------------
 
     def in_line(self, request: WebRequest) -> CompletionEndpoint | None:
-        """Return what answers a POST with one text; None: it is left to `endpoint`."""
+        """Return the endpoint for a POST with one text; None: `endpoint` has it."""
         form = self._forms.get(request.path)
         if form is None or not is_json(request.headers.get(b"content-type", b"")):
             return None
@@ -155,19 +155,19 @@ class OpenAIRoutes:
     async def _complete(
         self, request: WebRequest, name: str, form: Form
     ) -> WebResponse | WebStream:
-        """Answer a request in the form of an API, at once or part by part."""
+        """Answer a request in the form of an API, at once or in parts."""
         try:
-            asked, left_s = await self._read(request, form.kind, form.read)
-            return await self._completion(form, request).answer(asked, left_s)
+            parsed, left_s = await self._read(request, form.kind, form.read)
+            return await self._completion(form, request).answer(parsed, left_s)
         except (HttpError, PipelineError) as error:
             return form.reply_to(error)
 
-    # Answers that come at once --------------------------------------------------------------
+    # Answers without streams ----------------------------------------------------------------
 
     async def _answer(self, request: WebRequest, name: str, form: PlainForm) -> WebResponse:
-        """Answer with what is made of the answers to all questions, such as a vector for each."""
-        asked, left_s = await self._read(request, form.kind, form.read, form.takes_forms)
-        call = TimedCall(asked.served.engine.begin, self._offload, left_s)
+        """Answer with the answers to all questions, for example an embedding for each text."""
+        parsed, left_s = await self._read(request, form.kind, form.read, form.takes_forms)
+        call = TimedCall(parsed.served.engine.begin, self._offload, left_s)
 
         async def payload(raw: Any, target: RequestTarget) -> Payload:
             answer = await call.answer(raw, target)
@@ -175,39 +175,41 @@ class OpenAIRoutes:
                 partial(payload_of, answer, call.failure), is_short_answer(answer)
             )
 
-        payloads = await all_of([partial(payload, *each) for each in asked.asked])
+        payloads = await all_of(
+            [partial(payload, *engine_request) for engine_request in parsed.engine_requests]
+        )
         is_little = len(payloads) == 1 and is_short(payloads[0])
         return with_head(
-            await call.made(partial(form.write, asked, payloads), is_little), call.head
+            await call.made(partial(form.write, parsed, payloads), is_little), call.head
         )
 
-    # What they have in common ---------------------------------------------------------------
+    # Reading --------------------------------------------------------------------------------
 
     async def _read(
         self, request: WebRequest, kind: str, read: Read, takes_forms: bool = False
-    ) -> tuple[Understood, float | None]:
-        """Return what a request asks, and how long its caller waits for it.
+    ) -> tuple[ParsedRequest, float | None]:
+        """Return a request, read and checked, and how long its client waits.
 
         Raises PipelineError, HttpError.
         """
         headers, limits = request.headers, self._limits
         content_type = headers.get(b"content-type", b"")
-        is_taken = is_form(content_type) if takes_forms else is_json(content_type)
-        if not is_taken:
-            wanted = MULTIPART if takes_forms else "JSON, with content-type: application/json"
-            raise HttpError(415, PackageError(f"send {wanted}"))
+        is_expected = is_form(content_type) if takes_forms else is_json(content_type)
+        if not is_expected:
+            expected = MULTIPART if takes_forms else "JSON, with content-type: application/json"
+            raise HttpError(415, PackageError(f"send {expected}"))
         body = await request.read()
 
-        def understood() -> Understood:
+        def read_body() -> ParsedRequest:
             if takes_forms:
                 fields = fields_of_form(body, content_type, limits)
             else:
                 fields = read_large_object(body, limits) if is_large(body) else read_object(body)
-            return self._models.understand(fields, headers, kind, read)
+            return self._models.parse(fields, headers, kind, read)
 
         if not is_large(body):
-            return understood(), request.timeout_s
-        return await self._offload.run(understood, request.timeout_s)
+            return read_body(), request.timeout_s
+        return await self._offload.run(read_body, request.timeout_s)
 
 
 async def _refuse_path(request: WebRequest, name: str) -> WebResponse:

@@ -1,4 +1,4 @@
-"""Writers of what choices say: the objects and the events of one API."""
+"""Writers of answers and events in the form of one API."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ _TEXT_TAIL = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 class Writer(Protocol):
-    """Writer of what one request is answered with, in the form of one API.
+    """Writer of one request's answer in the form of one API.
 
-    A stream is `part`s of its choices, side by side, an `end` of each and `last`; b"" writes
-    nothing. Whatever comes before the first part, the first call writes.
+    A stream is the `part`s of its choices, interleaved, an `end` for each choice, and `last`; b""
+    writes nothing. The first call also writes what precedes the first part.
     """
 
     @property
     def is_short(self) -> bool:
-        """Return whether `end` and `last` take no longer than a part: they may say all again."""
+        """Return whether `end` and `last` take no longer than a part: some repeat the answer."""
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
-        """Return the one answer that has these choices. Raises PayloadTypeError."""
+        """Return the answer with all choices. Raises PayloadTypeError."""
 
     def part(self, choice: Choice, delta: Delta) -> bytes:
-        """Return the events that tell more of a choice. Raises PayloadTypeError."""
+        """Return the events of one delta of a choice. Raises PayloadTypeError."""
 
     def end(self, choice: Choice) -> bytes:
-        """Return the events that say why a choice has ended."""
+        """Return the events that end a choice."""
 
     def last(self, choices: Sequence[Choice]) -> bytes:
-        """Return the events behind all choices."""
+        """Return the events after all choices."""
 
     def error(self, error: PipelineError) -> bytes:
-        """Return the event of an error behind the first part, which ends the stream."""
+        """Return the event of an error after the first part; it ends the stream."""
 
 
 class ChunkWriter:
-    """Base of the writers of chats and completions, which have chunks, and counts behind them.
+    """Base of the writers of chats and completions: chunks, then the token counts.
 
     Args:
         model_id: as the caller knows it.
@@ -67,7 +67,7 @@ class ChunkWriter:
         }
 
     def last(self, choices: Sequence[Choice]) -> bytes:
-        """Return the chunk with the counts, if it is asked for, and the end."""
+        """Return the chunk with the counts, if the client asked for it, and the end."""
         done = b"data: [DONE]\n\n"
         return (
             self._chunk([], usage=self._usage(choices)) + done
@@ -80,15 +80,14 @@ class ChunkWriter:
         return event(error_body(error))
 
     def _usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        return usage_of([choice.counts for choice in choices], self._questions.each)
+        return usage_of([choice.counts for choice in choices], self._questions.choices)
 
-    def _whole(self, choices: Sequence[Choice], said: Sequence[Mapping[str, Any]]) -> bytes:
+    def _whole(self, choices: Sequence[Choice], written: Sequence[Mapping[str, Any]]) -> bytes:
         usage = self._usage(choices)
-        return as_json({**self._head, "object": self.kind, "choices": said, "usage": usage})
+        return as_json({**self._head, "object": self.kind, "choices": written, "usage": usage})
 
     def _chunk(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> bytes:
-        said = {**self._head, "object": self.chunk_kind, "choices": choices, **more}
-        return event(as_json(said))
+        return event(as_json({**self._head, "object": self.chunk_kind, "choices": choices, **more}))
 
 
 class ChatWriter(ChunkWriter):
@@ -103,50 +102,50 @@ class ChatWriter(ChunkWriter):
 
     def __init__(self, model_id: str, questions: Questions) -> None:
         super().__init__(model_id, questions)
-        self._begun: dict[int, bytes] = {}  # by index: how a chunk with text alone begins
+        self._begun: dict[int, bytes] = {}  # by index: the beginning of a chunk with only text
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the completion."""
-        said = []
+        written = []
         for choice, whole in choices:
-            told = _in_chat(whole)
-            content = told.pop("content", None if told else "")
-            message = {"role": "assistant", "content": content, "refusal": None, **told}
+            delta = _in_chat(whole)
+            content = delta.pop("content", None if delta else "")
+            message = {"role": "assistant", "content": content, "refusal": None, **delta}
             ended = {"logprobs": _logprobs_of(whole), "finish_reason": choice.reason}
-            said.append({"index": choice.index, "message": message, **ended})
-        return self._whole([choice for choice, _ in choices], said)
+            written.append({"index": choice.index, "message": message, **ended})
+        return self._whole([choice for choice, _ in choices], written)
 
     def part(self, choice: Choice, delta: Delta) -> bytes:
         """Return a chunk."""
         begin = self._begun.get(choice.index)
-        if begin and len(delta) == 1 and "text" in delta:  # as nearly always
+        if begin and len(delta) == 1 and "text" in delta:  # the common case
             return begin + orjson.dumps(delta["text"]) + _TEXT_TAIL
-        return self._said(choice, _in_chat(delta), _logprobs_of(delta), None)
+        return self._delta_chunk(choice, _in_chat(delta), _logprobs_of(delta), None)
 
     def end(self, choice: Choice) -> bytes:
         """Return the chunk that says why a choice has ended."""
-        return self._said(choice, {}, None, choice.reason)
+        return self._delta_chunk(choice, {}, None, choice.reason)
 
-    def _said(
-        self, choice: Choice, said: Mapping[str, Any], logprobs: Any, reason: str | None
+    def _delta_chunk(
+        self, choice: Choice, delta: Mapping[str, Any], logprobs: Any, reason: str | None
     ) -> bytes:
         index, first = choice.index, b""
-        if index not in self._begun:  # it says who speaks, once
+        if index not in self._begun:  # the first chunk of a choice has the role
             head = orjson.dumps({**self._head, "object": self.chunk_kind})[:-1]
             begin = b'data: %s,"choices":[{"index":%d,"delta":{"content":' % (head, index)
             self._begun[index] = begin
-            who = {"role": "assistant"}
-            if said.keys() <= {"content"} and logprobs is None:
-                said = {**who, **said}
-            else:  # in a chunk of its own: the official client counts log probabilities there twice
-                none = {"logprobs": None, "finish_reason": None}
-                first = self._chunk([{"index": index, "delta": {**who, "content": ""}, **none}])
+            role = {"role": "assistant"}
+            if delta.keys() <= {"content"} and logprobs is None:
+                delta = {**role, **delta}
+            else:  # the role in its own chunk: with it the official client counts logprobs twice
+                nothing = {"logprobs": None, "finish_reason": None}
+                first = self._chunk([{"index": index, "delta": {**role, "content": ""}, **nothing}])
         ended = {"logprobs": logprobs, "finish_reason": reason}
-        return first + self._chunk([{"index": index, "delta": said, **ended}])
+        return first + self._chunk([{"index": index, "delta": delta, **ended}])
 
 
 class CompletionWriter(ChunkWriter):
-    """Writer of completions, which are text and log probabilities alone.
+    """Writer of completions, which have only text and log probabilities.
 
     Source: OpenAI's API reference, `text_completion`.
     """
@@ -156,32 +155,32 @@ class CompletionWriter(ChunkWriter):
 
     def __init__(self, model_id: str, questions: Questions) -> None:
         super().__init__(model_id, questions)
-        self._offsets: dict[int, int] = {}  # by index: characters of the tokens that were told
+        self._offsets: dict[int, int] = {}  # by index: characters of the tokens that were sent
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the completion."""
-        said = [
-            {**self._said(choice, whole), "finish_reason": choice.reason}
+        written = [
+            {**self._fields(choice, whole), "finish_reason": choice.reason}
             for choice, whole in choices
         ]
-        return self._whole([choice for choice, _ in choices], said)
+        return self._whole([choice for choice, _ in choices], written)
 
     def part(self, choice: Choice, delta: Delta) -> bytes:
         """Return a chunk."""
         if "text" not in delta and "logprobs" not in delta:
             return b""
-        return self._chunk([{**self._said(choice, delta), "finish_reason": None}])
+        return self._chunk([{**self._fields(choice, delta), "finish_reason": None}])
 
     def end(self, choice: Choice) -> bytes:
         """Return the chunk that says why a choice has ended."""
-        return self._chunk([{**self._said(choice, {}), "finish_reason": choice.reason}])
+        return self._chunk([{**self._fields(choice, {}), "finish_reason": choice.reason}])
 
-    def _said(self, choice: Choice, delta: Delta) -> dict[str, Any]:
+    def _fields(self, choice: Choice, delta: Delta) -> dict[str, Any]:
         logprobs = self._logprobs(choice.index, delta.get("logprobs"))
         return {"index": choice.index, "text": delta.get("text", ""), "logprobs": logprobs}
 
     def _logprobs(self, index: int, tokens: Sequence[Any] | None) -> dict[str, Any] | None:
-        """Return the older form: a list of each kind for all tokens."""
+        """Return the older form: one list for each kind of value."""
         if tokens is None:
             return None
         offsets, at = [], self._offsets.get(index, 0)
@@ -189,11 +188,12 @@ class CompletionWriter(ChunkWriter):
             offsets.append(at)
             at += len(token["token"])
         self._offsets[index] = at
-        tops = [{top["token"]: top["logprob"] for top in each["top_logprobs"]} for each in tokens]
         return {
-            "tokens": [each["token"] for each in tokens],
-            "token_logprobs": [each["logprob"] for each in tokens],
-            "top_logprobs": tops,
+            "tokens": [token["token"] for token in tokens],
+            "token_logprobs": [token["logprob"] for token in tokens],
+            "top_logprobs": [
+                {top["token"]: top["logprob"] for top in token["top_logprobs"]} for token in tokens
+            ],
             "text_offset": offsets,
         }
 
@@ -204,12 +204,12 @@ def event(body: bytes) -> bytes:
 
 
 def _in_chat(delta: Delta) -> dict[str, Any]:
-    """Return what is said as a message has it."""
-    told: dict[str, Any] = {**delta}
-    told.pop("logprobs", None)
-    if "text" in told:
-        told = {"content": told.pop("text"), **told}
-    return told
+    """Return a delta with the keys of a chat message."""
+    fields: dict[str, Any] = {**delta}
+    fields.pop("logprobs", None)
+    if "text" in fields:
+        fields = {"content": fields.pop("text"), **fields}
+    return fields
 
 
 def _logprobs_of(delta: Delta) -> dict[str, Any] | None:

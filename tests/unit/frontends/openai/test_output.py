@@ -140,7 +140,7 @@ def test_a_message_needs_arguments_in_json():
     choice = Choice(0, "text")
     call = {"id": "c", "function": {"name": "f", "arguments": "[1"}}
     whole = choice.whole({"tool_calls": [call]})
-    with pytest.raises(PayloadTypeError, match="no JSON object"):
+    with pytest.raises(PayloadTypeError, match="not a JSON object"):
         MessageWriter("m", Questions([])).whole([(choice, whole)])
 
 

@@ -76,7 +76,7 @@ def test_keys_are_the_pipelines():
     found = asked(model, max_completion_tokens=3, stop=["x"], seed=1, n=2)
     one = {"words": "a", "most": 3, "ends": ["x"]}
     assert found.fields == [{**one, "from": 1}, {**one, "from": 2}]
-    assert (found.each, found.stops) == (2, ["x"])
+    assert (found.choices, found.stops) == (2, ["x"])
 
 
 def test_choices_of_a_prompt_stand_behind_each_other():
