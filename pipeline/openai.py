@@ -243,9 +243,7 @@ def held_to_format(
         if answer.get(name) is not None:
             again[name] = _sum_of(answer[name], again.get(name))
     if fault := fault_of(ask, again, key):
-        text = (
-            f"the model's second answer does not fit the requested form either: {fault}"
-        )
+        text = f"the model's second answer does not fit the requested form either: {fault}"
         raise ProductError(ErrorCode.PRODUCT_ERROR, text, status=502)
     return again
 
