@@ -9,6 +9,7 @@ stand for free ones.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
@@ -26,6 +27,8 @@ from pathlib import Path
 import pytest
 import yaml
 from documents import (
+    FIRST_PADDLE,
+    FIRST_TRITON,
     GUIDE,
     IN_CHINESE,
     MIGRATION,
@@ -50,7 +53,9 @@ DROP_IN = ("-m", "pipeline", "run")
 START_S = 60.0
 STOP_S = 45.0
 # A server that all networks may ask says so.
-READY = r"(.*: every caller .* may do anything.*\n)?pipeline server .* is ready: .*\n"
+READY = (
+    r"(.*: every caller .* may do anything.*\n)?(\+-[-+|\w\s]+)?pipeline server.* is ready: .*\n"
+)
 
 
 class Place:
@@ -66,6 +71,7 @@ class Place:
         text = file_named(name, *RUN)
         text = text.replace("9998", str(self.rpc_port)).replace("9999", str(self.http_port))
         path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
 
@@ -99,12 +105,17 @@ class Place:
         assert done.returncode == 0, done.stdout
         return done.stdout
 
-    @contextlib.contextmanager
-    def serving(self, name: str, options: tuple[str, ...] = ()) -> Iterator[None]:
+    def serving(
+        self, name: str, options: tuple[str, ...] = ()
+    ) -> contextlib.AbstractContextManager[None]:
         """The program `name` runs and is ready; at the end Ctrl-C stops it."""
-        command = [sys.executable, *options, str(self.put(name))]
+        return self.running(*options, str(self.put(name)))
+
+    @contextlib.contextmanager
+    def running(self, *arguments: str) -> Iterator[None]:
+        """Python runs with these arguments and is ready; at the end Ctrl-C stops it."""
         process = subprocess.Popen(
-            command,
+            [sys.executable, *arguments],
             cwd=self.folder,
             env=_environment(),
             stdout=subprocess.PIPE,
@@ -235,8 +246,25 @@ def test_the_script_of_the_predecessor_serves_and_its_client_asks_it(place):
     place.put("paddle_config.yml")
     with place.serving("paddle_service.py", DROP_IN):
         for name, options in (("paddle_ask.sh", ()), ("paddle_client.py", DROP_IN)):
-            expected = file_named(f"{name} prints", MIGRATION)
+            expected = file_named(f"{name} prints", FIRST_PADDLE)
             assert place.printed(name, options).rstrip("\n") == expected.rstrip("\n")
+
+
+@needs_curl
+def test_the_repository_of_triton_answers_as_printed(place):
+    for name in ("models/words/1/model.py", "models/words/config.pbtxt"):
+        place.put(name)
+    (place.folder / "models" / "score" / "1").mkdir(parents=True)
+    assert place.printed("make_score.py") == ""
+    ports = (f"--http-port={place.http_port}", f"--grpc-port={place.rpc_port}")
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--allow-metrics=false")
+    with place.running("-m", "pipeline", "repository", "--model-repository=models", *ports, *flags):
+        asked = ["load.sh"]
+        if importlib.util.find_spec("tritonclient"):  # `make interop` has it
+            asked.append("ask_models.py")
+        for name in asked:
+            expected = file_named(f"{name} prints", FIRST_TRITON)
+            assert place.printed(name).rstrip("\n") == expected.rstrip("\n")
 
 
 def test_the_pipeline_between_models_is_a_graph(place):
@@ -275,6 +303,8 @@ def test_every_named_file_is_run_by_a_test_here():
     run |= {"reviews_server.py", "reviews.yml", "ask_reviews.sh", "test_reviews.py"}
     run |= {"paddle_service.py", "paddle_config.yml", "paddle_ask.sh", "paddle_client.py"}
     run |= {"between_models.py", "test_shares.py", "test_label.py"}
+    run |= {"models/words/1/model.py", "models/words/config.pbtxt", "make_score.py"}
+    run |= {"ask_models.py", "load.sh"}
     run |= {"paddle_embedded.py", "tensors_server.py", "v2.sh", "look.sh", "graph.sh"}
     names = {block.name for page in RUN for block in blocks(page) if block.name}
     assert {name for name in names if not name.endswith(" prints")} == run

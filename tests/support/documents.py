@@ -11,6 +11,8 @@ from paths import ROOT
 
 README = ROOT / "README.md"
 FIRST_SERVICE = ROOT / "docs" / "first_service.md"
+FIRST_PADDLE = ROOT / "docs" / "first_paddle.md"
+FIRST_TRITON = ROOT / "docs" / "first_triton.md"
 GUIDE = ROOT / "docs" / "guide.md"
 PROCESSES = ROOT / "docs" / "processes.md"
 MIGRATION = ROOT / "docs" / "migration.md"
@@ -28,6 +30,8 @@ OF_THE_GUIDE = tuple(
 RUN = (
     README,
     FIRST_SERVICE,
+    FIRST_PADDLE,
+    FIRST_TRITON,
     GUIDE,
     PROCESSES,
     MIGRATION,
@@ -37,7 +41,8 @@ RUN = (
     *OF_THE_GUIDE,
 )  # the pages whose examples are run
 IN_CHINESE = {
-    page: page.with_suffix(".zh-CN.md") for page in (README, FIRST_SERVICE, GUIDE, MIGRATION)
+    page: page.with_suffix(".zh-CN.md")
+    for page in (README, FIRST_SERVICE, FIRST_PADDLE, GUIDE, MIGRATION)
 }
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
 
