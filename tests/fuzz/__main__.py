@@ -156,10 +156,11 @@ def _fuzz_virtual(
         if given.only:
             case = case.only([int(each) for each in given.only.split(",")])
         findings = virtual.run(case, strands)
-        summary.count("virtual", len(case.requests))
+        summary.count("virtual", case.count)
         if findings:
             case, findings = shrink.shrunk(case, lambda each: virtual.run(each, strands))
-            only = ",".join(str(request.number) for request in case.requests)
+            numbers = (request.number for one in case.pipelines for request in one.requests)
+            only = ",".join(map(str, numbers))
             summary.tell(f"--engine virtual --seed {seed + number} --only {only}", findings)
     strands.close()
 

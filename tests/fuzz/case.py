@@ -88,7 +88,9 @@ class RequestSpec:
     postprocess. `alone_at`: it is for this Op alone. `log_id` is the caller's number. `has_time`:
     its deadline is one that it has to be answered by, with all else that there is to do. `laps`:
     how often it is sent back, where an Op jumps, or loops, to one further up. `ways`: of Ops that
-    do not answer all who read them: those who get an answer; None: it ends the request.
+    do not answer all who read them: those who get an answer; None: it ends the request. `door`:
+    where it comes in at a real server. `bulk`: bytes of a file that it brings, and that its answer
+    brings back; both go through shared memory.
     """
 
     number: int
@@ -104,6 +106,8 @@ class RequestSpec:
     jumps: frozenset[str] = frozenset()
     laps: int = 0
     ways: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
+    door: str = ""
+    bulk: int = 0
     misfit: str = ""  # behind its number, so that it is none: a schema refuses it
 
     def shape(self, op: str) -> Shape:
@@ -112,7 +116,10 @@ class RequestSpec:
 
 @dataclass(frozen=True)
 class Case:
-    """A whole case. `stops_s` after its start a real server is stopped, amidst what it does."""
+    """A whole case. `stops_s` after its start a real server is stopped, amidst what it does.
+
+    `siblings`: further pipelines of the same server, with its settings and Ops of other names.
+    """
 
     ops: tuple[OpSpec, ...]
     requests: tuple[RequestSpec, ...]
@@ -125,6 +132,23 @@ class Case:
     own_edges: bool = False  # unpack and pack are the user's, and run in threads
     fuse: str = "off"  # "on": all that may be is fused; "switching": now and then
     origin: str = ""
+    siblings: tuple[Case, ...] = ()
+    others: tuple[int, ...] = ()  # the number of requests of each other pipeline of its server
+
+    @property
+    def pipelines(self) -> tuple[Case, ...]:
+        """All pipelines of the server."""
+        every = (self, *self.siblings)
+        counts = [len(one.requests) for one in every]
+        return tuple(
+            replace(one, others=(*counts[:place], *counts[place + 1 :]))
+            for place, one in enumerate(every)
+        )
+
+    @property
+    def count(self) -> int:
+        """The number of requests to all pipelines."""
+        return sum(len(one.requests) for one in (self, *self.siblings))
 
     @property
     def last(self) -> OpSpec:
@@ -142,14 +166,20 @@ class Case:
         return [op.name for op in self.ops if name in op.inputs]
 
     def only(self, numbers: list[int]) -> Case:
-        """The same with only some of its requests."""
+        """The same with only some of its requests, whose numbers are unique in the server."""
         kept = tuple(request for request in self.requests if request.number in numbers)
-        return replace(self, requests=kept)
+        siblings = tuple(sibling.only(numbers) for sibling in self.siblings)
+        return replace(self, requests=kept, siblings=siblings)
 
 
 def is_before(ops: tuple[OpSpec, ...], one: str, other: str) -> bool:
     names = [op.name for op in ops]
     return names.index(one) < names.index(other)
+
+
+def bulk_of(request: RequestSpec) -> bytes:
+    """The file of a request, which no other request has."""
+    return (request.number.to_bytes(8) * (request.bulk // 8 + 1))[: request.bulk]
 
 
 def mark(number: int, op: str) -> str:

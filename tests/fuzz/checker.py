@@ -197,5 +197,15 @@ def may_be_refused(
     case: Case, request: RequestSpec, allowed: set[model.Result], late_s: float
 ) -> bool:
     """Whether there may be no room for it, or no hope that it is answered in time."""
-    is_full = case.queue_size < len(case.requests)
-    return is_full or may_expire(case, request, allowed, late_s)
+    return may_be_full(case) or may_expire(case, request, allowed, late_s)
+
+
+def may_be_full(case: Case) -> bool:
+    """Whether the queue may have no room for a request: half of it is kept in equal parts."""
+    own = len(case.requests)
+    if not case.others:
+        return case.queue_size < own
+    kept = case.queue_size // (2 * (1 + len(case.others)))
+    # Of the requests of a pipeline that make another one wait at least one is inside.
+    most = sum(max(count - 1, kept) for count in (own - 1, *case.others))
+    return own - 2 >= kept and most >= case.queue_size

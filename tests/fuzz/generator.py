@@ -12,7 +12,11 @@ from dataclasses import dataclass, fields, replace
 from fuzz.case import ALWAYS, RAISES, REQUEST, Case, Fault, OpSpec, RequestSpec, Shape
 from fuzz.model import below, bound_s, ring_of
 
+_DOORS = ("engine", "http", "grpc", "api")
+_ALPHABETS = ("abcdefghijkl", "mnopqrstuvwx", "ABCDEFGHIJKL")  # of Ops, for each pipeline
 FUSED = ("off", "on", "on", "switching", "switching")
+_BULKS = (20_000, 200_001, 1_000_000)  # bytes; above 16 KiB they go through shared memory
+_OF_THE_SERVER = ("dag_retry", "channel_size", "worker_num", "queue_size", "stops_s", "fuse")
 _MOST_FIRST_ARRIVALS = 3  # each multiplies what the model has to walk through
 
 
@@ -42,6 +46,8 @@ class Features:
     retries: bool = True
     fusing: bool = True
     stops: bool = True
+    pipelines: bool = True
+    bulk: bool = True
     scale: str = "virtual"  # or "real": fewer of everything, and times that a busy machine keeps
 
     def without(self, *names: str) -> Features:
@@ -75,7 +81,41 @@ _SCALES = {
 
 def generate(seed: int, features: Features = Features()) -> Case:
     """The case of this seed."""
-    return _Generator(random.Random(seed), features).case(f"seed {seed}")
+    case = _Generator(random.Random(seed), features).case(f"seed {seed}")
+    if features.pipelines:
+        case = _with_siblings(case, seed, features)
+    return _with_doors(case, features) if features.scale == "real" else case
+
+
+def _with_doors(case: Case, features: Features) -> Case:
+    """Say where each request comes in. Some that come as a form bring a file."""
+    dice = random.Random(f"{case.origin} doors")
+    has_bulk = features.bulk and not (case.own_edges or case.has_schema)
+    requests = []
+    for request in case.requests:
+        door = "engine" if request.alone_at else _DOORS[request.number % len(_DOORS)]
+        if door == "api":  # which has no place for the caller's number
+            bulk = dice.choice((0, 0, *_BULKS)) if has_bulk else 0
+            request = replace(request, log_id=0, bulk=bulk)
+        requests.append(replace(request, door=door))
+    siblings = tuple(_with_doors(sibling, features) for sibling in case.siblings)
+    return replace(case, requests=tuple(requests), siblings=siblings)
+
+
+def _with_siblings(case: Case, seed: int, features: Features) -> Case:
+    """Add pipelines to some cases; a queue of theirs is small enough that they compete for it."""
+    dice = random.Random(f"seed {seed} pipelines")
+    if dice.random() < 0.7:
+        return case
+    case = replace(case, queue_size=dice.choice((case.queue_size, 4, 8, 16)))
+    siblings: list[Case] = []
+    for place in range(1, dice.choice((2, 2, 3))):
+        origin = f"seed {seed} pipeline {place}"
+        sibling = _Generator(random.Random(origin), features, place).case(origin, case)
+        first = max(request.number for each in (case, *siblings) for request in each.requests)
+        requests = (replace(each, number=each.number + first) for each in sibling.requests)
+        siblings.append(replace(sibling, requests=tuple(requests)))
+    return replace(case, siblings=tuple(siblings))
 
 
 def _with_schema(dice: random.Random, case: Case, has_misfits: bool) -> Case:
@@ -92,15 +132,17 @@ def _with_schema(dice: random.Random, case: Case, has_misfits: bool) -> Case:
 
 
 class _Generator:
-    def __init__(self, rng: random.Random, features: Features) -> None:
+    def __init__(self, rng: random.Random, features: Features, place: int = 0) -> None:
         self.rng = rng
+        self.names = _ALPHABETS[place]
         self.has = features
         self.scale = _SCALES[features.scale]
 
     def chance(self, share: float) -> bool:
         return self.rng.random() < share
 
-    def case(self, origin: str) -> Case:
+    def case(self, origin: str, server: Case | None = None) -> Case:
+        """A case; with `server` it is a further pipeline there."""
         ops = self.graph()
         if self.has.jumps and self.chance(0.3):
             ops = self.with_loop(ops) if self.chance(0.3) else self.with_jumps(ops)
@@ -125,6 +167,8 @@ class _Generator:
             fuse=fuse,
             origin=origin,
         )
+        if server is not None:
+            case = replace(case, **{name: getattr(server, name) for name in _OF_THE_SERVER})
         count = self.rng.randint(1, self.scale.requests)
         requests = [self.request(case, number) for number in range(1, count + 1)]
         if is_steered:
@@ -158,7 +202,7 @@ class _Generator:
 
     def graph(self) -> list[OpSpec]:
         count = self.rng.randint(1, self.scale.ops)
-        names = self.rng.sample("abcdefghijkl", count)
+        names = self.rng.sample(self.names, count)
         kind = self.rng.choice(("thread", "process", "mixed")) if self.has.processes else "thread"
         known = [REQUEST]
         inputs: list[list[str]] = []

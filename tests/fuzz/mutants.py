@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from pipeline.engine.admission import AdmissionController
+from pipeline.engine.admission import AdmissionController, SharedQueue
 from pipeline.engine.detours import Detours
 from pipeline.engine.engine import Engine
 from pipeline.engine.executor import Executor
 from pipeline.engine.filters import Deadline
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.journal.spans import SpanRecorder
+from pipeline.engine.models import ModelRegistry
 from pipeline.engine.op import channel
 from pipeline.engine.op.channel import Channel
 from pipeline.engine.op.dispatcher import OpDispatcher
@@ -26,14 +27,23 @@ from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.base import ReadyQueue
 from pipeline.engine.schema_checks import CheckedUnpacker
 from pipeline.errors import PipelineError
+from pipeline.frontends.api.pipelines import Pipelines
+from pipeline.workers.shm.server_memory import ServerMemory
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
 
 MUTANTS: dict[str, Mutant] = {}
+REAL_MUTANTS: dict[str, Mutant] = {}
+"""Those that only real servers show."""
 
 
 def mutant(function: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
     MUTANTS[function.__name__] = contextlib.contextmanager(function)
+    return function
+
+
+def real_mutant(function: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    REAL_MUTANTS[function.__name__] = contextlib.contextmanager(function)
     return function
 
 
@@ -317,6 +327,28 @@ def loops_are_of_all_requests() -> Iterator[None]:
 
 
 @mutant
+def a_pipeline_takes_the_whole_queue() -> Iterator[None]:
+    """No part of the shared queue is kept for each pipeline."""
+
+    def make(init: Any) -> Any:
+        def greedy(self: SharedQueue, size: int, graphs: int) -> None:
+            init(self, size, graphs)
+            self.kept = 0
+
+        return greedy
+
+    with _wrapped(SharedQueue, "__init__", make):
+        yield
+
+
+@mutant
+def the_shared_queue_has_no_bound() -> Iterator[None]:
+    """Pipelines wait in a queue that is never full."""
+    with mock.patch.object(SharedQueue, "has_room", return_value=True):
+        yield
+
+
+@mutant
 def a_schema_lets_all_pass() -> Iterator[None]:
     """What a schema refuses goes on as it came."""
 
@@ -324,4 +356,58 @@ def a_schema_lets_all_pass() -> Iterator[None]:
         return lambda self, request, payload: self._go_on(request, payload)
 
     with _wrapped(CheckedUnpacker, "_take_text", make):
+        yield
+
+
+@real_mutant
+def a_body_is_freed_while_it_is_read() -> Iterator[None]:
+    """The memory of a body is given to the next one at once."""
+
+    def make(body_of: Any) -> Any:
+        def hasty(self: ServerMemory, block: Any) -> Any:
+            body = body_of(self, block)
+            self._released.append(block)
+            return body
+
+        return hasty
+
+    with _wrapped(ServerMemory, "body_of", make):
+        yield
+
+
+@real_mutant
+def a_body_is_never_freed() -> Iterator[None]:
+    """Something refers to a body for ever."""
+    kept = []
+
+    def make(body_of: Any) -> Any:
+        def keeping(self: ServerMemory, block: Any) -> Any:
+            kept.append(body_of(self, block))
+            return kept[-1]
+
+        return keeping
+
+    with _wrapped(ServerMemory, "body_of", make):
+        yield
+
+
+@real_mutant
+def messages_come_to_the_first_pipeline() -> Iterator[None]:
+    """The name in a message is not heeded."""
+
+    def begin(self: ModelRegistry, *asked: Any) -> Any:
+        return next(iter(self._members)).engine.begin(*asked)
+
+    with mock.patch.object(ModelRegistry, "_begin", begin):
+        yield
+
+
+@real_mutant
+def paths_lead_to_the_last_pipeline() -> Iterator[None]:
+    """The name in a path is not heeded."""
+
+    def make(entry: Any) -> Any:
+        return lambda self, name: entry(self, self.names()[-1])
+
+    with _wrapped(Pipelines, "entry", make):
         yield

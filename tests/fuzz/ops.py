@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fuzz import model
-from fuzz.case import REQUEST, Case, OpSpec, RequestSpec, mark
+from fuzz.case import REQUEST, Case, OpSpec, RequestSpec, bulk_of, mark
 from pipeline import Answer, Goto, Op, ProductError, RequestOp, ResponseOp, Schema
 from pipeline.data import Tensor
 from pipeline.errors import PredictorUnavailableError
@@ -92,6 +92,13 @@ class Script:
             raise AssertionError(text)
 
 
+def _is_own(bulk: Any, request: RequestSpec) -> bool:
+    """Whether a file, or what an Op makes, is of this request."""
+    if isinstance(bulk, np.ndarray):
+        return len(bulk) == _BULK and bool((bulk == request.number).all())
+    return bytes(bulk) == bulk_of(request)
+
+
 class PlainOp(Op):
     """Without `process`: its answer is what `postprocess` makes of its inputs."""
 
@@ -105,7 +112,7 @@ class PlainOp(Op):
         self.spec = spec
         self.script = script
         self.current = -1
-        self.makes_bulk = self.is_loop = False
+        self.makes_bulk = self.is_loop = self.is_end = False
         if spec.max_batch_size:
             self.max_batch_size = spec.max_batch_size
             self.output_tensors = [Tensor("y", "INT64", (-1,))]
@@ -124,7 +131,7 @@ class PlainOp(Op):
         for name_of, part in input_dicts.items():
             bulk = part.get("bulk")
             script.demand(
-                bulk is None or (len(bulk) == _BULK and bool((bulk == request.number).all())),
+                bulk is None or _is_own(bulk, request),
                 f"{name}: request {request.number} reads another one's bulk of {name_of}",
             )
         self.current = request.number
@@ -163,6 +170,8 @@ class PlainOp(Op):
         answer: dict[str, Any] = {"id": str(request.number), "value": text, "laps": str(laps)}
         if self.makes_bulk:
             answer["bulk"] = np.full(_BULK, request.number, np.int64)
+        elif self.is_end and request.bulk:
+            answer["bulk"] = bulk_of(request)
         return self.routed(request, answer, laps), None, ""
 
     def routed(self, request: RequestSpec, answer: dict[str, Any], laps: int) -> Any:
@@ -389,7 +398,7 @@ def build(case: Case, script: Script) -> tuple[dict[str, Op], ResponseOp]:
         op.is_loop = case.is_loop(spec) or bool(spec.loops_to)
         is_end = any(each.ways.get(spec.name, ()) is None for each in case.requests)
         is_end = is_end or case.last.name in (spec.name, *spec.jumps_to)
-        op.makes_bulk = spec.has_bulk and not is_end
+        op.makes_bulk, op.is_end = spec.has_bulk and not is_end, is_end
     for spec in case.ops:
         made[spec.name].set_jump_to_ops([made[target] for target in spec.jumps_to])
     last = made[case.last.name]
@@ -404,7 +413,7 @@ def _class_of(spec: OpSpec) -> type[PlainOp]:
 
 
 def config(case: Case) -> dict[str, Any]:
-    """The case's configuration, as in config.yml."""
+    """The configuration of a case and its siblings, as in config.yml."""
     settings: dict[str, Any] = {
         "rpc_port": 0,
         "queue_size": case.queue_size,
@@ -413,7 +422,7 @@ def config(case: Case) -> dict[str, Any]:
             "channel_size": case.channel_size,
             "fuse": "off" if case.fuse == "off" else "auto",
         },
-        "op": {op.name: _op_config(op) for op in case.ops},
+        "op": {op.name: _op_config(op) for one in case.pipelines for op in one.ops},
     }
     if case.worker_num is not None:
         settings["worker_num"] = case.worker_num

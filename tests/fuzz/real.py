@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import faulthandler
 import gc
@@ -29,7 +30,7 @@ import grpc
 from served import shared_memory
 
 from fuzz import generator, ops, pacing
-from fuzz.case import REQUEST, Case, RequestSpec
+from fuzz.case import REQUEST, Case, RequestSpec, bulk_of
 from fuzz.checker import GONE, Ending, Outlook, check_endings
 from fuzz.generator import Features
 from fuzz.model import bound_s
@@ -48,7 +49,6 @@ _LAG_S = 0.25  # a machine that stands still for so long makes timeouts of its o
 _PATIENCE_S = 180.0  # for one case
 _CASES_OF_A_CHILD = 12
 _MOST_SAID = 600  # characters of what a child said last
-_DOORS = ("engine", "http", "grpc")
 _ON_RAY = False
 
 
@@ -86,28 +86,25 @@ def on_ray(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class RealEngine:
-    """A running server, asked at all of its doors."""
+    """One pipeline of a running server, asked at all of its doors."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, server: PipelineServer, place: int) -> None:
         self.case = case
+        self.server = server
+        self.place = place
+        self.name = f"fuzz{place or ''}"
         self.world = RealWorld()
         self.script = ops.Script(case, self.world)
         self.outlook = Outlook(case, self.script.board)
-        self.by_name, response_op = ops.build(case, self.script)
-        self.server = PipelineServer("fuzz")
-        self.server.set_response_op(response_op)
-        self.server.prepare_server(
-            yml_dict={
-                **on_ray(ops.config(case)),
-                "http_port": 0,
-                "host": "127.0.0.1",
-                "stop_grace_period": 200,
-            }
-        )
+        self.by_name, self.response_op = ops.build(case, self.script)
         self.executor: Any = None
         self.channel: grpc.aio.Channel | None = None
         self.http_port: int | None = None
-        self.lag_s = 0.0
+
+    @property
+    def served(self) -> Any:
+        """The graph as the server has it."""
+        return self.server._service._graphs[self.place]
 
     @property
     def state(self) -> Any:
@@ -117,8 +114,7 @@ class RealEngine:
         """One request from its arrival to its end, as its caller sees it."""
         await asyncio.sleep(spec.at_s)
         started = time.monotonic()
-        door = "engine" if spec.alone_at else _DOORS[spec.number % len(_DOORS)]
-        task = asyncio.ensure_future(getattr(self, f"_ask_{door}")(spec))
+        task = asyncio.ensure_future(getattr(self, f"_ask_{spec.door}")(spec))
         leaving = None
         if spec.leaves_s is not None:
             leaving = asyncio.get_running_loop().call_later(spec.leaves_s, task.cancel)
@@ -132,7 +128,7 @@ class RealEngine:
         return ending
 
     async def _ask_engine(self, spec: RequestSpec) -> Ending:
-        route, raw = None, _raw(spec)
+        route, raw = None, self._raw(spec)
         if spec.alone_at:
             payload = {REQUEST: {"id": str(spec.number)}}
             route = RequestTarget(
@@ -148,13 +144,19 @@ class RealEngine:
             return Ending(spec.number, "answer", text=answer.payload["value"])
         return _of_response(spec, answer)
 
+    def _raw(self, spec: RequestSpec) -> Any:
+        """What it is as a message. One without a name is for the first pipeline."""
+        name = self.name if self.place else ""
+        fields = {"key": ["id"], "value": [str(spec.number)], "logid": spec.log_id}
+        return pipeline_service_pb2.Request(name=name, **fields)
+
     async def _ask_grpc(self, spec: RequestSpec) -> Ending:
         stub = pipeline_service_pb2_grpc.PipelineServiceStub(self.channel)
         metadata = []
         if spec.deadline_s is not None:
             metadata.append(("pipeline-timeout", f"{round(spec.deadline_s * 1e3)}m"))
         try:
-            return _of_response(spec, await stub.inference(_raw(spec), metadata=metadata))
+            return _of_response(spec, await stub.inference(self._raw(spec), metadata=metadata))
         except grpc.aio.AioRpcError as error:
             is_refused = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             code = OverloadedError.code if is_refused else error.code().value[0]
@@ -162,9 +164,8 @@ class RealEngine:
 
     async def _ask_http(self, spec: RequestSpec) -> Ending:
         body = {"key": ["id"], "value": [str(spec.number)], "logid": spec.log_id}
-        timeout = f"grpc-timeout: {round(spec.deadline_s * 1e3)}m\r\n" if spec.deadline_s else ""
         try:
-            data = await self.http("POST", "/fuzz/prediction", timeout, json.dumps(body).encode())
+            data = await self._post(spec, f"/{self.name}/prediction", body)
         except (OSError, ValueError) as error:  # no connection, or no whole answer
             return Ending(spec.number, "error", GONE, repr(error))
         return _of_response(
@@ -176,6 +177,33 @@ class RealEngine:
                 value=data.get("value", ()),
             ),
         )
+
+    async def _ask_api(self, spec: RequestSpec) -> Ending:
+        number = spec.number if self.case.has_schema else str(spec.number)
+        try:
+            data = await self._post(spec, f"/api/{self.name}", {"id": number})
+        except (OSError, ValueError) as error:
+            return Ending(spec.number, "error", GONE, repr(error))
+        if "error" in data:
+            return Ending(spec.number, "error", data["error"]["code"], data["error"]["message"])
+        if spec.bulk and base64.b64decode(data.get("bulk", "")) != bulk_of(spec):
+            return Ending(spec.number, "answer", text="another file")
+        return Ending(spec.number, "answer", text=data.get("value", repr(data)))
+
+    async def _post(self, spec: RequestSpec, path: str, fields: Any) -> Any:
+        """The answer to a POST of JSON, or of a form with the request's file."""
+        timeout = f"grpc-timeout: {round(spec.deadline_s * 1e3)}m\r\n" if spec.deadline_s else ""
+        if not spec.bulk:
+            kind, body = "application/json", json.dumps(fields).encode()
+        else:
+            kind, name = (
+                "multipart/form-data; boundary=fuzz",
+                "content-disposition: form-data; name",
+            )
+            text = "".join(f'--fuzz\r\n{name}="{key}"\r\n\r\n{fields[key]}\r\n' for key in fields)
+            text += f'--fuzz\r\n{name}="bulk"; filename="bulk"\r\n\r\n'
+            body = text.encode() + bulk_of(spec) + b"\r\n--fuzz--\r\n"
+        return await self.http("POST", path, f"{timeout}content-type: {kind}\r\n", body)
 
     async def http(self, method: str, path: str, headers: str = "", body: bytes = b"") -> Any:
         """The body of an answer: parsed JSON, or text."""
@@ -204,44 +232,50 @@ class RealEngine:
             await asyncio.sleep(0.02)
         self.outlook.check_state(self.state, is_released)
 
-    async def check_metrics(self) -> None:
-        """What stands at /metrics is at rest, too."""
-        text = str(await self.http("GET", "/metrics"))
-        gauges = (
-            "nv_inference_pending_request_count",
-            "pipeline_requests{",
-            "pipeline_op_requests",
-        )
-        lines = [line for line in text.splitlines() if line.startswith(gauges)]
-        if not lines:
-            self.outlook.complain(f"no gauges at /metrics: {text[:200]}")
-        for line in lines:
-            if float(line.rpartition(" ")[2]):
-                self.outlook.complain(f"a gauge is not 0 after the last answer: {line}")
 
-    async def check_memory(self) -> None:
-        """No block of shared memory is in use."""
-        kinds = self.server._service._first._workers._by_name
-        family, actors = kinds.get("process"), kinds.get("ray")
-        for _ in range(100):
-            gc.collect()
-            blocks = 0 if family is None else family._processes.memory.used
-            objects = 0 if actors is None else actors._shared.memory.count
-            if not (blocks or objects):
-                return
-            await asyncio.sleep(0.02)
-        self.outlook.complain(f"{blocks} blocks, {objects} objects of memory are in use")
+async def check_metrics(engine: RealEngine) -> None:
+    """What stands at /metrics is at rest, too."""
+    text = str(await engine.http("GET", "/metrics"))
+    gauges = (
+        "nv_inference_pending_request_count",
+        "pipeline_requests{",
+        "pipeline_op_requests",
+    )
+    lines = [line for line in text.splitlines() if line.startswith(gauges)]
+    if not lines:
+        engine.outlook.complain(f"no gauges at /metrics: {text[:200]}")
+    for line in lines:
+        if float(line.rpartition(" ")[2]):
+            engine.outlook.complain(f"a gauge is not 0 after the last answer: {line}")
 
-    async def watch_lag(self) -> None:
-        """How long the machine lets this process wait."""
+
+async def check_memory(engines: list[RealEngine]) -> None:
+    """No block of shared memory is in use."""
+    for _ in range(100):
+        gc.collect()
+        blocks = objects = 0
+        for engine in engines:
+            kinds = engine.served._workers._by_name
+            family, actors = kinds.get("process"), kinds.get("ray")
+            blocks += 0 if family is None else family._processes.memory.used
+            objects += 0 if actors is None else actors._shared.memory.count
+        if not (blocks or objects):
+            return
+        await asyncio.sleep(0.02)
+    engines[0].outlook.complain(f"{blocks} blocks, {objects} objects of memory are in use")
+
+
+class Lag:
+    """How long the machine lets this process wait."""
+
+    most_s = 0.0
+
+    async def watch(self) -> None:
+        """Look until the task is cancelled."""
         while True:
             began = time.monotonic()
             await asyncio.sleep(0.01)
-            self.lag_s = max(self.lag_s, time.monotonic() - began)
-
-
-def _raw(spec: RequestSpec) -> Any:
-    return pipeline_service_pb2.Request(key=["id"], value=[str(spec.number)], logid=spec.log_id)
+            self.most_s = max(self.most_s, time.monotonic() - began)
 
 
 def _of_response(spec: RequestSpec, response: Any) -> Ending:
@@ -256,55 +290,80 @@ def _of_response(spec: RequestSpec, response: Any) -> Ending:
 
 def run(case: Case) -> list[str]:
     """What is wrong with the server, as far as this case shows it."""
-    before = _holdings()
-    engine = RealEngine(case)
+    before, lag = _holdings(), Lag()
+    server = PipelineServer("fuzz")
+    engines = [RealEngine(one, server, place) for place, one in enumerate(case.pipelines)]
+    server.set_response_op(engines[0].response_op)
+    for engine in engines[1:]:
+        server.add_pipeline(engine.name, engine.response_op)
+    given = {"http_port": 0, "host": "127.0.0.1", "stop_grace_period": 200}
+    server.prepare_server(yml_dict={**on_ray(ops.config(case)), **given})
+    findings: list[str] = []
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_run(engine))
-    engine.outlook.check_complaint()
-    findings = engine.outlook.findings + _left(before)
-    if engine.lag_s > _LAG_S:
+        try:
+            runner.run(_run(server, engines, lag))
+        except Exception as error:  # of the server, or of the fuzzer itself
+            findings.append(f"the server raised {error!r}")
+    for engine in engines:
+        engine.outlook.check_complaint()
+        findings += engine.outlook.findings
+    findings += _left(before)
+    if lag.most_s > _LAG_S:
         findings = [finding for finding in findings if not may_be_slowness(finding)]
     return findings
 
 
-async def _run(engine: RealEngine) -> None:
-    case, outlook = engine.case, engine.outlook
-    async with engine.server, _lag_watched(engine), _channel(engine):
-        engine.executor, engine.http_port = engine.server.executor, engine.server.http_port
-        pacing.pace(engine.executor, case)
-        asked = [asyncio.ensure_future(engine.ask(spec)) for spec in case.requests]
-        if case.stops_s is not None:
-            await _stop_amidst(engine, case.stops_s)
-        done, late = await asyncio.wait(asked, timeout=bound_s(case) + 4 * _LATE_S)
-        check_endings(case, [task.result() for task in done], outlook, _LATE_S)
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late)
-        if case.stops_s is None:
-            await engine.settle(is_released=False)
-            engine.world.release.set()
-            await engine.settle(is_released=True)
-            await engine.check_metrics()
-            await engine.check_memory()
+async def _run(server: PipelineServer, engines: list[RealEngine], lag: Lag) -> None:
+    async with server, _lag_watched(lag), _channel(server) as channel:
+        for engine in engines:
+            engine.executor, engine.http_port = engine.served.engine, server.http_port
+            engine.channel = channel
+            pacing.pace(engine.executor, engine.case)
+        stops_s = engines[0].case.stops_s
+        asked = [asyncio.create_task(_asked(engine)) for engine in engines]
+        if stops_s is not None:
+            await _stop_amidst(server, engines, stops_s)
+        await asyncio.gather(*asked)
+        if stops_s is None:
+            for is_released in (False, True):
+                await asyncio.gather(*(engine.settle(is_released) for engine in engines))
+                for engine in engines:
+                    engine.world.release.set()
+            await check_metrics(engines[0])
+            await check_memory(engines)
 
 
-async def _stop_amidst(engine: RealEngine, after_s: float) -> None:
+async def _asked(engine: RealEngine) -> None:
+    """Ask all that is asked of one pipeline, and look how it ended."""
+    case = engine.case
+    asked = [asyncio.ensure_future(engine.ask(spec)) for spec in case.requests]
+    if not asked:
+        return
+    done, late = await asyncio.wait(asked, timeout=bound_s(case) + 4 * _LATE_S)
+    check_endings(case, [task.result() for task in done], engine.outlook, _LATE_S)
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late)
+
+
+async def _stop_amidst(server: PipelineServer, engines: list[RealEngine], after_s: float) -> None:
     """Stop the server while it works; what hangs in threads comes back a little later."""
     await asyncio.sleep(after_s)
-    asyncio.get_running_loop().call_later(0.5, engine.world.release.set)
-    await engine.server.__aexit__()
+    for engine in engines:
+        asyncio.get_running_loop().call_later(0.5, engine.world.release.set)
+    await server.__aexit__()
 
 
 @contextlib.asynccontextmanager
-async def _channel(engine: RealEngine) -> AsyncIterator[None]:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{engine.server.rpc_port}") as engine.channel:
-        yield
+async def _channel(server: PipelineServer) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
+        yield channel
 
 
 @contextlib.asynccontextmanager
-async def _lag_watched(engine: RealEngine) -> AsyncIterator[None]:
-    task = asyncio.ensure_future(engine.watch_lag())
+async def _lag_watched(lag: Lag) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(lag.watch())
     try:
         yield
     finally:
@@ -390,7 +449,7 @@ def main() -> int:
         if len(files[-1]) > most:
             new = dict(files[-1].items() - files[0].items())
             findings.append(f"file descriptors grow: {[*map(len, files)]}, new: {new}")
-        told = {"seed": seed, "requests": len(case.requests), "findings": findings}
+        told = {"seed": seed, "requests": case.count, "findings": findings}
         print(json.dumps(told), flush=True)
     return 0
 

@@ -13,12 +13,12 @@ def shrunk(case: Case, run: Callable[[Case], list[str]]) -> tuple[Case, list[str
     """The smallest case that was found with findings of the same kind, and these."""
     findings = run(case)
     wanted = kind_of(findings[0]) if findings else ""
-    runs, chunk = 0, max(1, len(case.requests) // 2)
+    runs, chunk = 0, max(1, case.count // 2)
     while chunk and findings:
-        numbers = [request.number for request in case.requests]
+        numbers = [request.number for one in case.pipelines for request in one.requests]
         for begin in range(0, len(numbers), chunk):
             smaller = case.only(numbers[:begin] + numbers[begin + chunk :])
-            if not smaller.requests or runs >= _MOST_RUNS:
+            if not smaller.count or runs >= _MOST_RUNS:
                 continue
             runs += 1
             found = [each for each in run(smaller) if kind_of(each) == wanted]

@@ -18,6 +18,7 @@ from pipeline import Op
 from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import ChannelData
+from pipeline.engine.admission import SharedQueue
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import build_graph
 from pipeline.engine.journal.journal import EngineObservers, Journal
@@ -344,9 +345,15 @@ def _take_result(job: BatchRun, run: BatchRun) -> None:
 
 
 class VirtualEngine:
-    """An Engine over virtual workers."""
+    """An Engine over virtual workers; `queue` is shared with the other pipelines of its server."""
 
-    def __init__(self, case: Case, strands: Strands, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        case: Case,
+        strands: Strands,
+        loop: asyncio.AbstractEventLoop,
+        queue: SharedQueue | None = None,
+    ) -> None:
         self.case = case
         self.strands = strands
         self.loop = loop
@@ -365,7 +372,9 @@ class VirtualEngine:
             self._factory,
             loop,
             EngineObservers(self.journal, clock_ns=self.clock_ns),
+            queue=queue,
         )
+        self.queue = queue
 
     def clock_ns(self) -> int:
         return int(self.loop.time() * 1e9)
@@ -412,6 +421,10 @@ class VirtualEngine:
             return _of_data(spec, await self.executor.handle(None, spec.deadline_s, route))
         said = f"{spec.number}{spec.misfit}"
         raw = pipeline_service_pb2.Request(key=["id"], value=[said], logid=spec.log_id)
+        if self.queue is not None:
+            waiting = sum(member.queued for member in self.queue.members)
+            if waiting > self.case.queue_size:
+                self.outlook.complain(f"{waiting} wait in a queue of {self.case.queue_size}")
         response = await self.executor.handle(raw, spec.deadline_s)
         if response.err_no:
             return Ending(spec.number, "error", response.err_no, response.err_msg)
@@ -437,8 +450,16 @@ def run(case: Case, strands: Strands) -> list[str]:
 
 
 async def _run(case: Case, strands: Strands, loop: asyncio.AbstractEventLoop) -> list[str]:
-    engine = VirtualEngine(case, strands, loop)
-    outlook, most_s = engine.outlook, bound_s(case)
+    queue = SharedQueue(case.queue_size, len(case.pipelines)) if case.siblings else None
+    engines = [VirtualEngine(one, strands, loop, queue) for one in case.pipelines]
+    await asyncio.gather(*map(_served, engines))
+    return [finding for engine in engines for finding in engine.outlook.findings]
+
+
+async def _served(engine: VirtualEngine) -> None:
+    """Run what is asked of one pipeline."""
+    case, outlook, loop = engine.case, engine.outlook, engine.loop
+    most_s = bound_s(case)
     loop.set_exception_handler(lambda _, context: outlook.complain(f"the loop: {context}"))
     await engine.executor.start()
     pacing.pace(engine.executor, case)
@@ -464,7 +485,6 @@ async def _run(case: Case, strands: Strands, loop: asyncio.AbstractEventLoop) ->
     await engine.executor.stop(0.0)
     engine.journal.flush()
     outlook.check_complaint()
-    return outlook.findings
 
 
 async def _settled(engine: VirtualEngine, most_s: float) -> None:

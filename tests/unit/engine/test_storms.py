@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from fuzz import generator, model, shrink, virtual
@@ -23,6 +24,16 @@ _RACE = (
 )
 _BEHIND = OpSpec("behind", ("join",), timeout_s=0.5)
 _MERGED = OpSpec("a", (REQUEST,), batch_size=2, batching_s=0.05)
+_CROWDED = Case(
+    (OpSpec("a", (REQUEST,)),),
+    tuple(RequestSpec(number, delays_s={"a": (0.1, 0.0, 0.0)}) for number in range(1, 13)),
+    worker_num=1,
+    queue_size=4,
+)
+_SLOW = {"b": (0.1, 0.0, 0.0)}
+_TWO = tuple(RequestSpec(number, at_s=0.05, delays_s=_SLOW) for number in (13, 14))
+_BESIDE = replace(_CROWDED, ops=(OpSpec("b", (REQUEST,)),), requests=_TWO)
+_SHARED = replace(_CROWDED, siblings=(_BESIDE,))
 # Defects that few random cases show, each with one that does.
 SHOWN_BY = {
     "losers_stay": Case(_RACE, (RequestSpec(1, faults={"slow": Fault("stuck")}), RequestSpec(2))),
@@ -64,6 +75,10 @@ SHOWN_BY = {
     "loops_are_of_all_requests": Case(
         (OpSpec("a", (REQUEST,), loops_to="a", max_loops=2),),
         (RequestSpec(1, laps=2), RequestSpec(2, laps=2)),
+    ),
+    "a_pipeline_takes_the_whole_queue": _SHARED,
+    "the_shared_queue_has_no_bound": replace(
+        _SHARED, requests=(*_SHARED.requests, RequestSpec(15, at_s=0.05))
     ),
     "the_batch_pays_for_one": Case(
         (_MERGED,), (RequestSpec(1, faults={"a": Fault("raise_process")}), RequestSpec(2))
