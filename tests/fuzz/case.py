@@ -32,7 +32,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with one request at one Op.
+    """A fault of one request at one Op.
 
     kind: one of RAISES, of RETRIED, or "stuck": hangs in `preprocess`, which nothing limits.
     attempts: for RETRIED, the number of calls of `process` that it strikes.
@@ -108,7 +108,7 @@ class RequestSpec:
     ways: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
     door: str = ""
     bulk: int = 0
-    misfit: str = ""  # behind its number, so that it is none: a schema refuses it
+    misfit: str = ""  # behind its number, so that it is not a number: a schema refuses it
 
     def shape(self, op: str) -> Shape:
         return self.shapes.get(op, Shape())
@@ -130,7 +130,7 @@ class Case:
     stops_s: float | None = None
     has_schema: bool = False  # which says that a request is a number
     own_edges: bool = False  # unpack and pack are the user's, and run in threads
-    fuse: str = "off"  # "on": all that may be is fused; "switching": now and then
+    fuse: str = "off"  # "on": all Ops that can be fused are fused; "switching": now and then
     origin: str = ""
     siblings: tuple[Case, ...] = ()
     others: tuple[int, ...] = ()  # the number of requests of each other pipeline of its server

@@ -377,7 +377,7 @@ def a_body_is_freed_while_it_is_read() -> Iterator[None]:
 
 @real_mutant
 def a_body_is_never_freed() -> Iterator[None]:
-    """Something refers to a body for ever."""
+    """A body is referred to forever."""
     kept = []
 
     def make(body_of: Any) -> Any:

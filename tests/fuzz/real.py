@@ -234,7 +234,7 @@ class RealEngine:
 
 
 async def check_metrics(engine: RealEngine) -> None:
-    """What stands at /metrics is at rest, too."""
+    """Check that the gauges at /metrics are also at rest."""
     text = str(await engine.http("GET", "/metrics"))
     gauges = (
         "nv_inference_pending_request_count",
@@ -289,7 +289,7 @@ def _of_response(spec: RequestSpec, response: Any) -> Ending:
 
 
 def run(case: Case) -> list[str]:
-    """What is wrong with the server, as far as this case shows it."""
+    """Return the defects of the server that this case shows."""
     before, lag = _holdings(), Lag()
     server = PipelineServer("fuzz")
     engines = [RealEngine(one, server, place) for place, one in enumerate(case.pipelines)]
@@ -334,7 +334,7 @@ async def _run(server: PipelineServer, engines: list[RealEngine], lag: Lag) -> N
 
 
 async def _asked(engine: RealEngine) -> None:
-    """Ask all that is asked of one pipeline, and look how it ended."""
+    """Send the requests to one pipeline, and check how they ended."""
     case = engine.case
     asked = [asyncio.ensure_future(engine.ask(spec)) for spec in case.requests]
     if not asked:
@@ -534,7 +534,7 @@ class Runner:
         return f"the server's process {what} at seed {seed}: ...{errors[-_MOST_SAID:]}"
 
     def close(self) -> None:
-        """End the child, and all that it has started."""
+        """End the child and the processes that it started."""
         child, self._child = self._child, None
         if child is not None:
             if self._left or child.poll() is None:
