@@ -103,7 +103,7 @@ def _with_doors(case: Case, features: Features) -> Case:
 
 
 def _with_siblings(case: Case, seed: int, features: Features) -> Case:
-    """Add pipelines to some cases; many of these have a short queue, so that they compete for it."""
+    """Add pipelines to some cases; many of these have a short queue for all of them."""
     dice = random.Random(f"seed {seed} pipelines")
     if dice.random() < 0.7:
         return case
@@ -252,7 +252,7 @@ class _Generator:
 
     def with_jumps(self, ops: list[OpSpec]) -> list[OpSpec]:
         """One Op may jump: over a part of the graph that nobody else feeds or reads, or anywhere
-        further on, so that Ops run beside who stands in for them, or make their readers wait for nothing."""
+        further on, so that Ops run beside who stands in for them, or wait for nothing."""
         pairs = [
             (op.name, target.name)
             for index, op in enumerate(ops)
