@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 from streaming import Streams, serving
 
@@ -55,9 +56,10 @@ class Tally:
         return text.count(b"+") - text.count(b"-")
 
 
-def run(seed: int, in_steps: float | None = None) -> list[str]:
-    """Run a case; return what is wrong."""
-    rng = random.Random(seed)
+def real_case(
+    rng: random.Random, in_steps: float | None = None
+) -> tuple[Case, list[Caller], dict[str, Any]]:
+    """Return a case of real workers, its callers and its configuration."""
     case = made_case(rng, is_real=True, in_steps=in_steps)
     case.open = Tally()
     crashes = rng.choice([0.0, 0.0, 0.0, 0.1])
@@ -72,8 +74,14 @@ def run(seed: int, in_steps: float | None = None) -> list[str]:
     settings = {
         op.name: {**case.config["op"][op.name], "workers": workers[op.name]} for op in case.ops
     }
+    return case, callers, real.on_ray({**case.config, "op": settings})
+
+
+def run(seed: int, in_steps: float | None = None) -> list[str]:
+    """Run a case; return what is wrong."""
+    case, callers, config = real_case(random.Random(seed), in_steps)
     try:
-        return asyncio.run(_run(case, callers, real.on_ray({**case.config, "op": settings})))
+        return asyncio.run(_run(case, callers, config))
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
     finally:
@@ -87,7 +95,7 @@ async def _run(case: Case, callers: list[Caller], config: dict[str, object]) -> 
     async with serving(case.last, **config) as streams:
         for caller in callers:
             loop.call_later(caller.begins_s, begin, streams.engine, case, caller, loop)
-        await _until(lambda: not any(caller.is_open for caller in callers))
+        await until(lambda: not any(caller.is_open for caller in callers))
         for caller in callers:
             wrong += compared(case, caller)
         wrong += await _settled(case, streams)
@@ -103,11 +111,11 @@ async def _settled(case: Case, streams: Streams) -> list[str]:
             found.append(f"{case.open.count()} generators are open")
         return found
 
-    await _until(lambda: not left())
+    await until(lambda: not left())
     return left()
 
 
-async def _until(is_so: Callable[[], bool]) -> None:
+async def until(is_so: Callable[[], bool]) -> None:
     """Wait for something, for so long as one has patience; and for callers to come."""
     ends = time.monotonic() + _PATIENCE_S
     await asyncio.sleep(0.25)
