@@ -18,8 +18,8 @@ back into the engine: a fuzzer that does not find them is of no use, see `test_s
 
 `lane` is another one, of HTTP connections: `python -m fuzz.lane`; so is `streams`, of graphs with
 Ops that answer in parts: `python -m fuzz.streams`, and by WebSockets `python -m fuzz.sockets`;
-`sequences`, of graphs with Ops that have
-sequences: `python -m fuzz.sequences`; and `batches`, of one Op with `batching: dynamic`:
+`sequences`, of graphs with Ops that have sequences:
+`python -m fuzz.sequences`; and `batches`, of one Op with `batching: dynamic`:
 `python -m fuzz.batches`; and `loads`, of overload by several kinds of requests:
 `python -m fuzz.loads`. `edge` holds the gateway to the embedded edge: `python -m fuzz.edge`.
 """
