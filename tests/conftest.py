@@ -16,6 +16,7 @@ from served import children, nothing_more
 
 from pipeline.config import registry
 from pipeline.engine import request
+from pipeline.runtime.replicas import grpc_is_used
 
 pytest_plugins = ["dropin_fixtures", "gateway_fixtures", "nursery_fixtures"]
 
@@ -109,6 +110,13 @@ def open_files(grpc_is_up: None) -> Iterator[None]:
     yield
     collect()
     wait_until(lambda: _files() <= before)
+
+
+@pytest.fixture
+def grpc_rests(open_files: None) -> None:
+    """The gRPC of earlier tests has ended: a forked child could not use its own otherwise."""
+    collect()
+    wait_until(lambda: not grpc_is_used())
 
 
 @pytest.fixture(scope="module")

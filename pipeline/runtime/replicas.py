@@ -46,7 +46,7 @@ _LOGGER = logging.getLogger(__name__)
 _EXIT_TIMEOUT_S = 10.0  # for a replica to end after its grace period
 _DISCONNECTED_TIMEOUT_S = 5.0  # for a replica to end after its last status
 _GRPC_THREADS = {"event_engine", "lifeguard"}  # gRPC's own, as long as it is in use
-_GRPC_END_TIMEOUT_S = 1.0  # for them to end when the last channel was closed
+_GRPC_END_TIMEOUT_S = 5.0  # for them to end after the last channel was closed, on a busy machine
 _FIRST, _REPLACEMENT = 0, 1  # the main functions that a replica can run
 
 
@@ -344,7 +344,7 @@ class Replicas(Runtime):
 def require_grpc_unused() -> None:
     """Check, before a fork, that the child can use gRPC; InitError: this process uses it."""
     deadline = time.monotonic() + _GRPC_END_TIMEOUT_S
-    while _GRPC_THREADS & _thread_names():
+    while grpc_is_used():
         if time.monotonic() > deadline:
             raise InitError(
                 "build_dag_each_worker: gRPC is in use in this process, so that copies of the "
@@ -355,10 +355,10 @@ def require_grpc_unused() -> None:
         time.sleep(0.002)
 
 
-def _thread_names() -> set[str]:
-    """Return the system's names of the threads of this process."""
+def grpc_is_used() -> bool:
+    """Return whether gRPC has threads in this process."""
     names = set()
     for path in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # it has just ended
             names.add(path.read_text().strip())
-    return names
+    return bool(_GRPC_THREADS & names)

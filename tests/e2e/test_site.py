@@ -31,7 +31,6 @@ def pages() -> dict[str, str]:
     return {str(file.relative_to(SITE)): file.read_text(encoding="utf-8") for file in files}
 
 
-@pytest.mark.timeout(300)  # mkdocs takes its time where others are at work, too
 def test_every_page_is_there_with_its_links(pages):
     docs = {f"{page.stem}.html" for page in (ROOT / "docs").glob("*.md")}
     assert docs <= set(pages)

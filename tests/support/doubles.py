@@ -426,8 +426,8 @@ def chain(*names: str, read: RequestOp | None = None) -> Op:
     return op
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Wait for another thread or process to get somewhere; fails loudly if it never does."""
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Wait until another thread or process has made the condition true; fail if it never does."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the awaited condition never came true"

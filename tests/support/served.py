@@ -181,7 +181,7 @@ class Served:
             found |= more
         return found - {pid}
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         """Wait, but not for a process that has ended."""
         was_true = False  # once is enough: what a server says of itself may change again
 
@@ -190,7 +190,7 @@ class Served:
             was_true = condition()
             return was_true or self.process.poll() is not None
 
-        wait_until(holds_or_has_ended, PATIENCE_S)
+        wait_until(holds_or_has_ended, timeout_s)
         assert was_true or condition(), self.text("stderr") + self.log
 
     def wait_until_ready(self) -> Self:

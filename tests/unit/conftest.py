@@ -1,9 +1,10 @@
-"""The promise of tests/unit: no process, no socket, no sleep. Whoever tries fails, and is told."""
+"""The promise of tests/unit: no process, no socket, no sleep. A test that tries one fails."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -27,19 +28,36 @@ _FORBIDDEN = {
 
 
 class _Guard:
-    """Refuses and remembers what a unit test must not do, while one is running."""
+    """Refuses and remembers what a unit test must not do, while one is running.
+
+    Threads that earlier tests have left may do anything: an exporter that still tries to connect.
+    """
 
     def __init__(self) -> None:
-        self.attempts: list[str] | None = None  # None: no unit test is running
-        sys.addaudithook(self._audit)  # there is no way to take a hook away
+        self.attempts: list[str] = []
+        self._others: set[threading.Thread] | None = None  # None: no unit test is running
+        sys.addaudithook(self._audit)  # a hook cannot be removed
+
+    def begin(self) -> None:
+        """Watch the test that begins now: this thread, and the threads that it starts."""
+        self.attempts = []
+        self._others = {*threading.enumerate()} - {threading.current_thread()}
+
+    def end(self) -> None:
+        """Watch no more."""
+        self._others = None
+
+    @property
+    def watches(self) -> bool:
+        """Whether a unit test runs in this thread."""
+        return self._others is not None and threading.current_thread() not in self._others
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _FORBIDDEN and self.attempts is not None:
+        if event in _FORBIDDEN and self.watches:
             self.refuse(f"{_FORBIDDEN[event]} ({event})")
 
     def refuse(self, what: str) -> NoReturn:
         text = f"a unit test {what}: such a test belongs to tests/integration or tests/e2e"
-        assert self.attempts is not None
         self.attempts.append(text)
         pytest.fail(text)
 
@@ -49,19 +67,20 @@ _GUARD = _Guard()
 
 @pytest.fixture(autouse=True)
 def refused() -> Iterator[list[str]]:
-    """What this test was refused; at its end that is nothing, also if the code took no notice.
+    """The attempts of this test that were refused; any left at its end fails it.
 
-    The patches are its own: what looks after the test for what is left behind may sleep.
+    The patches end with the test: the checks that follow it may sleep.
     """
     really_sleep, really_wait = time.sleep, asyncio.sleep
 
     def sleep(seconds: float) -> None:
-        if seconds > 0:
+        if seconds > 0 and _GUARD.watches:
             _GUARD.refuse("sleeps (time.sleep)")
-        really_sleep(seconds)  # lets other threads go on
+        really_sleep(seconds)  # lets other threads run
 
     async def wait(delay: float, result: Any = None) -> Any:
-        if delay > 0 and not isinstance(asyncio.get_running_loop(), VirtualLoop):
+        loop = asyncio.get_running_loop()
+        if delay > 0 and not isinstance(loop, VirtualLoop) and _GUARD.watches:
             _GUARD.refuse("sleeps (asyncio.sleep on a loop with a real clock)")
         return await really_wait(delay, result)
 
@@ -74,10 +93,10 @@ def refused() -> Iterator[list[str]]:
         for module in (grpc, grpc.aio):
             for name in ("server", "insecure_channel", "secure_channel"):
                 patch.setattr(module, name, no_grpc)
-        _GUARD.attempts = attempts = []
+        _GUARD.begin()
         try:
-            yield attempts
+            yield _GUARD.attempts
         finally:
-            _GUARD.attempts = None
-    if attempts:
-        pytest.fail(attempts[0])
+            _GUARD.end()
+    if _GUARD.attempts:
+        pytest.fail(_GUARD.attempts[0])

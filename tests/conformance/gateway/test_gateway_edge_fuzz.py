@@ -12,7 +12,7 @@ from fuzz.edge import Heard, Ports, difference, edges, run
 from fuzz.edge_cases import HttpCase
 from raw_http import Answer
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("gateway_binary")]
+pytestmark = [pytest.mark.usefixtures("gateway_binary")]
 
 CASES = range(7_000_000, 7_000_150)
 

@@ -20,7 +20,7 @@ from doubles import wait_until
 from served import free_port
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster]
 
 SCRIPT = """
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp

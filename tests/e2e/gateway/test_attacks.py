@@ -13,7 +13,7 @@ from benchmarks.attack.callers import Callers
 from benchmarks.attack.catalog import attacks
 from benchmarks.process import Service, running
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("gateway_binary")]
+pytestmark = [pytest.mark.usefixtures("gateway_binary")]
 
 SENT_AWAY = ("rapid reset", "CONTINUATION flood, empty")
 BORNE = ("header confetti",)

@@ -16,13 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import pytest
 from conformance_gateway import Gateway, gateway_before
 from doubles import wait_until
 from other_user import AS_ROOT, NOBODY, listens
 from served import PATIENCE_S, Served, unique
-
-pytestmark = pytest.mark.timeout(180)
 
 CALLERS = 8
 SCRIPT = """

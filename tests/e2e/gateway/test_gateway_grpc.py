@@ -19,7 +19,6 @@ from served import PATIENCE_S, Served, free_port, nothing_more
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 
 pytestmark = [
-    pytest.mark.timeout(180),
     pytest.mark.usefixtures("gateway_binary", "temporary"),
 ]
 

@@ -22,7 +22,6 @@ from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.pipeline_service_pb2_grpc import PipelineServiceStub
 
 pytestmark = [
-    pytest.mark.timeout(180),
     pytest.mark.usefixtures("gateway_binary", "temporary"),
 ]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 from conformance_gateway import Gateway, gateway_before
 from conformance_grpc import INFERENCE
 from doubles import wait_until
@@ -19,8 +18,6 @@ from raw_http import Connection, request
 from served import PATIENCE_S, Served, free_port, unique
 
 from pipeline.proto.pipeline_service_pb2 import Request, Response
-
-pytestmark = pytest.mark.timeout(180)
 
 SCRIPT = """
 import sys

@@ -19,7 +19,7 @@ from doubles import server_for, wait_until
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.errors import InitError
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("gateway_binary")]
+pytestmark = [pytest.mark.usefixtures("gateway_binary")]
 
 HTTP, GRPC = "http/1.1", "h2"
 PORTS = pytest.mark.parametrize("protocol", [HTTP, GRPC])

@@ -27,8 +27,6 @@ from pipeline.op import configure_op
 from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.sidecar import _StderrLogger
 
-pytestmark = [pytest.mark.timeout(180)]
-
 SCRIPT = """
 import sys
 

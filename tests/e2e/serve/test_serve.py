@@ -32,8 +32,6 @@ from pipeline.proto.brpc.frames import SERVICE, BrpcCode, FrameReader, pack, req
 from pipeline.proto.general_model_pb2 import Request, Response
 from pipeline.serve.arguments import read_arguments
 
-pytestmark = [pytest.mark.timeout(180)]
-
 
 class Serve:
     """The service as a process, with its stderr in `folder`."""

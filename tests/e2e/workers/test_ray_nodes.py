@@ -14,7 +14,7 @@ from benchmarks.ray_nodes import nodes
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.errors import InitError
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster]
 
 
 def chain_of(*names: str) -> Op:

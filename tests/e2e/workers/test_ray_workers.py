@@ -92,6 +92,7 @@ OPS = {
     "first": {"workers": "ray", "concurrency": 2, "retry": 3},
     "second": {"workers": "ray", "timeout": 1500, "ray": {"num_cpus": 0.5, "near": "first"}},
 }
+RAY_START_S = 120.0
 CLUSTER = {"address": "local", "num_cpus": 4, "object_store_mib": 100}
 
 
@@ -99,14 +100,27 @@ CLUSTER = {"address": "local", "num_cpus": 4, "object_store_mib": 100}
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedWithClient]:
     folder = tmp_path_factory.mktemp("ray")
     (folder / "beside.py").write_text(BESIDE)
-    served = ServedWithClient(folder, SCRIPT, {"op": OPS, "dag": {"ray": CLUSTER}})
+    served = started(folder)
     try:
-        yield served.wait_until_ready()
+        yield served
         served.process.send_signal(signal.SIGTERM)
         assert served.ends() == 0, served.text("stderr")
         wait_until(lambda: not family_of(folder))
     finally:
         served.close()
+
+
+def started(folder: Path) -> ServedWithClient:
+    """Start the server; again if Ray gave up, as it gives its node a fixed 30 s."""
+    served = ServedWithClient(folder, SCRIPT, {"op": OPS, "dag": {"ray": CLUSTER}})
+    try:
+        served.wait_for(lambda: "is ready" in served.text("stderr"), RAY_START_S)
+    except AssertionError as error:
+        served.close()
+        if "timed out during startup" in str(error):
+            return started(folder)
+        raise
+    return served.wait_until_ready()
 
 
 def test_requests_are_answered_from_other_processes(served):

@@ -26,7 +26,6 @@ from pipeline.frontends.link.frames import VERSION
 from pipeline.frontends.listen import bind
 from pipeline.gateway.binary import VARIABLE
 from pipeline.proto.pipeline_service_pb2 import Request
-from pipeline.runtime.replicas import require_grpc_unused
 
 GATEWAY = {"http_server": "gateway"}
 TWO = {"build_dag_each_worker": True, "worker_num": 2, **GATEWAY}
@@ -191,8 +190,7 @@ def test_a_gateway_that_cannot_come_back_is_tried_again(played):
 
 @here
 @pytest.mark.parametrize("config", [{}, TWO], ids=["one process", "copies"])
-def test_a_gateway_that_does_not_start_says_why_and_nothing_is_left(played, config):
-    require_grpc_unused()
+def test_a_gateway_that_does_not_start_says_why_and_nothing_is_left(grpc_rests, played, config):
     played.shall("fail", "no place to listen")
     running = server_for(chain("a"), **{**GATEWAY, **config})
     with pytest.raises(InitError, match=r"^http_server: gateway: it does not start: no place to l"):
@@ -338,8 +336,7 @@ def test_servers_run_one_after_the_other_and_at_once(played):
 
 
 @here
-def test_copies_have_sockets_of_their_own_and_one_gateway(played, temporary):
-    require_grpc_unused()
+def test_copies_have_sockets_of_their_own_and_one_gateway(grpc_rests, played, temporary):
     with server_for(chain("a"), **TWO) as running:
         (folder,) = temporary.iterdir()
         given = [word for word in arguments_of(running) if word.startswith("--backend=")]
@@ -352,8 +349,7 @@ def test_copies_have_sockets_of_their_own_and_one_gateway(played, temporary):
 
 
 @here
-def test_copies_answer_the_gateway_until_it_is_gone(played, temporary):
-    require_grpc_unused()
+def test_copies_answer_the_gateway_until_it_is_gone(grpc_rests, played, temporary):
     played.shall("hold")
     running = server_for(chain("a"), **TWO).start()
     port, rpc_port = running.http_port, running.rpc_port
@@ -372,8 +368,7 @@ def test_copies_answer_the_gateway_until_it_is_gone(played, temporary):
 
 
 @here
-def test_a_copy_that_is_killed_has_its_socket_again(played, temporary):
-    require_grpc_unused()
+def test_a_copy_that_is_killed_has_its_socket_again(grpc_rests, played, temporary):
     with server_for(chain("a"), **TWO) as running:
         (folder,) = temporary.iterdir()
         victim = next(iter(running._service._running)).child

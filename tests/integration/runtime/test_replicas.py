@@ -16,24 +16,16 @@ import msgspec
 import numpy as np
 import pytest
 from doubles import client_of, http, post, server_for, wait_until
-from garbage import collect
 
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.errors import InitError
 from pipeline.frontends.listen import bind, reserve
 from pipeline.observe.snapshot import Snapshot
-from pipeline.runtime.replicas import require_grpc_unused
+from pipeline.runtime import replicas
 
-pytestmark = pytest.mark.usefixtures("open_files")
+pytestmark = pytest.mark.usefixtures("open_files", "grpc_rests")
 
 TWO = {"build_dag_each_worker": True, "worker_num": 2}
-
-
-@pytest.fixture(autouse=True)
-def grpc_rests(open_files: None) -> None:
-    """Whatever tests before this one have left to the garbage collector is gone."""
-    collect()
-    require_grpc_unused()
 
 
 def path_of(name: str) -> Path:
@@ -250,7 +242,8 @@ def test_a_server_that_failed_may_be_started_again():
         pids_of(server, 2)
 
 
-def test_grpc_that_is_in_use_here_is_an_error_that_says_what_to_do():
+def test_grpc_that_is_in_use_here_is_an_error_that_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(replicas, "_GRPC_END_TIMEOUT_S", 0.0)
     with server_for(who()) as single, client_of(single) as client:
         client.predict({})
         with pytest.raises(InitError, match=r"(?s)gRPC is in use.*start_method: spawn"):
