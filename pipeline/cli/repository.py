@@ -20,6 +20,7 @@ from pipeline.config.schema import Edge
 from pipeline.config.sections import Api
 from pipeline.errors import ConfigError, PipelineError, PortInUseError
 from pipeline.observe.logs.setup import LogSwitches
+from pipeline.repository.backends.base import BACKENDS
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.model_checks import MAX_INSTANCES
 from pipeline.repository.server import RepositorySettings, serve
@@ -32,7 +33,6 @@ _TRUE = ("1", "true", "on", "yes")
 _FALSE = ("0", "false", "off", "no")
 
 _UNUSED = {
-    "backend-directory": "backends are Python packages",
     "repoagent-directory": "repository agents are not supported",
     "cache-directory": "caches are Python packages",
     "backend-config": "backends have no own settings",
@@ -150,6 +150,8 @@ def _add_models(add: Add) -> None:
     add("--strict-readiness", **_YES)
     add("--exit-on-error", **_YES)
     add("--exit-timeout-secs", type=float, default=30, metavar="S")
+    backends = "folder of backends that are Python: BACKEND/model.py; %(default)s"
+    add("--backend-directory", type=Path, default=BACKENDS, metavar="DIR", help=backends)
     most = f"maximum of a model's instances, of all its groups; {MAX_INSTANCES}"
     add("--max-instances", type=int, default=MAX_INSTANCES, metavar="COUNT", help=most)
     add("--model-namespacing", **_NO)
@@ -290,6 +292,7 @@ def settings_of(given: argparse.Namespace) -> RepositorySettings:
         server_name=given.id,
         is_namespaced=given.model_namespacing,
         max_instances=given.max_instances,
+        backend_directory=given.backend_directory,
     )
     closed = tuple(key for key, is_open in ports.items() if not is_open)
     kinds = LogSwitches(given.log_info, given.log_warning, given.log_error, given.log_verbose)

@@ -17,6 +17,7 @@ from pipeline.errors import ConfigError, InitError, described
 from pipeline.frontends.v2.control import IndexedModel, Overrides
 from pipeline.frontends.v2.errors import V2Error, V2Status, internal, invalid
 from pipeline.proto.inference_v2_pb2 import ModelConfig
+from pipeline.repository.backends.base import BACKENDS
 from pipeline.repository.model_checks import MAX_INSTANCES, check_bounds, check_sent
 from pipeline.repository.model_folders import ModelFolder, model_folders, name_of, named, names_in
 from pipeline.repository.polled_model import (
@@ -56,6 +57,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
         cards: numbers of the machine's.
         is_namespaced: several repositories may have models of the same name.
         max_instances: of one model.
+        backend_directory: has backends that are Python: BACKEND/model.py.
         server_name: in the server's metadata; clients may look for Triton's.
     """
 
@@ -70,6 +72,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
     server_name: str = "triton"
     is_namespaced: bool = False
     max_instances: int = MAX_INSTANCES
+    backend_directory: Path = BACKENDS
 
 
 class ModelPoller:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +20,8 @@ from pipeline.engine.run.hooks import check_hooks
 from pipeline.errors import ConfigError
 from pipeline.op import configure_op
 from pipeline.proto.inference_v2_pb2 import ModelConfig
-from pipeline.repository.backends.base import Backend, ModelSource
+from pipeline.repository.backends.base import BACKENDS, Backend, ModelSource
+from pipeline.repository.backends.python.backend import PythonBackend
 from pipeline.repository.model_checks import check
 from pipeline.repository.model_defaults import ENSEMBLE
 from pipeline.repository.op_settings import (
@@ -46,6 +48,7 @@ class GraphMaker:
         grace_s: time that a model which is unloaded has for its requests.
         models: of the server, for backends whose models ask others.
         cards: numbers of the machine's.
+        backend_directory: has backends that are Python: BACKEND/model.py.
         processes: of the server; None: a model's are forked for it.
         share: what models have in common.
         replica: that has them; None: the server is one process.
@@ -58,6 +61,7 @@ class GraphMaker:
         grace_s: float,
         models: ServedModels,
         cards: Collection[int] = (),
+        backend_directory: Path = BACKENDS,
         processes: SharedProcesses | None = None,
         share: Share | None = None,
         replica: ReplicaContext | None = None,
@@ -68,6 +72,7 @@ class GraphMaker:
         self._models = models
         self._backends: dict[str, Backend] = {}
         self._cards = cards
+        self._backend_directory = backend_directory
         self._processes = processes
         self._share = share or Share()
         self._replica = replica
@@ -116,9 +121,22 @@ class GraphMaker:
         """Return the backend of a model. Raises ConfigError: there is no backend of that name."""
         name = ENSEMBLE if config.platform == ENSEMBLE else config.backend
         if name not in self._backends:
-            backend = _find(name)
+            backend = self._find(name)
             self._backends[name] = backend(self._models) if isinstance(backend, type) else backend
         return self._backends[name]
+
+    def _find(self, name: str) -> Any:
+        """Return a backend of the registry, or of the folder. Raises ConfigError: unknown name."""
+        if registry.known_as("backends", name) == name:
+            return registry.find("backends", name)
+        file = self._backend_directory / name / "model.py"
+        if name and file.is_file():
+            return PythonBackend(file)
+        known = ", ".join(sorted(registry.names("backends")))
+        raise ConfigError(
+            f"unable to find backend library for backend '{name}', try specifying runtime on the "
+            f"model configuration: there is {known}, and no {file}"
+        )
 
     def _configured(self, backend: Backend, source: ModelSource, graph: Graph) -> ServiceConfig:
         """Give the Ops their configuration, and return that of all."""
@@ -207,14 +225,3 @@ def _labels(source: ModelSource) -> dict[str, list[bytes]]:
                     f"model '{source.name}': label_filename of output '{output.name}': {error}"
                 ) from error
     return labels
-
-
-def _find(name: str) -> Any:
-    """Return what the registry has as a backend. Raises ConfigError: there is none of this name."""
-    if registry.known_as("backends", name) != name:
-        known = ", ".join(sorted(registry.names("backends")))
-        raise ConfigError(
-            f"unable to find backend library for backend '{name}', try specifying runtime on the "
-            f"model configuration: there is {known}"
-        )
-    return registry.find("backends", name)

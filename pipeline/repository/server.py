@@ -163,7 +163,9 @@ def make_control(
         grace_s, cards = config.stop_grace_period_s, settings.control.cards
         served = ServedModels(models)
         maker = GraphMaker(
-            of_models, on_readiness, grace_s, served, cards, processes, share, replica
+            *(of_models, on_readiness, grace_s, served, cards),
+            settings.control.backend_directory,
+            *(processes, share, replica),
         )
         versions = ModelVersions(models, maker)
         if replica is None:

@@ -11,6 +11,9 @@ import msgspec
 from pipeline.engine.graph import Graph
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 
+BACKENDS = Path("/opt/tritonserver/backends")
+"""Where Triton looks for backends that are files, by default."""
+
 
 class ModelSource(msgspec.Struct, frozen=True):
     """One version of a model, as it lies in a repository.

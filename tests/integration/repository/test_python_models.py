@@ -608,3 +608,49 @@ def test_coroutines_of_a_decoupled_model_run_side_by_side(tmp_path):
 
         found = list(callers.map(ask, [1.0, 2.0, 3.0]))
         assert [each["OUTPUT0"] for each in found] == [1.0, 2.0, 3.0]
+
+
+ADDER = """
+import json
+import os
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config):
+        config.add_input({"name": "INPUT0", "data_type": "TYPE_FP32", "dims": [-1, -1]})
+        config.add_output({"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1, -1]})
+        return config
+
+    def initialize(self, args):
+        with open(os.path.join(pb_utils.get_model_dir(), "model.json")) as file:
+            self.summand = json.load(file)
+
+    def execute(self, requests):
+        arrays = [request.inputs()[0].as_numpy() + self.summand for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", a)]) for a in arrays]
+"""
+
+
+def test_a_backend_can_be_a_python_file_of_the_backend_directory(tmp_path):
+    backend = tmp_path / "backends" / "adder"
+    backend.mkdir(parents=True)
+    (backend / "model.py").write_text(ADDER)
+    for name, summand in (("one", 1), ("ten", 10)):
+        version = tmp_path / "models" / name / "1"
+        version.mkdir(parents=True)
+        (version / "model.json").write_text(str(summand))
+        (version.parent / "config.pbtxt").write_text('backend: "adder"')
+    with serving(tmp_path / "models", "none", backend_directory=backend.parent) as server:
+        assert infer(server, "one", [1.0, 2.0]) == (200, {"OUTPUT0": [2.0, 3.0]})
+        assert infer(server, "ten", [1.0, 2.0]) == (200, {"OUTPUT0": [11.0, 12.0]})
+
+
+def test_a_backend_that_is_nowhere_is_named_with_the_file_that_would_be_it(tmp_path):
+    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "m" / "config.pbtxt").write_text('backend: "adder"')
+    with serving(tmp_path / "models", backend_directory=tmp_path) as server:
+        status, text = control(server, "m", "load")
+    assert status == 400
+    assert "backend 'adder'" in text
+    assert str(tmp_path / "adder" / "model.py") in text

@@ -98,7 +98,7 @@ def test_ports_are_shared_with_other_servers_if_one_of_them_is(said):
 
 
 def test_flags_that_change_nothing_are_read(said):
-    said("--backend-directory=/b", "--http-thread-count=8", "--allow-gpu-metrics=false")
+    said("--http-thread-count=8", "--allow-gpu-metrics=false")
     said("--metrics-config", "histogram_latencies=true", "--trace-config=triton,rate=100")
 
 

@@ -43,28 +43,37 @@ class PythonBackend(Backend):
     With `parameters: { key: "workers" value: { string_value: "thread" } }` the instances of a
     model are threads of the server: a request costs half as much, and what the code breaks or
     holds up is the server's.
+
+    Args:
+        code: the file of the class of all models, as Triton's Python-based backends have it; None:
+            each model has its own.
     """
 
     checks_output_shapes = False
 
-    def __init__(self) -> None:
+    def __init__(self, code: Path | None = None) -> None:
+        self._code = code
         self._environments = Environments()
+
+    def _code_of(self, source: ModelSource) -> Path:
+        return self._code or source.file
 
     async def complete(self, source: ModelSource) -> ModelConfig:
         """Return the configuration with what `auto_complete_config` of the model adds.
 
         It runs in a process of its own, which is given a minute.
         """
-        if not source.file.is_file():
+        file = self._code_of(source)
+        if not file.is_file():
             raise InitError(
-                f"Python model file not found in neither '{source.file}' nor "
+                f"Python model file not found in neither '{file}' nor "
                 f"'{source.folder / source.config.default_model_filename}'"
             )
         interpreter = await asyncio.to_thread(self._environments.prepare, source)
-        if source.is_complete or not await asyncio.to_thread(_has_hook, source.file):
+        if source.is_complete or not await asyncio.to_thread(_has_hook, file):
             return source.config
         config = json.dumps(as_json(source.config)).encode()
-        arguments = (str(source.file), source.name, str(source.version))
+        arguments = (source.name, str(source.version), str(file), str(source.path))
         if interpreter is None:
             command, variables = [sys.executable, "-m", _COMPLETE, *arguments], None
         else:
@@ -128,7 +137,8 @@ class PythonBackend(Backend):
             source.name,
             source.version,
             str(source.folder),
-            str(source.file),
+            str(self._code_of(source)),
+            str(source.path),
             json.dumps(as_json(config)),
             tuple(output.name for output in config.output),
             "GPU" if cards else "CPU",

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from pathlib import Path
 
 from pipeline.repository.backends.python.autocomplete import CompletedConfig
-from pipeline.repository.backends.python.loading import load_alone
+from pipeline.repository.backends.python.loading import ModelCode, load_alone
 
 
-def main(file: str, name: str, version: str) -> int:
+def main(name: str, version: str, file: str, version_folder: str) -> int:
     """Print what the model makes of the configuration on stdin. Returns the exit code."""
     answer = os.dup(1)
     os.dup2(2, 1)  # the model's own output is not the answer
     config = CompletedConfig(sys.stdin.read())
     try:
-        model = load_alone(Path(file), name, int(version))
+        model = load_alone(ModelCode(name, int(version), file, version_folder))
         complete = getattr(model, "auto_complete_config", None)  # users' class
         completed = (complete and complete(config)) or config
     except Exception as error:

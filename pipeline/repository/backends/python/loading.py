@@ -26,14 +26,38 @@ from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pipeline.errors import InitError
 from pipeline.repository.backends.python import utils_module
 from pipeline.system.script import SourceLoader
 
 MODEL_CLASS = "TritonPythonModel"
 
-LoadClass = Callable[[Path, str, int], Any]
-"""Returns the class of a model's file, given its name and version. InitError: there is none."""
+
+class ModelCode(msgspec.Struct, frozen=True):
+    """Where a model's class and files are.
+
+    Args:
+        file: of the class, in the folder of the version, or in that of a backend that is Python.
+        version_folder: of the model, in which its own files are.
+    """
+
+    name: str
+    version: int
+    file: str
+    version_folder: str
+
+    @property
+    def import_folders(self) -> list[str]:
+        """Folders that have the modules of the class."""
+        folder = Path(self.file).parent
+        is_own = folder == Path(self.version_folder)
+        return [str(folder), str(folder.parent)] if is_own else [str(folder)]
+
+
+LoadClass = Callable[[ModelCode], Any]
+"""Returns the class of a model. InitError: its file has none."""
 
 _folders: set[Path] = set()  # of models
 _on_path: set[str] = set()  # what models that share a process have added to sys.path
@@ -45,15 +69,15 @@ _lock = (
 )  # the garbage collector ends spaces in any thread, also in one that has it
 
 
-def load_alone(file: Path, name: str, version: int) -> Any:
+def load_alone(code: ModelCode) -> Any:
     """Load a model that has the process to itself: its folders are the first of `sys.path`."""
-    folders = _folders_of(file)
+    folders = code.import_folders
     with _lock:
         _alone.update(folders)
         _open(folders)
-        utils_module.FOLDERS[utils_module.ALONE] = folders[0]
+        utils_module.FOLDERS[utils_module.ALONE] = code.version_folder
         sys.path[:] = [*folders, *(path for path in sys.path if path not in folders)]
-    return _class_of(file, name, f"{name}_{version}_model")
+    return _class_of(code, f"{code.name}_{code.version}_model")
 
 
 class LoadBesideOthers:
@@ -67,9 +91,9 @@ class LoadBesideOthers:
     def __init__(self) -> None:
         self._number = next(_numbers)
 
-    def __call__(self, file: Path, name: str, version: int) -> Any:
-        folders = _folders_of(file)
-        package = f"{name}_{version}_model_{self._number}"
+    def __call__(self, code: ModelCode) -> Any:
+        folders = code.import_folders
+        package = f"{code.name}_{code.version}_model_{self._number}"
         with _lock:
             is_new = package not in _spaces
             if is_new:
@@ -77,12 +101,12 @@ class LoadBesideOthers:
                 weakref.finalize(self, _end, package).atexit = False
             _open(folders)
             if is_new:
-                utils_module.FOLDERS[package] = folders[0]
+                utils_module.FOLDERS[package] = code.version_folder
                 # importlib, which knows nothing of packages, finds them there.
                 more = [folder for folder in folders if folder not in sys.path]
                 _on_path.update(more)
                 sys.path += more
-        return _class_of(file, name, package, folders)
+        return _class_of(code, package, folders)
 
 
 def _end(package: str) -> None:
@@ -109,11 +133,6 @@ def _forget_finders() -> None:
         sys.path_importer_cache.pop(path, None)
 
 
-def _folders_of(file: Path) -> list[str]:
-    """Return the folders of the modules of a model: those of the version and of the model."""
-    return [str(file.parent), str(file.parent.parent)]
-
-
 def _open(folders: list[str]) -> None:
     """Have no bytecode come from the folders of a model from now on."""
     utils_module.install()
@@ -126,7 +145,8 @@ def _open(folders: list[str]) -> None:
     importlib.invalidate_caches()  # its files may be newer than what was seen there
 
 
-def _class_of(file: Path, name: str, full_name: str, folders: list[str] | None = None) -> Any:
+def _class_of(code: ModelCode, full_name: str, folders: list[str] | None = None) -> Any:
+    file, name = Path(code.file), code.name
     if file.suffix not in SOURCE_SUFFIXES:
         raise InitError(f"model '{name}': {file} is no Python file")
     spec = ModuleSpec(full_name, _Loader(full_name, str(file)), origin=str(file))

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,6 +26,7 @@ from pipeline.repository.backends.python.loading import (
     MODEL_CLASS,
     LoadBesideOthers,
     LoadClass,
+    ModelCode,
     load_alone,
 )
 from pipeline.repository.backends.python.requests import IncomingRequest, InferenceResponse
@@ -44,7 +44,8 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     Args:
         folder: of the model, with all its versions.
-        file: of the version.
+        file: of the class.
+        version_folder: which has the files of the version.
         config: as JSON, in Triton's words.
         outputs: names of all outputs.
         kind: of the instances, "CPU" or "GPU".
@@ -61,6 +62,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     version: int
     folder: str
     file: str
+    version_folder: str
     config: str
     outputs: tuple[str, ...] = ()
     kind: str = "CPU"
@@ -114,7 +116,9 @@ class PythonModelOp(Op):
         self.has_fillers: bool = bool(self.spec.controls) and has_fillers(self)
         ServerAccess.caller = self.pipeline_models
         self.instance: str = self.spec.arguments(number)["model_instance_name"]
-        self.model: Any = self.load_class(Path(self.spec.file), self.spec.name, self.spec.version)()
+        spec = self.spec
+        code = ModelCode(spec.name, spec.version, spec.file, spec.version_folder)
+        self.model: Any = self.load_class(code)()
         initialize = getattr(self.model, "initialize", None)  # users' class
         if initialize is not None:
             ServerAccess.without(initialize, self.spec.arguments(number))

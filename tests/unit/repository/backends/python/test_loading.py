@@ -58,6 +58,11 @@ def model(repository: Path, name: str, version: int, value: int) -> Path:
     return folder / "model.py"
 
 
+def code_of(file: Path) -> loading.ModelCode:
+    folder = file.parent
+    return loading.ModelCode(folder.parent.name, int(folder.name), str(file), str(folder))
+
+
 def edited(folder: Path, value: int) -> None:
     (folder / "helper.py").write_text(f"VALUE = {value}\n")
     (folder / "late.py").write_text(f"VALUE = {value}\n")
@@ -76,7 +81,7 @@ def elsewhere(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_model_with_a_process_to_itself_has_its_own_modules(tmp_path):
-    found = loading.load_alone(model(tmp_path, "m", 1, 1), "m", 1)
+    found = loading.load_alone(code_of(model(tmp_path, "m", 1, 1)))
     assert found.values == (1, 1, 1, 1)
     assert found().late() == 1
     assert sys.modules["helper"].VALUE == 1
@@ -88,7 +93,7 @@ def test_models_of_one_process_have_their_own_modules(tmp_path):
         (name, v): model(tmp_path, name, v, v + 10 * (name == "n")) for name in "mn" for v in (1, 2)
     }
     loads = {key: loading.LoadBesideOthers() for key in cases}
-    found = {key: loads[key](file, *key) for key, file in cases.items()}
+    found = {key: loads[key](code_of(file)) for key, file in cases.items()}
     for (name, version), each in found.items():
         value = version + 10 * (name == "n")
         assert each.values == (value,) * 4
@@ -99,25 +104,25 @@ def test_models_of_one_process_have_their_own_modules(tmp_path):
 @pytest.mark.parametrize("load", [loading.load_alone, loading.LoadBesideOthers()])
 def test_a_load_writes_no_bytecode_and_reads_none(tmp_path, load):
     file = model(tmp_path, "m", 1, 1)
-    load(file, "m", 1)
+    load(code_of(file))
     assert not [*tmp_path.rglob("*.pyc")]
 
 
 def test_what_was_edited_within_a_second_is_loaded(tmp_path):
     file = model(tmp_path, "m", 1, 1)
     first, second = loading.LoadBesideOthers(), loading.LoadBesideOthers()
-    assert first(file, "m", 1).values == (1,) * 4
+    assert first(code_of(file)).values == (1,) * 4
     edited(file.parent, 2)
-    found = second(file, "m", 1)
+    found = second(code_of(file))
     assert (found.values, found().late()) == ((2,) * 4, 2)
 
 
 def test_a_load_has_its_modules_until_it_ends_whatever_else_is_loaded(tmp_path):
     path, file, other = [*sys.path], model(tmp_path / "a", "m", 1, 1), tmp_path / "b"
     first, second = loading.LoadBesideOthers(), loading.LoadBesideOthers()
-    one, two = first(file, "m", 1), second(file, "m", 1)
+    one, two = first(code_of(file)), second(code_of(file))
     third = loading.LoadBesideOthers()
-    three = third(model(other, "m", 1, 3), "m", 1)
+    three = third(code_of(model(other, "m", 1, 3)))
     assert (one().late(), one().folder()) == (1, str(file.parent))
     del first, three
     assert (two().late(), two().folder()) == (1, str(file.parent)), "in the folders of the first"
@@ -136,7 +141,7 @@ def test_loads_begin_and_end_beside_each_other(tmp_path):
     def load(place):
         for _ in range(5):
             here = loading.LoadBesideOthers()
-            assert here(files[place], files[place].parent.parent.name, 1)().late() == place
+            assert here(code_of(files[place]))().late() == place
 
     with ThreadPoolExecutor(len(files)) as pool:
         assert [*pool.map(load, range(len(files)))] == [None] * len(files)
@@ -144,9 +149,9 @@ def test_loads_begin_and_end_beside_each_other(tmp_path):
 
 def test_instances_of_one_load_share_their_modules(tmp_path):
     file, load = model(tmp_path, "m", 1, 1), loading.LoadBesideOthers()
-    one = load(file, "m", 1)
+    one = load(code_of(file))
     edited(file.parent, 2)
-    other = load(file, "m", 1)
+    other = load(code_of(file))
     assert one is not other
     assert other.values == one.values
 
@@ -160,4 +165,24 @@ def test_a_folder_that_is_no_package_comes_behind_those_that_are(tmp_path):
         "import numpy\nfrom data.names import VALUE\n"
         "class TritonPythonModel:\n    found = numpy.pi, VALUE\n"
     )
-    assert loading.LoadBesideOthers()(file, "m", 1).found == (pytest.approx(3.14159, abs=1e-4), 7)
+    assert loading.LoadBesideOthers()(code_of(file)).found == (pytest.approx(3.14159, abs=1e-4), 7)
+
+
+def test_a_backend_that_is_python_has_its_modules_beside_it_and_the_model_its_files(tmp_path):
+    backend, version = tmp_path / "backends" / "adder", tmp_path / "models" / "m" / "1"
+    for folder in (backend, version):
+        folder.mkdir(parents=True)
+    edited(backend, 1)
+    edited(version, 2)
+    (backend / "model.py").write_text(
+        "import triton_python_backend_utils as pb_utils\nfrom helper import VALUE\n"
+        "class TritonPythonModel:\n    def folder(self): return pb_utils.get_model_dir()\n"
+        "    value = VALUE\n"
+    )
+    code = loading.ModelCode("m", 1, str(backend / "model.py"), str(version))
+    load = loading.LoadBesideOthers()
+    model_class = load(code)
+    assert (model_class.value, model_class().folder()) == (1, str(version))
+    assert str(backend) in sys.path
+    assert str(backend.parent) not in sys.path
+    del load

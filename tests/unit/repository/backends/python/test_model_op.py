@@ -68,7 +68,9 @@ def model(tmp_path, monkeypatch):
         lines = "".join(f"        {line}\n" for line in body.strip().splitlines())
         file.write_text(f"{HEAD}\n    def execute(self, requests):\n{lines}")
         config = json.dumps({"name": "m", "max_batch_size": 8})
-        spec = ModelSpec("m", 3, str(tmp_path), str(file), config, ("OUTPUT0", "OUTPUT1"))
+        spec = ModelSpec(
+            "m", 3, str(tmp_path), str(file), str(file.parent), config, ("OUTPUT0", "OUTPUT1")
+        )
         op = kind(msgspec.structs.replace(spec, instances=2, controls=controls))
         op.pipeline_config = msgspec.convert(
             {"batch_size": 8, "sequence": sequence or {}}, OpConfig
@@ -382,7 +384,7 @@ return [answer([2]), answer([3])]
 def test_what_is_no_model(tmp_path, monkeypatch, code):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "model.py").write_text(code)
-    spec = ModelSpec("m", 1, str(tmp_path), str(tmp_path / "model.py"), "{}")
+    spec = ModelSpec("m", 1, str(tmp_path), str(tmp_path / "model.py"), str(tmp_path), "{}")
     with pytest.raises(InitError, match="TritonPythonModel"):
         PythonModelOp(spec).init_op()
 
@@ -486,7 +488,9 @@ def test_models_of_one_process_have_their_own_folders(tmp_path, monkeypatch):
         code = "import triton_python_backend_utils as pb\nfolder = lambda: pb.get_model_dir()\n"
         (folder / "helper.py").write_text(code)
         file = str(folder / "model.py")
-        ops.append(PythonModelOp(ModelSpec(name, 1, str(folder.parent), file, "{}", ("y",))))
+        ops.append(
+            PythonModelOp(ModelSpec(name, 1, str(folder.parent), file, str(folder), "{}", ("y",)))
+        )
         ops[-1].init_op()
     for op, name in zip(ops, "ab", strict=True):
         op.process([{}], context=[asked()])
