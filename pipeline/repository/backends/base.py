@@ -12,7 +12,7 @@ from pipeline.engine.graph import Graph
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 
 BACKENDS = Path("/opt/tritonserver/backends")
-"""Where Triton looks for backends that are files, by default."""
+"""The folder in which Triton looks for backends."""
 
 
 class ModelSource(msgspec.Struct, frozen=True):
