@@ -36,10 +36,10 @@ MODEL_CLASS = "TritonPythonModel"
 
 
 class ModelCode(msgspec.Struct, frozen=True):
-    """Where a model's class and files are.
+    """The file of a model's class, and the folder of its version.
 
     Args:
-        file: of the class, in the folder of the version, or in that of a backend that is Python.
+        file: of the class, in the folder of the version or of its backend.
         version_folder: of the model, in which its own files are.
     """
 
