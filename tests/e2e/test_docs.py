@@ -216,6 +216,25 @@ def test_the_first_service_answers_as_printed_and_its_tests_pass(place):
     assert "3 passed" in place.tested("test_reviews.py")
 
 
+@needs_curl
+def test_the_tutorial_of_pictures_answers_as_printed_and_its_test_passes(place):
+    place.put("pictures.yml")
+    assert place.printed("make_colours.py") == ""
+    with place.serving("pictures_server.py"):
+        expected = file_named("ask_pictures.sh prints", *RUN)
+        assert place.printed("ask_pictures.sh").rstrip("\n") == expected.rstrip("\n")
+    assert "1 passed" in place.tested("test_pictures.py")
+
+
+@needs_curl
+def test_the_tutorial_of_a_language_model_answers_as_printed_and_its_test_passes(place):
+    place.put("chat.yml")
+    with place.serving("chat_server.py"):
+        for name in ("ask_chat.sh", "ask_chat.py"):
+            assert place.printed(name) == file_named(f"{name} prints", *RUN)
+    assert "1 passed" in place.tested("test_chat.py")
+
+
 def test_the_web_service_of_the_guide_serves(place):
     body = b'{"key":["text"],"value":["abc"]}'
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -301,6 +320,15 @@ def test_every_named_file_is_run_by_a_test_here():
         "crash.py",
     }
     run |= {"reviews_server.py", "reviews.yml", "ask_reviews.sh", "test_reviews.py"}
+    run |= {"make_colours.py", "pictures_server.py", "pictures.yml", "ask_pictures.sh"}
+    run |= {
+        "test_pictures.py",
+        "chat_server.py",
+        "chat.yml",
+        "ask_chat.sh",
+        "ask_chat.py",
+        "test_chat.py",
+    }
     run |= {"paddle_service.py", "paddle_config.yml", "paddle_ask.sh", "paddle_client.py"}
     run |= {"between_models.py", "test_shares.py", "test_label.py"}
     run |= {"models/words/1/model.py", "models/words/config.pbtxt", "make_score.py"}

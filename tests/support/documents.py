@@ -13,6 +13,8 @@ README = ROOT / "README.md"
 FIRST_SERVICE = ROOT / "docs" / "first_service.md"
 FIRST_PADDLE = ROOT / "docs" / "first_paddle.md"
 FIRST_TRITON = ROOT / "docs" / "first_triton.md"
+FIRST_PICTURES = ROOT / "docs" / "first_pictures.md"
+FIRST_CHAT = ROOT / "docs" / "first_chat.md"
 GUIDE = ROOT / "docs" / "guide.md"
 PROCESSES = ROOT / "docs" / "processes.md"
 MIGRATION = ROOT / "docs" / "migration.md"
@@ -32,6 +34,8 @@ RUN = (
     FIRST_SERVICE,
     FIRST_PADDLE,
     FIRST_TRITON,
+    FIRST_PICTURES,
+    FIRST_CHAT,
     GUIDE,
     PROCESSES,
     MIGRATION,
